@@ -1,0 +1,42 @@
+# Two commands: `make demo` and `make test`. Both set up .venv first; a second call installs nothing.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+FUZZ_EXAMPLES ?= 10000
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test format fuzz clean
+
+help:
+	@echo "make demo    set up, then cut a transformer in two, train it on two processes, compare with the uncut one"
+	@echo "make test    set up, then all the checks that CI runs"
+	@echo "make format  rewrite the sources in the project's format"
+	@echo "make fuzz    $(FUZZ_EXAMPLES) random graphs through the splitter (FUZZ_EXAMPLES=n)"
+	@echo "make clean   remove .venv, caches and out/"
+
+$(STAMP): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "partita needs Python 3.11 or newer: install it, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "partita needs Python 3.11 or newer, $(PYTHON) is older: name another with make $(MAKECMDGOALS) PYTHON=python3.11"; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "$(PYTHON) lacks the venv module: install it (Debian and Ubuntu: apt-get install python3-venv)"; exit 1; }
+	@echo "== setting up $(VENV) (once; the first time downloads torch)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --progress-bar on --constraint constraints.txt --editable '.[dev]' 2>$(VENV)/pip.err || { cat $(VENV)/pip.err; echo "the installation failed: is a package index reachable? See the lines above, then call make again"; exit 1; }
+	@touch $@
+
+setup: $(STAMP)
+
+demo: setup
+	@$(BIN)/partita demo $(ARGS)
+
+test: setup
+	@$(BIN)/python tools/check.py
+
+format: setup
+	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+fuzz: setup
+	@PARTITA_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest tests/fuzz --timeout 0 -s
+
+clean:
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build out src/*.egg-info

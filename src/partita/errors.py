@@ -1,0 +1,132 @@
+"""Every error that partita raises on purpose.
+
+Each also subclasses the built-in that a caller would reach for, so ``except ValueError`` works as expected::
+
+    PartitaError
+    ├── CaptureError (RuntimeError)           a model could not be turned into a graph
+    ├── GraphError (ValueError)               a graph that is malformed, or misses an attribute
+    ├── SplitError (ValueError)
+    │   ├── AssignmentError                   a node without a piece, an unknown node, a key that can't be hashed
+    │   ├── OrderConflict                     pieces that can't be ordered; carries the chain of nodes
+    │   └── RegionError                       an autocast (or other) region that is never left
+    ├── PlanError (ValueError)
+    │   ├── InfeasiblePlan                    more stages than units, not enough memory
+    │   └── ScheduleError                     a schedule that breaks a rule; carries rank and action
+    ├── ExecutionError (RuntimeError)
+    │   ├── PeerFailed (ConnectionError)      another rank raised or died; carries rank and its traceback
+    │   ├── DeadlockError                     every rank waits for another (in-process comm only)
+    │   └── SignatureMismatch (ValueError)    two sides of an edge disagree about what crosses it
+    ├── MicrobatchError (ValueError)          a batch that can't be cut as asked
+    ├── VerificationFailed (AssertionError)   `Verification.check()` found a difference
+    └── UsageError (ValueError)               a command-line option that can't be used
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = [
+    "AssignmentError",
+    "CaptureError",
+    "DeadlockError",
+    "ExecutionError",
+    "GraphError",
+    "InfeasiblePlan",
+    "MicrobatchError",
+    "OrderConflict",
+    "PartitaError",
+    "PeerFailed",
+    "PlanError",
+    "RegionError",
+    "ScheduleError",
+    "SignatureMismatch",
+    "SplitError",
+    "UsageError",
+    "VerificationFailed",
+]
+
+
+class PartitaError(Exception):
+    """The root of the tree: whatever partita raises on purpose is one of these."""
+
+
+class CaptureError(PartitaError, RuntimeError):
+    """A model could not be turned into a graph."""
+
+
+class GraphError(PartitaError, ValueError):
+    """A graph that is malformed, or names an attribute that its module does not have."""
+
+
+class SplitError(PartitaError, ValueError):
+    """A graph could not be cut as asked."""
+
+
+class AssignmentError(SplitError):
+    """The assignment misses a node, names one that does not exist, or returns an unhashable key."""
+
+
+class OrderConflict(SplitError):
+    """No order of the pieces keeps what can be observed.
+
+    Attributes:
+        chain: node names along the cycle, first and last in the same piece.
+    """
+
+    def __init__(self, message: str, chain: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.chain = tuple(chain)
+
+
+class RegionError(SplitError):
+    """A region (autocast, inference mode) that the graph enters and never leaves, or leaves twice."""
+
+
+class PlanError(PartitaError, ValueError):
+    """A plan could not be made or read."""
+
+
+class InfeasiblePlan(PlanError):
+    """No plan meets the request: more stages than units, or not enough memory."""
+
+
+class ScheduleError(PlanError):
+    """A schedule breaks a rule: an action missing, doubled, out of order, or a deadlock."""
+
+
+class ExecutionError(PartitaError, RuntimeError):
+    """Something failed while pieces were running."""
+
+
+class PeerFailed(ExecutionError, ConnectionError):
+    """Another rank raised or died.
+
+    Attributes:
+        rank: the rank that failed first.
+        traceback_text: its own traceback, or an empty string where it died without a word.
+    """
+
+    def __init__(self, message: str, rank: int, traceback_text: str = "") -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.traceback_text = traceback_text
+
+
+class DeadlockError(ExecutionError):
+    """Every rank waits for another. Raised by the in-process comm, which can see all of them."""
+
+
+class SignatureMismatch(ExecutionError, ValueError):
+    """The two sides of an edge disagree about what crosses it (shape, dtype, mode, microbatches)."""
+
+
+class MicrobatchError(PartitaError, ValueError):
+    """A batch that can't be cut into microbatches as asked."""
+
+
+class VerificationFailed(PartitaError, AssertionError):
+    """`Verification.check()` found a difference between candidate and reference."""
+
+
+class UsageError(PartitaError, ValueError):
+    """A command-line option that can't be used as given."""
