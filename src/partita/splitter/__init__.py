@@ -1,1 +1,8 @@
-"""Placeholder."""
+"""The splitter: one graph in, pieces out, observably equal."""
+
+from __future__ import annotations
+
+from partita.splitter.result import Conflict, Edge, Piece, Split, SplitReport
+from partita.splitter.split import split
+
+__all__ = ["Conflict", "Edge", "Piece", "Split", "SplitReport", "split"]

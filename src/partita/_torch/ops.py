@@ -1,0 +1,150 @@
+"""Facts about torch's operators, read from their schemas and tags."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+
+__all__ = ["ArgumentFacts", "OpFacts", "aten_packet", "is_higher_order", "is_operator", "operator_facts"]
+
+_MAY_ALIAS = getattr(torch.Tag, "maybe_aliasing_or_mutating", None)
+
+# Operators that write these arguments although their schemas do not say so (they predate mutation annotations).
+_UNDECLARED_WRITES: dict[str, tuple[str, ...]] = {
+    name: ("running_mean", "running_var")
+    for name in (
+        "aten::batch_norm",
+        "aten::native_batch_norm",
+        "aten::cudnn_batch_norm",
+        "aten::miopen_batch_norm",
+        "aten::_batch_norm_impl_index",
+        "aten::instance_norm",
+    )
+}
+# The schema declares an RNG or a write, but only while the named flag is on; a literal False switches it off.
+_SWITCHES: dict[str, str] = {
+    "aten::dropout": "train",
+    "aten::feature_dropout": "train",
+    "aten::alpha_dropout": "train",
+    "aten::feature_alpha_dropout": "train",
+    "aten::native_dropout": "train",
+    "aten::rrelu": "training",
+    "aten::rrelu_with_noise": "training",
+    "aten::batch_norm": "training",
+    "aten::native_batch_norm": "training",
+    "aten::instance_norm": "use_input_stats",
+    "aten::scaled_dot_product_attention": "dropout_p",
+    "aten::lstm": "train",
+    "aten::gru": "train",
+    "aten::rnn_tanh": "train",
+    "aten::rnn_relu": "train",
+}
+# Unannotated operators that hand back (a view of) what they were given.
+_UNDECLARED_ALIASES = frozenset(
+    f"aten::{name}"
+    for name in (
+        "unsafe_split unsafe_split_with_sizes unsafe_chunk _unsafe_view einsum meshgrid broadcast_tensors type_as "
+        "sum_to_size atleast_1d atleast_2d atleast_3d cartesian_prod"
+    ).split()
+)
+_RECURRENT = frozenset({"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"})
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentFacts:
+    """What an operator does with one argument."""
+
+    position: int
+    name: str
+    written: bool
+    aliased: bool
+    """The result may share storage with it."""
+    keyword_only: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OpFacts:
+    """What an operator overload does beyond computing a fresh value."""
+
+    name: str
+    arguments: tuple[ArgumentFacts, ...]
+    """Only those that are written or aliased."""
+    may_alias_all: bool
+    """The result may share storage with any argument, and the schema does not say which."""
+    random: bool
+    switch: tuple[int, str] | None
+    """Position and name of the flag that, when false, makes the operator neither random nor mutating."""
+    returns_nothing: bool
+
+    @property
+    def plain(self) -> bool:
+        """Computes a fresh value and nothing else."""
+        return not (self.arguments or self.may_alias_all or self.random or self.returns_nothing)
+
+
+def is_operator(target: object) -> bool:
+    """Whether ``target`` is an operator overload or packet such as ``torch.ops.aten.add[.Tensor]``."""
+    return isinstance(target, (OpOverload, OpOverloadPacket))
+
+
+def is_higher_order(target: object) -> bool:
+    """Whether ``target`` is a higher-order operator, one that takes graphs as arguments."""
+    return isinstance(target, HigherOrderOperator)
+
+
+def aten_packet(name: str) -> OpOverloadPacket | None:
+    """The ATen operator packet of that name, or None."""
+    packet = getattr(torch.ops.aten, name, None) if name.isidentifier() else None
+    return packet if isinstance(packet, OpOverloadPacket) else None
+
+
+@cache
+def operator_facts(target: Any) -> tuple[OpFacts, ...]:
+    """The facts of an overload, or of every overload of a packet."""
+    if isinstance(target, OpOverload):
+        return (_overload_facts(target),)
+    return tuple(_overload_facts(getattr(target, name)) for name in target.overloads())
+
+
+def _overload_facts(overload: OpOverload) -> OpFacts:
+    schema = overload._schema
+    undeclared = _UNDECLARED_WRITES.get(schema.name, ())
+    facts = []
+    for position, argument in enumerate(schema.arguments):
+        alias = argument.alias_info
+        written = (alias is not None and alias.is_write) or argument.name in undeclared
+        aliased = alias is not None and _reaches_result(alias, schema)
+        if written or aliased:
+            facts.append(ArgumentFacts(position, argument.name, written, aliased, argument.kwarg_only))
+    switch_name = _SWITCHES.get(schema.name)
+    switch = next(
+        ((position, argument.name) for position, argument in enumerate(schema.arguments) if argument.name == switch_name),
+        None,
+    )
+    may_alias = _MAY_ALIAS in overload.tags if _MAY_ALIAS is not None else overload.has_kernel_for_dispatch_key(
+        torch._C.DispatchKey.CompositeImplicitAutograd
+    )
+    return OpFacts(
+        name=schema.name,
+        arguments=tuple(facts),
+        may_alias_all=may_alias or schema.name in _UNDECLARED_ALIASES,
+        random=torch.Tag.nondeterministic_seeded in overload.tags or schema.name in _RECURRENT,
+        switch=switch,
+        returns_nothing=not schema.returns,
+    )
+
+
+def _reaches_result(alias: Any, schema: Any) -> bool:
+    """Whether an annotated argument may come back as (part of) the result."""
+    if not alias.is_write:
+        return True  # a read-only annotation exists for no other reason
+    if "*" in alias.after_set:
+        return True
+    return any(
+        result.alias_info is not None and alias.before_set & (result.alias_info.before_set | result.alias_info.after_set)
+        for result in schema.returns
+    )

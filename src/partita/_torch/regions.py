@@ -1,0 +1,70 @@
+"""The functions that tracers put into graphs to enter and leave autograd and autocast regions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd import grad_mode
+
+__all__ = ["ENTER_AUTOCAST", "ENTER_INFERENCE", "EXIT_AUTOCAST", "EXIT_INFERENCE", "SET_GRAD", "is_barrier_function"]
+
+SET_GRAD: Any = torch._C._set_grad_enabled
+ENTER_AUTOCAST: Any = torch.amp.autocast_mode._enter_autocast
+EXIT_AUTOCAST: Any = torch.amp.autocast_mode._exit_autocast
+ENTER_INFERENCE: Any = grad_mode._enter_inference_mode
+EXIT_INFERENCE: Any = grad_mode._exit_inference_mode
+
+_SETTERS = (
+    "set_default_dtype",
+    "set_default_device",
+    "set_deterministic_debug_mode",
+    "set_float32_matmul_precision",
+    "set_flush_denormal",
+    "set_grad_enabled",
+    "set_num_threads",
+    "set_autocast_enabled",
+    "set_autocast_dtype",
+    "set_autocast_cache_enabled",
+    "set_autocast_cpu_enabled",
+    "set_autocast_cpu_dtype",
+    "set_autocast_gpu_dtype",
+    "use_deterministic_algorithms",
+    "autocast_increment_nesting",
+    "autocast_decrement_nesting",
+    "clear_autocast_cache",
+)
+_BARRIERS = frozenset(id(function) for name in _SETTERS if (function := getattr(torch, name, None)) is not None)
+_PREFIXES = ("_set_", "set_", "_push_", "_pop_", "_vmap_", "_grad_", "_jvp_", "_func_", "_enter_", "_exit_")
+
+
+def is_barrier_function(target: Any) -> bool:
+    """Whether ``target`` changes interpreter-wide torch state that can't be re-entered elsewhere.
+
+    Named setters of ``torch``, and by their prefix the private ones of ``torch._C`` (functorch's levels, saved-tensor
+    hooks, dispatch modes), which dynamo puts into graphs.
+    """
+    if id(target) in _BARRIERS:
+        return True
+    module = getattr(target, "__module__", None) or ""
+    name = getattr(target, "__name__", "")
+    return module.startswith(("torch._C", "torch._functorch")) and name.startswith(_PREFIXES)
+
+
+def ENTER_CACHE_SCOPE() -> None:  # noqa: N802  (a graph function, named as the others here)
+    """Keep autocast's cache of converted weights alive until the matching `LEAVE_CACHE_SCOPE`.
+
+    A region that spans several pieces is left and entered again between them, which would empty the cache, so that a weight
+    used on both sides would be converted twice and its gradient summed in another precision.
+    """
+    torch.autocast_increment_nesting()
+
+
+def LEAVE_CACHE_SCOPE() -> None:  # noqa: N802
+    """The end of an `ENTER_CACHE_SCOPE`; the outermost empties the cache, as leaving the region would."""
+    if torch.autocast_decrement_nesting() == 0:
+        torch.clear_autocast_cache()
+
+
+torch.fx.node.has_side_effect(ENTER_CACHE_SCOPE)
+torch.fx.node.has_side_effect(LEAVE_CACHE_SCOPE)

@@ -1,0 +1,77 @@
+"""Effect rules for ATen and custom operators, from their schemas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.fx import Node
+
+from partita._torch.ops import ArgumentFacts, OpFacts, operator_facts
+from partita.graph.use import PLAIN, Rule, Use, nodes_in
+
+__all__ = ["operator_rule"]
+
+_MISSING = object()
+
+
+def operator_rule(target: Any) -> Rule | None:
+    """The rule of an overload or a packet; None where every call is plain.
+
+    A packet stands for all of its overloads: an argument counts as written where any overload that takes it writes it.
+    """
+    overloads = operator_facts(target)
+    if all(facts.plain for facts in overloads):
+        return None
+    overloads = tuple(facts for facts in overloads if not facts.plain)
+    random = any(facts.random for facts in overloads)
+    host = all(facts.returns_nothing for facts in operator_facts(target))
+
+    def rule(node: Node) -> Use:
+        return _apply(overloads, node, random=random, host=host)
+
+    return rule
+
+
+def _apply(overloads: tuple[OpFacts, ...], node: Node, *, random: bool, host: bool) -> Use:
+    writes: dict[Node, None] = {}
+    aliases: dict[Node, None] = {}
+    name = overloads[0].name
+    for facts in overloads:
+        off = _switched_off(facts, node)
+        random = random and not off
+        if facts.may_alias_all:
+            aliases.update(dict.fromkeys(node.all_input_nodes))
+        for argument in facts.arguments:
+            operands = nodes_in(_value(argument, node))
+            if argument.written and not off:
+                writes.update(dict.fromkeys(operands))
+            if argument.aliased:
+                aliases.update(dict.fromkeys(operands))
+    if not (writes or aliases or random or host):
+        return PLAIN
+    # An operator that returns nothing and writes nothing is there for a side effect (an assertion, a print).
+    host = host and not writes
+    return Use(tuple(writes), tuple(aliases), random=random, host=host, why=f"operator {name}")
+
+
+def _value(argument: ArgumentFacts, node: Node) -> object:
+    if argument.name in node.kwargs:
+        return node.kwargs[argument.name]
+    if argument.keyword_only or argument.position >= len(node.args):
+        return None
+    return node.args[argument.position]
+
+
+def _switched_off(facts: OpFacts, node: Node) -> bool:
+    """Whether the flag that makes the operator random or mutating is literally off (a missing flag is off by default)."""
+    if facts.switch is None:
+        return False
+    position, name = facts.switch
+    value: object = _MISSING
+    if name in node.kwargs:
+        value = node.kwargs[name]
+    elif position < len(node.args):
+        value = node.args[position]
+    if value is _MISSING:
+        return True
+    return not isinstance(value, Node) and not value

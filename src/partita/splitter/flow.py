@@ -1,0 +1,136 @@
+"""What each piece takes in, keeps and hands out, once it is known which node runs in which piece."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch.fx import Node
+
+from partita._torch.fx import free_symbols
+from partita.graph.effects import metadata
+from partita.graph.regions import Ambient
+
+__all__ = ["PieceFlow", "SharedState", "piece_flows", "place_attributes"]
+
+SharedState = Literal["replicate", "transmit", "root"]
+"""What happens to a parameter or buffer that several pieces use.
+
+``replicate``: each piece holds it (the same tensor object, so that a local run adds the gradients up by itself).
+``transmit``: its first user holds it and hands the value on. ``root``: the stitched module holds it and passes it in, as
+torch's ``split_module`` does; under this policy parameters with a single user stay with the root too.
+"""
+
+
+@dataclass
+class PieceFlow:
+    """The border of one piece; all values are positions in the original graph.
+
+    ``inputs`` and ``outputs`` keep the original order; ``local`` are the attributes that the piece holds itself.
+    """
+
+    body: list[int] = field(default_factory=list)
+    inputs: list[int] = field(default_factory=list)
+    outputs: list[int] = field(default_factory=list)
+    local: list[int] = field(default_factory=list)
+
+
+def place_attributes(
+    nodes: Sequence[Node], index: dict[Node, int], part_of: list[int], module_attributes: set[int], shared: SharedState
+) -> tuple[list[int], dict[int, list[int]]]:
+    """Decide which piece holds each ``get_attr`` node.
+
+    Args:
+        module_attributes: positions of the attributes that are graphs (bodies of higher-order operators): they always go with
+            their users.
+
+    Returns:
+        ``part_of`` with the attributes that one piece owns filled in, and for each attribute that is copied the pieces that get it.
+    """
+    placed = list(part_of)
+    copied: dict[int, list[int]] = {}
+    for position, node in enumerate(nodes):
+        if node.op != "get_attr":
+            continue
+        is_graph = position in module_attributes
+        if shared == "root" and not is_graph:
+            continue
+        users = sorted({part_of[index[user]] for user in node.users} - {-1})
+        if not users:
+            continue
+        if shared == "transmit" and not is_graph and len(users) > 1:
+            placed[position] = users[0]
+        else:
+            copied[position] = users
+    return placed, copied
+
+
+def piece_flows(
+    nodes: Sequence[Node],
+    index: dict[Node, int],
+    part_of: list[int],
+    copied: dict[int, list[int]],
+    count: int,
+    ambients: Sequence[Ambient] | None,
+) -> list[PieceFlow]:
+    """The border of every piece, in time linear in nodes and edges."""
+    flows = [PieceFlow() for _ in range(count)]
+    inputs: list[dict[int, None]] = [{} for _ in range(count)]
+    outputs: list[dict[int, None]] = [{} for _ in range(count)]
+    local: list[dict[int, None]] = [{} for _ in range(count)]
+    symbols = _symbol_sources(nodes)
+
+    def take(part: int, source: int) -> None:
+        """Piece ``part`` (-1: the root) needs the value of ``source``."""
+        origin = part_of[source]
+        if origin == part:
+            return
+        if part >= 0:
+            if source in copied:
+                local[part][source] = None
+                return
+            if source in inputs[part]:
+                return
+            inputs[part][source] = None
+            for symbol in free_symbols(metadata(nodes[source])) if symbols else ():
+                if symbol in symbols:
+                    take(part, symbols[symbol])
+        if origin >= 0:
+            outputs[origin][source] = None
+
+    for position, node in enumerate(nodes):
+        part = part_of[position]
+        if part >= 0:
+            flows[part].body.append(position)
+        elif node.op != "output":
+            continue
+        for operand in node.all_input_nodes:
+            take(part, index[operand])
+        if ambients is not None and part >= 0:
+            for switch in (ambients[position].grad, *ambients[position].stack):
+                for operand in switch.all_input_nodes if switch is not None else ():
+                    take(part, index[operand])
+        if symbols and part >= 0:
+            for symbol in free_symbols(metadata(node)):
+                source = symbols.get(symbol, position)
+                if source < position and part_of[source] != part:
+                    take(part, source)
+    for part, flow in enumerate(flows):
+        flow.inputs = sorted(inputs[part])
+        flow.outputs = sorted(outputs[part])
+        flow.local = sorted(local[part])
+    return flows
+
+
+def _symbol_sources(nodes: Sequence[Node]) -> dict[object, int]:
+    """For each symbol the first node whose value is exactly that symbol."""
+    sources: dict[object, int] = {}
+    for position, node in enumerate(nodes):
+        value = node.meta and metadata(node)
+        if isinstance(value, torch.SymInt):
+            symbols = free_symbols(value)
+            if len(symbols) == 1 and value.node.expr in symbols:
+                sources.setdefault(next(iter(symbols)), position)
+    return sources

@@ -1,0 +1,226 @@
+"""``partita.split``: one graph in, pieces and a stitched module out, observably equal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Node
+
+from partita._torch.fx import LazyGraphModule
+from partita._torch.regions import ENTER_AUTOCAST
+from partita.errors import GraphError, SplitError
+from partita.graph.effects import metadata
+from partita.graph.regions import Ambient
+from partita.graph.state import attribute
+from partita.splitter.analysis import Analysis, analyse_split
+from partita.splitter.assignment import Assignment
+from partita.splitter.cut import CutOptions, cut_piece
+from partita.splitter.flow import PieceFlow, SharedState, piece_flows, place_attributes
+from partita.splitter.install import attributes_of, install
+from partita.splitter.result import Edge, Piece, Split, SplitReport
+from partita.splitter.stitch import CacheScope, stitch
+
+__all__ = ["split"]
+
+
+def split(
+    gm: GraphModule,
+    assignment: Assignment,
+    *,
+    on_conflict: Literal["error", "repair"] = "error",
+    shared: SharedState = "replicate",
+    tuple_return: bool = False,
+) -> Split:
+    """Cut a graph into pieces that together do exactly what the whole did.
+
+    Pieces are ordered by data **and** by everything else that can be observed: writes to shared memory, random numbers, side
+    effects. Of the legal orders the one nearest to the original is taken. Grad mode, inference mode and autocast hold in each
+    piece as they held around its nodes, and are left as the original leaves them. ``gm`` is not changed; the pieces hold its
+    parameters (the same tensors, original names).
+
+    Args:
+        gm: from ``torch.fx.symbolic_trace``, ``torch.export`` (``ep.module()``), dynamo, AOTAutograd, or made by hand.
+        assignment: a function from node to the key of its piece, or a mapping from node (or node name) to key. A function is
+            called once a node, in order, not for placeholders, attributes and the output. Pieces are named ``submod_<key>``.
+        on_conflict: what to do where the assigned pieces need each other in a cycle. ``"error"`` raises; ``"repair"`` divides
+            pieces where that is enough, and says so in the report.
+        shared: what happens to a parameter or buffer that several pieces use (see `SharedState`).
+        tuple_return: a piece with one output returns a 1-tuple and not the bare value.
+
+    Returns:
+        The pieces, the stitched module, the values that cross, and a report. Results are bit for bit those of ``gm``; only
+        where ``report.reordered`` is true may a gradient that sums three or more uses differ in its last bits.
+
+    Raises:
+        AssignmentError: a node without a key, an unknown name, a key that can't be hashed.
+        OrderConflict: pieces that can't be ordered; the message shows the chain of nodes.
+        GraphError: a malformed graph, or an attribute that the module does not have.
+        RegionError: an autocast region that is never left.
+
+    >>> import torch, partita
+    >>> gm = torch.fx.symbolic_trace(lambda x: torch.cos(torch.sin(x)) + 1)
+    >>> cut = partita.split(gm, {"sin": 0, "cos": 1, "add": 1})
+    >>> [(piece.name, piece.inputs, piece.outputs) for piece in cut.pieces]
+    [('submod_0', ('x',), ('sin',)), ('submod_1', ('sin',), ('add',))]
+    >>> partita.verify(cut, gm, (torch.randn(3),)).ok
+    True
+    """
+    if not isinstance(gm, GraphModule):
+        raise GraphError(
+            f"split takes a torch.fx.GraphModule, got {type(gm).__name__}: capture the model first, for example with "
+            "torch.export.export(model, args).module() or torch.fx.symbolic_trace(model)"
+        )
+    if on_conflict not in ("error", "repair"):
+        raise SplitError(f"on_conflict is 'error' or 'repair', got {on_conflict!r}")
+    if shared not in ("replicate", "transmit", "root"):
+        raise SplitError(f"shared is 'replicate', 'transmit' or 'root', got {shared!r}")
+    analysis = analyse_split(gm, assignment, repair=on_conflict == "repair")
+    builder = SplitBuilder(gm, analysis, shared, CutOptions(tuple_return=tuple_return))
+    return builder.build([f"submod_{_name_of(key)}" for key in analysis.keys])
+
+
+class SplitBuilder:
+    """Builds what an `Analysis` decided. Shared by `split` and the drop-in ``split_module``."""
+
+    def __init__(self, gm: GraphModule, analysis: Analysis, shared: SharedState, options: CutOptions) -> None:
+        self.gm = gm
+        self.analysis = analysis
+        self.options = options
+        self.nodes, self.index = analysis.effects.nodes, analysis.effects.index
+        graphs = {
+            position
+            for position, node in enumerate(self.nodes)
+            if node.op == "get_attr" and attribute(gm, node).kind == "module"
+        }
+        self.part_of, self.copied = place_attributes(self.nodes, self.index, analysis.parts.part_of, graphs, shared)
+        self.flows = piece_flows(
+            self.nodes, self.index, self.part_of, self.copied, len(analysis.parts.origin), analysis.ambients
+        )
+
+    def build(self, names: Sequence[str]) -> Split:
+        """Build pieces and stitched module; ``names`` are those of the assigned pieces."""
+        part_names = self._part_names(names)
+        pieces = tuple(self._piece(part, name) for part, name in enumerate(part_names))
+        module = self._stitched(pieces)
+        shared = {
+            str(self.nodes[position].target): tuple(part_names[part] for part in parts)
+            for position, parts in self.copied.items()
+            if len(parts) > 1 and not isinstance(attribute(self.gm, self.nodes[position]).value, nn.Module)
+        }
+        report = SplitReport(self.analysis.parts.conflicts, self.analysis.reordered, shared)
+        return Split(module, pieces, self._edges(part_names), report)
+
+    def _part_names(self, names: Sequence[str]) -> list[str]:
+        """Names that are free in the outer graph and on its module; the second part of a piece is called ``…_part1``."""
+        taken = {node.name for node in self.nodes}
+        taken |= {str(node.target).partition(".")[0] for node in self.nodes if node.op in ("get_attr", "call_module")}
+        result = []
+        for origin, number in zip(self.analysis.parts.origin, self.analysis.parts.number, strict=True):
+            name = names[origin] + (f"_part{number}" if number else "")
+            while name in taken:
+                name += "_"
+            taken.add(name)
+            result.append(name)
+        return result
+
+    def _piece(self, part: int, name: str) -> Piece:
+        flow = self.flows[part]
+        graph = cut_piece(self.nodes, flow, self.analysis.ambients, self.options, self.gm.graph)
+        module = LazyGraphModule({}, torch.fx.Graph(), class_name=name)
+        module.train(self.gm.training)
+        install(module, attributes_of(self.gm, graph))
+        module.graph = graph
+        uses = self.analysis.effects.uses
+        if any(position in uses and uses[position].observable for position in flow.body):
+            # torch's dead-code elimination keeps a call_module node only where its module says so
+            module._is_impure = True  # type: ignore[assignment]
+        key = self.analysis.keys[self.analysis.parts.origin[part]]
+        held = [str(node.target) for node in graph.nodes if node.op == "get_attr"]
+        return Piece(
+            name=name,
+            key=key,
+            module=module,
+            inputs=tuple(self.nodes[position].name for position in flow.inputs),
+            outputs=tuple(self.nodes[position].name for position in flow.outputs),
+            node_names=tuple(self.nodes[position].name for position in flow.body),
+            parameters=tuple(dict.fromkeys(held)),
+        )
+
+    def _stitched(self, pieces: Sequence[Piece]) -> GraphModule:
+        final = self.analysis.final
+        roots = [
+            position
+            for position, node in enumerate(self.nodes)
+            if node.op == "get_attr" and self.part_of[position] < 0 and self._outside(position)
+        ]
+        graph = stitch(
+            self.gm.graph,
+            self.nodes,
+            self.flows,
+            [piece.name for piece in pieces],
+            roots=roots,
+            final=final,
+            scopes=self._cache_scopes(),
+            tuple_return=self.options.tuple_return,
+        )
+        module = LazyGraphModule(nn.Module(), torch.fx.Graph(), class_name=type(self.gm).__name__)
+        module.train(self.gm.training)
+        install(module, [attribute(self.gm, self.nodes[position]) for position in roots])
+        for piece in pieces:
+            module.add_module(piece.name, piece.module)
+        module.graph = graph
+        module.meta = dict(self.gm.meta)
+        return module
+
+    def _outside(self, position: int) -> bool:
+        """Whether the root itself needs an attribute: to pass it in, or to return it."""
+        node = self.nodes[position]
+        return position not in self.copied or any(user.op == "output" for user in node.users)
+
+    def _cache_scopes(self) -> list[CacheScope]:
+        """The outermost autocast regions that several parts share."""
+        if self.analysis.ambients is None:
+            return []
+        spans: dict[Node, tuple[int, int]] = {}
+        for part, flow in enumerate(self.flows):
+            for position in flow.body:
+                outermost = _outermost_autocast(self.analysis.ambients[position])
+                if outermost is not None:
+                    first, last = spans.get(outermost, (part, part))
+                    spans[outermost] = (min(first, part), max(last, part))
+        return [CacheScope(first, last) for first, last in spans.values() if first != last]
+
+    def _edges(self, names: Sequence[str]) -> tuple[Edge, ...]:
+        edges = []
+        for part, flow in enumerate(self.flows):
+            for position in flow.inputs:
+                origin = self.part_of[position]
+                edges.append(_edge(self.nodes[position], names[origin] if origin >= 0 else None, names[part]))
+        for operand in self.nodes[-1].all_input_nodes:
+            origin = self.part_of[self.index[operand]]
+            if origin >= 0:
+                edges.append(_edge(operand, names[origin], None))
+        return tuple(edges)
+
+
+def _outermost_autocast(ambient: Ambient) -> Node | None:
+    return next((switch for switch in ambient.stack if switch.target is ENTER_AUTOCAST), None)
+
+
+def _edge(node: Node, producer: str | None, consumer: str | None) -> Edge:
+    value = metadata(node)
+    if not isinstance(value, torch.Tensor):
+        return Edge(producer, consumer, node.name)
+    shape = tuple(value.shape)
+    fixed = all(isinstance(size, int) for size in shape)
+    size = value.numel() * value.element_size() if fixed else None
+    return Edge(producer, consumer, node.name, shape, value.dtype, size)
+
+
+def _name_of(key: Any) -> str:
+    """The text of a key as part of an identifier."""
+    text = str(key)
+    return "".join(letter if letter.isalnum() or letter == "_" else "_" for letter in text) or "_"

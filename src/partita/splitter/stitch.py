@@ -1,0 +1,91 @@
+"""The outer graph: it calls the pieces in order and looks from outside like the graph that was cut."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch.fx import Graph, Node
+
+from partita._torch.fx import append_copy, copy_codegen, map_arguments
+from partita._torch.regions import ENTER_CACHE_SCOPE, LEAVE_CACHE_SCOPE, SET_GRAD
+from partita.graph.effects import metadata
+from partita.graph.regions import Ambient
+from partita.splitter.flow import PieceFlow
+
+__all__ = ["CacheScope", "stitch"]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheScope:
+    """Parts ``first`` to ``last`` share one autocast region, and so its cache of converted weights."""
+
+    first: int
+    last: int
+
+
+def stitch(
+    source: Graph,
+    nodes: Sequence[Node],
+    flows: Sequence[PieceFlow],
+    names: Sequence[str],
+    *,
+    roots: Sequence[int],
+    final: Ambient,
+    scopes: Sequence[CacheScope] = (),
+    tuple_return: bool = False,
+) -> Graph:
+    """Build the outer graph.
+
+    Args:
+        names: of the pieces, in the order in which they run.
+        roots: positions of the ``get_attr`` nodes that stay outside.
+        final: what the original graph leaves grad mode as.
+        scopes: see `CacheScope`.
+    """
+    graph = Graph(tracer_cls=source._tracer_cls)
+    copy_codegen(source, graph)
+    environment: dict[Node, Node] = {}
+    wanted = frozenset(roots)
+    for position, node in enumerate(nodes):
+        if node.op == "placeholder" or position in wanted:
+            environment[node] = append_copy(graph, node, node.args, node.kwargs)
+    opening = Counter(scope.first for scope in scopes)
+    closing = Counter(scope.last for scope in scopes)
+    for part, (flow, name) in enumerate(zip(flows, names, strict=True)):
+        for _ in range(opening[part]):
+            graph.call_function(ENTER_CACHE_SCOPE)
+        call = graph.call_module(name, tuple(environment[nodes[position]] for position in flow.inputs))
+        _hand_out(graph, call, flow, nodes, environment, tuple_return=tuple_return)
+        for _ in range(closing[part]):
+            graph.call_function(LEAVE_CACHE_SCOPE)
+    if final.grad is not None:
+        graph.call_function(SET_GRAD, map_arguments(final.grad.args, environment.__getitem__))
+    output = nodes[-1]
+    append_copy(graph, output, map_arguments(output.args, environment.__getitem__), {})
+    return graph
+
+
+def _hand_out(
+    graph: Graph, call: Node, flow: PieceFlow, nodes: Sequence[Node], environment: dict[Node, Node], *, tuple_return: bool
+) -> None:
+    """Bind the outputs of a piece to the original values, with their metadata."""
+    originals = [nodes[position] for position in flow.outputs]
+    if not originals:
+        return
+    if len(originals) == 1 and not tuple_return:
+        call.meta = {key: value for key, value in originals[0].meta.items() if key in _VALUE_KEYS}
+        environment[originals[0]] = call
+        return
+    key = "val" if "val" in originals[0].meta else "example_value"
+    if any(metadata(original) is not None for original in originals):
+        call.meta[key] = tuple(metadata(original) for original in originals)
+    for number, original in enumerate(originals):
+        item = graph.call_function(operator.getitem, (call, number), type_expr=original.type)
+        item.meta = {key: value for key, value in original.meta.items() if key in _VALUE_KEYS}
+        environment[original] = item
+
+
+_VALUE_KEYS = frozenset({"val", "example_value", "tensor_meta", "stack_trace", "nn_module_stack", "source_fn_stack", "custom"})
