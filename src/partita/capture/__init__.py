@@ -1,1 +1,7 @@
-"""Placeholder."""
+"""From a model to a graph."""
+
+from __future__ import annotations
+
+from partita.capture.export import Captured, capture
+
+__all__ = ["Captured", "capture"]

@@ -1,1 +1,47 @@
-"""Placeholder."""
+"""What a run looked like, as text, tables, one HTML file or a Chrome trace, from frozen data alone.
+
+The data are plain numbers and names (`RunReport` and its parts); nothing here knows torch or a process.
+"""
+
+from __future__ import annotations
+
+from partita.reporting.chrome import chrome_trace
+from partita.reporting.codec import report_from_json, report_to_json
+from partita.reporting.data import Figure, LossPoint, RunReport, StageRow, Timeline, TimelineSpan
+from partita.reporting.figures import key_figures
+from partita.reporting.html import render_html
+from partita.reporting.modules import summarise_modules
+from partita.reporting.tables import loss_table, plan_table
+from partita.reporting.text import timeline_text
+from partita.reporting.units import (
+    format_bytes,
+    format_count,
+    format_loss,
+    format_number,
+    format_seconds,
+    format_share,
+)
+
+__all__ = [
+    "Figure",
+    "LossPoint",
+    "RunReport",
+    "StageRow",
+    "Timeline",
+    "TimelineSpan",
+    "chrome_trace",
+    "format_bytes",
+    "format_count",
+    "format_loss",
+    "format_number",
+    "format_seconds",
+    "format_share",
+    "key_figures",
+    "loss_table",
+    "plan_table",
+    "render_html",
+    "report_from_json",
+    "report_to_json",
+    "summarise_modules",
+    "timeline_text",
+]

@@ -1,1 +1,62 @@
-"""Placeholder."""
+"""What running pieces needs, whatever they were cut for: ranks that talk, microbatches, random numbers,
+traces.
+"""
+
+from __future__ import annotations
+
+from partita.runtime.comm import MAX_TAG, Comm, Handle
+from partita.runtime.failure import FailureRecord
+from partita.runtime.in_process import InProcessComm, InProcessWorld
+from partita.runtime.microbatches import (
+    MicrobatchPlan,
+    Reduce,
+    Replicate,
+    TensorChunkSpec,
+    WeightedMean,
+    merge,
+    plan_microbatches,
+    split_args,
+)
+from partita.runtime.process_group import ProcessGroupComm
+from partita.runtime.rng import RandomKey, enter_site, key_random_nodes, keyed, site_seed
+from partita.runtime.trace import (
+    NULL_TRACER,
+    NullTracer,
+    Recorder,
+    TraceEvent,
+    Tracer,
+    align,
+    gather,
+    measure_clock_offsets,
+)
+
+__all__ = [
+    "MAX_TAG",
+    "NULL_TRACER",
+    "Comm",
+    "FailureRecord",
+    "Handle",
+    "InProcessComm",
+    "InProcessWorld",
+    "MicrobatchPlan",
+    "NullTracer",
+    "ProcessGroupComm",
+    "RandomKey",
+    "Recorder",
+    "Reduce",
+    "Replicate",
+    "TensorChunkSpec",
+    "TraceEvent",
+    "Tracer",
+    "WeightedMean",
+    "align",
+    "enter_site",
+    "gather",
+    "key_random_nodes",
+    "keyed",
+    "measure_clock_offsets",
+    "merge",
+    "plan_microbatches",
+    "site_seed",
+    "split_args",
+]

@@ -1,0 +1,161 @@
+"""Communication groups that belong to nobody else: made straight from a store, and able to be aborted.
+
+``torch.distributed.new_group`` registers what it makes in global tables and must be called by every rank of
+the world. A comm wants groups of its own, made by their members alone, that end with the comm.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from datetime import timedelta
+from functools import cache
+from typing import Any, Protocol, cast
+
+import torch
+import torch.distributed as dist
+
+__all__ = [
+    "RawGroup",
+    "RawWork",
+    "Store",
+    "abort_gloo",
+    "abort_nccl",
+    "all_reduce_sum",
+    "gloo_group",
+    "group_store",
+    "nccl_group",
+    "prefixed",
+]
+
+_ABORT_TAG = 2**31 - 1
+
+
+class Store(Protocol):
+    """A key-value store that all ranks share. Any of its methods raises RuntimeError where it can't be
+    reached.
+    """
+
+    def set(self, key: str, value: str, /) -> None: ...
+
+    def get(self, key: str, /) -> bytes: ...
+
+    def add(self, key: str, amount: int, /) -> int: ...
+
+    def check(self, keys: list[str], /) -> bool: ...
+
+    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...
+
+    def clone(self) -> Store: ...
+
+
+class RawWork(Protocol):
+    """What a group's operation returns."""
+
+    def wait(self, timeout: timedelta = ...) -> bool:
+        """Blocks without holding the interpreter lock; raises RuntimeError when the operation failed."""
+        ...
+
+
+class RawGroup(Protocol):
+    """The few methods of a c10d backend that partita calls."""
+
+    def send(self, tensors: list[torch.Tensor], dst: int, tag: int) -> RawWork: ...
+
+    def recv(self, tensors: list[torch.Tensor], src: int, tag: int) -> RawWork: ...
+
+    def allreduce(self, tensors: list[torch.Tensor], options: Any) -> RawWork: ...
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> RawWork: ...
+
+    def rank(self) -> int: ...
+
+    def size(self) -> int: ...
+
+
+def group_store(group: dist.ProcessGroup | None) -> Store:
+    """A connection of one's own to the key-value store of `group` (None: the default group).
+
+    A call on a store blocks other calls on the same connection; a clone does not.
+
+    Raises:
+        ValueError: there is no default group.
+    """
+    chosen = group if group is not None else dist.group.WORLD
+    if chosen is None:
+        raise ValueError("no process group: call torch.distributed.init_process_group() first")
+    store: Store = chosen.get_group_store()  # type: ignore[assignment]
+    return store.clone()
+
+
+def prefixed(store: Store, prefix: str) -> Store:
+    """A view of `store` in which every key stands below `prefix`."""
+    return cast(Store, dist.PrefixStore(prefix, cast(Any, store)))  # type: ignore[attr-defined]
+
+
+@cache
+def _gloo_device() -> Any:
+    """One listening device a process, which all gloo groups share. ``GLOO_SOCKET_IFNAME`` names its
+    interface.
+    """
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    if interface:
+        return dist.ProcessGroupGloo.create_device(interface=interface)
+    return dist.ProcessGroupGloo.create_default_device()
+
+
+def gloo_group(store: Store, rank: int, size: int, timeout_s: float) -> RawGroup:
+    """A gloo group of `size` ranks that meet in `store`. Blocks until all are there, at most `timeout_s`
+    seconds.
+
+    Raises:
+        RuntimeError: a rank did not come, or could not be reached.
+    """
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._timeout = timedelta(seconds=timeout_s)
+    options._threads = 1
+    options._devices = [_gloo_device()]
+    return cast(RawGroup, dist.ProcessGroupGloo(cast(Any, store), rank, size, options))
+
+
+def nccl_group(store: Store, rank: int, size: int, timeout_s: float) -> RawGroup:
+    """An NCCL group of `size` ranks that meet in `store` at their first operation.
+
+    Raises:
+        RuntimeError: this torch was built without NCCL.
+    """
+    if not dist.is_nccl_available():
+        raise RuntimeError(
+            "this build of torch has no NCCL: move the tensors to the CPU, or install a CUDA build"
+        )
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=timeout_s)
+    return cast(RawGroup, dist.ProcessGroupNCCL(cast(Any, store), rank, size, options))
+
+
+def all_reduce_sum(group: RawGroup, tensor: torch.Tensor) -> RawWork:
+    """Starts summing `tensor` over `group`, in place."""
+    options = dist.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM)
+    return group.allreduce([tensor], options)
+
+
+def abort_gloo(group: RawGroup) -> None:
+    """Ends every operation of `group`, here and at its peers: whoever waits gets a RuntimeError at once.
+
+    Gloo's own ``abort()`` and ``shutdown()`` wake nobody (torch 2.13). A receive that times out does: it
+    closes all of the group's connections. So one is started here that nobody will ever answer, and given a
+    millisecond. A connection that is closed already fails at once without touching the others; hence all
+    peers are tried.
+    """
+    for peer in range(group.size()):
+        if peer == group.rank():
+            continue
+        with suppress(RuntimeError):
+            group.recv([torch.empty(1, dtype=torch.uint8)], peer, _ABORT_TAG).wait(timedelta(milliseconds=1))
+
+
+def abort_nccl(group: RawGroup) -> None:
+    """Ends every operation of an NCCL group, so that streams that wait for it go on (with garbage)."""
+    with suppress(RuntimeError):
+        group.abort()  # type: ignore[attr-defined]

@@ -1,0 +1,72 @@
+"""Nested containers as leaves and a shape: typed faces of torch's pytree, which is private but is what fx and
+export use.
+
+{"x": [a, b]}  --flatten-->  [a, b]  +  the structure {"x": [*, *]}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch.utils._pytree as torch_pytree
+
+__all__ = ["TreeSpec", "flatten", "flatten_up_to", "flatten_with_path", "tree_map", "unflatten"]
+
+TreeSpec: TypeAlias = torch_pytree.TreeSpec
+
+
+def flatten(tree: Any) -> tuple[list[Any], TreeSpec]:
+    """The leaves of `tree`, left to right, and its structure. None is a leaf.
+
+    >>> flatten({"x": [1, None]})[0]
+    [1, None]
+    """
+    return torch_pytree.tree_flatten(tree)
+
+
+def flatten_with_path(tree: Any, root: str = "") -> tuple[list[tuple[str, Any]], TreeSpec]:
+    """Like :func:`flatten`, each leaf with the path to it as Python would write it after `root`.
+
+    >>> flatten_with_path({"x": [1, 2]}, "kwargs")[0]
+    [("kwargs['x'][0]", 1), ("kwargs['x'][1]", 2)]
+    """
+    leaves, spec = torch_pytree.tree_flatten_with_path(tree)
+    return [(root + torch_pytree.keystr(path), leaf) for path, leaf in leaves], spec
+
+
+def unflatten(leaves: Sequence[Any], spec: TreeSpec) -> Any:
+    """The tree of structure `spec` with these leaves.
+
+    Raises:
+        ValueError: not as many leaves as the structure has.
+    """
+    return torch_pytree.tree_unflatten(leaves, spec)
+
+
+def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
+    """A tree of the same structure whose leaves are ``function(leaf)``.
+
+    >>> tree_map(lambda n: n + 1, (1, [2]))
+    (2, [3])
+    """
+    return torch_pytree.tree_map(function, tree)
+
+
+def flatten_up_to(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]) -> list[Any]:
+    """One value of `prefix` for each leaf of `tree`: a value that stands where `tree` has a subtree holds for
+    all of it.
+
+    >>> flatten_up_to({"x": "a", "y": "b"}, {"x": [1, 2], "y": 3}, lambda v: isinstance(v, str))
+    ['a', 'a', 'b']
+
+    Raises:
+        ValueError: the structures differ above the values.
+    """
+    found: list[Any] = []
+
+    def fill(value: Any, subtree: Any) -> None:
+        found.extend([value] * len(torch_pytree.tree_leaves(subtree)))
+
+    torch_pytree.tree_map_(fill, prefix, tree, is_leaf=is_leaf)
+    return found

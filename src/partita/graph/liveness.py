@@ -1,0 +1,65 @@
+"""What is alive between two neighbouring nodes: what a cut there would have to carry."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Node
+
+from partita.graph.effects import metadata
+
+__all__ = ["Border", "borders", "tensor_bytes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Border:
+    """The gap after the node at position ``after``.
+
+    Attributes:
+        bytes: total size of the tensors that are made before it and used behind it (attributes do not count: each side
+            has its own).
+        tensors: how many there are.
+        others: how many values cross that are not tensors of known size (tuples, symbolic numbers, Python objects).
+    """
+
+    after: int
+    bytes: int
+    tensors: int
+    others: int
+
+
+def borders(nodes: Sequence[Node], index: dict[Node, int]) -> list[Border]:
+    """One border after each node but the last, in time linear in nodes and edges.
+
+    An input of the graph counts from the start: whoever runs the first part is given it.
+    """
+    change: list[list[int]] = [[0, 0, 0] for _ in range(len(nodes) + 1)]
+    for position, node in enumerate(nodes):
+        if node.op in ("get_attr", "output"):
+            continue
+        last = max((index[user] for user in node.users), default=position)
+        if last == position:
+            continue
+        size = tensor_bytes(metadata(node))
+        kind = 2 if size is None else 1
+        for at, sign in ((position, 1), (last, -1)):
+            change[at][0] += sign * (size or 0)
+            change[at][kind] += sign
+    result, alive = [], [0, 0, 0]
+    for position in range(len(nodes) - 1):
+        alive = [total + step for total, step in zip(alive, change[position], strict=True)]
+        result.append(Border(position, *alive))
+    return result
+
+
+def tensor_bytes(value: object) -> int | None:
+    """The size of a tensor with known dimensions, else None.
+
+    >>> tensor_bytes(torch.zeros(2, 3))
+    24
+    """
+    if not isinstance(value, torch.Tensor) or not all(isinstance(size, int) for size in value.shape):
+        return None
+    return value.numel() * value.element_size()

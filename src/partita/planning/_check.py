@@ -1,0 +1,26 @@
+"""The guards that planning's dataclasses share: each names the value and what is allowed."""
+
+from __future__ import annotations
+
+import math
+
+from partita.errors import PlanError
+
+__all__ = ["require_amount", "require_count", "require_seconds"]
+
+
+def require_count(value: int, what: str, least: int = 1) -> None:
+    """Raise PlanError unless `value` is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise PlanError(f"{what} is {value!r}: give a whole number of at least {least}")
+
+
+def require_amount(value: int, what: str) -> None:
+    """Raise PlanError unless `value` is a whole number of bytes (or of parameters), not negative."""
+    require_count(value, what, least=0)
+
+
+def require_seconds(value: float, what: str) -> None:
+    """Raise PlanError unless `value` is a finite number of seconds, not negative."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        raise PlanError(f"{what} is {value!r}: give a finite number of seconds, 0 or more")

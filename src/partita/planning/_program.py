@@ -1,0 +1,126 @@
+"""What each action of a schedule waits for and makes: run by the validator, `lower` and the simulator.
+
+A key stands for one thing that can be waited for:
+
+    ("F", stage, stage, microbatch)        the forward pass is computed
+    ("G", stage, stage, microbatch)        the gradient of its inputs is computed
+    ("F>", producer, consumer, microbatch) the message with the forward value was sent (simulator: has
+    arrived) ("G>", consumer, producer, microbatch) likewise with the gradient ("F<", ...), ("G<", ...)
+    that message was received (in a schedule with communication written out)
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from partita.planning.actions import Action, ActionKind
+from partita.planning.edges import EdgeTable
+from partita.planning.schedule import Schedule
+
+__all__ = ["Key", "Step", "compile_steps", "describe_key", "message_of"]
+
+Key = tuple[str, int, int, int]
+
+
+class Step(NamedTuple):
+    """One action, the keys that it waits for, the keys that it makes and the messages that it sends off."""
+
+    action: Action
+    needs: tuple[Key, ...]
+    gives: tuple[Key, ...]
+    sends: tuple[Key, ...]
+
+
+def message_of(action: Action) -> Key:
+    """The key of the message that a send or a receive is about."""
+    microbatch = action.microbatch or 0
+    forward = action.kind in (ActionKind.SEND_F, ActionKind.RECV_F)
+    sender, receiver = (
+        (action.stage, action.other_stage) if action.is_send else (action.other_stage, action.stage)
+    )
+    return ("F>" if forward else "G>", sender, receiver, microbatch)
+
+
+def describe_key(key: Key) -> str:
+    """What a key stands for, in words."""
+    what, stage, other, microbatch = key
+    if what == "F":
+        return f"{stage}F{microbatch}"
+    if what == "G":
+        return f"{stage}B{microbatch} (or I)"
+    send = "SEND_F" if what[0] == "F" else "SEND_B"
+    receive = "RECV_F" if what[0] == "F" else "RECV_B"
+    if what[1] == ">":
+        return f"{stage}{send}{microbatch} to stage {other}"
+    return f"{other}{receive}{microbatch} from stage {stage}"
+
+
+def compile_steps(
+    schedule: Schedule, table: EdgeTable, *, lowered: bool | None = None, blocking: bool = True
+) -> list[list[Step]]:
+    """One list of steps a rank.
+
+    Args:
+        schedule: its actions must be on their own ranks.
+        table: which stage feeds which.
+        lowered: whether messages are sent by actions of their own, rather than by the pass that makes the
+            value; found from the schedule where it is not given.
+        blocking: whether a receive waits for its message, rather than leaving that to the pass that takes the
+            value.
+    """
+    compiler = _Compiler(schedule, table, schedule.is_lowered if lowered is None else lowered, blocking)
+    return [[compiler.step(action) for action in row if action is not None] for row in schedule.rows]
+
+
+class _Compiler:
+    def __init__(self, schedule: Schedule, table: EdgeTable, lowered: bool, blocking: bool) -> None:
+        self._rank = schedule.stage_ranks
+        self._table = table
+        self._lowered = lowered
+        self._blocking = blocking
+        self._arrival = "<" if lowered and blocking else ">"
+
+    def step(self, action: Action) -> Step:
+        if action.is_communication:
+            return self._communication(action)
+        needs: list[Key] = []
+        gives: list[Key] = []
+        sends: list[Key] = []
+        for part in action.passes:
+            stage, microbatch = part.stage, part.microbatch or 0
+            if part.kind is ActionKind.F:
+                needs += self._inputs("F", stage, microbatch, self._table.producers[stage])
+                gives.append(("F", stage, stage, microbatch))
+                sends += self._outputs("F>", stage, microbatch, self._table.consumers[stage])
+            elif part.kind is ActionKind.W:
+                needs.append(("G", stage, stage, microbatch))
+            else:
+                needs.append(("F", stage, stage, microbatch))
+                needs += self._inputs("G", stage, microbatch, self._table.consumers[stage])
+                gives.append(("G", stage, stage, microbatch))
+                sends += self._outputs("G>", stage, microbatch, self._table.producers[stage])
+        return Step(action, tuple(needs), tuple(gives), tuple(sends))
+
+    def _communication(self, action: Action) -> Step:
+        message = message_of(action)
+        what, stage, _, microbatch = message
+        if action.is_send:
+            return Step(action, ((what[0], stage, stage, microbatch),), (), (message,))
+        if not self._blocking:
+            return Step(action, (), (), ())
+        return Step(action, (message,), ((what[0] + "<", *message[1:]),), ())
+
+    def _inputs(self, what: str, stage: int, microbatch: int, sources: tuple[int, ...]) -> list[Key]:
+        here = self._rank[stage]
+        return [
+            (what, source, source, microbatch)
+            if self._rank[source] == here
+            else (what + self._arrival, source, stage, microbatch)
+            for source in sources
+        ]
+
+    def _outputs(self, what: str, stage: int, microbatch: int, targets: tuple[int, ...]) -> list[Key]:
+        if self._lowered:
+            return []
+        here = self._rank[stage]
+        return [(what, stage, target, microbatch) for target in targets if self._rank[target] != here]

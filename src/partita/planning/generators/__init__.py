@@ -1,0 +1,27 @@
+"""One file a schedule; `get_schedule` finds them by name."""
+
+from __future__ import annotations
+
+from partita.planning.generators.dualpipe_v import dualpipe_v
+from partita.planning.generators.forward_only import forward_only
+from partita.planning.generators.gpipe import gpipe
+from partita.planning.generators.interleaved_1f1b import interleaved_1f1b
+from partita.planning.generators.interleaved_zero_bubble import interleaved_zero_bubble
+from partita.planning.generators.looped_bfs import looped_bfs
+from partita.planning.generators.one_f_one_b import one_f_one_b
+from partita.planning.generators.registry import ScheduleKind, get_schedule, schedule_names
+from partita.planning.generators.zbv_zero_bubble import zbv_zero_bubble
+
+__all__ = [
+    "ScheduleKind",
+    "dualpipe_v",
+    "forward_only",
+    "get_schedule",
+    "gpipe",
+    "interleaved_1f1b",
+    "interleaved_zero_bubble",
+    "looped_bfs",
+    "one_f_one_b",
+    "schedule_names",
+    "zbv_zero_bubble",
+]

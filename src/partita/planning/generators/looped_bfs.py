@@ -1,0 +1,32 @@
+"""Looped breadth-first: GPipe for ranks that have several stages each."""
+
+from __future__ import annotations
+
+from partita.planning.actions import Action, ActionKind
+from partita.planning.generators._arguments import place
+from partita.planning.generators._clock import forwards, laid_out
+from partita.planning.schedule import Schedule
+
+__all__ = ["looped_bfs"]
+
+
+def looped_bfs(stages: int, microbatches: int, ranks: int | None = None) -> Schedule:
+    """Each rank runs all microbatches through its first stage, then its next; backward from the last.
+
+    A stage's parameters are thus needed for one stretch forward and one stretch backward, which suits sharded
+    ones. The bubble is that of GPipe divided by the number of stages a rank.
+
+    (J. Lamy-Poirier, "Breadth-first pipeline parallelism", 2022, section 4.)
+
+    Args and errors are those of `gpipe`; the stages go round the ranks.
+    """
+    stage_ranks = place("LoopedBFS", stages, microbatches, ranks, None)
+    queues = []
+    for rank in range(max(stage_ranks) + 1):
+        own = range(rank, stages, max(stage_ranks) + 1)
+        order = [action for stage in own for action in forwards(stage, microbatches)]
+        order += [
+            Action(stage, ActionKind.B, number) for stage in reversed(own) for number in range(microbatches)
+        ]
+        queues.append([order])
+    return Schedule("LoopedBFS", stage_ranks, microbatches, laid_out(queues, stages, "LoopedBFS"))

@@ -1,0 +1,209 @@
+"""The result of planning: which units form which stage, where each stage runs, and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from partita.errors import PlanError
+from partita.planning import _json
+from partita.planning._check import require_amount, require_count, require_seconds
+from partita.planning.cluster import Cluster
+
+__all__ = ["Change", "Plan", "StagePlan"]
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """One stage: a run of neighbouring units, with their costs for one microbatch added up.
+
+    Attributes:
+        index: its place in the pipeline, from 0.
+        first_unit: index of its first unit.
+        last_unit: index of its last unit; the stage holds it.
+        units: their names.
+        modules: the qualified names of the modules in them.
+        parameters: how many numbers its parameters hold.
+        parameter_bytes: bytes of its parameters.
+        forward_s: seconds of the forward pass.
+        backward_s: seconds of the whole backward pass.
+        send_bytes: what its forward pass sends to the next stage; 0 for the last.
+        send_grad_bytes: what its backward pass sends to the stage before; 0 for the first.
+        activation_bytes: bytes kept from forward to backward.
+        backward_input_s: seconds of the gradient of the inputs alone, where every unit has it.
+        backward_weight_s: seconds of the gradient of the weights alone, where every unit has it.
+        time_s: seconds that the stage adds to each microbatch once the pipeline is full; the largest is the
+            bottleneck.
+        peak_bytes: parameters with their copies, and the activations of all the microbatches in flight.
+    """
+
+    index: int
+    first_unit: int
+    last_unit: int
+    units: tuple[str, ...]
+    modules: tuple[str, ...]
+    parameters: int
+    parameter_bytes: int
+    forward_s: float
+    backward_s: float
+    send_bytes: int
+    send_grad_bytes: int = 0
+    activation_bytes: int = 0
+    backward_input_s: float | None = None
+    backward_weight_s: float | None = None
+    time_s: float = 0.0
+    peak_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first_unit <= self.last_unit:
+            raise PlanError(
+                f"stage {self.index} goes from unit {self.first_unit} to {self.last_unit}: give it a unit"
+            )
+        if len(self.units) != self.last_unit - self.first_unit + 1:
+            raise PlanError(
+                f"stage {self.index} names {len(self.units)} units, but goes from {self.first_unit} to "
+                f"{self.last_unit}"
+            )
+        for what in ("forward_s", "backward_s", "time_s"):
+            require_seconds(getattr(self, what), f"{what} of stage {self.index}")
+        for what in (
+            "parameters",
+            "parameter_bytes",
+            "send_bytes",
+            "send_grad_bytes",
+            "activation_bytes",
+            "peak_bytes",
+        ):
+            require_amount(getattr(self, what), f"{what} of stage {self.index}")
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing in which two plans differ: what it is, its value in the first plan and in the second."""
+
+    what: str
+    before: object
+    after: object
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.before} -> {self.after}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which stages a model is cut into, the rank of each, and the schedule that they were planned for.
+
+    Attributes:
+        stages: in pipeline order; together they hold every unit once.
+        placement: the rank of each stage.
+        schedule: the name of the schedule, as `get_schedule` takes it.
+        microbatches: how many a step has.
+        bottleneck_s: the largest `time_s`; no plan of so many stages has a smaller one.
+        parameter_copies: what each byte of parameters costs in memory, gradients and optimizer included.
+        cluster: what the plan was made for; None where links and memory were left out of account.
+
+    Raises:
+        PlanError: stages that leave a gap or overlap, or a placement that does not fit them.
+    """
+
+    stages: tuple[StagePlan, ...]
+    placement: tuple[int, ...]
+    schedule: str
+    microbatches: int
+    bottleneck_s: float
+    parameter_copies: float = 1.0
+    cluster: Cluster | None = None
+
+    def __post_init__(self) -> None:
+        require_count(len(self.stages), "the number of stages")
+        require_count(self.microbatches, "microbatches")
+        require_seconds(self.bottleneck_s, "bottleneck_s")
+        require_seconds(self.parameter_copies, "parameter_copies")
+        expected_unit = 0
+        for index, stage in enumerate(self.stages):
+            if stage.index != index:
+                raise PlanError(f"stage {stage.index} stands at place {index}: list the stages in order")
+            if stage.first_unit != expected_unit:
+                raise PlanError(
+                    f"stage {index} starts at unit {stage.first_unit}: the stage before ends before "
+                    f"{expected_unit}"
+                )
+            expected_unit = stage.last_unit + 1
+        if len(self.placement) != len(self.stages):
+            raise PlanError(
+                f"placement has {len(self.placement)} ranks for {len(self.stages)} stages: give one a stage"
+            )
+        for rank in self.placement:
+            require_amount(rank, "a rank in placement")
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks the plan uses."""
+        return max(self.placement) + 1
+
+    @property
+    def crossing_bytes(self) -> int:
+        """Bytes that one microbatch carries forward from stage to stage, all cuts together."""
+        return sum(stage.send_bytes for stage in self.stages)
+
+    def stage_of(self) -> dict[str, int]:
+        """The stage of every unit, by the unit's name."""
+        return {name: stage.index for stage in self.stages for name in stage.units}
+
+    def rows(self) -> list[dict[str, object]]:
+        """One dictionary a stage, in the order that a table shows: names to plain values (SI units)."""
+        return [
+            {
+                "stage": stage.index,
+                "rank": rank,
+                "units": f"{stage.first_unit}-{stage.last_unit}",
+                "modules": stage.modules,
+                "parameters": stage.parameters,
+                "forward_s": stage.forward_s,
+                "backward_s": stage.backward_s,
+                "time_s": stage.time_s,
+                "send_bytes": stage.send_bytes,
+                "peak_bytes": stage.peak_bytes,
+            }
+            for stage, rank in zip(self.stages, self.placement, strict=True)
+        ]
+
+    def difference(self, other: Plan) -> tuple[Change, ...]:
+        """What changes from this plan to `other`: settings, units that move, ranks of stages, costs.
+
+        Empty where the plans are equal.
+        """
+        return tuple(self._changes(other))
+
+    def _changes(self, other: Plan) -> Iterator[Change]:
+        for what in ("schedule", "microbatches", "parameter_copies", "cluster"):
+            if getattr(self, what) != getattr(other, what):
+                yield Change(what, getattr(self, what), getattr(other, what))
+        if len(self.stages) != len(other.stages):
+            yield Change("stages", len(self.stages), len(other.stages))
+        before, after = self.stage_of(), other.stage_of()
+        for unit in [*before, *(name for name in after if name not in before)]:
+            if before.get(unit) != after.get(unit):
+                yield Change(f"stage of unit {unit}", before.get(unit), after.get(unit))
+        for index, (old, new) in enumerate(zip(self.placement, other.placement, strict=False)):
+            if old != new:
+                yield Change(f"rank of stage {index}", old, new)
+        for old_stage, new_stage in zip(self.stages, other.stages, strict=False):
+            for what in ("forward_s", "backward_s", "time_s", "send_bytes", "parameter_bytes", "peak_bytes"):
+                if getattr(old_stage, what) != getattr(new_stage, what):
+                    yield Change(
+                        f"{what} of stage {old_stage.index}",
+                        getattr(old_stage, what),
+                        getattr(new_stage, what),
+                    )
+        if self.bottleneck_s != other.bottleneck_s:
+            yield Change("bottleneck_s", self.bottleneck_s, other.bottleneck_s)
+
+    def to_json(self) -> str:
+        """JSON text that `from_json` reads back into an equal plan."""
+        return _json.write(self, "partita.plan")
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Read what `to_json` wrote; PlanError says where the text is wrong."""
+        return _json.read(text, cls, "partita.plan")

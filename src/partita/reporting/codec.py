@@ -1,0 +1,72 @@
+"""A report as JSON text and back, so that it can be kept and drawn again later.
+
+JSON has no NaN and no infinity, and a diverged run has both: they are written as the strings ``"NaN"``,
+``"Infinity"`` and ``"-Infinity"`` where a number belongs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from partita.reporting.data import Figure, LossPoint, RunReport, StageRow, Timeline, TimelineSpan
+
+__all__ = ["report_from_json", "report_to_json"]
+
+_FORMAT = "partita.report/1"
+
+
+def report_to_json(report: RunReport, *, indent: int | None = None) -> str:
+    """The report as strict JSON (no bare NaN), with a field ``format`` that names the version."""
+    return json.dumps({"format": _FORMAT, **_plain(report)}, indent=indent, allow_nan=False)
+
+
+def report_from_json(text: str) -> RunReport:
+    """The report that `report_to_json` wrote.
+
+    Raises:
+        ValueError: the text is not JSON, is of another format, or misses a field.
+    """
+    tree = json.loads(text)
+    found = tree.get("format") if isinstance(tree, dict) else None
+    if found != _FORMAT:
+        raise ValueError(f"This is no report that can be read: format is {found!r}, expected {_FORMAT!r}.")
+    try:
+        return RunReport(
+            title=tree["title"],
+            subtitle=tree["subtitle"],
+            stages=tuple(StageRow(**{**row, "modules": tuple(row["modules"])}) for row in tree["stages"]),
+            losses=_losses(tree["losses"]),
+            measured=_timeline(tree["measured"]),
+            simulated=_timeline(tree["simulated"]),
+            figures=tuple(Figure(**figure) for figure in tree["figures"]),
+            environment=tree["environment"],
+            validation=_losses(tree["validation"]),
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"The report lacks a field or has one too many ({error}); write it anew.") from error
+
+
+def _plain(value: Any) -> Any:
+    """Dataclasses to dicts, tuples to lists, numbers that JSON lacks to strings."""
+    if is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+    return value
+
+
+def _losses(rows: list[dict[str, Any]]) -> tuple[LossPoint, ...]:
+    # float() also reads the three strings.
+    return tuple(LossPoint(row["step"], float(row["pipelined"]), float(row["reference"])) for row in rows)
+
+
+def _timeline(tree: dict[str, Any]) -> Timeline:
+    return Timeline(**{**tree, "spans": tuple(TimelineSpan(**span) for span in tree["spans"])})

@@ -1,0 +1,66 @@
+"""Builds SVG as text. Elements are strings; whatever a user wrote goes through `escape` on its way in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+
+__all__ = ["Attribute", "element", "picture", "points", "text", "title"]
+
+Attribute = str | float | None
+
+
+def element(name: str, attributes: dict[str, Attribute] | None = None, *children: str) -> str:
+    """One element. Children are markup already; attribute values are escaped; None leaves an attribute out.
+
+    >>> element("rect", {"x": 1.0, "width": 2.5, "class": 'a"b'})
+    '<rect x="1" width="2.5" class="a&quot;b"/>'
+    """
+    given = (attributes or {}).items()
+    written = "".join(f' {key}="{_value(value)}"' for key, value in given if value is not None)
+    inside = "".join(children)
+    return f"<{name}{written}>{inside}</{name}>" if inside else f"<{name}{written}/>"
+
+
+def text(content: str, x: float, y: float, attributes: dict[str, Attribute] | None = None) -> str:
+    """A line of text that starts (or, by ``text-anchor``, is centred or ends) at x, on the baseline y."""
+    return element("text", {"x": x, "y": y, **(attributes or {})}, escape(content))
+
+
+def title(content: str) -> str:
+    """What a browser shows when the pointer rests on the element that holds this."""
+    return element("title", None, escape(content))
+
+
+def points(pairs: Iterable[tuple[float, float]]) -> str:
+    """Coordinates as ``polyline`` wants them.
+
+    >>> points([(0, 1.5), (2, 3)])
+    '0,1.5 2,3'
+    """
+    return " ".join(f"{_number(x)},{_number(y)}" for x, y in pairs)
+
+
+def picture(width: float, height: float, label: str, children: Iterable[str], name: str) -> str:
+    """A whole drawing, `width` × `height` pixels at its natural size, with a label for screen readers."""
+    return element(
+        "svg",
+        {
+            "class": name,
+            "viewBox": f"0 0 {_number(width)} {_number(height)}",
+            "width": width,
+            "height": height,
+            "role": "img",
+            "aria-label": label,
+        },
+        *children,
+    )
+
+
+def _value(value: str | float) -> str:
+    return escape(value) if isinstance(value, str) else _number(value)
+
+
+def _number(value: float) -> str:
+    """Hundredths of a pixel are enough; no trailing zeros and no minus zero."""
+    return f"{round(value, 2) + 0.0:.2f}".rstrip("0").rstrip(".")

@@ -1,0 +1,62 @@
+"""Tables for the terminal: the plan, and the losses of both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from partita.reporting.data import LossPoint, StageRow
+from partita.reporting.units import format_bytes, format_count, format_loss, format_number, format_seconds
+
+__all__ = ["loss_table", "plan_table"]
+
+
+def plan_table(rows: Sequence[StageRow]) -> Table:
+    """The plan, one row a stage and a row of totals. Times and sends are those of one microbatch."""
+    table = Table(title="Plan", title_justify="left", show_footer=len(rows) > 1)
+    parameters = sum(row.parameters for row in rows)
+    size = sum(row.parameter_bytes for row in rows)
+    table.add_column("stage", justify="right", footer="all")
+    table.add_column("rank", justify="right")
+    table.add_column("modules", overflow="fold", ratio=1)
+    table.add_column(
+        "parameters", justify="right", footer=f"{format_count(parameters)} ({format_bytes(size)})"
+    )
+    table.add_column("forward", justify="right", footer=format_seconds(sum(row.forward_s for row in rows)))
+    table.add_column("backward", justify="right", footer=format_seconds(sum(row.backward_s for row in rows)))
+    table.add_column("sends", justify="right", footer=format_bytes(sum(row.send_bytes for row in rows)))
+    for row in rows:
+        table.add_row(
+            str(row.stage),
+            str(row.rank),
+            Text(", ".join(row.modules)),  # Text: a name with brackets in it is no markup
+            f"{format_count(row.parameters)} ({format_bytes(row.parameter_bytes)})",
+            format_seconds(row.forward_s),
+            format_seconds(row.backward_s),
+            format_bytes(row.send_bytes) if row.send_bytes else "none",
+        )
+    return table
+
+
+def loss_table(points: Sequence[LossPoint], last: int | None = None) -> Table:
+    """The losses of both sides, step by step; of the last `last` steps only where that is given.
+
+    Raises:
+        ValueError: `last` is negative.
+    """
+    if last is not None and last < 0:
+        raise ValueError(f"last is {last}; give how many steps to show, 0 or more.")
+    shown = points if last is None else points[max(0, len(points) - last) :]
+    table = Table(title="Losses", title_justify="left")
+    for name in ("step", "pipelined", "uncut", "difference"):
+        table.add_column(name, justify="right")
+    for point in shown:
+        table.add_row(
+            str(point.step),
+            format_loss(point.pipelined),
+            format_loss(point.reference),
+            format_number(float(point.difference)),
+        )
+    return table

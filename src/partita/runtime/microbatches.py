@@ -1,0 +1,304 @@
+"""A batch cut into microbatches, and the microbatches' results put together again.
+
+The rule for each leaf of the arguments:
+
+====================================================== =====================================================
+a tensor                                               cut along dim 0, or along its ``TensorChunkSpec(dim)``
+a tensor of size 1 there, where others have more       the same for every microbatch (a broadcast mask)
+a 0-d tensor, anything else, or a ``Replicate()``      the same for every microbatch
+====================================================== =====================================================
+
+There are always exactly as many microbatches as asked for. Where the batch does not divide, the first ones
+are larger by one, and `MicrobatchPlan.weights` says what each counts for in a mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from partita._torch.pytree import flatten_up_to, flatten_with_path, unflatten
+from partita.errors import MicrobatchError
+
+__all__ = [
+    "MicrobatchPlan",
+    "Reduce",
+    "Replicate",
+    "TensorChunkSpec",
+    "WeightedMean",
+    "merge",
+    "plan_microbatches",
+    "split_args",
+]
+
+
+@dataclass(frozen=True)
+class TensorChunkSpec:
+    """Cut this tensor along `dim` (negative: from the end); in a result, concatenate along it."""
+
+    dim: int = 0
+
+    @staticmethod
+    def from_tuple(dims: tuple[int, ...]) -> tuple[TensorChunkSpec, ...]:
+        """One spec for each positional argument."""
+        return tuple(TensorChunkSpec(dim) for dim in dims)
+
+    @staticmethod
+    def from_dict(dims: Mapping[str, int]) -> dict[str, TensorChunkSpec]:
+        """One spec for each keyword argument."""
+        return {name: TensorChunkSpec(dim) for name, dim in dims.items()}
+
+
+@dataclass(frozen=True)
+class Replicate:
+    """Give this value whole to every microbatch; as a result it must be equal in all of them."""
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """Fold the microbatches' values of this result: ``fn(fn(init, first), second)`` and so on.
+
+    >>> merge([torch.tensor(1.0), torch.tensor(2.0)], Reduce(torch.add, torch.tensor(0.0)))
+    tensor(3.)
+    """
+
+    fn: Callable[[Any, Any], Any]
+    init: Any
+
+
+@dataclass(frozen=True)
+class WeightedMean:
+    """Average the microbatches' values of this result with these weights, which are
+    :attr:`MicrobatchPlan.weights` as a rule.
+    """
+
+    weights: tuple[float, ...]
+
+
+Spec: TypeAlias = TensorChunkSpec | Replicate | Reduce | WeightedMean
+
+
+@dataclass(frozen=True)
+class MicrobatchPlan:
+    """How many samples each microbatch has.
+
+    >>> MicrobatchPlan.even(10, 4).sizes
+    (3, 3, 2, 2)
+    """
+
+    sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.sizes or min(self.sizes) < 1:
+            raise MicrobatchError(f"each of the microbatches needs a sample: sizes are {self.sizes}")
+
+    @classmethod
+    def even(cls, batch: int, chunks: int) -> MicrobatchPlan:
+        """`batch` samples over exactly `chunks` microbatches whose sizes differ by one at most, larger ones
+        first.
+
+        Raises:
+            MicrobatchError: fewer than one microbatch, or fewer samples than microbatches.
+        """
+        if chunks < 1:
+            raise MicrobatchError(f"a batch is cut into at least one microbatch, not {chunks}")
+        if batch < chunks:
+            raise MicrobatchError(
+                f"a batch of {batch} can't fill {chunks} microbatches: use at most {batch}, or a larger batch"
+            )
+        size, more = divmod(batch, chunks)
+        return cls((size + 1,) * more + (size,) * (chunks - more))
+
+    @property
+    def total(self) -> int:
+        """The size of the whole batch."""
+        return sum(self.sizes)
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """What each microbatch counts for in the mean over the batch; they sum to 1."""
+        return tuple(size / self.total for size in self.sizes)
+
+
+def split_args(
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    chunks: int,
+    args_spec: Sequence[Any] | None = None,
+    kwargs_spec: Mapping[str, Any] | None = None,
+) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """The arguments of each of `chunks` microbatches, in order; tensors are views of those given.
+
+    A spec has the arguments' structure, or stops earlier and holds for all below; None, or a keyword left
+    out, means the default rule.
+
+    >>> x, mask = torch.arange(5), torch.ones(1, 8)
+    >>> [(a[0].tolist(), k["mask"].shape[0]) for a, k in split_args((x,), {"mask": mask}, 2)]
+    [([0, 1, 2], 1), ([3, 4], 1)]
+
+    Raises:
+        MicrobatchError: fewer samples than microbatches, tensors that disagree about the batch, or a spec
+            that does not fit.
+    """
+    leaves = _leaves(args, kwargs or {}, args_spec, kwargs_spec)
+    plan = _plan(leaves, chunks)
+    batch = plan.total
+    shapes = flatten_with_path((tuple(args), dict(kwargs or {})))[1]
+    microbatches, start = [], 0
+    for size in plan.sizes:
+        values = [leaf.part(start, size, batch) for leaf in leaves]
+        microbatches.append(unflatten(values, shapes))
+        start += size
+    return microbatches
+
+
+def plan_microbatches(
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    chunks: int,
+    args_spec: Sequence[Any] | None = None,
+    kwargs_spec: Mapping[str, Any] | None = None,
+) -> MicrobatchPlan:
+    """The sizes of the microbatches that :func:`split_args` makes of the same arguments, and its errors.
+
+    Where no tensor is cut, all microbatches are the same and count as one sample each.
+    """
+    return _plan(_leaves(args, kwargs or {}, args_spec, kwargs_spec), chunks)
+
+
+def merge(outputs: Sequence[Any], specs: Any = None) -> Any:
+    """The whole batch's result from the microbatches', each a tree of the same structure.
+
+    By default tensors are concatenated along dim 0, 0-d tensors are stacked (a tensor of one value a
+    microbatch; ask for :class:`WeightedMean` or :class:`Reduce` to get one value), and anything else must be
+    equal in all microbatches.
+
+    Raises:
+        MicrobatchError: no microbatch, structures that differ, other values that differ, or a spec that does
+            not fit.
+    """
+    if not outputs:
+        raise MicrobatchError("nothing to merge: there is no microbatch's result")
+    flat = [flatten_with_path(output, "output") for output in outputs]
+    first, structure = flat[0]
+    for number, (_, other) in enumerate(flat):
+        if other != structure:
+            raise MicrobatchError(
+                f"microbatch {number} returns {other}, but microbatch 0 {structure}: "
+                "return the same structure"
+            )
+    chosen = _match_specs(specs, outputs[0], "specs")
+    columns = zip(*([value for _, value in leaves] for leaves, _ in flat), strict=True)
+    merged = [
+        _merge_leaf(path, list(values), spec)
+        for (path, _), values, spec in zip(first, columns, chosen, strict=True)
+    ]
+    return unflatten(merged, structure)
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    """One leaf of the arguments. `dim` is None for what every microbatch gets whole."""
+
+    path: str
+    value: Any
+    dim: int | None
+
+    def part(self, start: int, size: int, batch: int) -> Any:
+        if self.dim is None or (self.value.shape[self.dim] == 1 and batch > 1):
+            return self.value
+        return self.value.narrow(self.dim, start, size)
+
+
+def _leaves(
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    args_spec: Sequence[Any] | None,
+    kwargs_spec: Mapping[str, Any] | None,
+) -> list[_Leaf]:
+    positional, named = tuple(args), dict(kwargs)
+    unknown = sorted(set(kwargs_spec or {}) - set(named))
+    if unknown:
+        raise MicrobatchError(
+            f"kwargs_spec names {unknown}, which are not among the keyword arguments {sorted(named)}"
+        )
+    chosen = _match_specs(None if args_spec is None else tuple(args_spec), positional, "args_spec")
+    for name, value in named.items():
+        chosen += _match_specs((kwargs_spec or {}).get(name), value, f"kwargs_spec[{name!r}]")
+    paths = flatten_with_path(positional, "args")[0] + flatten_with_path(named, "kwargs")[0]
+    return [
+        _Leaf(path, value, _dim(path, value, spec)) for (path, value), spec in zip(paths, chosen, strict=True)
+    ]
+
+
+def _dim(path: str, value: Any, spec: Spec | None) -> int | None:
+    if isinstance(spec, Reduce | WeightedMean):
+        raise MicrobatchError(
+            f"{path}: {type(spec).__name__} is for results; arguments take TensorChunkSpec or Replicate"
+        )
+    if (
+        isinstance(spec, Replicate)
+        or not isinstance(value, torch.Tensor)
+        or (spec is None and value.dim() == 0)
+    ):
+        return None
+    dim = spec.dim if spec is not None else 0
+    if not -value.dim() <= dim < value.dim():
+        raise MicrobatchError(
+            f"{path} has {value.dim()} dimensions and can't be cut along dim {dim}: correct its spec"
+        )
+    return dim % value.dim()
+
+
+def _plan(leaves: Sequence[_Leaf], chunks: int) -> MicrobatchPlan:
+    sizes = {leaf.path: leaf.value.shape[leaf.dim] for leaf in leaves if leaf.dim is not None}
+    distinct = set(sizes.values())
+    if len(distinct) > 1:
+        distinct.discard(1)  # broadcast against the others
+    if len(distinct) > 1:
+        listed = ", ".join(f"{path} has {size}" for path, size in sizes.items())
+        raise MicrobatchError(
+            f"the tensors disagree about the size of the batch: {listed}. Give a TensorChunkSpec(dim) "
+            "where the batch is not in dim 0, and Replicate() for what has no batch"
+        )
+    return MicrobatchPlan.even(distinct.pop() if distinct else chunks, chunks)
+
+
+def _match_specs(specs: Any, tree: Any, name: str) -> list[Any]:
+    try:
+        return flatten_up_to(specs, tree, lambda value: value is None or isinstance(value, Spec))
+    except ValueError as error:
+        raise MicrobatchError(f"{name} does not have the structure of what it describes: {error}") from error
+
+
+def _merge_leaf(path: str, values: list[Any], spec: Spec | None) -> Any:
+    if isinstance(spec, Reduce):
+        folded = spec.init
+        for value in values:
+            folded = spec.fn(folded, value)
+        return folded
+    if isinstance(spec, WeightedMean):
+        if len(spec.weights) != len(values):
+            raise MicrobatchError(
+                f"{path}: {len(spec.weights)} weights for {len(values)} microbatches: give one for each"
+            )
+        return sum(value * weight for value, weight in zip(values, spec.weights, strict=True))
+    if isinstance(values[0], torch.Tensor) and not isinstance(spec, Replicate):
+        if values[0].dim() == 0 and spec is None:
+            return torch.stack(values)
+        return torch.cat(values, spec.dim if spec is not None else 0)
+    if not all(_equal(values[0], value) for value in values):
+        raise MicrobatchError(
+            f"{path} differs between microbatches ({', '.join(repr(value) for value in values[:4])}): "
+            "give a Reduce() that says how to combine its values"
+        )
+    return values[0]
+
+
+def _equal(left: Any, right: Any) -> bool:
+    if isinstance(left, torch.Tensor):
+        return isinstance(right, torch.Tensor) and left.dtype == right.dtype and torch.equal(left, right)
+    return type(left) is type(right) and bool(left == right)

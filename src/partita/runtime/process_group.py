@@ -1,0 +1,407 @@
+"""The comm of real runs: one process a rank, over ``torch.distributed`` (gloo for CPU tensors, NCCL for CUDA
+tensors).
+
+All groups are the comm's own; the user's are read for rank, size and store, and never used or destroyed.
+
+======================= ======================================================================================
+data                    gloo, all ranks; its protocol is full duplex and matches by tag, so one connection a
+pair is enough watch                   gloo, all ranks; carries nothing, tells when a process is gone (see
+:mod:`~partita.runtime.failure`) reduce, one a subset    gloo or NCCL, made at the first ``all_reduce`` over
+that subset pair, one a direction   NCCL only: operations of one communicator run in order, so each direction
+needs its own
+======================= ======================================================================================
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from partita._torch.distributed import (
+    RawGroup,
+    RawWork,
+    Store,
+    abort_gloo,
+    abort_nccl,
+    all_reduce_sum,
+    gloo_group,
+    group_store,
+    nccl_group,
+    prefixed,
+)
+from partita.errors import ExecutionError
+from partita.runtime._objects import HEADER_BYTES, pack, rest_bytes, unpack
+from partita.runtime.comm import MAX_TAG, Handle, check_peer, check_ranks, check_tag
+from partita.runtime.failure import FailureRecord, Lookout
+
+__all__ = ["ProcessGroupComm"]
+
+_CPU = torch.device("cpu")
+_OBJECT_TAG = MAX_TAG + 1
+_MAX_UNSENT = 1000
+_CLOSE_GRACE_S = 5.0
+
+
+class _Operation:
+    """The handle of an operation under way."""
+
+    __slots__ = ("_comm", "_finish", "_peer", "_tensor", "_what", "_work")
+
+    def __init__(
+        self,
+        comm: ProcessGroupComm,
+        work: RawWork,
+        peer: int,
+        what: str,
+        tensor: torch.Tensor,
+        finish: Callable[[], None] | None,
+    ) -> None:
+        self._comm = comm
+        self._work: RawWork | None = work
+        self._peer = peer
+        self._what = what
+        self._tensor = tensor  # the network reads or writes its memory until the wait is over
+        self._finish = finish
+
+    def wait(self) -> None:
+        if self._work is None:
+            return
+        try:
+            self._work.wait(self._comm.timeout)
+        except RuntimeError as error:
+            raise self._comm.explain(error, self._peer, self._what) from error
+        self._work = None
+        if self._finish is not None:
+            self._finish()
+
+    def flush(self, timeout: timedelta) -> None:
+        """Waits for at most `timeout`; raises gloo's own RuntimeError, unexplained."""
+        if self._work is not None:
+            self._work.wait(timeout)
+
+
+class ProcessGroupComm:
+    """A :class:`~partita.runtime.comm.Comm` over processes. Made by :meth:`from_group`.
+
+    Calls come from one thread. `size`, `rank` and every `src`, `dst` are ranks within the group it was made
+    from.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, timeout_s: float, use_nccl: bool) -> None:
+        self.rank = rank
+        self.size = size
+        self.timeout = timedelta(seconds=timeout_s)
+        self._use_nccl = use_nccl
+        self._store = store
+        self._closed = False
+        self._groups: dict[str, RawGroup] = {}
+        self._unsent: deque[_Operation] = deque()
+        watch = self._gloo("watch", tuple(range(size))) if size > 1 else None
+        self._data = self._gloo("data", tuple(range(size)))
+        self._lookout = Lookout(store.clone(), rank, size, watch, self._abort)
+        self._lookout.start()
+        atexit.register(self._at_exit)
+
+    @classmethod
+    def from_group(
+        cls, group: dist.ProcessGroup | None = None, *, timeout_s: float = 1800.0
+    ) -> ProcessGroupComm:
+        """A comm over the ranks of `group` (None: the default group). Collective over that group.
+
+        Args:
+            timeout_s: seconds that a ``wait()`` may take while all ranks are alive. A failure is known long
+                before.
+
+        Raises:
+            ValueError: there is no default group, or this process is not in `group`.
+            ExecutionError: the ranks could not be connected.
+        """
+        store = group_store(group)
+        rank, size = dist.get_rank(group), dist.get_world_size(group)
+        if rank < 0:
+            raise ValueError("this process is not a member of the group: make the comm on its members only")
+        # All members make their comms on a group in the same order, so each one's own count names the comm.
+        number = store.add(f"partita/comms/{rank}", 1)
+        try:
+            own = prefixed(store, f"partita/comm/{number}")
+            return cls(own, rank, size, timeout_s, "nccl" in dist.get_backend(group))
+        except RuntimeError as error:
+            raise ExecutionError(
+                f"rank {rank} could not be connected with all of the {size} ranks: {error}\n"
+                "See that every rank makes the comm, and that GLOO_SOCKET_IFNAME names a network interface that all hosts share"
+            ) from error
+
+    def connect(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """On NCCL, opens one communicator for each directed pair; gloo is connected already."""
+        self._check_usable()
+        if not self._use_nccl:
+            return
+        for src, dst in sorted(set(pairs)):
+            if self.rank in {src, dst}:
+                probe = torch.zeros(1, device="cuda")
+                (self.send(probe, dst) if self.rank == src else self.recv(probe, src)).wait()
+
+    def send(self, tensor: torch.Tensor, dst: int, tag: int = 0) -> Handle:
+        check_peer(self.rank, self.size, dst)
+        check_tag(tag)
+        return self._send(tensor, dst, tag)
+
+    def recv(self, buffer: torch.Tensor, src: int, tag: int = 0) -> Handle:
+        check_peer(self.rank, self.size, src)
+        check_tag(tag)
+        return self._recv(buffer, src, tag)
+
+    def send_object(self, obj: Any, dst: int) -> None:
+        check_peer(self.rank, self.size, dst)
+        self._unsent.extend(self._send(message, dst, _OBJECT_TAG) for message in pack(obj))
+        while len(self._unsent) > _MAX_UNSENT:
+            self._unsent.popleft().wait()
+
+    def recv_object(self, src: int) -> Any:
+        check_peer(self.rank, self.size, src)
+        header = torch.empty(HEADER_BYTES, dtype=torch.uint8)
+        self._recv(header, src, _OBJECT_TAG).wait()
+        if not (length := rest_bytes(header)):
+            return unpack(header, None)
+        rest = torch.empty(length, dtype=torch.uint8)
+        self._recv(rest, src, _OBJECT_TAG).wait()
+        return unpack(header, rest)
+
+    def all_gather_object(self, obj: Any) -> list[Any]:
+        """Through rank 0, which sends the list to all."""
+        self._check_usable()
+        if self.rank != 0:
+            self.send_object(obj, 0)
+            return self.recv_object(0)
+        gathered = [obj, *(self.recv_object(src) for src in range(1, self.size))]
+        for dst in range(1, self.size):
+            self.send_object(gathered, dst)
+        return gathered
+
+    def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Handle:
+        members = check_ranks(self.rank, self.size, ranks)
+        peer = next((r for r in members if r != self.rank), self.rank)
+        group = self._collective_group(members, tensor)
+        # gloo sums every dtype but int16.
+        staged = self._stage(tensor, torch.int32 if tensor.dtype == torch.int16 else tensor.dtype)
+        finish = None if staged is tensor else partial(_copy, tensor, staged)
+        return self._start(
+            partial(all_reduce_sum, group, staged), peer, f"all_reduce over ranks {members}", staged, finish
+        )
+
+    def broadcast(self, tensor: torch.Tensor, src: int) -> Handle:
+        if not 0 <= src < self.size:
+            raise ValueError(f"no rank {src} here: this comm has ranks 0 to {self.size - 1}")
+        group = self._collective_group(tuple(range(self.size)), tensor)
+        staged = self._stage(tensor, tensor.dtype)
+        finish = None if staged is tensor else partial(_copy, tensor, staged)
+        peer = src if src != self.rank else (src + 1) % self.size
+        return self._start(
+            partial(group.broadcast, staged, src), peer, f"broadcast from rank {src}", staged, finish
+        )
+
+    def barrier(self) -> None:
+        self.all_gather_object(None)
+
+    def fail(self, error: BaseException, where: str) -> None:
+        """Publishes `error` and ends all of this rank's operations. The first failure of all ranks is the one
+        that counts.
+        """
+        self._lookout.publish(FailureRecord.of(self.rank, error, where))
+
+    def close(self) -> None:
+        """Waits a few seconds for the others to close too, so that whoever hosts the store does not pull it
+        away.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self._at_exit)
+        if self._lookout.failure is None:
+            self._flush_objects()
+            self._lookout.leave()
+            self._abort()
+            self._lookout.wait_until_all_left(_CLOSE_GRACE_S)
+        self._lookout.stop()
+        self._groups.clear()
+
+    def __enter__(self) -> ProcessGroupComm:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None and not self._closed:
+            self.fail(error, "the comm's with block")
+        self.close()
+
+    # The comm's own groups.
+
+    def _gloo(self, name: str, members: tuple[int, ...]) -> RawGroup:
+        store = prefixed(self._store, name)
+        group = gloo_group(store, members.index(self.rank), len(members), self.timeout.total_seconds())
+        self._groups[name] = group
+        return group
+
+    def _nccl(self, name: str, members: tuple[int, ...]) -> RawGroup:
+        if name not in self._groups:
+            store = prefixed(self._store.clone(), name)
+            seconds = self.timeout.total_seconds()
+            self._groups[name] = nccl_group(store, members.index(self.rank), len(members), seconds)
+        return self._groups[name]
+
+    def _on_nccl(self, tensor: torch.Tensor) -> bool:
+        return self._use_nccl and tensor.is_cuda
+
+    def _collective_group(self, members: tuple[int, ...], tensor: torch.Tensor) -> RawGroup:
+        self._check_usable()
+        if self._on_nccl(tensor):
+            return self._nccl(f"nccl/reduce/{members}", members)
+        if len(members) == self.size:
+            return self._data
+        name = f"reduce/{members}"
+        if name not in self._groups:
+            self._meet(name, members)
+            self._gloo(name, members)
+        return self._groups[name]
+
+    def _meet(self, name: str, members: tuple[int, ...]) -> None:
+        """Waits for all members of a new group, in a way that a failure interrupts; making the group then
+        takes no time.
+        """
+        self._store.set(f"{name}/here/{self.rank}", "1")
+        keys = [f"{name}/here/{rank}" for rank in members]
+        pause = threading.Event()
+        while not self._store.check(keys):
+            pause.wait(0.002)
+            self._check_usable()
+
+    # Starting and ending operations.
+
+    def _send(self, tensor: torch.Tensor, dst: int, tag: int) -> _Operation:
+        self._check_usable()
+        if self._on_nccl(tensor):
+            group, to = self._nccl(f"nccl/{self.rank}>{dst}", (self.rank, dst)), 1
+        else:
+            group, to = self._data, dst
+        staged = self._stage(tensor, tensor.dtype)
+        return self._start(
+            partial(group.send, [staged], to, tag), dst, f"send to rank {dst} (tag {tag})", staged, None
+        )
+
+    def _recv(self, buffer: torch.Tensor, src: int, tag: int) -> _Operation:
+        self._check_usable()
+        if self._on_nccl(buffer):
+            group, source = self._nccl(f"nccl/{src}>{self.rank}", (src, self.rank)), 0
+        else:
+            group, source = self._data, src
+        device = self._device_for(buffer)
+        staged, finish = buffer.detach(), None
+        if not _is_plain(buffer) or buffer.device != device:
+            staged = torch.empty(buffer.shape, dtype=buffer.dtype, device=device)
+            finish = partial(_copy, buffer, staged)
+        return self._start(
+            partial(group.recv, [staged], source, tag),
+            src,
+            f"recv from rank {src} (tag {tag})",
+            staged,
+            finish,
+        )
+
+    def _stage(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """`tensor` as the network takes it: without grad, contiguous, on the CPU for gloo; itself where it is
+        all that.
+        """
+        device = self._device_for(tensor)
+        if (
+            _is_plain(tensor)
+            and tensor.device == device
+            and tensor.dtype == dtype
+            and not tensor.requires_grad
+        ):
+            return tensor
+        return tensor.detach().to(device, dtype).resolve_conj().resolve_neg().contiguous()
+
+    def _device_for(self, tensor: torch.Tensor) -> torch.device:
+        return tensor.device if self._on_nccl(tensor) else _CPU
+
+    def _start(
+        self,
+        post: Callable[[], RawWork],
+        peer: int,
+        what: str,
+        tensor: torch.Tensor,
+        finish: Callable[[], None] | None,
+    ) -> _Operation:
+        try:
+            return _Operation(self, post(), peer, what, tensor, finish)
+        except RuntimeError as error:
+            raise self.explain(error, peer, what) from error
+
+    def _check_usable(self) -> None:
+        if self._lookout.failure is not None:
+            raise self._lookout.failure.to_error()
+        if self._closed:
+            raise ExecutionError(f"rank {self.rank} uses a comm that it has closed: make a new one")
+
+    # Failure.
+
+    def explain(self, error: RuntimeError, peer: int, what: str) -> ExecutionError:
+        """What to raise for `error`, which ended an operation with `peer`. Tells the other ranks too."""
+        if "Timed out" not in str(error):
+            return self._lookout.explain(peer).to_error()
+        if self._lookout.failure is not None:
+            return self._lookout.failure.to_error()
+        slow = ExecutionError(
+            f"rank {self.rank} waited {self.timeout.total_seconds():g} s in {what}, and rank {peer}, "
+            "though alive, did not answer: see that both sides take part, or give ProcessGroupComm.from_group a larger timeout_s"
+        )
+        self.fail(slow, what)
+        return slow
+
+    def _abort(self) -> None:
+        """Ends whatever this rank waits for, and shows its peers closed connections."""
+        for name, group in list(self._groups.items()):
+            if name.startswith("nccl/"):
+                abort_nccl(group)
+            elif name != "watch":
+                abort_gloo(group)
+
+    def _flush_objects(self) -> None:
+        """Lets objects that a slower peer has yet to receive leave; gives up on those that nobody wants."""
+        try:
+            for operation in self._unsent:
+                operation.flush(timedelta(seconds=_CLOSE_GRACE_S))
+        except RuntimeError:
+            return
+
+    def _at_exit(self) -> None:
+        """The process ends with the comm open: its exception, if one ended it, or its leaving, is a failure
+        to the others.
+        """
+        error = getattr(sys, "last_value", None)
+        if error is not None:
+            self.fail(error, "the main program")
+        else:
+            self._lookout.publish(FailureRecord(self.rank, "left"))
+        self._lookout.stop()
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's memory, read in order, is its value (a lazy conjugate's is not)."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    with torch.no_grad():
+        target.copy_(source)

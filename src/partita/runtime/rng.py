@@ -1,0 +1,169 @@
+"""Random numbers that don't depend on who computes them, where or when.
+
+In a captured pipeline each random call is keyed by ``(seed, step, microbatch, call site)``. Right before it,
+a node in the graph seeds torch's default generator with a number made of these four, so dropout draws the
+same mask whatever the number of stages or ranks, the schedule, or the placement::
+
+    with keyed(RandomKey(seed, step, microbatch)):     seed of site 0      seed of site 1
+        stage 0:  linear ── enter_site(0) ── dropout ── linear ── enter_site(1) ── dropout
+
+Without an active key, ``enter_site`` does nothing, and the graph draws from torch's generator exactly as the
+model would.
+
+The generator's state is put back when the last open block of the process ends. Blocks of several ranks in one
+process may overlap in any way (ranks take turns where they wait): every keyed call is seeded immediately
+before it draws, so only what stands at the very end matters. A random call without a site, inside a block,
+draws from an unspecified state.
+
+On CPU, torch's generator (mt19937) uses the lower 32 bits of its seed, so two of `n` keyed calls share a
+stream with a probability of about n²/2³³.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextvars import ContextVar, Token
+from dataclasses import dataclass
+from types import TracebackType
+
+import torch
+from torch.fx import GraphModule, Node, has_side_effect
+
+__all__ = ["RandomKey", "enter_site", "key_random_nodes", "keyed", "site_seed"]
+
+_MASK = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class RandomKey:
+    """What the random numbers of one microbatch depend on, besides the call site."""
+
+    seed: int
+    step: int
+    microbatch: int
+
+    def __post_init__(self) -> None:
+        if self.step < 0 or self.microbatch < 0:
+            raise ValueError(f"step ({self.step}) and microbatch ({self.microbatch}) count from 0")
+
+
+_active: ContextVar[RandomKey | None] = ContextVar("partita_random_key", default=None)
+
+
+class _Saved:
+    """The states of the generators that keyed calls have seeded, as they were before the first of them."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.open_blocks = 0
+        self.states: dict[torch.Generator, torch.Tensor] = {}
+
+    def seed(self, generator: torch.Generator, seed: int) -> None:
+        if generator not in self.states:
+            self.states[generator] = generator.get_state()
+        generator.manual_seed(seed)
+
+    def enter(self) -> None:
+        with self.lock:
+            self.open_blocks += 1
+
+    def leave(self) -> None:
+        with self.lock:
+            self.open_blocks -= 1
+            if self.open_blocks:
+                return
+            for generator, state in self.states.items():
+                generator.set_state(state)
+            self.states.clear()
+
+
+_saved = _Saved()
+
+
+class keyed:  # noqa: N801 - a context manager that reads as a verb
+    """Within this block, ``enter_site`` seeds by `key`. Afterwards torch's generators are as they were
+    before.
+
+    >>> def draw():
+    ...     enter_site(3)
+    ...     return torch.rand(2)
+    >>> with keyed(RandomKey(seed=0, step=1, microbatch=2)):
+    ...     a = draw()
+    >>> with keyed(RandomKey(seed=0, step=1, microbatch=2)):
+    ...     b = draw()
+    >>> torch.equal(a, b)
+    True
+    """
+
+    __slots__ = ("_key", "_token")
+
+    def __init__(self, key: RandomKey) -> None:
+        self._key = key
+        self._token: Token[RandomKey | None] | None = None
+
+    def __enter__(self) -> RandomKey:
+        self._token = _active.set(self._key)
+        _saved.enter()
+        return self._key
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._token is not None
+        _active.reset(self._token)
+        _saved.leave()
+
+
+def site_seed(key: RandomKey, site: int) -> int:
+    """The 64-bit seed of one call site: each of the four numbers goes through the finaliser of SplitMix64 in
+    turn.
+
+    Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014, figure 14
+    and section 5 (the mixing function of Stafford, variant 13).
+    """
+    state = 0
+    for number in (key.seed, key.step, key.microbatch, site):
+        state = (state + 0x9E3779B97F4A7C15 + number) & _MASK
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+        state ^= state >> 31
+    return state
+
+
+def enter_site(site: int) -> None:
+    """Stands in a graph right before the random call number `site`.
+
+    Under an active key it seeds torch's default CPU generator, and the current CUDA device's where CUDA is in
+    use. With none it does nothing at all.
+    """
+    key = _active.get()
+    if key is None:
+        return
+    seed = site_seed(key, site)
+    _saved.seed(torch.default_generator, seed)
+    if torch.cuda.is_initialized():
+        _saved.seed(torch.cuda.default_generators[torch.cuda.current_device()], seed)
+
+
+has_side_effect(enter_site)  # dead-code elimination must leave it where it stands
+
+
+def key_random_nodes(graph_module: GraphModule, is_random: Callable[[Node], bool]) -> int:
+    """Puts an ``enter_site`` node right before each random node of `graph_module`, in place, and returns how
+    many it put.
+
+    Sites are numbered in the order of the graph, before any cut; a cut must keep each pair together. Calling
+    it again adds nothing.
+    """
+    random_nodes = [node for node in graph_module.graph.nodes if is_random(node)]
+    inserted = 0
+    for site, node in enumerate(random_nodes):
+        if node.prev.op == "call_function" and node.prev.target is enter_site:
+            continue
+        with graph_module.graph.inserting_before(node):
+            graph_module.graph.call_function(enter_site, (site,))
+        inserted += 1
+    if inserted:
+        graph_module.recompile()
+    return inserted

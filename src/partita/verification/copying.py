@@ -1,0 +1,184 @@
+"""An independent copy of a callable, its state and its arguments.
+
+A copy shares nothing that a run could change: modules and tensors are deep-copied with one memo, so that what
+was one object stays one object (tied parameters, an argument that is a parameter, views of one storage), and
+functions are rebuilt over copies of the modules and tensors that they hold.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from partita.verification.subject import Subject, holds_state, is_empty, state_globals
+from partita.verification.tree import tensors
+
+__all__ = ["Copies", "copy_for_run"]
+
+_CONTAINERS = (list, tuple, dict)
+_OF_THE_GRAPH = ("meta",)
+
+
+@dataclass(frozen=True)
+class Copies:
+    """All that one side of a comparison needs to run.
+
+    Attributes:
+        subject: the callable and its state.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        leaves: where gradients of the arguments arrive: the path of each argument that requires grad, and the
+            leaf that it is, or is computed from.
+    """
+
+    subject: Subject
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    leaves: tuple[tuple[str, torch.Tensor], ...]
+
+
+def copy_for_run(subject: Subject, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Copies:
+    """Copy all that a run could change.
+
+    Raises:
+        TypeError: something can't be copied.
+    """
+    copier = _Copier()
+    # Normal tensors stay normal where the caller is in inference mode.
+    with torch.inference_mode(False):
+        try:
+            new_args, new_kwargs = copier.copy(args), copier.copy(dict(kwargs))
+            roots = tuple((name, copier.copy(root)) for name, root in subject.roots)
+            call = copier.copy(subject.call)
+        except Exception as error:
+            name = getattr(subject.call, "__qualname__", type(subject.call).__name__)
+            raise TypeError(
+                f"can't copy {name} or its arguments ({type(error).__name__}: {error}); verify runs copies, "
+                "so give modules, functions over modules, and arguments that copy.deepcopy takes"
+            ) from error
+    originals = [*tensors(args, "args"), *tensors(dict(kwargs), "kwargs")]
+    copied = [*tensors(new_args, "args"), *tensors(new_kwargs, "kwargs")]
+    leaves: dict[int, tuple[str, torch.Tensor]] = {}
+    for (path, original), (_, new) in zip(originals, copied, strict=True):
+        if new.requires_grad:
+            leaf = copier.sources.get(id(original), new)
+            leaves.setdefault(id(leaf), (path, leaf))
+    return Copies(Subject(call, roots, subject.generators), new_args, new_kwargs, tuple(leaves.values()))
+
+
+class _Copier:
+    """One memo for all that belongs to one side.
+
+    Attributes:
+        sources: id of an original that had a history -> the leaf that its copy is computed from.
+    """
+
+    def __init__(self) -> None:
+        self.sources: dict[int, torch.Tensor] = {}
+        self._memo: dict[int, Any] = {}
+        self._kept: list[
+            Any
+        ] = []  # the memo goes by id: what it knows must not be freed and its id used again
+        self._globals: dict[int, dict[str, Any]] = {}
+
+    def copy(self, value: Any) -> Any:
+        if id(value) in self._memo:
+            return self._memo[id(value)]
+        if isinstance(value, types.FunctionType):
+            return self._copy_function(value)
+        if type(value) in _CONTAINERS:
+            return self._copy_container(value, self.copy)
+        if isinstance(value, torch.Tensor) and not value.is_leaf:
+            return self._remember(value, self._copy_computed(value))
+        if isinstance(value, types.MethodType):
+            return self._remember(value, types.MethodType(value.__func__, self.copy(value.__self__)))
+        if isinstance(value, functools.partial):
+            func, args = self.copy(value.func), self.copy(value.args)
+            return self._remember(value, functools.partial(func, *args, **self.copy(value.keywords)))
+        # deepcopy refuses tensors with a history: their copies must lie in its memo before it meets them.
+        modules = list(value.modules()) if isinstance(value, torch.nn.Module) else []
+        for held in (value, *map(vars, modules)):
+            for _, tensor in tensors(held, ""):
+                if not tensor.is_leaf:
+                    self.copy(tensor)
+        copied = copy.deepcopy(value, self._memo)
+        for module in modules:
+            if isinstance(module, torch.fx.GraphModule):
+                self._complete(module)
+        return copied
+
+    def _complete(self, module: torch.fx.GraphModule) -> None:
+        """Give the copy of a graph module what its copying left out: hooks, and whatever its graph does not use."""
+        copied = vars(self._memo[id(module)])
+        for name, held in vars(module).items():
+            if name not in copied:
+                copied[name] = copy.deepcopy(held, self._memo)
+            elif isinstance(held, dict) and name not in _OF_THE_GRAPH:
+                for key in held.keys() - copied[name].keys():
+                    copied[name][key] = copy.deepcopy(held[key], self._memo)
+
+    def _remember(self, value: Any, copied: Any) -> Any:
+        self._memo[id(value)] = copied
+        self._kept.append(value)
+        return copied
+
+    def _copy_container(self, value: Any, copy_item: Callable[[Any], Any]) -> Any:
+        if isinstance(value, tuple):
+            return self._remember(value, tuple(copy_item(item) for item in value))
+        copied = self._remember(value, type(value)())  # before its items: they may lead back to it
+        if isinstance(value, dict):
+            copied.update((key, copy_item(item)) for key, item in value.items())
+        else:
+            copied.extend(copy_item(item) for item in value)
+        return copied
+
+    def _copy_computed(self, value: torch.Tensor) -> torch.Tensor:
+        """A tensor with a history gets one again, so that a model may still write to it in place.
+
+        The copy lies on a copy of the same storage, so that aliases stay aliases, and is computed from a
+        fresh leaf.
+        """
+        copied: torch.Tensor = copy.deepcopy(value.detach(), self._memo)
+        with torch.enable_grad():
+            leaf = value.detach().clone().requires_grad_()
+            copied.copy_(leaf)
+        self.sources[id(value)] = leaf
+        return copied
+
+    def _copy_function(self, function: types.FunctionType) -> Any:
+        if not holds_state(function):
+            return function
+        home = str(function.__globals__.get("__name__", ""))
+        if home.startswith("torch._dynamo"):
+            raise TypeError(
+                f"{function.__qualname__} is a compiled function over modules or tensors; "
+                "compile the module instead"
+            )
+        cells = tuple(types.CellType() for _ in function.__closure__ or ())
+        new_globals = self._globals.setdefault(id(function.__globals__), dict(function.__globals__))
+        copied = types.FunctionType(function.__code__, new_globals, function.__name__, None, cells or None)
+        self._remember(function, copied)  # before its cells: it may be called by itself
+        copied.__defaults__ = self._copy_state(function.__defaults__)
+        copied.__kwdefaults__ = self._copy_state(function.__kwdefaults__)
+        copied.__qualname__ = function.__qualname__
+        copied.__dict__.update(function.__dict__)
+        for old, new in zip(function.__closure__ or (), cells, strict=True):
+            if not is_empty(old):
+                new.cell_contents = self._copy_state(old.cell_contents)
+        for name, held in state_globals(function).items():
+            new_globals[name] = self._copy_state(held)
+        return copied
+
+    def _copy_state(self, value: Any) -> Any:
+        """Copy what holds modules or tensors, and plain containers (they may change); share the rest."""
+        if id(value) in self._memo:
+            return self._memo[id(value)]
+        if type(value) in _CONTAINERS:
+            return self._copy_container(value, self._copy_state)
+        return self.copy(value) if holds_state(value) else value

@@ -1,0 +1,85 @@
+"""The generators that a model can draw from: torch's own, Python's and numpy's, and those in a graph."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+__all__ = ["capture", "preserved", "same_state", "seed_all"]
+
+_CPU = "CPU generator"
+
+
+def capture(generators: Sequence[torch.Generator] = ()) -> dict[str, Any]:
+    """The state of every global generator, and of the given ones, by name.
+
+    >>> list(capture())[:2]
+    ['CPU generator', 'Python generator']
+    """
+    states: dict[str, Any] = {_CPU: torch.get_rng_state(), "Python generator": random.getstate()}
+    numpy = _numpy()
+    if numpy is not None:
+        states["numpy generator"] = numpy.random.get_state()
+    for index in range(_cuda_devices()):
+        states[f"CUDA generator {index}"] = torch.cuda.get_rng_state(index)
+    for number, generator in enumerate(generators):
+        states[f"generator {number} in the graph"] = generator.get_state()
+    return states
+
+
+def seed_all(seed: int) -> None:
+    """Seed every global generator. ``seed`` is an int in [0, 2**32): numpy takes no more."""
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    numpy = _numpy()
+    if numpy is not None:
+        numpy.random.seed(seed)
+    if _cuda_devices():
+        torch.cuda.manual_seed_all(seed)
+
+
+@contextmanager
+def preserved(generators: Sequence[torch.Generator] = ()) -> Iterator[None]:
+    """Give every global generator, and the given ones, the state back that it has now."""
+    states = capture(generators)
+    try:
+        yield
+    finally:
+        _restore(states, generators)
+
+
+def same_state(left: Any, right: Any) -> bool:
+    """Whether two entries of `capture` under one name are equal."""
+    if isinstance(left, torch.Tensor):
+        return torch.equal(left, right)
+    if isinstance(left, tuple):
+        return len(left) == len(right) and all(map(same_state, left, right))
+    if hasattr(left, "tobytes"):
+        return bool(left.tobytes() == right.tobytes())
+    return bool(left == right)
+
+
+def _restore(states: Mapping[str, Any], generators: Sequence[torch.Generator]) -> None:
+    torch.set_rng_state(states[_CPU])
+    random.setstate(states["Python generator"])
+    numpy = _numpy()
+    if numpy is not None and "numpy generator" in states:
+        numpy.random.set_state(states["numpy generator"])
+    for index in range(_cuda_devices()):
+        torch.cuda.set_rng_state(states[f"CUDA generator {index}"], index)
+    for number, generator in enumerate(generators):
+        generator.set_state(states[f"generator {number} in the graph"])
+
+
+def _numpy() -> Any:
+    # numpy is optional: whoever draws from it has imported it.
+    return sys.modules.get("numpy")
+
+
+def _cuda_devices() -> int:
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -1,0 +1,64 @@
+"""The state of a subject by name: parameters, buffers, and plain attributes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from partita.verification.subject import Subject
+
+__all__ = ["Held", "held_tensors", "held_values"]
+
+_PLAIN = (bool, int, float, complex, str, type(None))
+_OF_EVERY_MODULE = frozenset(vars(torch.nn.Module())) - {"training"}
+
+
+@dataclass(frozen=True)
+class Held:
+    """One named tensor of a subject.
+
+    Attributes:
+        kind: how it is registered; an attribute is a tensor that a module holds without registering it.
+        tensor: the tensor itself, not a copy.
+    """
+
+    kind: Literal["parameter", "buffer", "attribute"]
+    tensor: torch.Tensor
+
+
+def held_tensors(subject: Subject) -> dict[str, Held]:
+    """Every tensor that the subject holds, by qualified name; a tied one comes under each of its names."""
+    found: dict[str, Held] = {}
+    for prefix, root in subject.roots:
+        if isinstance(root, torch.Tensor):
+            kind = "parameter" if isinstance(root, torch.nn.Parameter) else "attribute"
+            found[prefix] = Held(kind, root)  # type: ignore[arg-type]
+            continue
+        for name, parameter in root.named_parameters(prefix, remove_duplicate=False):
+            found[name] = Held("parameter", parameter)
+        for name, buffer in root.named_buffers(prefix, remove_duplicate=False):
+            found[name] = Held("buffer", buffer)
+        for path, module in root.named_modules(prefix=prefix, remove_duplicate=False):
+            for name, value in vars(module).items():
+                if isinstance(value, torch.Tensor):
+                    found[_join(path, name)] = Held("attribute", value)
+    return found
+
+
+def held_values(subject: Subject) -> dict[str, Any]:
+    """Every public attribute of a module that is a number, a string or None: counters, ``training``."""
+    found: dict[str, Any] = {}
+    for prefix, root in subject.roots:
+        if isinstance(root, torch.Tensor):
+            continue
+        for path, module in root.named_modules(prefix=prefix, remove_duplicate=False):
+            for name, value in vars(module).items():
+                if isinstance(value, _PLAIN) and not name.startswith("_") and name not in _OF_EVERY_MODULE:
+                    found[_join(path, name)] = value
+    return found
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

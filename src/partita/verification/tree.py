@@ -1,0 +1,99 @@
+"""Nested values, one level at a time.
+
+Outputs and arguments are whatever a model takes and returns: tuples, dicts, dataclasses, caches, ordinary
+objects. Looking into every object's own attributes sees at least as much as a registered flattening would,
+and needs no registration.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from types import ModuleType
+from typing import Any
+
+import torch
+
+__all__ = ["children", "has_equality", "is_leaf", "tensors"]
+
+_ATOMS = (
+    torch.Tensor,
+    torch.nn.Module,
+    torch.Generator,
+    torch.fx.Node,
+    torch.fx.Graph,
+    type,
+    ModuleType,
+    Enum,
+)
+
+
+def children(value: object) -> list[tuple[str, Any]] | None:
+    """The parts of a container with the suffix that each adds to a path, or None for a leaf.
+
+    >>> children({"logits": 1})
+    [("['logits']", 1)]
+    >>> children((1, 2))
+    [('[0]', 1), ('[1]', 2)]
+    >>> children(1.5) is None
+    True
+    """
+    if isinstance(value, _ATOMS) or callable(value):
+        return None
+    if isinstance(value, Mapping):
+        items = [(f"[{key!r}]", item) for key, item in value.items()]
+        return items + _attributes(value, {key for key in value if isinstance(key, str)})
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return [(f".{name}", item) for name, item in zip(value._fields, value, strict=True)]
+    if isinstance(value, list | tuple | deque):
+        return [(f"[{i}]", item) for i, item in enumerate(value)] + _attributes(value, set())
+    if isinstance(value, BaseException):
+        return [(f".args[{i}]", item) for i, item in enumerate(value.args)]
+    found = _attributes(value, set())
+    # An object without attributes of its own is compared by its equality.
+    return found or None
+
+
+def has_equality(value: object) -> bool:
+    """Whether the type of ``value`` says what equality means; otherwise an object equals only itself."""
+    return any("__eq__" in vars(base) for base in type(value).__mro__ if base is not object)
+
+
+def is_leaf(value: object) -> bool:
+    """Whether `children` finds no parts in ``value``."""
+    return children(value) is None
+
+
+def tensors(value: object, path: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor in ``value`` with its path, in order; one that stands in two places comes twice."""
+    yield from _walk(value, path, set(), lambda leaf: isinstance(leaf, torch.Tensor))
+
+
+def _walk(
+    value: object, path: str, open_ids: set[int], wanted: Callable[[object], bool]
+) -> Iterator[tuple[str, Any]]:
+    parts = children(value)
+    if parts is None:
+        if wanted(value):
+            yield path, value
+        return
+    if id(value) in open_ids:  # a cycle: its parts are being walked already
+        return
+    open_ids.add(id(value))
+    for suffix, part in parts:
+        yield from _walk(part, path + suffix, open_ids, wanted)
+    open_ids.discard(id(value))
+
+
+def _attributes(value: object, already: set[str]) -> list[tuple[str, Any]]:
+    names = list(getattr(value, "__dict__", ()))
+    if dataclasses.is_dataclass(value):
+        names += [field.name for field in dataclasses.fields(value)]
+    elif not has_equality(value):
+        for base in type(value).__mro__:
+            slots = base.__dict__.get("__slots__", ())
+            names += [slots] if isinstance(slots, str) else list(slots)
+    wanted = [name for name in dict.fromkeys(names) if name not in already and not name.startswith("__")]
+    return [(f".{name}", getattr(value, name)) for name in wanted if hasattr(value, name)]

@@ -1,0 +1,109 @@
+"""`verify`: is the candidate observably equal to the reference?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from partita.verification.compare import Tolerance
+from partita.verification.explain import explain as locate
+from partita.verification.explain import explainable
+from partita.verification.judge import Judge
+from partita.verification.observe import observe
+from partita.verification.result import Verification
+from partita.verification.state import StateComparison
+from partita.verification.subject import subject_of
+
+__all__ = ["verify"]
+
+
+def verify(
+    candidate: Any,
+    reference: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    train: bool = True,
+    seed: int = 0,
+    rtol: float = 0.0,
+    atol: float = 0.0,
+    strides: bool = False,
+    explain: bool = True,
+) -> Verification:
+    """Run candidate and reference from equal state and compare everything that can be seen of the two runs.
+
+    Compared: outputs (nested; structure, types, shapes, dtypes, devices, ``requires_grad``, elements), who
+    shares memory with whom, printed text, arguments after the run, parameters, buffers and plain attributes
+    after the run, gradients of parameters and arguments, the state of every random generator, grad mode,
+    inference mode, autocast, deterministic flags and default dtype after the run, and exceptions (type;
+    message loosely). Elements must be equal bit for bit (any NaN equals any NaN), unless a tolerance is
+    given.
+
+    Both run on copies, seeded alike, under the caller's grad mode, inference mode and autocast. Afterwards
+    the caller's modules, arguments, gradients, random generators and settings are as they were, and nothing
+    has been printed.
+
+    Args:
+        candidate: a `Split`, a module, or any callable. Its state is matched with the reference's by object
+            and name; names may have a prefix, such as that of a piece.
+        reference: a module or any callable. Training flags are taken as they are, on both sides.
+        args: the positional arguments.
+        kwargs: the keyword arguments.
+        train: also run the backward, from random cotangents that are the same on both sides, into every
+            output that requires grad, and compare gradients. False: no backward; the forward is the same.
+        seed: seeds the generators before each run, and the cotangents; an int in [0, 2**32).
+        rtol: relative tolerance for floating-point and complex elements.
+        atol: absolute tolerance.
+        strides: whether strides of outputs and arguments must be equal too.
+        explain: where a graph was cut and something differs, run both again node by node, to name the first
+            node that differs and its piece. Keeps a copy of every intermediate value meanwhile.
+
+    Returns:
+        A `Verification`: print it, look at ``.ok``, or call ``.check()``, which raises where anything
+        differs.
+
+    Raises:
+        TypeError: bad usage: ``args`` is not a tuple, something can't be called or copied.
+        ValueError: a tolerance or seed out of range.
+
+    Not seen: text printed by compiled code past ``sys.stdout``, attributes that are neither tensors nor plain
+    values, private plain attributes (they begin with an underscore), hooks on tensors (copies lose them), and
+    state that a function reaches through other files' functions or globals.
+
+    >>> import torch
+    >>> print(verify(torch.abs, torch.neg, (torch.tensor([1.0, -2.0]),)).differences[0])
+    output: 1 of 2 elements differ, first at [0]: 1.0, not -1.0; max abs 2, max rel 2, max ulp 2.13e+09
+    """
+    kwargs = {} if kwargs is None else kwargs
+    _check_usage(args, kwargs, seed)
+    tolerance = Tolerance(rtol, atol)
+    subjects = subject_of(candidate), subject_of(reference)
+    state = StateComparison(*subjects, tolerance)
+    judge = Judge(state, tolerance, strides)
+    differences = tuple(state.initial())
+    theirs = observe(subjects[1], args, kwargs, train=train, seed=seed)
+    mine = observe(subjects[0], args, kwargs, train=train, seed=seed)
+    differences += tuple(judge.differences(mine, theirs))
+    raised = None if differences or theirs.raised is None else str(theirs.raised)
+    compared = judge.compared + state.compared
+    del mine, theirs  # before the second pair of runs
+    if differences and explain and explainable(candidate, reference):
+        differences = locate(
+            differences, candidate, subjects, (args, kwargs), train=train, seed=seed, tolerance=tolerance
+        )
+    return Verification(not differences, differences, compared, raised, rtol, atol)
+
+
+def _check_usage(args: object, kwargs: object, seed: object) -> None:
+    if not isinstance(args, tuple):
+        raise TypeError(
+            f"args is a {type(args).__name__}; give a tuple of the positional arguments, such as (x,)"
+        )
+    if not isinstance(kwargs, Mapping):
+        raise TypeError(
+            f"kwargs is a {type(kwargs).__name__}; give a mapping from names to keyword arguments"
+        )
+    if not isinstance(seed, int):
+        raise TypeError(f"seed is a {type(seed).__name__}; give an int in [0, 2**32)")
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"seed is {seed}; give an int in [0, 2**32)")

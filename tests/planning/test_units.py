@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from partita.errors import PlanError
+from partita.planning import CostModel, Unit
+
+
+def model() -> CostModel:
+    units = (
+        Unit("a", 1.0, 2.0, parameter_bytes=8, parameters=2, activation_bytes=4, modules=("x", "y")),
+        Unit("b", 0.5, 1.0, backward_input_s=0.25, backward_weight_s=0.75),
+    )
+    return CostModel(units, (16,), crossing_grad_bytes=(32,), borders=frozenset({0}))
+
+
+def test_a_cost_model_survives_json() -> None:
+    assert CostModel.from_json(model().to_json()) == model()
+
+
+def test_gradients_are_as_large_as_values_where_nothing_else_is_said() -> None:
+    assert CostModel(model().units, (16,)).gradient_bytes == (16,)
+    assert model().gradient_bytes == (32,)
+
+
+def test_a_negative_time_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"forward_s of unit 'a' is -1.0: give a finite number of seconds"):
+        Unit("a", -1.0, 0.0)
+
+
+def test_a_time_that_is_no_number_is_refused() -> None:
+    with pytest.raises(PlanError, match="backward_s of unit 'a' is nan"):
+        Unit("a", 1.0, float("nan"))
+
+
+def test_a_size_that_is_not_whole_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"activation_bytes of unit 'a' is 1.5: give a whole number"):
+        Unit("a", 1.0, 1.0, activation_bytes=1.5)  # type: ignore[arg-type]
+
+
+def test_half_of_a_split_backward_is_refused() -> None:
+    with pytest.raises(PlanError, match="unit 'a' has one of backward_input_s and backward_weight_s"):
+        Unit("a", 1.0, 1.0, backward_input_s=0.5)
+
+
+def test_two_units_of_one_name_are_refused() -> None:
+    with pytest.raises(PlanError, match="two units are named 'a'"):
+        CostModel((Unit("a", 1.0, 1.0), Unit("a", 1.0, 1.0)), (0,))
+
+
+def test_no_units_are_refused() -> None:
+    with pytest.raises(PlanError, match="the number of units is 0"):
+        CostModel((), ())
+
+
+def test_crossings_must_match_the_units() -> None:
+    with pytest.raises(PlanError, match="crossing_bytes has 2 numbers for 1 units: give 0"):
+        CostModel((Unit("a", 1.0, 1.0),), (1, 2))
+
+
+def test_a_border_must_exist() -> None:
+    with pytest.raises(PlanError, match="border 1 does not exist: 2 units have borders 0 to 0"):
+        CostModel((Unit("a", 1.0, 1.0), Unit("b", 1.0, 1.0)), (0,), borders=frozenset({1}))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: data.update(format="other"), "the format is 'other', expected 'partita.costs'"),
+        (lambda data: data.update(version=99), r"partita\.costs version 99 can't be read, only 1"),
+        (lambda data: data.pop("units"), "CostModel misses the field 'units'"),
+        (lambda data: data.update(extra=1), "CostModel has the unknown field 'extra'"),
+        (
+            lambda data: data["units"][1].update(forward_s="fast"),
+            r"CostModel.units\[1\].forward_s is 'fast': expected float",
+        ),
+        (
+            lambda data: data["units"][0].update(parameters=True),
+            r"CostModel.units\[0\].parameters is True: expected int",
+        ),
+        (lambda data: data["units"].append(3), r"CostModel.units\[2\] is 3: expected an object"),
+        (lambda data: data.update(crossing_bytes=5), r"CostModel.crossing_bytes is 5: expected"),
+    ],
+)
+def test_a_malformed_file_is_an_error_that_says_where(change, message: str) -> None:  # type: ignore[no-untyped-def]
+    data = json.loads(model().to_json())
+    change(data)
+    with pytest.raises(PlanError, match=message):
+        CostModel.from_json(json.dumps(data))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000])
+def test_text_that_is_not_json_is_an_error(text: str) -> None:
+    with pytest.raises(PlanError, match="this is not JSON"):
+        CostModel.from_json(text)
+
+
+def test_json_that_is_no_object_is_an_error() -> None:
+    with pytest.raises(PlanError, match=r"expected a JSON object .*, found list"):
+        CostModel.from_json("[]")

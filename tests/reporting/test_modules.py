@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partita.reporting import summarise_modules
+
+names = st.builds(
+    lambda prefix, number: f"{prefix}.{number}" if prefix else f"m{number}",
+    st.sampled_from(["", "layers", "h.blocks"]),
+    st.integers(0, 4),
+)
+
+
+def written_out(summary: tuple[str, ...]) -> list[str]:
+    found = []
+    for name in summary:
+        prefix, _, last = name.rpartition(".")
+        first, dash, end = last.partition("-")
+        found.extend(f"{prefix}.{n}" for n in range(int(first), int(end) + 1)) if dash else found.append(name)
+    return found
+
+
+@given(st.lists(names))
+def test_a_summary_written_out_is_the_list(given_names: list[str]) -> None:
+    assert written_out(summarise_modules(given_names)) == given_names
+
+
+def test_only_numbers_that_count_up_become_a_range() -> None:
+    assert summarise_modules(["l.0", "l.1", "l.3", "l.2", "k.3"]) == ("l.0-1", "l.3", "l.2", "k.3")
+
+
+def test_a_number_without_a_parent_is_a_name() -> None:
+    assert summarise_modules(["0", "1", ""]) == ("0", "1", "")

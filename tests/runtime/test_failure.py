@@ -1,0 +1,220 @@
+"""A rank that raises, leaves or is killed reaches every other rank as an error that names it, and every
+process ends.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from worlds import LIMIT_S, Ending, endings
+
+from partita.errors import PeerFailed
+from partita.runtime import Comm, FailureRecord
+
+
+def _raise_on_1_while_0_waits_for_1_and_2_for_0(comm: Comm) -> None:
+    if comm.rank == 1:
+        comm.recv_object(2)
+        raise ValueError("the loss is not finite")
+    if comm.rank == 2:
+        comm.send_object("go", 1)
+    comm.recv(torch.empty(4), (comm.rank + 1) % 3).wait()
+
+
+def _check_peers(found: list[Ending], failed: int, text: str) -> None:
+    for rank, ending in enumerate(found):
+        if rank == failed:
+            continue
+        assert isinstance(ending.error, PeerFailed), (rank, ending)
+        assert ending.error.rank == failed
+        assert text in str(ending.error)
+    print("seconds:", [round(ending.at_s, 2) for ending in found])  # noqa: T201
+
+
+def test_a_raising_rank_is_named_with_its_traceback_also_to_a_rank_that_waits_for_another() -> None:
+    found = endings(3, _raise_on_1_while_0_waits_for_1_and_2_for_0)
+    assert isinstance(found[1].error, ValueError)
+    _check_peers(found, 1, "rank 1 failed in the comm's with block: ValueError: the loss is not finite")
+    for rank in (0, 2):
+        error = found[rank].error
+        assert isinstance(error, PeerFailed)
+        assert "_raise_on_1_while_0_waits_for_1_and_2_for_0" in error.traceback_text
+
+
+def _raise_on_1_while_0_and_2_wait_for_each_other(comm: Comm) -> None:
+    if comm.rank == 1:
+        comm.recv_object(2)
+        raise ValueError("nobody talks with me")
+    if comm.rank == 2:
+        comm.send_object("go", 1)
+    comm.recv(torch.empty(4), 2 - comm.rank).wait()
+
+
+def test_ranks_that_wait_only_for_living_ranks_learn_of_the_failure() -> None:
+    found = endings(3, _raise_on_1_while_0_and_2_wait_for_each_other)
+    _check_peers(found, 1, "ValueError: nobody talks with me")
+
+
+def _kill_1_while_0_and_2_wait_for_each_other(comm: Comm) -> None:
+    if comm.rank == 1:
+        comm.recv_object(2)
+        os.kill(os.getpid(), signal.SIGKILL)
+    if comm.rank == 2:
+        comm.send_object("go", 1)
+    comm.recv(torch.empty(4), 2 - comm.rank).wait()
+
+
+def test_a_killed_rank_is_named_to_all() -> None:
+    found = endings(3, _kill_1_while_0_and_2_wait_for_each_other)
+    assert found[1].exitcode == -signal.SIGKILL
+    _check_peers(found, 1, "rank 1 died without a word (killed?)")
+
+
+def _exit_on_1(comm: Comm) -> None:
+    if comm.rank == 1:
+        comm.recv_object(0)
+        sys.exit(3)
+    comm.send_object("go", 1)
+    comm.recv(torch.empty(4), 1).wait()
+
+
+def test_sys_exit_inside_the_with_block_is_a_failure() -> None:
+    found = endings(2, _exit_on_1)
+    assert found[1].exitcode == 3
+    _check_peers(found, 1, "rank 1 failed in the comm's with block: SystemExit: 3")
+
+
+def _close_on_1(comm: Comm) -> None:
+    if comm.rank == 1:
+        comm.recv_object(0)
+        return
+    comm.send_object("go", 1)
+    comm.recv(torch.empty(4), 1).wait()
+
+
+def test_a_rank_that_closes_while_another_waits_for_it_has_left() -> None:
+    found = endings(2, _close_on_1)
+    _check_peers(found, 1, "rank 1 left while another rank still waited for it")
+
+
+def _fail_in_collectives(comm: Comm, kind: str) -> None:
+    tensor = torch.ones(3)
+    comm.all_reduce(tensor, (0, 1, 2)).wait()
+    if comm.rank == 2:
+        raise KeyError("weights")
+    if kind == "all_reduce":
+        comm.all_reduce(tensor, (0, 1, 2)).wait()
+    elif kind == "new subset":
+        comm.all_reduce(tensor, (comm.rank, 2)).wait()
+    elif kind == "object":
+        comm.recv_object(2)
+    elif kind == "barrier":
+        comm.barrier()
+    else:
+        comm.broadcast(tensor, 2).wait()
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "new subset", "object", "barrier", "broadcast"])
+def test_every_blocking_call_is_reached(kind: str) -> None:
+    found = endings(3, _fail_in_collectives, kind)
+    _check_peers(found, 2, "KeyError: 'weights'")
+
+
+def _use_after_failure(comm: Comm) -> list[tuple[int, str]]:
+    if comm.rank == 1:
+        comm.fail(RuntimeError("out of memory"), "forward of microbatch 3")
+    named = []
+    for _ in range(2):
+        try:
+            while True:
+                comm.send_object("x", 1 - comm.rank)
+        except PeerFailed as error:
+            named.append((error.rank, str(error).splitlines()[0]))
+    return named
+
+
+def test_a_rank_that_never_blocks_learns_at_its_next_call_and_at_every_later_one() -> None:
+    expected = (1, "rank 1 failed in forward of microbatch 3: RuntimeError: out of memory")
+    assert [ending.result for ending in endings(2, _use_after_failure)] == [[expected, expected]] * 2
+
+
+SCRIPT = """
+import datetime, os, signal, sys
+import torch, torch.distributed as dist
+from partita.runtime import ProcessGroupComm
+rank, port, how = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=3)
+comm = ProcessGroupComm.from_group(timeout_s=20.0)
+comm.barrier()
+failing = int(sys.argv[4])
+if rank == failing:
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "raise":
+        raise ValueError("no with block here")
+    sys.exit(0)
+other = next(r for r in range(3) if r not in (rank, failing))
+comm.recv(torch.empty(1), other).wait()
+"""
+
+
+def _run_script(tmp_path: Path, how: str, failing: int) -> list[tuple[int, str]]:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    started = time.monotonic()
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(rank), str(port), how, str(failing)],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for rank in range(3)
+    ]
+    try:
+        texts = [process.communicate(timeout=LIMIT_S)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    print("seconds:", round(time.monotonic() - started, 2))  # noqa: T201
+    return [(process.returncode, text) for process, text in zip(processes, texts, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        ("raise", "PeerFailed: rank {} failed in the main program: ValueError: no with block here"),
+        ("leave", "PeerFailed: rank {} left while another rank still waited for it"),
+        ("kill", "PeerFailed: rank {} died without a word (killed?)"),
+    ],
+)
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_script_without_a_with_block_is_covered_too_even_where_rank_0_hosts_the_store(
+    tmp_path: Path, how: str, text: str, failing: int
+) -> None:
+    found = _run_script(tmp_path, how, failing)
+    for rank, (code, stderr) in enumerate(found):
+        if rank != failing:
+            assert code == 1
+            assert text.format(failing) in stderr
+
+
+def test_a_record_survives_json_and_passing_on_keeps_the_first_rank() -> None:
+    record = FailureRecord.of(3, ValueError("two\nlines"), "step 7")
+    assert FailureRecord.from_json(record.to_json()) == record
+    passed_on = FailureRecord.of(0, record.to_error(), "step 8")
+    assert (passed_on.rank, passed_on.traceback_text) == (3, record.traceback_text)

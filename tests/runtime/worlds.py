@@ -1,0 +1,114 @@
+"""Real processes for tests: the same ``run(fn, *args)`` as `InProcessWorld`, over gloo on loopback."""
+
+from __future__ import annotations
+
+import copyreg
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from partita.errors import PeerFailed
+from partita.runtime import ProcessGroupComm
+
+
+def _rebuilt(error: Any) -> Any:
+    return PeerFailed, (str(error), error.rank, error.traceback_text)
+
+
+# An exception whose __init__ takes more than its text does not pickle by itself.
+copyreg.pickle(PeerFailed, _rebuilt)
+
+LIMIT_S = 30.0
+"""After this many seconds a test kills what is left and fails."""
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "partita.runtime"])
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How one process ended: its exit code, what it returned or the error it raised, and when (seconds after
+    the start).
+    """
+
+    exitcode: int | None
+    result: Any = None
+    error: BaseException | None = None
+    text: str = ""
+    at_s: float = 0.0
+
+
+def _body(
+    rank: int, size: int, path: str, started: float, pipe: Any, fn: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    try:
+        dist.init_process_group("gloo", store=dist.FileStore(path, size), rank=rank, world_size=size)
+        with ProcessGroupComm.from_group() as comm:
+            result = fn(comm, *args)
+        pipe.send(Ending(0, result=result, at_s=time.monotonic() - started))
+    except Exception as error:
+        pipe.send(Ending(0, error=error, text=traceback.format_exc(), at_s=time.monotonic() - started))
+
+
+def endings(size: int, fn: Callable[..., Any], *args: Any) -> list[Ending]:
+    """Calls ``fn(comm, *args)`` in `size` processes and tells how each ended. No process outlives the call."""
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.monotonic()
+        pipes = [_CONTEXT.Pipe(duplex=False) for _ in range(size)]
+        processes = []
+        for rank, (_, there) in enumerate(pipes):
+            given = (rank, size, str(Path(folder) / "store"), started, there, fn, args)
+            processes.append(_CONTEXT.Process(target=_body, args=given, daemon=True))
+        for process in processes:
+            process.start()
+        for _, there in pipes:
+            there.close()
+        try:
+            found = [
+                _collect(here, process, started) for (here, _), process in zip(pipes, processes, strict=True)
+            ]
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+    return found
+
+
+def _collect(here: Any, process: Any, started: float) -> Ending:
+    remaining = LIMIT_S - (time.monotonic() - started)
+    if not here.poll(max(0.0, remaining)):
+        raise AssertionError(f"{process.name} still runs after {LIMIT_S} s")
+    try:
+        ending = here.recv()
+    except EOFError:
+        process.join(5.0)
+        return Ending(process.exitcode, at_s=time.monotonic() - started)
+    process.join(10.0)
+    if process.exitcode is None:
+        raise AssertionError(f"{process.name} has raised or returned, but does not end")
+    return ending
+
+
+class ProcessWorld:
+    """`InProcessWorld` with a process a rank."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def run(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
+        found = endings(self.size, fn, *args)
+        for ending in found:
+            if ending.error is not None:
+                raise ending.error
+        return [ending.result for ending in found]
