@@ -15,9 +15,11 @@ so the switches are not moved: each piece enters what its nodes need and leaves 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch.fx import Node
 
 from partita._torch.regions import ENTER_AUTOCAST, ENTER_INFERENCE, EXIT_AUTOCAST, EXIT_INFERENCE, SET_GRAD
@@ -33,12 +35,20 @@ class Ambient:
     """The state that holds at a node.
 
     Attributes:
-        grad: the node that last set grad mode, or None where it is as the caller left it.
+        grad: the node that last set grad mode within the innermost inference region (or the graph, where none is open), or
+            None where it is as that region, or the caller, made it.
         stack: the nodes whose autocast or inference region is open, outermost first.
+        outside: for each of them, `grad` where it was entered. Leaving an inference region brings that back.
     """
 
     grad: Node | None = None
     stack: tuple[Node, ...] = ()
+    outside: tuple[Node | None, ...] = ()
+
+    @property
+    def switches(self) -> tuple[Node, ...]:
+        """Every node that has a part in this state."""
+        return tuple(dict.fromkeys(node for node in (self.grad, *self.outside, *self.stack) if node is not None))
 
 
 INHERITED = Ambient()
@@ -61,7 +71,11 @@ def ambient_states(nodes: Sequence[Node], switches: Sequence[int]) -> tuple[list
     state = INHERITED
     runs = [(0, state)]
     for position in switches:
-        state = _after(nodes[position], state)
+        earlier = _state_read(nodes[position], nodes, runs)
+        if earlier is not None and earlier.stack == state.stack:
+            state = replace(state, grad=earlier.grad)
+        else:
+            state = _after(nodes[position], state)
         runs.append((position + 1, state))
     if state.stack:
         still = ", ".join(repr(node.name) for node in state.stack)
@@ -72,11 +86,22 @@ def ambient_states(nodes: Sequence[Node], switches: Sequence[int]) -> tuple[list
     return runs, state
 
 
+def _state_read(node: Node, nodes: Sequence[Node], runs: Sequence[tuple[int, Ambient]]) -> Ambient | None:
+    """Where ``_set_grad_enabled`` puts back what ``is_grad_enabled`` read earlier: the state that held there."""
+    source = node.args[0] if node.target is SET_GRAD and node.args else None
+    if not isinstance(source, Node) or source.target is not torch.is_grad_enabled:
+        return None
+    run = bisect_right(runs, nodes.index(source), key=lambda entry: entry[0]) - 1
+    return runs[run][1]
+
+
 def _after(node: Node, state: Ambient) -> Ambient:
     if node.target is SET_GRAD:
         return replace(state, grad=node)
     if node.target in (ENTER_AUTOCAST, ENTER_INFERENCE):
-        return replace(state, stack=(*state.stack, node))
+        # entering inference mode sets grad mode too
+        grad = state.grad if node.target is ENTER_AUTOCAST else None
+        return Ambient(grad, (*state.stack, node), (*state.outside, state.grad))
     entered = node.args[0] if node.args else None
     if not isinstance(entered, Node) or entered.target is not _EXITS[node.target]:
         raise RegionError(f"{node.name!r} leaves a region but names no node that entered one: got {entered!r}")
@@ -87,4 +112,5 @@ def _after(node: Node, state: Ambient) -> Ambient:
             f"{node.name!r} leaves the region of {entered.name!r} while {state.stack[-1].name!r} inside it is still open: "
             "regions must nest"
         )
-    return replace(state, stack=state.stack[:-1])
+    grad = state.grad if node.target is EXIT_AUTOCAST else state.outside[-1]
+    return Ambient(grad, state.stack[:-1], state.outside[:-1])
