@@ -6,17 +6,18 @@ Each also subclasses the built-in that a caller would reach for, so ``except Val
     ├── CaptureError (RuntimeError)           a model could not be turned into a graph
     ├── GraphError (ValueError)               a graph that is malformed, or misses an attribute
     ├── SplitError (ValueError)
-    │   ├── AssignmentError                   a node without a piece, an unknown node, a key that can't be hashed
+    │   ├── AssignmentError                   a node without a key, an unknown node, an unhashable key
     │   ├── OrderConflict                     pieces that can't be ordered; carries the chain of nodes
     │   └── RegionError                       an autocast (or other) region that is never left
     ├── PlanError (ValueError)
     │   ├── InfeasiblePlan                    more stages than units, not enough memory
-    │   └── ScheduleError                     a schedule that breaks a rule; carries rank and action
+    │   └── ScheduleError                     a schedule that breaks a rule
     ├── ExecutionError (RuntimeError)
     │   ├── PeerFailed (ConnectionError)      another rank raised or died; carries rank and its traceback
     │   ├── DeadlockError                     every rank waits for another (in-process comm only)
     │   └── SignatureMismatch (ValueError)    two sides of an edge disagree about what crosses it
     ├── MicrobatchError (ValueError)          a batch that can't be cut as asked
+    ├── ReportError (ValueError)              report data that contradicts itself, or can't be read
     ├── VerificationFailed (AssertionError)   `Verification.check()` found a difference
     └── UsageError (ValueError)               a command-line option that can't be used
 """
@@ -38,6 +39,7 @@ __all__ = [
     "PeerFailed",
     "PlanError",
     "RegionError",
+    "ReportError",
     "ScheduleError",
     "SignatureMismatch",
     "SplitError",
@@ -77,6 +79,9 @@ class OrderConflict(SplitError):
         super().__init__(message)
         self.chain = tuple(chain)
 
+    def __reduce__(self) -> tuple[type[OrderConflict], tuple[str, tuple[str, ...]]]:
+        return type(self), (str(self), self.chain)
+
 
 class RegionError(SplitError):
     """A region (autocast, inference mode) that the graph enters and never leaves, or leaves twice."""
@@ -111,6 +116,9 @@ class PeerFailed(ExecutionError, ConnectionError):
         self.rank = rank
         self.traceback_text = traceback_text
 
+    def __reduce__(self) -> tuple[type[PeerFailed], tuple[str, int, str]]:
+        return type(self), (str(self), self.rank, self.traceback_text)
+
 
 class DeadlockError(ExecutionError):
     """Every rank waits for another. Raised by the in-process comm, which can see all of them."""
@@ -122,6 +130,10 @@ class SignatureMismatch(ExecutionError, ValueError):
 
 class MicrobatchError(PartitaError, ValueError):
     """A batch that can't be cut into microbatches as asked."""
+
+
+class ReportError(PartitaError, ValueError):
+    """The data of a report contradicts itself, or a kept report can't be read."""
 
 
 class VerificationFailed(PartitaError, AssertionError):

@@ -34,3 +34,11 @@ def test_a_cluster_survives_json(cluster: Cluster) -> None:
 def test_a_value_out_of_range_is_refused(arguments: dict[str, float], message: str) -> None:
     with pytest.raises(PlanError, match=message):
         Cluster(**arguments)  # type: ignore[arg-type]
+
+
+def test_a_ring_sends_everything_twice_but_for_the_own_share() -> None:
+    assert Cluster(4, bandwidth_bytes_per_s=10.0, latency_s=0.5).all_reduce_s(40) == 6 * (0.5 + 1.0)
+
+
+def test_one_rank_has_nothing_to_reduce() -> None:
+    assert Cluster(1, 1.0, 1.0).all_reduce_s(10**9) == 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from fake_report import fake_losses, fake_report, fake_timeline
+from tests.reporting.fake_report import fake_losses, fake_report, fake_timeline
 
 from partita.reporting import LossPoint, RunReport, Timeline
 

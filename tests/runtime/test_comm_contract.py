@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from worlds import ProcessWorld
+from tests.runtime.worlds import ProcessWorld
 
 from partita.runtime import MAX_TAG, Comm, InProcessWorld
 

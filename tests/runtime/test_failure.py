@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from worlds import LIMIT_S, Ending, endings
+from tests.runtime.worlds import LIMIT_S, Ending, endings
 
 from partita.errors import PeerFailed
 from partita.runtime import Comm, FailureRecord

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copyreg
 import multiprocessing
 import os
 import sys
@@ -16,16 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from partita.errors import PeerFailed
 from partita.runtime import ProcessGroupComm
-
-
-def _rebuilt(error: Any) -> Any:
-    return PeerFailed, (str(error), error.rank, error.traceback_text)
-
-
-# An exception whose __init__ takes more than its text does not pickle by itself.
-copyreg.pickle(PeerFailed, _rebuilt)
 
 LIMIT_S = 30.0
 """After this many seconds a test kills what is left and fails."""
@@ -62,7 +52,7 @@ def _body(
 
 
 def endings(size: int, fn: Callable[..., Any], *args: Any) -> list[Ending]:
-    """Calls ``fn(comm, *args)`` in `size` processes and tells how each ended. No process outlives the call."""
+    """Calls ``fn(comm, *args)`` in `size` processes and tells how each ended. None outlives the call."""
     with tempfile.TemporaryDirectory() as folder:
         started = time.monotonic()
         pipes = [_CONTEXT.Pipe(duplex=False) for _ in range(size)]

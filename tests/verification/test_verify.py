@@ -50,7 +50,7 @@ def only(result: Verification, kind: str, where: str) -> None:
     assert [(d.kind, d.where) for d in result.differences] == [(kind, where)], str(result)
 
 
-# --- what is equal -------------------------------------------------------------------------------------------------
+# --- what is equal ------------------------------------------------------------
 
 
 def test_a_module_equals_itself_and_says_what_was_compared() -> None:
@@ -72,14 +72,13 @@ def test_a_deep_copy_equals_the_module() -> None:
 @pytest.mark.parametrize(
     "wrap",
     [
-        torch.fx.symbolic_trace,
         lambda net: torch.compile(net, backend="eager"),
         lambda net: lambda x: net(x),
         lambda net: functools.partial(net),
         lambda net: net.forward,
         lambda net: nn.ModuleDict({"whole": net})["whole"],
     ],
-    ids=["traced", "compiled", "closure", "partial", "method", "nested"],
+    ids=["compiled", "closure", "partial", "method", "nested"],
 )
 def test_every_way_to_call_the_same_module_is_equal_to_it(wrap: Callable[[nn.Module], Any]) -> None:
     net = make_net()
@@ -93,13 +92,7 @@ def test_it_works_without_parameters_and_gradients(train: bool) -> None:
 
 
 def test_train_false_runs_no_backward() -> None:
-    net = make_net()
-    halved = copy.deepcopy(net)
-    halved.inner.weight.register_hook(lambda gradient: gradient / 2)
-    result = verify(net, net, (X,), train=False).check()
-    assert result.compared["gradients of inputs"] == 0
-    backward = verify(_Scaled(), _Plain(), (X.clone().requires_grad_(),), train=False)
-    assert backward.ok
+    assert verify(_Scaled(), _Plain(), (X.clone().requires_grad_(),), train=False).ok
     assert not verify(_Scaled(), _Plain(), (X.clone().requires_grad_(),)).ok
 
 
@@ -112,7 +105,7 @@ def test_keyword_arguments_reach_both() -> None:
     )
 
 
-Pair = namedtuple("Pair", ["left", "right"])  # noqa: PYI024 (models return these)
+Pair = namedtuple("Pair", ["left", "right"])
 
 
 @dataclass
@@ -153,7 +146,7 @@ def test_outputs_are_compared_however_they_are_nested(build: Callable[..., Any],
     only(verify(lambda x: build(x * 3), lambda x: build(x * 2), (X,)), "output", where)
 
 
-# --- outputs -------------------------------------------------------------------------------------------------------
+# --- outputs ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -170,8 +163,16 @@ def test_outputs_are_compared_however_they_are_nested(build: Callable[..., Any],
         (lambda x: -0.0, lambda x: 0.0, "is -0.0, not 0.0"),
         (lambda x: torch.tensor(-0.0), lambda x: torch.tensor(0.0), "1 of 1 elements"),
         (lambda x: x > 0, lambda x: x >= 0, None),
-        (lambda x: torch.tensor([1, 2]), lambda x: torch.tensor([1, 3]), r"first at \[1\]: 2, not 3; max abs 1"),
-        (lambda x: torch.tensor([1.0, torch.nan]), lambda x: torch.tensor([1.0, 2.0]), r"nan, not 2.0; max abs inf"),
+        (
+            lambda x: torch.tensor([1, 2]),
+            lambda x: torch.tensor([1, 3]),
+            r"first at \[1\]: 2, not 3; max abs 1",
+        ),
+        (
+            lambda x: torch.tensor([1.0, torch.nan]),
+            lambda x: torch.tensor([1.0, 2.0]),
+            r"nan, not 2.0; max abs inf",
+        ),
         (lambda x: torch.tensor([1j, 2j]), lambda x: torch.tensor([1j, 2j + 1]), r"first at \[1\]"),
         (lambda x: x.bfloat16() * 1.01, lambda x: x.bfloat16(), "max ulp"),
         (lambda x: torch.empty(0, 3), lambda x: torch.empty(3, 0), "shape"),
@@ -192,7 +193,15 @@ def test_outputs_that_differ_are_told_apart(
 
 @pytest.mark.parametrize(
     "value",
-    [float("nan"), torch.tensor([torch.nan, 1.0]), torch.tensor([complex("nan")]), torch.empty(0), None, 3, "s"],
+    [
+        float("nan"),
+        torch.tensor([torch.nan, 1.0]),
+        torch.tensor([complex("nan")]),
+        torch.empty(0),
+        None,
+        3,
+        "s",
+    ],
 )
 def test_equal_outputs_of_every_sort_are_equal(value: object) -> None:
     assert verify(lambda: copy.deepcopy(value), lambda: copy.deepcopy(value), ()).ok
@@ -224,7 +233,7 @@ def test_a_tolerance_forgives_rounding_and_nothing_else() -> None:
     assert not verify(lambda x: (x * 2).double(), lambda x: x * 2, (X,), rtol=1e-4).ok
 
 
-# --- memory --------------------------------------------------------------------------------------------------------
+# --- memory -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -237,7 +246,14 @@ def test_a_tolerance_forgives_rounding_and_nothing_else() -> None:
         (lambda x: (x * 2, x * 2), lambda x: 2 * ((x * 2),)),
         (lambda x: (lambda y: (y, y[:1].clone()))(x * 2), lambda x: (lambda y: (y, y[:1]))(x * 2)),
     ],
-    ids=["copy of view", "view of copy", "copy of input", "view of input", "two for one", "copy among outputs"],
+    ids=[
+        "copy of view",
+        "view of copy",
+        "copy of input",
+        "view of input",
+        "two for one",
+        "copy among outputs",
+    ],
 )
 def test_who_shares_memory_with_whom_is_compared(
     candidate: Callable[..., Any], reference: Callable[..., Any]
@@ -270,7 +286,7 @@ def test_arguments_that_share_memory_still_do_in_the_copies() -> None:
     assert result.ok, str(result)
 
 
-# --- gradients -----------------------------------------------------------------------------------------------------
+# --- gradients ----------------------------------------------------------------
 
 
 class _WrongGradient(torch.autograd.Function):
@@ -298,17 +314,23 @@ def test_right_outputs_with_wrong_gradients_are_told_apart() -> None:
     net = make_net()
     result = verify(lambda x: {k: _WrongGradient.apply(v) for k, v in net(x).items()}, net, (X,))
     assert kinds(result) == {"gradient"}
-    assert [d.where for d in result.differences][0] == "gradient of inner.weight"
+    assert result.differences[0].where == "gradient of inner.weight"
 
 
 def test_no_gradient_is_not_a_gradient_of_zeros() -> None:
     net = nn.Linear(4, 2)
     result = verify(lambda x: net(x), lambda x: nn.functional.linear(x, net.weight) + net.bias.detach(), (X,))
     only(result, "gradient", "gradient of bias")
-    zero = verify(lambda x: net(x) + 0 * X.sum(), lambda x: nn.functional.linear(x, net.weight, net.bias * 1), (X,))
+    zero = verify(
+        lambda x: net(x) + 0 * X.sum(), lambda x: nn.functional.linear(x, net.weight, net.bias * 1), (X,)
+    )
     assert zero.ok
     x, y = X.clone().requires_grad_(), X.clone().requires_grad_()
-    only(verify(lambda a, b: a + 0 * b, lambda a, b: a + 0 * b.detach(), (x, y)), "gradient", "gradient of args[1]")
+    only(
+        verify(lambda a, b: a + 0 * b, lambda a, b: a + 0 * b.detach(), (x, y)),
+        "gradient",
+        "gradient of args[1]",
+    )
 
 
 def test_an_output_that_lost_its_history_is_told_apart() -> None:
@@ -372,7 +394,7 @@ def test_complex_and_narrow_and_sparse_gradients_are_compared() -> None:
     assert "layout is torch.strided, not torch.sparse_coo" in str(verify(dense, table, (ids,)))
 
 
-# --- state ---------------------------------------------------------------------------------------------------------
+# --- state --------------------------------------------------------------------
 
 
 class _Forgetful(Net):
@@ -417,7 +439,10 @@ def test_a_different_initial_state_is_the_first_difference() -> None:
     with torch.no_grad():
         other.inner.bias += 1
     result = verify(other, net, (X,))
-    assert (result.differences[0].kind, result.differences[0].where) == ("initial state", "parameter inner.bias")
+    assert (result.differences[0].kind, result.differences[0].where) == (
+        "initial state",
+        "parameter inner.bias",
+    )
     frozen = copy.deepcopy(net)
     frozen.inner.bias.requires_grad_(False)
     assert "requires_grad is False, not True" in verify(frozen, net, (X,)).differences[0].message
@@ -492,7 +517,7 @@ def test_state_that_the_graph_does_not_use_need_not_be_held() -> None:
     verify(spare, torch.fx.symbolic_trace(spare), (X,)).check()
 
 
-# --- arguments -----------------------------------------------------------------------------------------------------
+# --- arguments ----------------------------------------------------------------
 
 
 def test_a_changed_argument_must_be_changed_alike() -> None:
@@ -519,7 +544,7 @@ def test_an_argument_with_a_history_can_be_written_to_in_place() -> None:
     assert leaf.grad is None
 
 
-# --- order, randomness, settings ---------------------------------------------------------------------------------
+# --- order, randomness, settings ----------------------------------------------
 
 
 def test_text_printed_in_another_order_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -555,21 +580,29 @@ def test_draws_in_another_order_are_told() -> None:
 
 
 def test_draws_from_other_generators_are_told() -> None:
-    only(verify(lambda: random.random() and None, lambda: None, ()), "random state", "Python generator after forward")
+    only(
+        verify(lambda: random.random() and None, lambda: None, ()),
+        "random state",
+        "Python generator after forward",
+    )
 
-    def draws(count: int) -> torch.fx.GraphModule:
-        graph = torch.fx.Graph()
-        x = graph.placeholder("x")
-        own = torch.Generator().manual_seed(5)
-        for _ in range(count):
-            noise = graph.call_function(torch.rand, (2,), {"generator": own})
-        graph.output((x, noise))
-        return torch.fx.GraphModule(nn.Module(), graph)
+    class Own(nn.Module):
+        def __init__(self, count: int) -> None:
+            super().__init__()
+            self.generator = torch.Generator().manual_seed(5)
+            self.step = count
 
-    one = draws(1)
-    assert verify(one, one, (X,)).ok
-    two = draws(2)
-    assert not verify(two, one, (X,)).ok
+        def forward(self) -> None:
+            torch.rand(self.step, generator=self.generator)
+
+    only(verify(Own(1), Own(2), ()), "attribute", "attribute generator")
+    assert verify(Own(1), Own(1), ()).ok
+    free = torch.Generator().manual_seed(5)
+    before = free.get_state()
+    assert verify(lambda: torch.rand(1, generator=free), lambda: torch.rand(1, generator=free), ()).ok
+    assert not verify(lambda: None, lambda: torch.rand(1, generator=free) and None, ()).ok
+    only(verify(lambda g: None, lambda g: torch.rand(1, generator=g) and None, (free,)), "input", "args[0]")
+    assert torch.equal(free.get_state(), before)
 
 
 def test_a_draw_in_the_backward_is_told() -> None:
@@ -650,7 +683,7 @@ def test_both_run_under_the_callers_modes(mode: Callable[[], Any]) -> None:
     assert seen == [expected]
 
 
-# --- exceptions ----------------------------------------------------------------------------------------------------
+# --- exceptions ---------------------------------------------------------------
 
 
 def _raise(error: Exception) -> Callable[..., Any]:
@@ -671,7 +704,10 @@ def test_exceptions_must_be_of_the_same_type() -> None:
 
 
 def test_raising_where_the_other_returns_is_told() -> None:
-    for pair in ((_raise(ValueError("no")), lambda x: x.add_(1)), (lambda x: x.add_(1), _raise(ValueError("no")))):
+    for pair in (
+        (_raise(ValueError("no")), lambda x: x.add_(1)),
+        (lambda x: x.add_(1), _raise(ValueError("no"))),
+    ):
         result = verify(*pair, (X,))
         assert result.raised is None
         assert result.differences[0].kind == "exception"
@@ -700,7 +736,7 @@ def test_an_exception_in_the_backward_is_compared_too() -> None:
     assert verify(Failing.apply, torch.clone, (x,)).differences[0].kind == "exception"
 
 
-# --- the caller's things -------------------------------------------------------------------------------------------
+# --- the caller's things ------------------------------------------------------
 
 
 def test_nothing_of_the_callers_changes() -> None:
@@ -749,13 +785,17 @@ def test_the_seed_decides_what_is_drawn() -> None:
     assert results == {True, False}
 
 
-# --- bad usage -----------------------------------------------------------------------------------------------------
+# --- bad usage ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"args": X}, TypeError, r"args is a Tensor; give a tuple of the positional arguments, such as \(x,\)"),
+        (
+            {"args": X},
+            TypeError,
+            r"args is a Tensor; give a tuple of the positional arguments, such as \(x,\)",
+        ),
         ({"args": [X]}, TypeError, "args is a list"),
         ({"kwargs": [1]}, TypeError, "kwargs is a list; give a mapping"),
         ({"candidate": 3}, TypeError, "can't run a int: give a module, a split or a function"),
@@ -777,3 +817,15 @@ def test_a_compiled_function_over_a_module_is_refused_with_the_next_step() -> No
     compiled = torch.compile(lambda x: net(x), backend="eager")
     with pytest.raises(TypeError, match="compile the module instead"):
         verify(compiled, net, (X,))
+
+
+@pytest.mark.parametrize("build", [make_net, lambda: torch.fx.symbolic_trace(nn.Sequential(nn.Linear(4, 2)))])
+def test_a_backend_that_computes_something_else_is_told(build: Callable[[], nn.Module]) -> None:
+    # A compiled graph module hands out the plain one to deepcopy: that would have been verified instead.
+    def backend(graph: torch.fx.GraphModule, inputs: object) -> Callable[..., Any]:
+        return lambda *args: tuple(x * 2 if x.is_floating_point() else x for x in graph(*args))
+
+    torch._dynamo.reset()
+    net = build()
+    assert not verify(torch.compile(net, backend=backend), net, (X,)).ok
+    torch._dynamo.reset()

@@ -1,4 +1,4 @@
-"""Building fx graphs quickly, and graph modules whose code is generated on the first run."""
+"""Building fx graphs quickly, and what torch knows about a node's value."""
 
 from __future__ import annotations
 
@@ -6,10 +6,22 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node
-from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx import Graph, Node
+from torch.fx.graph import CodeGen
 
-__all__ = ["LazyGraphModule", "append_copy", "copy_codegen", "free_symbols", "lint_names", "map_arguments"]
+from partita._torch.lazy_module import LazyGraphModule, lazy_module
+
+__all__ = [
+    "LazyGraphModule",
+    "append_copy",
+    "append_renamed",
+    "copy_codegen",
+    "free_symbols",
+    "lazy_module",
+    "map_arguments",
+    "signature_text",
+    "symbolic_text",
+]
 
 map_arguments: Callable[[Any, Callable[[Node], Any]], Any] = torch.fx.node.map_arg
 
@@ -38,6 +50,13 @@ def append_copy(graph: Graph, node: Node, args: Any, kwargs: Any) -> Node:
     return copy
 
 
+def append_renamed(graph: Graph, node: Node, args: Any, kwargs: Any, target: Any) -> Node:
+    """Like `append_copy`, with a name made from ``target`` as ``Graph.create_node`` makes it, and not that of ``node``."""
+    copy = graph.create_node(node.op, target, args, kwargs, type_expr=node.type)
+    copy.meta = node.meta.copy()
+    return copy
+
+
 def copy_codegen(source: Graph, destination: Graph) -> None:
     """Let ``destination`` flatten its inputs and outputs, and bind its arguments, as ``source`` does."""
     destination._codegen = source._codegen
@@ -45,10 +64,15 @@ def copy_codegen(source: Graph, destination: Graph) -> None:
     destination._tracer_extras = source._tracer_extras
 
 
-def free_symbols(value: Any) -> frozenset[Any]:
-    """The symbols in the sizes, strides and offset of a fake tensor, or in a symbolic number (nested values too)."""
+def free_symbols(value: Any) -> list[Any]:
+    """The symbols in the sizes, strides and offset of a fake tensor, or in a symbolic number (nested values too), by name."""
+    found = _free_symbols(value)
+    return sorted(found, key=str) if found else []
+
+
+def _free_symbols(value: Any) -> frozenset[Any]:
     if isinstance(value, (list, tuple)):
-        return frozenset().union(*(free_symbols(item) for item in value))
+        return frozenset().union(*(_free_symbols(item) for item in value))
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return frozenset(value.node.expr.free_symbols)
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
@@ -60,13 +84,20 @@ def free_symbols(value: Any) -> frozenset[Any]:
     return frozenset(found)
 
 
-def lint_names(graph: Graph) -> None:
-    """``Graph.lint`` (raises RuntimeError or AssertionError where the graph is malformed)."""
-    graph.lint()
+def symbolic_text(value: Any, numbers: dict[Any, int]) -> str:
+    """A symbolic number as text, its symbols called after their first appearance and not by name.
 
-
-class LazyGraphModule(_LazyGraphModule):
-    """A ``GraphModule`` that generates its code when it is first run, printed, pickled or compiled.
-
-    Everything else is as in ``GraphModule``. torch itself knows its base class and forces the code where it needs it.
+    Args:
+        numbers: of the symbols met so far; new ones are added.
     """
+    expression = value.node.expr
+    for symbol in sorted(expression.free_symbols, key=str):
+        numbers.setdefault(symbol, len(numbers))
+    return str(expression.xreplace({symbol: type(symbol)(f"d{numbers[symbol]}") for symbol in expression.free_symbols}))
+
+
+def signature_text(graph: Graph) -> str:
+    """How a graph flattens what it is called with, as text; empty where it takes its placeholders as they are."""
+    info = getattr(graph._codegen, "pytree_info", None)
+    kind = type(graph._codegen)
+    return "" if kind is CodeGen else f"{kind.__module__}.{kind.__qualname__} {info}"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
-__all__ = ["ArgumentFacts", "OpFacts", "aten_packet", "is_higher_order", "is_operator", "operator_facts"]
+__all__ = ["ArgumentFacts", "OpFacts", "aten_packet", "is_higher_order", "is_operator", "operator_facts", "returns_one_tensor"]
 
 _MAY_ALIAS = getattr(torch.Tag, "maybe_aliasing_or_mutating", None)
 
@@ -48,7 +48,7 @@ _UNDECLARED_ALIASES = frozenset(
     f"aten::{name}"
     for name in (
         "unsafe_split unsafe_split_with_sizes unsafe_chunk _unsafe_view einsum meshgrid broadcast_tensors type_as "
-        "sum_to_size atleast_1d atleast_2d atleast_3d cartesian_prod"
+        "histogramdd sum_to_size atleast_1d atleast_2d atleast_3d cartesian_prod"
     ).split()
 )
 _RECURRENT = frozenset({"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"})
@@ -103,11 +103,28 @@ def aten_packet(name: str) -> OpOverloadPacket | None:
 
 
 @cache
+def returns_one_tensor(target: Any) -> bool:
+    """Whether an overload, or every overload of a packet that takes a tensor first, returns a single tensor."""
+    overloads = [target] if isinstance(target, OpOverload) else [getattr(target, name) for name in target.overloads()]
+    schemas = [overload._schema for overload in overloads]
+    relevant = [schema for schema in schemas if schema.arguments and "Tensor" in str(schema.arguments[0].type)] or schemas
+    return all(len(schema.returns) == 1 and str(schema.returns[0].type) == "Tensor" for schema in relevant)
+
+
+@cache
 def operator_facts(target: Any) -> tuple[OpFacts, ...]:
     """The facts of an overload, or of every overload of a packet."""
     if isinstance(target, OpOverload):
         return (_overload_facts(target),)
-    return tuple(_overload_facts(getattr(target, name)) for name in target.overloads())
+    overloads = [getattr(target, name) for name in target.overloads()]
+    # TorchScript's list methods share packets with tensor operators: `aten::sort.any(t[](a!) self, ...)`.
+    of_tensors = [overload for overload in overloads if not _is_list_method(overload)]
+    return tuple(_overload_facts(overload) for overload in of_tensors or overloads)
+
+
+def _is_list_method(overload: OpOverload) -> bool:
+    arguments = overload._schema.arguments
+    return bool(arguments) and arguments[0].name == "self" and str(arguments[0].type).startswith("List[")
 
 
 def _overload_facts(overload: OpOverload) -> OpFacts:

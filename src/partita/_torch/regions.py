@@ -35,7 +35,7 @@ _SETTERS = (
     "clear_autocast_cache",
 )
 _BARRIERS = frozenset(id(function) for name in _SETTERS if (function := getattr(torch, name, None)) is not None)
-_PREFIXES = ("_set_", "set_", "_push_", "_pop_", "_vmap_", "_grad_", "_jvp_", "_func_", "_enter_", "_exit_")
+_PREFIXES = ("_set_", "set_", "_push_", "_pop_", "_vmap_", "_grad_", "_jvp_", "_func_", "_enter_", "_exit_", "_saved_tensors_hooks")
 
 
 def is_barrier_function(target: Any) -> bool:
@@ -48,6 +48,8 @@ def is_barrier_function(target: Any) -> bool:
         return True
     module = getattr(target, "__module__", None) or ""
     name = getattr(target, "__name__", "")
+    if module == "torch.nn.attention" and name == "_sdpa_kernel":
+        return True
     return module.startswith(("torch._C", "torch._functorch")) and name.startswith(_PREFIXES)
 
 

@@ -11,12 +11,14 @@
 from __future__ import annotations
 
 from partita.planning.actions import Action, ActionKind, overlap
+from partita.planning.buckets import BucketPlan, Gradient, plan_buckets
 from partita.planning.cluster import Cluster
 from partita.planning.generators.registry import ScheduleKind, get_schedule, schedule_names
 from partita.planning.lower import lower
 from partita.planning.placement import loop_placement, v_placement
 from partita.planning.plan import Change, Plan, StagePlan
 from partita.planning.schedule import Schedule
+from partita.planning.search import Candidate, search
 from partita.planning.simulate import Simulation, Span, StageCost, simulate, stage_costs
 from partita.planning.stages import plan_stages
 from partita.planning.units import CostModel, Unit
@@ -25,9 +27,12 @@ from partita.planning.validate import validate
 __all__ = [
     "Action",
     "ActionKind",
+    "BucketPlan",
+    "Candidate",
     "Change",
     "Cluster",
     "CostModel",
+    "Gradient",
     "Plan",
     "Schedule",
     "ScheduleKind",
@@ -40,8 +45,10 @@ __all__ = [
     "loop_placement",
     "lower",
     "overlap",
+    "plan_buckets",
     "plan_stages",
     "schedule_names",
+    "search",
     "simulate",
     "stage_costs",
     "v_placement",

@@ -15,6 +15,7 @@ The first is taken wherever its pairs are few, which they are when T leaves litt
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -118,10 +119,14 @@ def find_cuts(problem: CutProblem) -> Cuts | None:
     cuts = _best_cuts(problem, high)
     if cuts is not None:
         return cuts
-    # Memory, or what each cut adds, stands against it: search above, now with the number of stages exact.
-    low, high = high, problem.compute[-1] + max(problem.leave) + max(problem.enter)
-    if _lean_cuts(problem, high) is None:
-        return None
+    # Memory, or what each cut adds, stands against it: search above, now with the number of stages exact. The
+    # first steps up are small, since the program is quick where the bound leaves little slack.
+    top = problem.compute[-1] + max(problem.leave) + max(problem.enter)
+    low, step = high, high // 1024 + 1
+    while _lean_cuts(problem, high := min(low + step, top)) is None:
+        if high == top:
+            return None
+        low, step = high, 2 * step
     while high - low > 1:
         middle = (low + high) // 2
         if _lean_cuts(problem, middle) is None:
@@ -215,11 +220,18 @@ def _even_cuts(problem: CutProblem, bound: int) -> Cuts | None:
 
 def _lean_cuts(problem: CutProblem, bound: int) -> Cuts | None:
     """The cuts within `bound` with the fewest bytes across, walked back to come out about even."""
-    places = problem.usable(bound)
+    fewest = _fewest_after(problem, bound)
+    places = tuple(place for place in problem.usable(bound) if place in fewest)
+    if not places or places[0] != 0:
+        return None
     layer: dict[int, int] = {0: 0}
     layers = [layer]
     for stage in range(problem.stages):
-        layer = dict(_next_layer(problem, bound, places, stage, layer))
+        left = problem.stages - stage - 1
+        steps = _next_layer(problem, bound, places[bisect_left(places, min(layer)) :], stage, layer)
+        layer = {place: crossing for place, crossing in steps if fewest[place] <= left}
+        if not layer:
+            return None
         layers.append(layer)
     end = places[-1]
     if end not in layer:
@@ -240,11 +252,14 @@ def _next_layer(
     """
     starts, ends, compute = problem.starts, problem.ends, problem.compute
     window: deque[tuple[int, int]] = deque()
+    last = max(layer)
     for place in places:
         while window and (
             compute[place] - starts[window[0][0]] > bound or not problem.fits(stage, window[0][0], place)
         ):
             window.popleft()
+        if not window and place > last:
+            return
         lowest = ends[place] - bound
         found = min((crossing for start, crossing in window if starts[start] >= lowest), default=None)
         if found is not None:

@@ -23,8 +23,8 @@ VERSION = 1
 def write(value: Any, format_name: str) -> str:
     """The JSON text of a dataclass, headed by the name of its format and its version.
 
-    Infinity, which JSON has no number for, is written as the string ``"inf"``, and what has a text form of its own (a
-    class method `parse`) as that text.
+    Infinity, which JSON has no number for, is written as the string ``"inf"``, and what has a text form of
+    its own (a class method `parse`) as that text.
     """
     body = {"format": format_name, "version": VERSION, **_encode(value)}
     return json.dumps(body, indent=2, allow_nan=False)

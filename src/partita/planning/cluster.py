@@ -52,6 +52,16 @@ class Cluster:
         require_amount(size_bytes, "size_bytes")
         return self.latency_s + size_bytes / self.bandwidth_bytes_per_s
 
+    def all_reduce_s(self, size_bytes: int) -> float:
+        """Seconds to sum over all r ranks by a ring: ``2 (r - 1)`` steps of an r-th of the bytes each.
+
+        (P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
+        2009.)
+        """
+        require_amount(size_bytes, "size_bytes")
+        steps = 2 * (self.ranks - 1)
+        return steps * (self.latency_s + size_bytes / self.ranks / self.bandwidth_bytes_per_s)
+
     def to_json(self) -> str:
         """JSON text that `from_json` reads back into an equal cluster."""
         return _json.write(self, "partita.cluster")

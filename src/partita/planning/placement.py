@@ -28,7 +28,7 @@ def v_placement(stages: int, ranks: int) -> tuple[int, ...]:
     """The rank of each stage where the stages go down the ranks and come back, two a rank: a V.
 
     The first rank then holds the first and the last stage. (P. Qi et al., "Pipeline parallelism with
-    controllable memory", 2024, section 3.)
+    controllable memory", 2024.)
 
     >>> v_placement(stages=6, ranks=3)
     (0, 1, 2, 2, 1, 0)

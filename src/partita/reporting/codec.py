@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from partita.errors import ReportError
 from partita.reporting.data import Figure, LossPoint, RunReport, StageRow, Timeline, TimelineSpan
 
 __all__ = ["report_from_json", "report_to_json"]
@@ -28,12 +29,15 @@ def report_from_json(text: str) -> RunReport:
     """The report that `report_to_json` wrote.
 
     Raises:
-        ValueError: the text is not JSON, is of another format, or misses a field.
+        ReportError: the text is not JSON, is of another format, or misses a field.
     """
-    tree = json.loads(text)
+    try:
+        tree = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ReportError(f"This is no report that can be read: it is not JSON ({error}).") from error
     found = tree.get("format") if isinstance(tree, dict) else None
     if found != _FORMAT:
-        raise ValueError(f"This is no report that can be read: format is {found!r}, expected {_FORMAT!r}.")
+        raise ReportError(f"This is no report that can be read: format is {found!r}, expected {_FORMAT!r}.")
     try:
         return RunReport(
             title=tree["title"],
@@ -47,7 +51,9 @@ def report_from_json(text: str) -> RunReport:
             validation=_losses(tree["validation"]),
         )
     except (KeyError, TypeError) as error:
-        raise ValueError(f"The report lacks a field or has one too many ({error}); write it anew.") from error
+        raise ReportError(
+            f"The report lacks a field or has one too many ({error}): write it anew"
+        ) from error
 
 
 def _plain(value: Any) -> Any:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
+from partita.errors import ReportError
+
 __all__ = ["Figure", "LossPoint", "RunReport", "StageRow", "Timeline", "TimelineSpan", "Tone"]
 
 Tone = Literal["plain", "good", "bad"]
@@ -23,7 +25,7 @@ _NOT_COMPUTE = frozenset({"comm", "idle"})
 
 def _require_quantity(owner: str, name: str, value: float) -> None:
     if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"{owner}.{name} is {value}; give a finite number that is not negative.")
+        raise ReportError(f"{owner}.{name} is {value}; give a finite number that is not negative.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class StageRow:
         send_bytes: bytes that one microbatch sends on to later stages.
 
     Raises:
-        ValueError: a quantity is negative or not finite.
+        ReportError: a quantity is negative or not finite.
     """
 
     stage: int
@@ -114,7 +116,7 @@ class TimelineSpan:
         end_s: when it ended.
 
     Raises:
-        ValueError: a time is negative or not finite, or the span ends before it starts.
+        ReportError: a time is negative or not finite, or the span ends before it starts.
     """
 
     rank: int
@@ -129,7 +131,7 @@ class TimelineSpan:
         for name in ("rank", "start_s", "end_s"):
             _require_quantity("TimelineSpan", name, getattr(self, name))
         if self.end_s < self.start_s:
-            raise ValueError(
+            raise ReportError(
                 f"TimelineSpan {self.label!r} ends at {self.end_s} s, before it starts ({self.start_s} s); "
                 "measure both on the same clock."
             )
@@ -156,7 +158,7 @@ class Timeline:
         bubble: share of the ranks' time that no computation used, from 0 to 1.
 
     Raises:
-        ValueError: `makespan_s` is negative or not finite, or `bubble` lies outside of [0, 1].
+        ReportError: `makespan_s` is negative or not finite, or `bubble` lies outside of [0, 1].
     """
 
     title: str
@@ -167,7 +169,7 @@ class Timeline:
     def __post_init__(self) -> None:
         _require_quantity("Timeline", "makespan_s", self.makespan_s)
         if not 0 <= self.bubble <= 1:
-            raise ValueError(f"Timeline.bubble is {self.bubble}; give a share of time, from 0 to 1.")
+            raise ReportError(f"Timeline.bubble is {self.bubble}; give a share of time, from 0 to 1.")
 
     @classmethod
     def from_spans(cls, title: str, spans: Iterable[TimelineSpan]) -> Timeline:

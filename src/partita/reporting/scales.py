@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from partita.errors import ReportError
+
 __all__ = ["Scale", "format_tick", "ticks"]
 
 _LEAST_SPAN = 1e-300  # below that, steps are lost to underflow
@@ -25,7 +27,7 @@ class Scale:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low <= self.high):
-            raise ValueError(
+            raise ReportError(
                 f"A scale from {self.low} to {self.high} can't be drawn; give finite bounds in order."
             )
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
+from partita.errors import ReportError
 from partita.reporting.data import LossPoint, StageRow
 from partita.reporting.units import format_bytes, format_count, format_loss, format_number, format_seconds
 
@@ -44,10 +45,10 @@ def loss_table(points: Sequence[LossPoint], last: int | None = None) -> Table:
     """The losses of both sides, step by step; of the last `last` steps only where that is given.
 
     Raises:
-        ValueError: `last` is negative.
+        ReportError: `last` is negative.
     """
     if last is not None and last < 0:
-        raise ValueError(f"last is {last}; give how many steps to show, 0 or more.")
+        raise ReportError(f"last is {last}; give how many steps to show, 0 or more.")
     shown = points if last is None else points[max(0, len(points) - last) :]
     table = Table(title="Losses", title_justify="left")
     for name in ("step", "pipelined", "uncut", "difference"):

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from partita.errors import ReportError
 from partita.reporting.data import Timeline, TimelineSpan
 from partita.reporting.units import format_seconds, format_share
 
@@ -26,10 +27,10 @@ def timeline_text(timeline: Timeline, width: int = 100) -> str:
     not, and goes on with ``-``. A dot is waiting, ``~`` is communication that no computation covers.
 
     Raises:
-        ValueError: `width` is below 20.
+        ReportError: `width` is below 20.
     """
     if width < _NARROWEST:
-        raise ValueError(f"width is {width}; a timeline needs {_NARROWEST} characters or more.")
+        raise ReportError(f"width is {width}; a timeline needs {_NARROWEST} characters or more.")
     heading = (
         f"{timeline.title}  {format_seconds(timeline.makespan_s)}, bubble {format_share(timeline.bubble)}"
     )

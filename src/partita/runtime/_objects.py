@@ -1,7 +1,9 @@
 """Small Python objects as messages of a fixed size: most fit into one, a large one needs a second.
 
-header, uint8[1024]:  | length, 8 bytes little-endian | the first 1016 bytes of the pickle |
-rest, uint8[length - 1016], only where the pickle is longer
+    header, uint8[1024]:  | length, 8 bytes little-endian | the first 1016 bytes of the pickle |
+    rest, uint8[length - 1016], only where the pickle is longer
+
+A message is a bytearray, and the tensor that travels is a view of it: no copy between the two.
 """
 
 from __future__ import annotations
@@ -11,34 +13,34 @@ from typing import Any
 
 import torch
 
-__all__ = ["HEADER_BYTES", "pack", "rest_bytes", "unpack"]
+__all__ = ["HEADER_BYTES", "as_tensor", "pack", "rest_bytes", "unpack"]
 
 HEADER_BYTES = 1024
 _INLINE = HEADER_BYTES - 8
 
 
-def pack(obj: Any) -> list[torch.Tensor]:
-    """One or two uint8 tensors that carry `obj`."""
+def pack(obj: Any) -> list[bytearray]:
+    """One or two messages that carry `obj`."""
     data = pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
-    head = len(data).to_bytes(8, "little") + data[:_INLINE]
-    messages = [torch.frombuffer(bytearray(head.ljust(HEADER_BYTES, b"\0")), dtype=torch.uint8)]
-    if len(data) > _INLINE:
-        messages.append(torch.frombuffer(bytearray(data[_INLINE:]), dtype=torch.uint8))
-    return messages
+    header = bytearray(HEADER_BYTES)
+    header[:8] = len(data).to_bytes(8, "little")
+    first = data[:_INLINE]
+    header[8 : 8 + len(first)] = first
+    return [header] if len(data) <= _INLINE else [header, bytearray(data[_INLINE:])]
 
 
-def rest_bytes(header: torch.Tensor) -> int:
+def as_tensor(message: bytearray) -> torch.Tensor:
+    """The message's memory as a uint8 tensor."""
+    return torch.frombuffer(message, dtype=torch.uint8)
+
+
+def rest_bytes(header: bytearray) -> int:
     """How many bytes the second message has; 0: there is none."""
-    return max(0, int.from_bytes(_bytes(header)[:8], "little") - _INLINE)
+    return max(0, int.from_bytes(header[:8], "little") - _INLINE)
 
 
-def unpack(header: torch.Tensor, rest: torch.Tensor | None) -> Any:
-    """The object that :func:`pack` was given."""
-    data = _bytes(header)
-    length = int.from_bytes(data[:8], "little")
-    body = data[8 : 8 + min(length, _INLINE)]
-    return pickle.loads(body if rest is None else body + _bytes(rest))
-
-
-def _bytes(tensor: torch.Tensor) -> bytes:
-    return bytes(tensor.untyped_storage())
+def unpack(header: bytearray, rest: bytearray) -> Any:
+    """The object that :func:`pack` was given; `rest` is empty where there is no second message."""
+    length = int.from_bytes(header[:8], "little")
+    body = memoryview(header)[8 : 8 + min(length, _INLINE)]
+    return pickle.loads(bytes(body) + rest if rest else body)

@@ -89,7 +89,7 @@ class Comm(Protocol):
         ...
 
     def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Handle:
-        """Starts summing `tensor` in place over `ranks`; each of them calls it, with equal shape and dtype."""
+        """Starts summing `tensor` in place over `ranks`; each of them calls it, with one shape and dtype."""
         ...
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> Handle:

@@ -219,7 +219,7 @@ class Lookout:
                 self._learn(record)
 
     def _watch_neighbours(self) -> None:
-        """Waits for the right-hand neighbour to go; for the next one where that one left in the ordinary way."""
+        """Waits for the right-hand neighbour to go; for the next one where that one left without harm."""
         assert self._watch is not None
         for step in range(1, self._size):
             neighbour = (self._rank + step) % self._size

@@ -247,7 +247,8 @@ class InProcessComm:
         src, dst, tag = key
         buffer.error = SignatureMismatch(
             f"rank {src} sent {_describe(message.tensor)}, but rank {dst} expects "
-            f"{_describe(buffer.tensor)} (tag {tag}): give the receiver a buffer of the sender's shape and dtype"
+            f"{_describe(buffer.tensor)} (tag {tag}): "
+            "give the receiver a buffer of the sender's shape and dtype"
         )
 
     def _collective(self, kind: str, tensor: torch.Tensor, ranks: tuple[int, ...], src: int | None) -> Handle:

@@ -40,7 +40,7 @@ from partita._torch.distributed import (
     prefixed,
 )
 from partita.errors import ExecutionError
-from partita.runtime._objects import HEADER_BYTES, pack, rest_bytes, unpack
+from partita.runtime._objects import HEADER_BYTES, as_tensor, pack, rest_bytes, unpack
 from partita.runtime.comm import MAX_TAG, Handle, check_peer, check_ranks, check_tag
 from partita.runtime.failure import FailureRecord, Lookout
 
@@ -126,10 +126,11 @@ class ProcessGroupComm:
             ValueError: there is no default group, or this process is not in `group`.
             ExecutionError: the ranks could not be connected.
         """
-        store = group_store(group)
-        rank, size = dist.get_rank(group), dist.get_world_size(group)
+        rank = dist.get_rank(group) if dist.is_initialized() else 0
         if rank < 0:
             raise ValueError("this process is not a member of the group: make the comm on its members only")
+        store = group_store(group)
+        size = dist.get_world_size(group)
         # All members make their comms on a group in the same order, so each one's own count names the comm.
         number = store.add(f"partita/comms/{rank}", 1)
         try:
@@ -138,7 +139,8 @@ class ProcessGroupComm:
         except RuntimeError as error:
             raise ExecutionError(
                 f"rank {rank} could not be connected with all of the {size} ranks: {error}\n"
-                "See that every rank makes the comm, and that GLOO_SOCKET_IFNAME names a network interface that all hosts share"
+                "See that every rank makes the comm, and that GLOO_SOCKET_IFNAME names a network interface "
+                "that all hosts share"
             ) from error
 
     def connect(self, pairs: Iterable[tuple[int, int]]) -> None:
@@ -163,18 +165,17 @@ class ProcessGroupComm:
 
     def send_object(self, obj: Any, dst: int) -> None:
         check_peer(self.rank, self.size, dst)
-        self._unsent.extend(self._send(message, dst, _OBJECT_TAG) for message in pack(obj))
+        self._unsent.extend(self._send(as_tensor(message), dst, _OBJECT_TAG) for message in pack(obj))
         while len(self._unsent) > _MAX_UNSENT:
             self._unsent.popleft().wait()
 
     def recv_object(self, src: int) -> Any:
         check_peer(self.rank, self.size, src)
-        header = torch.empty(HEADER_BYTES, dtype=torch.uint8)
-        self._recv(header, src, _OBJECT_TAG).wait()
-        if not (length := rest_bytes(header)):
-            return unpack(header, None)
-        rest = torch.empty(length, dtype=torch.uint8)
-        self._recv(rest, src, _OBJECT_TAG).wait()
+        header = bytearray(HEADER_BYTES)
+        self._recv(as_tensor(header), src, _OBJECT_TAG).wait()
+        rest = bytearray(rest_bytes(header))
+        if rest:
+            self._recv(as_tensor(rest), src, _OBJECT_TAG).wait()
         return unpack(header, rest)
 
     def all_gather_object(self, obj: Any) -> list[Any]:
@@ -364,7 +365,8 @@ class ProcessGroupComm:
             return self._lookout.failure.to_error()
         slow = ExecutionError(
             f"rank {self.rank} waited {self.timeout.total_seconds():g} s in {what}, and rank {peer}, "
-            "though alive, did not answer: see that both sides take part, or give ProcessGroupComm.from_group a larger timeout_s"
+            "though alive, did not answer: see that both sides take part, or give "
+            "ProcessGroupComm.from_group a larger timeout_s"
         )
         self.fail(slow, what)
         return slow

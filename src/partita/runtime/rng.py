@@ -134,6 +134,9 @@ def site_seed(key: RandomKey, site: int) -> int:
 def enter_site(site: int) -> None:
     """Stands in a graph right before the random call number `site`.
 
+    Pickle a keyed graph by its nodes, never by fx's own way for a GraphModule: that runs the generated code
+    through symbolic tracing, where a call whose arguments are all constants, like this one, leaves no node.
+
     Under an active key it seeds torch's default CPU generator, and the current CUDA device's where CUDA is in
     use. With none it does nothing at all.
     """

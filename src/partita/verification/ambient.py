@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["capture", "preserved", "restore"]
+__all__ = ["INFERENCE_MODE", "capture", "preserved", "restore"]
 
 _AUTOCAST_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
@@ -54,7 +54,7 @@ def _flag(name: str, holder: object, attribute: str) -> _Setting:
     )
 
 
-_INFERENCE = "inference mode"
+INFERENCE_MODE = "inference mode"
 
 _SETTINGS = (
     _Setting("grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
@@ -88,7 +88,7 @@ def capture() -> dict[str, object]:
     >>> capture()["grad mode"]
     True
     """
-    values: dict[str, object] = {_INFERENCE: torch.is_inference_mode_enabled()}
+    values: dict[str, object] = {INFERENCE_MODE: torch.is_inference_mode_enabled()}
     values.update((setting.name, setting.read()) for setting in _SETTINGS)
     return values
 
@@ -106,7 +106,7 @@ def preserved() -> Iterator[None]:
     values = capture()
     try:
         # Entering inference mode, on or off, changes the grad mode too: `restore` puts that right.
-        with torch.inference_mode(bool(values[_INFERENCE])):
+        with torch.inference_mode(bool(values[INFERENCE_MODE])):
             restore(values)
             yield
     finally:

@@ -94,7 +94,7 @@ def compare_tensors(
         for (name, mine), (_, theirs) in zip(*facts, strict=True)
         if mine != theirs
     ]
-    # Elements can be compared wherever all that describes them is equal; the other facts do not matter for it.
+    # Elements can be compared wherever all that describes them is equal.
     described = all(mine == theirs for mine, theirs in zip(*facts, strict=True) if mine[0] in _DESCRIBES)
     elements = _compare_elements(candidate, reference, tolerance) if described else None
     if elements is not None:
@@ -310,7 +310,7 @@ def _number(element: torch.Tensor) -> str:
 
 
 def _ulps(candidate: torch.Tensor, reference: torch.Tensor) -> float:
-    """The largest number of representable values between two floats (approximate beyond 2**53)."""
+    """The largest number of representable values between two floats (rounded to a double)."""
     size = candidate.element_size()
     integer = torch.int8 if size == 1 else _INTEGER_OF_SIZE[size]
     largest = torch.iinfo(integer).max
@@ -318,9 +318,12 @@ def _ulps(candidate: torch.Tensor, reference: torch.Tensor) -> float:
     def rank(tensor: torch.Tensor) -> torch.Tensor:
         # Sign and magnitude to a line: -0.0 and 0.0 both land on 0, neighbours are one apart.
         bits = tensor.view(integer).long()
-        return torch.where(bits < 0, -(bits & largest), bits).double()
+        return torch.where(bits < 0, -(bits & largest), bits)
 
-    return float((rank(candidate) - rank(reference)).abs().max())
+    left, right = rank(candidate), rank(reference)
+    # Across zero the distance between two doubles may not fit in 64 bits.
+    exact, rough = (left - right).abs(), (left.double() - right.double()).abs()
+    return float(torch.where((left < 0) == (right < 0), exact.double(), rough).max())
 
 
 def _describe(value: object) -> str:

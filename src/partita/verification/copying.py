@@ -10,19 +10,20 @@ from __future__ import annotations
 import copy
 import functools
 import types
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from partita._torch.compiled import compile_in_place_like, compiled_like, inside_compiled
 from partita.verification.subject import Subject, holds_state, is_empty, state_globals
 from partita.verification.tree import tensors
 
 __all__ = ["Copies", "copy_for_run"]
 
 _CONTAINERS = (list, tuple, dict)
-_OF_THE_GRAPH = ("meta",)
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,10 @@ def copy_for_run(subject: Subject, args: tuple[Any, ...], kwargs: Mapping[str, A
         TypeError: something can't be copied.
     """
     copier = _Copier()
-    # Normal tensors stay normal where the caller is in inference mode.
-    with torch.inference_mode(False):
+    # Normal tensors stay normal where the caller is in inference mode. What torch warns of while it is copied
+    # (deprecated pytree specs) is not about the caller's code.
+    with torch.inference_mode(False), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         try:
             new_args, new_kwargs = copier.copy(args), copier.copy(dict(kwargs))
             roots = tuple((name, copier.copy(root)) for name, root in subject.roots)
@@ -69,7 +72,7 @@ def copy_for_run(subject: Subject, args: tuple[Any, ...], kwargs: Mapping[str, A
         if new.requires_grad:
             leaf = copier.sources.get(id(original), new)
             leaves.setdefault(id(leaf), (path, leaf))
-    return Copies(Subject(call, roots, subject.generators), new_args, new_kwargs, tuple(leaves.values()))
+    return Copies(Subject(call, roots), new_args, new_kwargs, tuple(leaves.values()))
 
 
 class _Copier:
@@ -82,9 +85,7 @@ class _Copier:
     def __init__(self) -> None:
         self.sources: dict[int, torch.Tensor] = {}
         self._memo: dict[int, Any] = {}
-        self._kept: list[
-            Any
-        ] = []  # the memo goes by id: what it knows must not be freed and its id used again
+        self._kept: list[Any] = []  # the memo goes by id: no id that it knows may be used again
         self._globals: dict[int, dict[str, Any]] = {}
 
     def copy(self, value: Any) -> Any:
@@ -101,26 +102,45 @@ class _Copier:
         if isinstance(value, functools.partial):
             func, args = self.copy(value.func), self.copy(value.args)
             return self._remember(value, functools.partial(func, *args, **self.copy(value.keywords)))
-        # deepcopy refuses tensors with a history: their copies must lie in its memo before it meets them.
-        modules = list(value.modules()) if isinstance(value, torch.nn.Module) else []
-        for held in (value, *map(vars, modules)):
-            for _, tensor in tensors(held, ""):
-                if not tensor.is_leaf:
-                    self.copy(tensor)
+        if type(value) is torch.nn.Parameter:
+            return self._copy_parameter(value)
+        if isinstance(value, torch.nn.Module):
+            return self._copy_module(value)
+        self._copy_tensors_in(value)
+        return copy.deepcopy(value, self._memo)
+
+    def _copy_module(self, value: torch.nn.Module) -> Any:
+        inner = inside_compiled(value)
+        if inner is not None:
+            compiled = self._remember(value, compiled_like(value, self.copy(inner)))
+            self._complete(value)
+            return compiled
+        modules = list(value.modules())
+        for module in modules:
+            self._copy_tensors_in(vars(module))
+            if inside_compiled(module) is not None:
+                self.copy(module)
         copied = copy.deepcopy(value, self._memo)
         for module in modules:
+            compile_in_place_like(module, self._memo[id(module)])
             if isinstance(module, torch.fx.GraphModule):
                 self._complete(module)
         return copied
 
-    def _complete(self, module: torch.fx.GraphModule) -> None:
-        """Give the copy of a graph module what its copying left out: hooks, and whatever its graph does not use."""
+    def _copy_tensors_in(self, value: Any) -> None:
+        """Tensors that deepcopy refuses, or copies in part, must lie in its memo before it meets them."""
+        for _, tensor in tensors(value, ""):
+            if not tensor.is_leaf or type(tensor) is torch.nn.Parameter:
+                self.copy(tensor)
+
+    def _complete(self, module: torch.nn.Module) -> None:
+        """Give the copy of a module what its own copying left out: hooks, and what a graph does not use."""
         copied = vars(self._memo[id(module)])
         for name, held in vars(module).items():
             if name not in copied:
                 copied[name] = copy.deepcopy(held, self._memo)
-            elif isinstance(held, dict) and name not in _OF_THE_GRAPH:
-                for key in held.keys() - copied[name].keys():
+            elif isinstance(held, dict):
+                for key in [key for key in held if key not in copied[name]]:
                     copied[name][key] = copy.deepcopy(held[key], self._memo)
 
     def _remember(self, value: Any, copied: Any) -> Any:
@@ -137,6 +157,14 @@ class _Copier:
         else:
             copied.extend(copy_item(item) for item in value)
         return copied
+
+    def _copy_parameter(self, value: torch.nn.Parameter) -> Any:
+        """deepcopy leaves out a parameter's gradient, and that parameters may be views of one storage."""
+        data = copy.deepcopy(value.detach(), self._memo)
+        copied = torch.nn.Parameter(data, requires_grad=value.requires_grad)
+        vars(copied).update(vars(value))
+        copied.grad = copy.deepcopy(value.grad, self._memo)
+        return self._remember(value, copied)
 
     def _copy_computed(self, value: torch.Tensor) -> torch.Tensor:
         """A tensor with a history gets one again, so that a model may still write to it in place.

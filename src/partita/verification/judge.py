@@ -19,6 +19,7 @@ from partita.verification.tree import tensors
 
 __all__ = ["Judge"]
 
+_SORTS = ("outputs", "places in memory", "printed lines", "inputs", "gradients of inputs")
 _DREW = "is in another state: the runs drew another amount of random numbers, or drew them differently"
 
 
@@ -36,7 +37,7 @@ class Judge:
     state: StateComparison
     tolerance: Tolerance
     strides: bool = False
-    compared: Counter[str] = field(default_factory=Counter)
+    compared: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(_SORTS, 0)))
 
     def differences(self, candidate: Observation, reference: Observation) -> Iterator[Difference]:
         """All differences, the most telling first."""

@@ -61,6 +61,14 @@ class Observation:
         """Whether the forward returned; the backward may have raised."""
         return self.raised is None or self.raised.stage != "forward"
 
+    @property
+    def leaked_inference_mode(self) -> bool:
+        """Whether a stage left inference mode other than it found it."""
+        now = torch.is_inference_mode_enabled()
+        return any(
+            value != now for (_, name), value in self.settings.items() if name == ambient.INFERENCE_MODE
+        )
+
     def tensors(self) -> dict[str, Held]:
         """The state after the run."""
         return held_tensors(self.copies.subject)
@@ -92,7 +100,7 @@ def observe(
     call = copies.subject.call if instrument is None else instrument(copies.subject)
     seen = Observation(copies)
     log: list[tuple[str, str]] = []
-    with randomness.preserved(subject.generators), _captured(log):
+    with randomness.preserved(), _captured(log):
         randomness.seed_all(seed)
         with _stage(seen, "forward"):
             seen.output = call(*copies.args, **copies.kwargs)
@@ -138,7 +146,7 @@ def _stage(seen: Observation, name: str) -> Iterator[None]:
             seen.raised = Raised(name, type(error), _ADDRESS.sub("0x...", str(error)))
         for setting, value in ambient.capture().items():
             seen.settings[name, setting] = value
-        for generator, state in randomness.capture(seen.copies.subject.generators).items():
+        for generator, state in randomness.capture().items():
             seen.random[name, generator] = state
 
 

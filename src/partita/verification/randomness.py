@@ -1,10 +1,13 @@
-"""The generators that a model can draw from: torch's own, Python's and numpy's, and those in a graph."""
+"""The generators that a model can draw from: torch's own on each device, Python's and numpy's.
+
+Generators that a model holds itself are part of its state: see `snapshot`.
+"""
 
 from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,8 +18,8 @@ __all__ = ["capture", "preserved", "same_state", "seed_all"]
 _CPU = "CPU generator"
 
 
-def capture(generators: Sequence[torch.Generator] = ()) -> dict[str, Any]:
-    """The state of every global generator, and of the given ones, by name.
+def capture() -> dict[str, Any]:
+    """The state of every global generator, by name.
 
     >>> list(capture())[:2]
     ['CPU generator', 'Python generator']
@@ -27,8 +30,6 @@ def capture(generators: Sequence[torch.Generator] = ()) -> dict[str, Any]:
         states["numpy generator"] = numpy.random.get_state()
     for index in range(_cuda_devices()):
         states[f"CUDA generator {index}"] = torch.cuda.get_rng_state(index)
-    for number, generator in enumerate(generators):
-        states[f"generator {number} in the graph"] = generator.get_state()
     return states
 
 
@@ -44,13 +45,13 @@ def seed_all(seed: int) -> None:
 
 
 @contextmanager
-def preserved(generators: Sequence[torch.Generator] = ()) -> Iterator[None]:
-    """Give every global generator, and the given ones, the state back that it has now."""
-    states = capture(generators)
+def preserved() -> Iterator[None]:
+    """Give every global generator the state back that it has now."""
+    states = capture()
     try:
         yield
     finally:
-        _restore(states, generators)
+        _restore(states)
 
 
 def same_state(left: Any, right: Any) -> bool:
@@ -64,7 +65,7 @@ def same_state(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
-def _restore(states: Mapping[str, Any], generators: Sequence[torch.Generator]) -> None:
+def _restore(states: Mapping[str, Any]) -> None:
     torch.set_rng_state(states[_CPU])
     random.setstate(states["Python generator"])
     numpy = _numpy()
@@ -72,8 +73,6 @@ def _restore(states: Mapping[str, Any], generators: Sequence[torch.Generator]) -
         numpy.random.set_state(states["numpy generator"])
     for index in range(_cuda_devices()):
         torch.cuda.set_rng_state(states[f"CUDA generator {index}"], index)
-    for number, generator in enumerate(generators):
-        generator.set_state(states[f"generator {number} in the graph"])
 
 
 def _numpy() -> Any:

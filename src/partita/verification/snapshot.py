@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -36,6 +37,8 @@ def held_tensors(subject: Subject) -> dict[str, Held]:
             kind = "parameter" if isinstance(root, torch.nn.Parameter) else "attribute"
             found[prefix] = Held(kind, root)  # type: ignore[arg-type]
             continue
+        if isinstance(root, torch.Generator):
+            continue
         for name, parameter in root.named_parameters(prefix, remove_duplicate=False):
             found[name] = Held("parameter", parameter)
         for name, buffer in root.named_buffers(prefix, remove_duplicate=False):
@@ -48,16 +51,29 @@ def held_tensors(subject: Subject) -> dict[str, Held]:
 
 
 def held_values(subject: Subject) -> dict[str, Any]:
-    """Every public attribute of a module that is a number, a string or None: counters, ``training``."""
+    """What the subject holds besides tensors, by name: counters, flags, ``training``, random generators.
+
+    These are every public attribute of a module that is a number, a string or None, and a digest of the state
+    of every `torch.Generator`.
+    """
     found: dict[str, Any] = {}
     for prefix, root in subject.roots:
-        if isinstance(root, torch.Tensor):
+        if isinstance(root, torch.Generator):
+            found[prefix] = _digest(root)
+        if not isinstance(root, torch.nn.Module):
             continue
         for path, module in root.named_modules(prefix=prefix, remove_duplicate=False):
             for name, value in vars(module).items():
-                if isinstance(value, _PLAIN) and not name.startswith("_") and name not in _OF_EVERY_MODULE:
+                if isinstance(value, torch.Generator):
+                    found[_join(path, name)] = _digest(value)
+                elif isinstance(value, _PLAIN) and not name.startswith("_") and name not in _OF_EVERY_MODULE:
                     found[_join(path, name)] = value
     return found
+
+
+def _digest(generator: torch.Generator) -> str:
+    state = hashlib.sha256(bytes(generator.get_state().tolist())).hexdigest()
+    return f"generator in state {state[:16]}"
 
 
 def _join(path: str, name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from partita.verification.subject import Subject
 
 __all__ = ["StateComparison"]
 
+_SORTS = ("initial tensors", "parameters", "buffers", "attributes", "gradients of parameters")
 _NO_HOLDER = "the candidate holds no such tensor, but the reference {what} it"
 _NO_ORIGINAL = "the reference holds no such tensor, but the candidate {what} it"
 
@@ -39,7 +40,7 @@ class StateComparison:
     """
 
     def __init__(self, candidate: Subject, reference: Subject, tolerance: Tolerance) -> None:
-        self.compared: Counter[str] = Counter()
+        self.compared: Counter[str] = Counter(dict.fromkeys(_SORTS, 0))
         self._tolerance = tolerance
         self._candidate = held_tensors(candidate)
         self._reference = held_tensors(reference)
@@ -91,7 +92,7 @@ class StateComparison:
             self.compared[_plural(pair.kind)] += len(pair.holders)
             for name in pair.holders:
                 yield from self._differ(pair.kind, self._held(candidate, name), now, where)
-        for name in self._candidate.keys() - self._matched.keys():
+        for name in _without(self._candidate, self._matched):
             held = self._candidate[name]
             if self._differs(self._held(candidate, name), held.tensor):
                 yield Difference(held.kind, f"{held.kind} {name}", _NO_ORIGINAL.format(what="changes"))
@@ -108,7 +109,7 @@ class StateComparison:
                 if tensor.requires_grad or now.requires_grad:
                     self.compared["gradients of parameters"] += 1
                     yield from self._differ("gradient", _gradient(tensor), _gradient(now), where)
-        for name in self._candidate.keys() - self._matched.keys():
+        for name in _without(self._candidate, self._matched):
             before = self._candidate[name].tensor
             if self._differs(_gradient(self._held(candidate, name)), _gradient(before)):
                 yield Difference(
@@ -142,9 +143,9 @@ class StateComparison:
         for name, other in matched.items():
             where = f"{theirs[other].kind} {other}"
             yield from self._differ(theirs[other].kind, mine[name].tensor, theirs[other].tensor, where)
-        for name in mine.keys() - matched.keys():
+        for name in _without(mine, matched):
             yield Difference(mine[name].kind, f"{mine[name].kind} {name}", _NO_ORIGINAL.format(what="adds"))
-        for name in theirs.keys() - set(matched.values()):
+        for name in _without(theirs, set(matched.values())):
             yield Difference(theirs[name].kind, f"{theirs[name].kind} {name}", _NO_HOLDER.format(what="adds"))
 
     def _held(self, candidate: Mapping[str, Held], name: str) -> torch.Tensor:
@@ -190,6 +191,10 @@ def _gradient(tensor: torch.Tensor) -> torch.Tensor | None:
 
 def _changed(name: str, after: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
     return name not in before or before[name] != after[name]
+
+
+def _without(names: Iterable[str], known: Container[str]) -> list[str]:
+    return [name for name in names if name not in known]  # in order, which a difference of sets is not
 
 
 def _plural(kind: str) -> str:

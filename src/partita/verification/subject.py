@@ -6,11 +6,23 @@ import functools
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 
-__all__ = ["PieceLike", "SplitLike", "Subject", "holds_state", "is_empty", "state_globals", "subject_of"]
+__all__ = [
+    "PieceLike",
+    "Root",
+    "SplitLike",
+    "Subject",
+    "holds_state",
+    "is_empty",
+    "state_globals",
+    "subject_of",
+]
+
+
+Root: TypeAlias = torch.nn.Module | torch.Tensor | torch.Generator
 
 
 class PieceLike(Protocol):
@@ -48,21 +60,20 @@ class Subject:
 
     Attributes:
         call: what is called with the arguments.
-        roots: the modules and free tensors that the state is read from, each with the prefix of its names.
-        generators: random generators that stand in graphs as constants; copies share them, so they are put
-            back.
+        roots: the modules, free tensors and random generators that the state is read from, each with the
+            prefix of its names.
     """
 
     call: Callable[..., Any]
-    roots: tuple[tuple[str, torch.nn.Module | torch.Tensor], ...]
-    generators: tuple[torch.Generator, ...] = ()
+    roots: tuple[tuple[str, Root], ...]
 
 
 def subject_of(value: Any) -> Subject:
     """Find the state that a module, a split or any other callable holds.
 
-    A function holds the modules and tensors that it closes over, has as defaults or reads from its file's
-    globals, directly or through lists, dicts, partials, methods, objects and functions of the same file.
+    A function holds the modules, tensors and random generators that it closes over, has as defaults or reads
+    from its file's globals, directly or through lists, dicts, partials, methods, objects and functions of the
+    same file.
 
     Raises:
         TypeError: ``value`` can't be called.
@@ -76,22 +87,22 @@ def subject_of(value: Any) -> Subject:
     # One module is the state: its names are its own, whatever the function calls it.
     plain = modules[0] if len(modules) == 1 else None
     roots = tuple(("" if name == plain else name, root) for name, root in found)
-    return Subject(value, roots, tuple(_generators(roots)))
+    return Subject(value, roots)
 
 
 def holds_state(value: Any) -> bool:
-    """Whether a module or tensor can be reached from ``value``."""
+    """Whether a module, tensor or random generator can be reached from ``value``."""
     return bool(_state_in(value))
 
 
 def state_globals(function: types.FunctionType) -> dict[str, Any]:
-    """The globals that a function (or one written inside it) reads and that may hold modules or tensors."""
+    """The globals that a function (or one written inside it) reads and that may hold state."""
     codes, names = [function.__code__], list[str]()
     while codes:
         code = codes.pop()
         names.extend(name for name in code.co_names if name in function.__globals__)
         codes.extend(constant for constant in code.co_consts if isinstance(constant, types.CodeType))
-    wanted = (torch.nn.Module, torch.Tensor, functools.partial, types.MethodType, list, tuple, dict)
+    wanted = (Root, functools.partial, types.MethodType, list, tuple, dict)
     found = {}
     for name in names:
         held = function.__globals__[name]
@@ -112,9 +123,9 @@ def is_empty(cell: types.CellType) -> bool:
     return False
 
 
-def _state_in(value: Any) -> list[tuple[str, torch.nn.Module | torch.Tensor]]:
-    """Every module and tensor that can be reached, each once, with its path; modules are not looked into."""
-    found: list[tuple[str, torch.nn.Module | torch.Tensor]] = []
+def _state_in(value: Any) -> list[tuple[str, Root]]:
+    """Everything that is state and can be reached, each once, with its path; modules are not looked into."""
+    found: list[tuple[str, Root]] = []
     seen: set[int] = set()
     waiting = [("", value)]
     while waiting:
@@ -122,7 +133,7 @@ def _state_in(value: Any) -> list[tuple[str, torch.nn.Module | torch.Tensor]]:
         if id(held) in seen:
             continue
         seen.add(id(held))
-        if isinstance(held, torch.nn.Module | torch.Tensor):
+        if isinstance(held, Root):
             found.append((name, held))
             continue
         parts = [(".".join(filter(None, (name, part))), inner) for part, inner in _parts(held)]
@@ -133,7 +144,7 @@ def _state_in(value: Any) -> list[tuple[str, torch.nn.Module | torch.Tensor]]:
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, types.FunctionType):
         yield from _parts_of_function(value)
-    elif isinstance(value, type | types.ModuleType | torch.Generator | torch.fx.Graph | torch.fx.Node):
+    elif isinstance(value, type | types.ModuleType | torch.fx.Graph | torch.fx.Node):
         return
     elif isinstance(value, functools.partial):
         yield "", value.func
@@ -159,16 +170,3 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]
     yield from (function.__kwdefaults__ or {}).items()
     if not str(function.__globals__.get("__name__", "")).startswith("torch."):
         yield from state_globals(function).items()
-
-
-def _generators(roots: tuple[tuple[str, torch.nn.Module | torch.Tensor], ...]) -> Iterator[torch.Generator]:
-    seen = set()
-    for _, root in roots:
-        for module in root.modules() if isinstance(root, torch.nn.Module) else ():
-            if not isinstance(module, torch.fx.GraphModule):
-                continue
-            for node in module.graph.nodes:
-                for value in (*node.args, *node.kwargs.values()):
-                    if isinstance(value, torch.Generator) and id(value) not in seen:
-                        seen.add(id(value))
-                        yield value

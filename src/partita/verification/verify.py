@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from typing import Any
 
+from partita.verification import ambient
 from partita.verification.compare import Tolerance
 from partita.verification.explain import explain as locate
 from partita.verification.explain import explainable
@@ -72,11 +74,27 @@ def verify(
 
     >>> import torch
     >>> print(verify(torch.abs, torch.neg, (torch.tensor([1.0, -2.0]),)).differences[0])
-    output: 1 of 2 elements differ, first at [0]: 1.0, not -1.0; max abs 2, max rel 2, max ulp 2.13e+09
+    output: 1 of 2 elements differ, first at [0]: 1.0, not -1.0; max abs 2, max rel 2, max ulp 2.131e+09
     """
     kwargs = {} if kwargs is None else kwargs
     _check_usage(args, kwargs, seed)
     tolerance = Tolerance(rtol, atol)
+    # Outermost: what a run leaked may live in the copies, and act when they are freed.
+    with ambient.preserved():
+        return _verify(candidate, reference, (args, kwargs), train, seed, tolerance, strides, explain)
+
+
+def _verify(
+    candidate: Any,
+    reference: Any,
+    call: tuple[tuple[Any, ...], Mapping[str, Any]],
+    train: bool,
+    seed: int,
+    tolerance: Tolerance,
+    strides: bool,
+    explain: bool,
+) -> Verification:
+    args, kwargs = call
     subjects = subject_of(candidate), subject_of(reference)
     state = StateComparison(*subjects, tolerance)
     judge = Judge(state, tolerance, strides)
@@ -85,13 +103,16 @@ def verify(
     mine = observe(subjects[0], args, kwargs, train=train, seed=seed)
     differences += tuple(judge.differences(mine, theirs))
     raised = None if differences or theirs.raised is None else str(theirs.raised)
-    compared = judge.compared + state.compared
+    leaked = mine.leaked_inference_mode or theirs.leaked_inference_mode
+    compared = {**judge.compared, **state.compared}
     del mine, theirs  # before the second pair of runs
+    if leaked:
+        gc.collect()  # a guard that was left open resets the mode when it goes: now, not at some later time
     if differences and explain and explainable(candidate, reference):
         differences = locate(
-            differences, candidate, subjects, (args, kwargs), train=train, seed=seed, tolerance=tolerance
+            differences, candidate, subjects, call, train=train, seed=seed, tolerance=tolerance
         )
-    return Verification(not differences, differences, compared, raised, rtol, atol)
+    return Verification(not differences, differences, compared, raised, tolerance.rtol, tolerance.atol)
 
 
 def _check_usage(args: object, kwargs: object, seed: object) -> None:

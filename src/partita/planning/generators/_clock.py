@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from partita.errors import ScheduleError
 from partita.planning.actions import Action, ActionKind
 
-__all__ = ["Done", "Rows", "forwards", "lay_out"]
+__all__ = ["Done", "Rows", "forwards", "laid_out"]
 
 Rows = tuple[tuple[Action | None, ...], ...]
 
@@ -50,8 +50,8 @@ def forwards(stage: int, microbatches: int) -> list[Action]:
     return [Action(stage, ActionKind.F, microbatch) for microbatch in range(microbatches)]
 
 
-def lay_out(queues: Sequence[Sequence[Sequence[Action]]], stages: int) -> Rows | None:
-    """One row a rank from the queues of each rank, or None where they wait for each other for ever.
+def laid_out(queues: Sequence[Sequence[Sequence[Action]]], stages: int, name: str) -> Rows:
+    """One row a rank from the queues of each rank; ScheduleError where they wait for each other for ever.
 
     Each queue keeps its order. Among the heads that can run, a rank takes a backward pass before a forward
     pass, then the earlier microbatch, then the later stage, so that what is under way gets finished first::
@@ -79,22 +79,14 @@ def lay_out(queues: Sequence[Sequence[Sequence[Action]]], stages: int) -> Rows |
             tick.append(action)
         taken = len(tick) - tick.count(None)
         if not taken:
-            return None
+            raise ScheduleError(
+                f"{name} with {stages} stages on {len(queues)} ranks stalls: take another schedule"
+            )
         left -= taken
         done.add(tick)
         for row, cell in zip(rows, tick, strict=True):
             row.append(cell)
     return tuple(tuple(_trimmed(row)) for row in rows)
-
-
-def laid_out(queues: Sequence[Sequence[Sequence[Action]]], stages: int, name: str) -> Rows:
-    """`lay_out`, where a stall is an error (ScheduleError)."""
-    rows = lay_out(queues, stages)
-    if rows is None:
-        raise ScheduleError(
-            f"{name} with {stages} stages on {len(queues)} ranks stalls: choose another schedule"
-        )
-    return rows
 
 
 def _urgency(ready: tuple[Action, int]) -> tuple[int, int, int]:

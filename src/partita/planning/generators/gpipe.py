@@ -23,8 +23,7 @@ def gpipe(
         rank 0   0F0 0F1 0F2  .   .  0B0 0B1 0B2
         rank 1    .  1F0 1F1 1F2 1B0 1B1 1B2
 
-    (Y. Huang et al., "GPipe: efficient training of giant neural networks using pipeline parallelism", 2018,
-    section 2.3.)
+    (Y. Huang et al., "GPipe: efficient training of giant neural networks using pipeline parallelism", 2018.)
 
     Args:
         stages: how many stages there are.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from partita.planning.actions import Action, ActionKind
 from partita.planning.generators._arguments import chunks_per_rank
-from partita.planning.generators._clock import Rows, lay_out
+from partita.planning.generators._clock import Rows, laid_out
 from partita.planning.placement import loop_placement
 from partita.planning.schedule import Schedule
 
@@ -18,9 +20,9 @@ def interleaved_1f1b(stages: int, microbatches: int, ranks: int | None = None) -
     messages.
 
     (D. Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM",
-    2021, section 2.2.) There, the number of microbatches must be a multiple of the number of ranks. Here the
-    last group may be smaller; a rank then runs as many more forward passes ahead as it takes that no rank
-    waits for ever.
+    2021, section 2.2.) There, the number of microbatches must be a multiple of the number of ranks. Here
+    any will do: the groups are made as equal as can be, and the bubble stays the same from as many
+    microbatches as ranks on.
 
     Args:
         stages: how many stages there are, a multiple of `ranks`; they go round the ranks.
@@ -37,20 +39,25 @@ def interleaved_1f1b(stages: int, microbatches: int, ranks: int | None = None) -
 
 def interleaved_rows(ranks: int, chunks: int, microbatches: int) -> Rows:
     """The rows of the schedule: `chunks` stages on each rank."""
-    for extra in range(chunks * microbatches + 1):
-        queues = [[_order(rank, ranks, chunks, microbatches, extra)] for rank in range(ranks)]
-        rows = lay_out(queues, ranks * chunks)
-        if rows is not None:
-            return rows
-    # All forward passes first never stalls: every rank then has the same order.
-    raise AssertionError("unreachable: the last attempt runs all forward passes first")
+    queues = [[_order(rank, ranks, chunks, microbatches)] for rank in range(ranks)]
+    return laid_out(queues, ranks * chunks, "Interleaved1F1B")
 
 
-def _order(rank: int, ranks: int, chunks: int, microbatches: int, extra: int) -> list[Action]:
-    """The actions of one rank, with `extra` more forward passes ahead of the first backward pass."""
+def _groups(microbatches: int, ranks: int) -> list[range]:
+    """The microbatches in groups of at least `ranks` if there are so many, as equal as can be, larger first.
+
+    A group smaller than the number of ranks would leave ranks waiting for the group to come round.
+    """
+    count = max(1, microbatches // ranks)
+    size, larger = divmod(microbatches, count)
+    starts = [index * size + min(index, larger) for index in range(count + 1)]
+    return [range(first, last) for first, last in pairwise(starts)]
+
+
+def _order(rank: int, ranks: int, chunks: int, microbatches: int) -> list[Action]:
+    """The actions of one rank."""
     forward, backward = [], []
-    for first in range(0, microbatches, ranks):
-        group = range(first, min(first + ranks, microbatches))
+    for group in _groups(microbatches, ranks):
         for chunk in range(chunks):
             forward += [Action(chunk * ranks + rank, ActionKind.F, number) for number in group]
         for chunk in reversed(range(chunks)):
@@ -58,7 +65,7 @@ def _order(rank: int, ranks: int, chunks: int, microbatches: int, extra: int) ->
     # With one stage a rank, the way to the end and back is one hop a rank each; with several, a rank also
     # gives the ranks behind it time for their own share of the group, hence the factor of two.
     hops = (ranks - 1 - rank) * (1 if chunks == 1 else 2)
-    ahead = min(len(forward), (chunks - 1) * min(ranks, microbatches) + hops + 1 + extra)
+    ahead = min(len(forward), (chunks - 1) * len(_groups(microbatches, ranks)[0]) + hops + 1)
     order = forward[:ahead]
     for index, action in enumerate(backward):
         order.append(action)

@@ -24,7 +24,7 @@ def interleaved_zero_bubble(stages: int, microbatches: int, ranks: int | None = 
         rank 0   0F0 0F1  .  0I0 0W0 0F2 0I1 0W1  .  0I2 0W2
         rank 1    .  1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2
 
-    (P. Qi et al., "Zero bubble pipeline parallelism", 2023, section 2.2.)
+    (P. Qi et al., "Zero bubble pipeline parallelism", 2023, section 2.)
 
     Args and errors are those of `interleaved_1f1b`.
     """

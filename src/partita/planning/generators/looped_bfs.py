@@ -16,7 +16,7 @@ def looped_bfs(stages: int, microbatches: int, ranks: int | None = None) -> Sche
     A stage's parameters are thus needed for one stretch forward and one stretch backward, which suits sharded
     ones. The bubble is that of GPipe divided by the number of stages a rank.
 
-    (J. Lamy-Poirier, "Breadth-first pipeline parallelism", 2022, section 4.)
+    (J. Lamy-Poirier, "Breadth-first pipeline parallelism", 2022.)
 
     Args and errors are those of `gpipe`; the stages go round the ranks.
     """

@@ -26,8 +26,7 @@ def one_f_one_b(
     run.
 
     (D. Narayanan et al., "PipeDream: generalized pipeline parallelism for DNN training", 2019; the variant
-    with a flush at the end of the step: "Memory-efficient pipeline-parallel DNN training", 2020, section
-    3.2.)
+    with a flush at the end of the step: "Memory-efficient pipeline-parallel DNN training", 2020.)
 
     Args and errors are those of `gpipe`.
     """

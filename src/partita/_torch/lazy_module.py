@@ -1,0 +1,110 @@
+"""Graph modules whose code is generated on the first run."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from torch._guards import TracingContext
+from torch.fx import Graph, GraphModule
+from torch.fx._lazy_graph_module import _LazyGraphModule
+
+from partita._torch.graph_pickle import GraphRecord
+from partita._torch.quick_code import quick_forward
+
+__all__ = ["LazyGraphModule", "lazy_module"]
+
+
+class _ReadByDynamo:
+    """An optional attribute that Dynamo looks up on each module that it meets, before it reads the module's ``forward``.
+
+    Dynamo can't trace the generation of code, and sees the code that was there when it looked; so it is generated here.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, module: LazyGraphModule | None, owner: type) -> Any:
+        if module is not None and TracingContext.try_get() is not None:
+            module.real_recompile()
+        if module is None or self._name not in vars(module):
+            raise AttributeError(self._name)
+        return vars(module)[self._name]
+
+    def __set__(self, module: LazyGraphModule, value: Any) -> None:
+        vars(module)[self._name] = value
+
+
+class LazyGraphModule(_LazyGraphModule):
+    """A ``GraphModule`` that costs next to nothing until it is run, printed, pickled or compiled.
+
+    The first run uses code that graphs of equal structure share (see ``quick_code``). Everything that looks at the code
+    (``.code``, ``torch.compile``, symbolic tracing) gets what torch generates. Copies and pickles keep the graph itself, buffers
+    that are not persistent, and whether the module counts as impure.
+    """
+
+    torchdynamo_force_dynamic = _ReadByDynamo()
+    _is_fsdp_managed_module = _ReadByDynamo()
+
+    def _lazy_forward(self, *args: Any, **kwargs: Any) -> Any:
+        cls = type(self)
+        if cls.forward is cls._lazy_forward:
+            quick = quick_forward(self._graph, cls.__name__)
+            if quick is None:
+                self.real_recompile()
+            else:
+                cls._partita_quick = cls.forward = quick  # type: ignore[method-assign,assignment]
+        return self.forward(*args, **kwargs)
+
+    forward = _lazy_forward
+    _partita_quick: Callable[..., Any] | None = None
+
+    @classmethod
+    def _needs_recompile(cls) -> bool:
+        """Whether torch's own code is still to be generated."""
+        return cls.forward is cls._lazy_forward or cls.forward is cls._partita_quick
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """``nn.Module.compile``."""
+        self.real_recompile()
+        super().compile(*args, **kwargs)
+
+    def __reduce__(self) -> Any:
+        state = {key: value for key, value in vars(self).items() if key != "_graph"}
+        return _rebuilt, (type(self).__name__, state, GraphRecord.of(self._graph))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LazyGraphModule:
+        result = lazy_module(Graph(), type(self).__name__, training=self.training)
+        memo[id(self)] = result
+        vars(result).update(copy.deepcopy({key: value for key, value in vars(self).items() if key != "_graph"}, memo))
+        result.graph = copy.deepcopy(self._graph, memo)
+        for hook in self._deepcopy_hooks:
+            hook(result)
+        return result
+
+
+def lazy_module(graph: Graph, name: str, *, training: bool) -> LazyGraphModule:
+    """A module around ``graph``, without any attributes yet: they are the caller's to set."""
+    module = LazyGraphModule.__new__(LazyGraphModule)
+    # as nn.Module and GraphModule initialise themselves, in a tenth of the time
+    vars(module).update({key: _fresh(value) for key, value in vars(_PROTOTYPE).items()})
+    vars(module).update(training=training, _tracer_cls=graph._tracer_cls, _graph=graph)
+    type(module).__name__ = name
+    graph.owning_module = module
+    return module
+
+
+def _fresh(value: Any) -> Any:
+    return value.copy() if isinstance(value, (dict, list, set)) else value
+
+
+def _rebuilt(name: str, state: dict[str, Any], record: GraphRecord) -> LazyGraphModule:
+    module = lazy_module(Graph(), name, training=True)
+    vars(module).update(state)
+    module.graph = record.build()
+    return module
+
+
+_PROTOTYPE = GraphModule({}, Graph())
+del _PROTOTYPE.__dict__["_graph"]

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partita.errors import MicrobatchError
+from partita.runtime import (
+    MicrobatchPlan,
+    Reduce,
+    Replicate,
+    TensorChunkSpec,
+    WeightedMean,
+    merge,
+    plan_microbatches,
+    split_args,
+)
+
+
+@given(batch=st.integers(1, 40), chunks=st.integers(1, 12), dim=st.integers(-2, 1))
+def test_merging_what_was_split_gives_the_whole_in_exactly_as_many_microbatches(
+    batch: int, chunks: int, dim: int
+) -> None:
+    tensor = torch.arange(batch * 3).reshape(batch, 3)
+    tensor = tensor if dim in {0, -2} else tensor.t()
+    if batch < chunks:
+        with pytest.raises(MicrobatchError, match=f"a batch of {batch} can't fill {chunks} microbatches"):
+            split_args((tensor,), None, chunks, (TensorChunkSpec(dim),))
+        return
+    parts = [args[0] for args, _ in split_args((tensor,), None, chunks, (TensorChunkSpec(dim),))]
+    assert len(parts) == chunks
+    plan = plan_microbatches((tensor,), None, chunks, (TensorChunkSpec(dim),))
+    assert tuple(part.shape[dim] for part in parts) == plan.sizes
+    assert max(plan.sizes) - min(plan.sizes) <= 1
+    assert sum(plan.weights) == pytest.approx(1.0)
+    assert torch.equal(merge(parts, TensorChunkSpec(dim)), tensor)
+
+
+def test_nested_arguments_are_cut_leaf_by_leaf_and_the_rest_is_replicated() -> None:
+    args = ({"ids": torch.arange(4), "names": ["a", None]}, 7)
+    kwargs = {"mask": torch.ones(1, 8), "scale": torch.tensor(2.0), "causal": True}
+    first, second = split_args(args, kwargs, 2)
+    assert first[0][0]["ids"].tolist() == [0, 1]
+    assert second[0][0]["ids"].tolist() == [2, 3]
+    for one_args, one_kwargs in (first, second):
+        assert one_args[0]["names"] == ["a", None]
+        assert one_args[1] == 7
+        assert one_kwargs["mask"] is kwargs["mask"]
+        assert one_kwargs["scale"] is kwargs["scale"]
+        assert one_kwargs["causal"] is True
+
+
+def test_a_spec_can_stop_above_the_leaves_and_hold_for_all_below() -> None:
+    args = ([torch.zeros(3, 4), torch.zeros(2, 4)], torch.zeros(9))
+    parts = split_args(args, {}, 2, (TensorChunkSpec(1), Replicate()))
+    assert [tuple(t.shape) for t in parts[0][0][0]] == [(3, 2), (2, 2)]
+    assert parts[0][0][1] is args[1]
+
+
+def test_specs_can_be_made_from_bare_dims() -> None:
+    assert TensorChunkSpec.from_tuple((0, 1)) == (TensorChunkSpec(0), TensorChunkSpec(1))
+    assert TensorChunkSpec.from_dict({"x": 2}) == {"x": TensorChunkSpec(2)}
+
+
+def test_arguments_without_a_batch_go_whole_to_every_microbatch() -> None:
+    assert split_args((3,), {"y": "z"}, 2) == [((3,), {"y": "z"})] * 2
+    assert plan_microbatches((3,), None, 4).weights == (0.25,) * 4
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "specs", "text"),
+    [
+        ((torch.zeros(4), torch.zeros(6)), {}, {}, r"args\[0\] has 4, args\[1\] has 6"),
+        ((torch.zeros(4),), {"m": [torch.zeros(5)]}, {}, r"args\[0\] has 4, kwargs\['m'\]\[0\] has 5"),
+        ((torch.zeros(4),), {}, {"args_spec": (TensorChunkSpec(1),)}, r"args\[0\] has 1 dimensions .* dim 1"),
+        ((torch.zeros(4),), {}, {"args_spec": (None, None)}, "args_spec does not have the structure"),
+        ((torch.zeros(4),), {}, {"kwargs_spec": {"x": None}}, r"kwargs_spec names \['x'\]"),
+        ((torch.zeros(4),), {}, {"args_spec": (WeightedMean((1.0,)),)}, "WeightedMean is for results"),
+    ],
+)
+def test_arguments_that_cannot_be_cut_are_refused_by_name(
+    args: Any, kwargs: Any, specs: Any, text: str
+) -> None:
+    with pytest.raises(MicrobatchError, match=text):
+        split_args(args, kwargs, 2, **specs)
+
+
+def test_less_than_one_microbatch_is_refused() -> None:
+    with pytest.raises(MicrobatchError, match="at least one microbatch, not 0"):
+        split_args((torch.zeros(2),), None, 0)
+    with pytest.raises(MicrobatchError, match=r"sizes are \(2, 0\)"):
+        MicrobatchPlan((2, 0))
+
+
+def test_results_are_concatenated_stacked_reduced_averaged_or_compared() -> None:
+    outputs = [
+        {"y": torch.ones(2, 3), "loss": torch.tensor(1.0), "aux": torch.tensor(3.0), "n": 2, "k": "same"},
+        {"y": torch.zeros(1, 3), "loss": torch.tensor(4.0), "aux": torch.tensor(5.0), "n": 1, "k": "same"},
+    ]
+    specs = {
+        "y": None,
+        "loss": WeightedMean((2 / 3, 1 / 3)),
+        "aux": None,
+        "n": Reduce(int.__add__, 0),
+        "k": None,
+    }
+    merged = merge(outputs, specs)
+    assert merged["y"].shape == (3, 3)
+    assert merged["loss"].item() == pytest.approx(2.0)
+    assert merged["aux"].tolist() == [3.0, 5.0]
+    assert merged["n"] == 3
+    assert merged["k"] == "same"
+
+
+def test_results_that_differ_where_they_must_not_are_named() -> None:
+    with pytest.raises(MicrobatchError, match=r"output\['n'\] differs between microbatches \(1, 2\)"):
+        merge([{"n": 1}, {"n": 2}])
+    with pytest.raises(MicrobatchError, match="output differs"):
+        merge([torch.zeros(2), torch.ones(2)], Replicate())
+    with pytest.raises(MicrobatchError, match="microbatch 1 returns"):
+        merge([(1, 2), (1,)])
+    with pytest.raises(MicrobatchError, match="1 weights for 2 microbatches"):
+        merge([torch.zeros(()), torch.ones(())], WeightedMean((1.0,)))
+    with pytest.raises(MicrobatchError, match="nothing to merge"):
+        merge([])
