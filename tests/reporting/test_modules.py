@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.reporting import summarise_modules
+from partita.reporting import outermost_modules, summarise_modules
 
 names = st.builds(
     lambda prefix, number: f"{prefix}.{number}" if prefix else f"m{number}",
@@ -32,3 +32,13 @@ def test_only_numbers_that_count_up_become_a_range() -> None:
 
 def test_a_number_without_a_parent_is_a_name() -> None:
     assert summarise_modules(["0", "1", ""]) == ("0", "1", "")
+
+
+def test_a_module_inside_one_stage_stands_for_its_parts() -> None:
+    stages = [["blocks.0.norm", "blocks.0.mlp.0", "blocks.0"], ["blocks.1.norm", "head"]]
+    assert outermost_modules(stages) == [("blocks.0",), ("blocks.1", "head")]
+
+
+def test_a_module_that_two_stages_share_is_named_by_its_parts() -> None:
+    stages = [["embed", "block.norm", "block"], ["block.mlp", "block", "head"]]
+    assert outermost_modules(stages) == [("embed", "block.norm"), ("block.mlp", "head")]

@@ -10,7 +10,7 @@ from partita.reporting.codec import report_from_json, report_to_json
 from partita.reporting.data import Figure, LossPoint, RunReport, StageRow, Timeline, TimelineSpan
 from partita.reporting.figures import key_figures
 from partita.reporting.html import render_html
-from partita.reporting.modules import summarise_modules
+from partita.reporting.modules import outermost_modules, summarise_modules
 from partita.reporting.tables import loss_table, plan_table
 from partita.reporting.text import timeline_text
 from partita.reporting.units import (
@@ -38,6 +38,7 @@ __all__ = [
     "format_share",
     "key_figures",
     "loss_table",
+    "outermost_modules",
     "plan_table",
     "render_html",
     "report_from_json",

@@ -2,9 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-__all__ = ["summarise_modules"]
+__all__ = ["outermost_modules", "summarise_modules"]
+
+
+def outermost_modules(stages: Sequence[Iterable[str]]) -> list[tuple[str, ...]]:
+    """For each stage the outermost modules that lie in it alone, from the innermost ones that it runs.
+
+    A module that two stages share is named by its parts; what it computes itself is left out.
+
+    >>> outermost_modules([["embed", "layers.0.norm", "layers.0", "layers.1.norm"], ["layers.1.linear", "head"]])
+    [('embed', 'layers.0', 'layers.1.norm'), ('layers.1.linear', 'head')]
+    """
+    users: dict[str, set[int]] = {}
+    listed = [list(dict.fromkeys(names)) for names in stages]
+    for stage, names in enumerate(listed):
+        for name in names:
+            for path in _paths(name):
+                users.setdefault(path, set()).add(stage)
+    result = []
+    for names in listed:
+        outermost = dict.fromkeys(next((p for p in _paths(name) if len(users[p]) == 1), name) for name in names)
+        around = {path for name in outermost for path in _paths(name)[:-1]}
+        result.append(tuple(name for name in outermost if name not in around))
+    return result
+
+
+def _paths(name: str) -> list[str]:
+    """The name of every module around ``name`` and itself, outermost first."""
+    atoms = name.split(".")
+    return [".".join(atoms[: length + 1]) for length in range(len(atoms))]
 
 
 def summarise_modules(names: Iterable[str]) -> tuple[str, ...]:
