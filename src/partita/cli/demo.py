@@ -24,6 +24,11 @@ def demo(
 ) -> None:
     """Cut a transformer into stages, train it on several processes and beside it uncut, and compare."""
     settings = DemoSettings(steps=steps, stages=stages, schedule=schedule, microbatches=microbatches, seed=seed)
-    result = run_demo(settings, out, Console())
+    console = Console()
+    try:
+        result = run_demo(settings, out, console)
+    except KeyboardInterrupt:
+        console.print("stopped; no process is left")
+        raise typer.Exit(130) from None
     if not result.comparison.bitwise:
         raise typer.Exit(1)

@@ -38,7 +38,7 @@ for _name in ("demo",):
 
 
 def main() -> None:
-    """Run the command. An error that partita raises on purpose is shown as a message, exit status 1; Ctrl-C exits with 130."""
+    """Run the command. An error that partita raises on purpose is shown as a message, exit status 1."""
     console = Console(stderr=True)
     try:
         app()
@@ -46,6 +46,3 @@ def main() -> None:
         console.print(f"[bold red]{type(error).__name__}[/]: ", end="")
         console.print(str(error), markup=False, highlight=False, soft_wrap=True)
         sys.exit(1)
-    except KeyboardInterrupt:
-        console.print("stopped; no process is left")
-        sys.exit(130)

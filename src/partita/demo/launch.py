@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import tempfile
@@ -38,7 +39,7 @@ def launch(function: Callable[..., Any], processes: int, *args: Any, name: str) 
         ExecutionError: a process failed or was killed; the message names its rank.
         KeyboardInterrupt: somebody pressed Ctrl-C.
     """
-    with tempfile.TemporaryDirectory(prefix="partita-logs-") as logs, _worker_environment():
+    with tempfile.TemporaryDirectory(prefix="partita-logs-") as logs, _worker_environment(), _quiet_launcher():
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
@@ -73,6 +74,17 @@ def _message(error: ChildFailedError, name: str) -> str:
         )
     said = failure.message.strip() if isinstance(failure.message, str) else str(failure.message)
     return f"rank {rank} of the {name} failed (process {failure.pid}, exit status {failure.exitcode}):\n{said}"
+
+
+@contextmanager
+def _quiet_launcher() -> Iterator[None]:
+    """The launcher logs a traceback for each process that it ends; the error raised here says all of it in a line."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 @contextmanager

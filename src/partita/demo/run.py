@@ -23,8 +23,8 @@ from partita.demo.launch import launch
 from partita.demo.settings import DemoSettings, check_writable
 from partita.demo.timelines import measured_timeline, simulated_timeline
 from partita.demo.training import build_model, example, train_rank, train_uncut
-from partita.pipelining import measure_units
-from partita.planning import CostModel, Plan, get_schedule, plan_stages
+from partita.pipelining import get_schedule_class, measure_units
+from partita.planning import CostModel, Plan, plan_stages
 from partita.reporting import (
     LossPoint,
     RunReport,
@@ -93,7 +93,7 @@ def run_demo(settings: DemoSettings, out: Path, console: Console) -> DemoResult:
         ExecutionError: a process failed.
     """
     check_writable(out)
-    get_schedule(settings.schedule)
+    get_schedule_class(settings.schedule)
     corpus = read_corpus()
     with tempfile.TemporaryDirectory(prefix="partita-demo-") as scratch, _progress(console) as progress:
         folder = Path(scratch)

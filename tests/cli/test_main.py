@@ -1,0 +1,40 @@
+"""The command: its help, its version, and errors as messages."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from partita import __version__
+
+
+def partita(*arguments: str) -> subprocess.CompletedProcess[str]:
+    code = "from partita.cli.main import main; main()"
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_the_version_is_printed() -> None:
+    result = partita("--version")
+    assert (result.returncode, result.stdout.strip()) == (0, __version__)
+
+
+def test_help_lists_the_commands() -> None:
+    result = partita("--help")
+    assert result.returncode == 0
+    assert "demo" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("demo", "--steps", "0"), "UsageError: --steps is 0: give 1 or more"),
+        (("demo", "--schedule", "nonsense"), "ScheduleError: there is no schedule class 'nonsense'"),
+    ],
+)
+def test_an_error_is_one_message_and_status_1(arguments: tuple[str, ...], message: str) -> None:
+    result = partita(*arguments)
+    assert result.returncode == 1
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr

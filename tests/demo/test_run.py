@@ -1,0 +1,56 @@
+"""The demo from start to end, on a model small enough for a test."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from partita.demo.model import TransformerConfig
+from partita.demo.run import run_demo
+from partita.demo.settings import DemoSettings
+from partita.errors import InfeasiblePlan, ScheduleError, UsageError
+from partita.planning import Plan
+
+TINY = TransformerConfig(width=32, heads=2, layers=2, context=16)
+
+
+@pytest.mark.parametrize(("stages", "schedule"), [(2, "1F1B"), (3, "gpipe")])
+def test_the_cut_model_trains_bit_for_bit_like_the_uncut_one(tmp_path: Path, stages: int, schedule: str) -> None:
+    text = io.StringIO()
+    settings = DemoSettings(steps=3, stages=stages, schedule=schedule, microbatches=4, microbatch=2, validate_every=2, model=TINY)
+    result = run_demo(settings, tmp_path / "out", Console(file=text, width=120))
+    assert result.comparison.bitwise
+    assert result.comparison.largest == 0.0
+    assert [point.step for point in result.losses] == [0, 1, 2]
+    assert all(point.pipelined == point.reference for point in result.losses)
+    assert len({point.reference for point in result.losses}) == 3
+    assert "largest parameter difference: 0.0" in text.getvalue()
+    assert len(Plan.from_json((tmp_path / "out" / "plan.json").read_text()).stages) == stages
+    assert json.loads((tmp_path / "out" / "trace.json").read_text())
+    assert "<html" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_too_many_stages_name_the_limit(tmp_path: Path) -> None:
+    with pytest.raises(InfeasiblePlan, match=r"99 stages were asked for, but this model can be cut into at most \d+"):
+        run_demo(DemoSettings(stages=99, model=TINY), tmp_path, Console(file=io.StringIO()))
+
+
+def test_an_unwritable_folder_is_refused_before_training(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="can't be written to"):
+        run_demo(DemoSettings(), tmp_path / "file" / "out", Console(file=io.StringIO()))
+
+
+def test_an_unknown_schedule_lists_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(ScheduleError, match="choose one of GPipe, 1F1B"):
+        run_demo(DemoSettings(schedule="2F2B"), tmp_path, Console(file=io.StringIO()))
+
+
+@pytest.mark.parametrize("name", ["steps", "stages", "microbatches", "microbatch"])
+def test_settings_below_one_are_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=rf"--{name} is 0: give 1 or more"):
+        DemoSettings(**{name: 0})

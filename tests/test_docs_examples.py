@@ -1,0 +1,36 @@
+"""The examples in docstrings and in the README run."""
+
+from __future__ import annotations
+
+import doctest
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src"
+MODULES = sorted(
+    ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
+    for path in SOURCE.rglob("*.py")
+    if ">>>" in path.read_text(encoding="utf-8")
+)
+BLOCKS = [
+    block
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+    if page.exists()
+    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_docstring_examples_run(name: str) -> None:
+    result = doctest.testmod(import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert result.attempted
+    assert not result.failed
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if "# torchrun" not in b], ids=lambda block: block.splitlines()[0][:40])
+def test_python_examples_of_the_pages_run(block: str) -> None:
+    exec(compile(block, "README.md", "exec"), {"__name__": "example"})

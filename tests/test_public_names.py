@@ -1,0 +1,54 @@
+"""Each package says what it exports, sorted, and exports what it says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+import partita
+
+PACKAGES = (
+    "partita",
+    "partita.capture",
+    "partita.errors",
+    "partita.pipelining",
+    "partita.planning",
+    "partita.reporting",
+    "partita.runtime",
+    "partita.splitter",
+    "partita.verification",
+)
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_exports_are_sorted_and_exist(name: str) -> None:
+    module = import_module(name)
+    exports = module.__all__
+    constants_first = sorted(exports, key=lambda export: (not export.isupper(), not export[0].isupper(), export))
+    assert list(exports) in (sorted(exports), constants_first)
+    assert len(set(exports)) == len(exports)
+    for export in exports:
+        assert getattr(module, export) is not None, f"{name}.{export}"
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_public_names_have_a_docstring(name: str) -> None:
+    module = import_module(name)
+    for export in module.__all__:
+        value = getattr(module, export)
+        if isinstance(value, type) or callable(value):
+            assert value.__doc__, f"{name}.{export} has no docstring"
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        partita.nonsense  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["partita", "partita.planning", "partita.errors"])
+def test_light_packages_import_no_torch(name: str) -> None:
+    code = f"import sys, {name}; sys.exit(any(m == 'torch' or m.startswith('torch.') for m in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
