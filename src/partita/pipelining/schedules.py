@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from partita.errors import ExecutionError, MicrobatchError, ScheduleError
+from partita.errors import ExecutionError, ScheduleError
 from partita.pipelining.agreement import agree_on_placement, agree_on_step, neighbours
 from partita.pipelining.executor import Executor, StepInputs
 from partita.pipelining.stage import PipelineStage
@@ -30,19 +30,19 @@ __all__ = ["PipelineSchedule", "Schedule1F1B", "ScheduleGPipe", "get_schedule_cl
 class PipelineSchedule:
     """Runs this rank's stages. `Schedule1F1B` and `ScheduleGPipe` are the ones to use.
 
-    Making one is collective: all ranks do it, with stages of the same `Pipe`.
+    Making one is collective: all ranks do it, with stages of the same cut.
 
     Args:
         stages: the stage of this rank, or all of its stages.
         n_microbatches: into how many the batch is cut.
-        loss_fn: from (output, target) to one number; needed by `step`.
+        loss_fn: from (output, target) to a 0-d tensor; needed by `step`.
         args_chunk_spec: how positional arguments are cut; along dim 0 if not given.
         kwargs_chunk_spec: how keyword arguments are cut.
         output_merge_spec: how the microbatches' outputs are merged; along dim 0 if not given.
-        scale_grads: the losses' gradients are weighted with each microbatch's share of the batch, so that they add up to the
-            gradient of the mean; without it they are summed.
+        scale_grads: the losses' gradients are weighted with each microbatch's share of the batch, so that they
+            add up to the gradient of the mean; without it they are summed.
         seed: of the random numbers, which depend on (seed, step, microbatch, call site) alone.
-        tracer: records what runs when.
+        tracer: records what runs when; may be replaced between two steps.
 
     Raises:
         SignatureMismatch: the ranks do not agree on stages, schedule or microbatches.
@@ -63,11 +63,8 @@ class PipelineSchedule:
         seed: int = 0,
         tracer: Recorder = NULL_TRACER,
     ) -> None:
-        if not self.kind:
-            raise ScheduleError("PipelineSchedule is the base of the schedules: use Schedule1F1B or ScheduleGPipe")
         held = [stages] if isinstance(stages, PipelineStage) else list(stages)
-        if not held:
-            raise ScheduleError("a rank needs at least one stage: pass the stage that it built")
+        self._check(held, n_microbatches)
         self.stages = {stage.index: stage for stage in held}
         self.n_microbatches = n_microbatches
         self.loss_fn = loss_fn
@@ -79,25 +76,16 @@ class PipelineSchedule:
         self.tracer = tracer
         self.routes = held[0].routes
         self.comm: Comm = held[0].comm or ProcessGroupComm.from_group()
-        settings = {"the schedule": self.kind, "n_microbatches": n_microbatches, "seed": seed, "scale_grads": scale_grads}
-        try:
-            self.stage_ranks = agree_on_placement(self.comm, held, settings)
-        except Exception as error:
-            self.comm.fail(error, "agreeing on the stages")
-            raise
-        self._peers = neighbours(self.comm, self.routes, self.stage_ranks)
-        self._pairs = [(self.stage_ranks[a], self.stage_ranks[b]) for a, b in sorted(self.routes.edges)]
-        self.comm.connect({pair for a, b in self._pairs if a != b for pair in ((a, b), (b, a))})
-        self._schedules: dict[bool, Schedule] = {}
+        self.stage_ranks = self._agree(held)
+        self._peers = neighbours(self.comm.rank, self.routes, self.stage_ranks)
+        pairs = {(self.stage_ranks[a], self.stage_ranks[b]) for a, b in self.routes.edges}
+        self.comm.connect({pair for a, b in sorted(pairs) if a != b for pair in ((a, b), (b, a))})
+        self._executors: dict[bool, Executor] = {}
         self._steps = 0
 
     def schedule(self, *, train: bool = True) -> Schedule:
         """What every rank does in one step, sends and receives included."""
-        if train not in self._schedules:
-            kind = get_schedule(self.kind if train else "ForwardOnly")
-            plain = kind.generate(len(self.stage_ranks), self.n_microbatches, placement=self.stage_ranks)  # type: ignore[call-arg]
-            self._schedules[train] = lower(plain, self.routes.edges)
-        return self._schedules[train]
+        return self._executor(train).schedule
 
     def step(self, *args: Any, target: Any = None, losses: list[Tensor] | None = None, **kwargs: Any) -> Any:
         """Forward and backward of one batch; gradients are added to ``.grad``. Collective.
@@ -106,68 +94,115 @@ class PipelineSchedule:
             args: the model's arguments, on the rank that holds the first stage; ignored elsewhere.
             target: what ``loss_fn`` compares with, on the rank that holds the last stage.
             losses: gets the loss of each microbatch, on the rank that holds the last stage.
+            kwargs: the model's keyword arguments, where ``args`` are.
 
         Returns:
             The merged output on the rank that holds the last stage, None elsewhere.
 
         Raises:
-            ExecutionError: no ``loss_fn``.
+            ExecutionError: no ``loss_fn``, or one that does not return a 0-d tensor.
             MicrobatchError: a batch that can't be cut.
-            SignatureMismatch: shapes that the pipeline was not cut for, or ranks that are about to do different things.
+            SignatureMismatch: shapes that the pipeline was not cut for, or ranks that are about to do different
+                things.
             PeerFailed: another rank failed.
         """
-        if self.loss_fn is None:
-            raise ExecutionError("step() needs a loss: pass loss_fn to the schedule, or call eval() to run forward only")
         return self._run(args, kwargs, target, losses, train=True)
 
     def eval(self, *args: Any, target: Any = None, losses: list[Tensor] | None = None, **kwargs: Any) -> Any:
-        """Forward of one batch without gradients; touches no ``.grad``. Collective. Arguments are those of `step`.
+        """Forward of one batch without gradients; touches no ``.grad``. Collective. Arguments are those of
+        `step`.
 
+        Modules stay in the mode that they are in: call ``stage.module.eval()`` first where that matters.
         ``losses`` is filled where there are a ``loss_fn`` and a ``target``.
         """
         with torch.no_grad():
             return self._run(args, kwargs, target, losses, train=False)
 
     def _run(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any, losses: list[Tensor] | None, *, train: bool
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        target: Any,
+        losses: list[Tensor] | None,
+        *,
+        train: bool,
     ) -> Any:
         try:
-            inputs = self._cut(args, kwargs, target)
-            mode = {stage.module.training for stage in self.stages.values()}
-            agree_on_step(self.comm, self._peers, f"{'step' if train else 'eval'} {self._steps} (modules in training mode: {mode})")
-            executor = Executor(self.schedule(train=train), self.stages, self.comm, self.loss_fn, self.tracer)
+            if train and self.loss_fn is None:
+                raise ExecutionError(
+                    "step() needs a loss: pass loss_fn to the schedule, or call eval() to run forward only"
+                )
+            inputs = self._cut(args, kwargs, target, train)
+            agree_on_step(self.comm, self._peers, self._announcement(train))
+            executor = self._executor(train)
         except BaseException as error:
             self.comm.fail(error, "preparing a step")
             raise
-        outputs, step_losses = executor.run(inputs, seed=self.seed, number=self._steps)
+        results = executor.run(inputs, self.tracer)
         if train:
             share_gradients(self.comm, self.stages, self.stage_ranks, self.routes)
             self._steps += 1
-        if not outputs:
-            return None
         if losses is not None:
-            losses.clear()
-            losses.extend(step_losses)
-        return merge(outputs, self.output_merge_spec)
+            losses[:] = results.losses
+        return merge(results.outputs, self.output_merge_spec) if results.outputs else None
 
-    def _cut(self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any) -> StepInputs:
+    def _announcement(self, train: bool) -> str:
+        """What the others must be about to do too."""
+        modes = {stage.module.training for stage in self.stages.values()}
+        mode = "both modes" if len(modes) > 1 else "train mode" if modes.pop() else "eval mode"
+        return f"{'step' if train else 'eval'}() number {self._steps} in {mode}"
+
+    def _executor(self, train: bool) -> Executor:
+        if train not in self._executors:
+            kind = get_schedule(self.kind if train else "ForwardOnly")
+            plain = kind.generate(  # type: ignore[call-arg]
+                len(self.stage_ranks), self.n_microbatches, placement=self.stage_ranks
+            )
+            lowered = lower(plain, self.routes.edges)
+            self._executors[train] = Executor(lowered, self.stages, self.comm, self.loss_fn)
+        return self._executors[train]
+
+    def _check(self, held: Sequence[PipelineStage], n_microbatches: int) -> None:
+        if not self.kind:
+            raise ScheduleError(
+                "PipelineSchedule is the base of the schedules: use Schedule1F1B or ScheduleGPipe"
+            )
+        if not held:
+            raise ScheduleError("a rank needs at least one stage: pass the stage that it built")
+        if isinstance(n_microbatches, bool) or not isinstance(n_microbatches, int) or n_microbatches < 1:
+            raise ScheduleError(f"n_microbatches is {n_microbatches!r}: give a whole number of at least 1")
+
+    def _agree(self, held: Sequence[PipelineStage]) -> tuple[int, ...]:
+        settings = {
+            "the schedule": self.kind,
+            "n_microbatches": self.n_microbatches,
+            "seed": self.seed,
+            "scale_grads": self.scale_grads,
+        }
+        try:
+            return agree_on_placement(self.comm, held, settings)
+        except Exception as error:
+            self.comm.fail(error, "agreeing on the stages")
+            raise
+
+    def _cut(self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any, train: bool) -> StepInputs:
         """Arguments and targets in microbatches, on the ranks that have them."""
         count = self.n_microbatches
-        arguments, weights = None, (1.0 / count,) * count
+        arguments, targets, weights = None, None, (1.0 / count,) * count
         first = self.stages.get(0)
         if first is not None:
-            parts = split_args(args, kwargs, count, self.args_chunk_spec, self.kwargs_chunk_spec)
-            weights = plan_microbatches(args, kwargs, count, self.args_chunk_spec, self.kwargs_chunk_spec).weights
+            specs = (self.args_chunk_spec, self.kwargs_chunk_spec)
+            weights = plan_microbatches(args, kwargs, count, *specs).weights
             arguments = [
-                first.accept(first.signature.flatten(*part), microbatch) for microbatch, part in enumerate(parts)
+                first.accept(first.signature.flatten(*part), microbatch, train=train)
+                for microbatch, part in enumerate(split_args(args, kwargs, count, *specs))
             ]
-        targets = None
         if target is not None and self.routes.stages - 1 in self.stages:
             targets = [part[0][0] for part in split_args((target,), None, count)]
             weights = plan_microbatches((target,), None, count).weights
-        if len(weights) != count:
-            raise MicrobatchError(f"the batch makes {len(weights)} microbatches, the schedule wants {count}")
-        return StepInputs(arguments, targets, weights if self.scale_grads else (1.0,) * count)
+        if not self.scale_grads:
+            weights = (1.0,) * count
+        return StepInputs(arguments, targets, weights, self.seed, self._steps)
 
 
 class ScheduleGPipe(PipelineSchedule):
@@ -177,7 +212,9 @@ class ScheduleGPipe(PipelineSchedule):
 
 
 class Schedule1F1B(PipelineSchedule):
-    """As soon as a microbatch can go back, it does, so that few are in flight (Narayanan et al. 2020, PipeDream-Flush)."""
+    """As soon as a microbatch can go back, it does, so that few are in flight (Narayanan et al. 2020,
+    PipeDream-Flush).
+    """
 
     kind = "1F1B"
 
@@ -194,5 +231,6 @@ def get_schedule_class(name: str) -> type[PipelineSchedule]:
     classes = {kind.kind.lower(): kind for kind in (ScheduleGPipe, Schedule1F1B)}
     wanted = name.lower().removeprefix("schedule")
     if wanted not in classes:
-        raise ScheduleError(f"there is no schedule class {name!r}: choose one of {', '.join(kind.kind for kind in classes.values())}")
+        known = ", ".join(kind.kind for kind in classes.values())
+        raise ScheduleError(f"there is no schedule class {name!r}: choose one of {known}")
     return classes[wanted]

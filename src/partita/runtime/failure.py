@@ -178,17 +178,22 @@ class Lookout:
         except RuntimeError:
             return False
 
-    def wait_until_all_left(self, seconds: float) -> None:
-        """Returns when every rank has left, one has failed, the store is gone, or `seconds` are over."""
+    def wait_until_all_left(self, seconds: float) -> bool:
+        """Returns when every rank has left, one has failed, the store is gone, or `seconds` are over.
+
+        Returns:
+            False only where the time was over and somebody is still there.
+        """
         keys = [f"left/{rank}" for rank in range(self._size)]
         pause = threading.Event()
         for _ in range(int(seconds / 0.02)):
             try:
                 if self.failure is not None or self._store.check(keys):
-                    return
+                    return True
             except RuntimeError:
-                return
+                return True
             pause.wait(0.02)
+        return False
 
     def _read(self) -> FailureRecord | None:
         if not self._store.check(["failure"]):

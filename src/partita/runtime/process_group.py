@@ -388,14 +388,17 @@ class ProcessGroupComm:
             return
 
     def _at_exit(self) -> None:
-        """The process ends with the comm open: its exception, if one ended it, or its leaving, is a failure
-        to the others.
+        """The process ends with the comm open. An exception that ends it is a failure to the others at once. Else
+        it leaves, and where others have not left too within seconds, that is a failure to them.
         """
         error = getattr(sys, "last_value", None)
         if error is not None:
             self.fail(error, "the main program")
-        else:
-            self._lookout.publish(FailureRecord(self.rank, "left"))
+        elif self._lookout.failure is None:
+            self._flush_objects()
+            self._lookout.leave()
+            if not self._lookout.wait_until_all_left(_CLOSE_GRACE_S):
+                self._lookout.publish(FailureRecord(self.rank, "left"))
         self._lookout.stop()
 
 
