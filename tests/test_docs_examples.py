@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import doctest
 import re
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -20,7 +22,9 @@ BLOCKS = [
     block
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
     if page.exists()
-    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    for block in re.findall(
+        r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
 ]
 
 
@@ -31,6 +35,28 @@ def test_docstring_examples_run(name: str) -> None:
     assert not result.failed
 
 
-@pytest.mark.parametrize("block", [b for b in BLOCKS if "# torchrun" not in b], ids=lambda block: block.splitlines()[0][:40])
+@pytest.mark.parametrize(
+    "block", [b for b in BLOCKS if "# torchrun" not in b], ids=lambda block: block.splitlines()[0][:40]
+)
 def test_python_examples_of_the_pages_run(block: str) -> None:
     exec(compile(block, "README.md", "exec"), {"__name__": "example"})
+
+
+@pytest.mark.parametrize(
+    "block", [b for b in BLOCKS if "# torchrun" in b], ids=lambda block: block.splitlines()[0][:40]
+)
+def test_examples_for_torchrun_run(block: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(block)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        str(script),
+    ]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert "tensor(" in result.stdout

@@ -26,12 +26,19 @@ def test_the_picture_shows_every_error_and_its_built_in() -> None:
 def test_every_error_is_a_partita_error_and_a_built_in(name: str) -> None:
     error = getattr(errors, name)
     assert issubclass(error, errors.PartitaError)
-    assert any(base.__module__ == "builtins" and base not in (object, Exception, BaseException) for base in error.__mro__)
+    assert any(
+        base.__module__ == "builtins" and base not in (object, Exception, BaseException)
+        for base in error.__mro__
+    )
 
 
 @pytest.mark.parametrize(
     "error",
-    [errors.PeerFailed("rank 1 failed", 1, "Traceback ..."), errors.OrderConflict("a cycle", ["a", "b"]), errors.PlanError("no")],
+    [
+        errors.PeerFailed("rank 1 failed", 1, "Traceback ..."),
+        errors.OrderConflict("a cycle", ["a", "b"]),
+        errors.PlanError("no"),
+    ],
     ids=lambda error: type(error).__name__,
 )
 def test_errors_travel_between_processes(error: errors.PartitaError) -> None:

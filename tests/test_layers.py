@@ -65,7 +65,9 @@ def test_imports_go_down_the_layers(path: Path) -> None:
         if parts[0] != "partita" or len(parts) < 2 or parts[1] == layer:
             continue
         assert parts[1] in LEVEL, f"{path}:{line} imports {name}, which has no layer"
-        assert LEVEL[parts[1]] < LEVEL[layer], f"{path}:{line}: {layer} imports {parts[1]}, which is not below it"
+        assert LEVEL[parts[1]] < LEVEL[layer], (
+            f"{path}:{line}: {layer} imports {parts[1]}, which is not below it"
+        )
 
 
 def test_every_folder_has_a_layer() -> None:
@@ -84,7 +86,9 @@ def test_only_one_folder_imports_private_torch(path: Path) -> None:
 def test_the_planner_imports_nothing_but_itself_and_the_standard_library() -> None:
     for path in sorted((SOURCE / "planning").rglob("*.py")):
         for name, line in imported(path):
-            assert not name.startswith(("torch", "numpy", "rich", "typer", "jinja2")), f"{path}:{line} imports {name}"
+            assert not name.startswith(("torch", "numpy", "rich", "typer", "jinja2")), (
+                f"{path}:{line} imports {name}"
+            )
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
@@ -93,5 +97,7 @@ def test_imports_stand_at_the_top(path: Path) -> None:
         return
     for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            inside = [node.lineno for node in ast.walk(function) if isinstance(node, (ast.Import, ast.ImportFrom))]
+            inside = [
+                node.lineno for node in ast.walk(function) if isinstance(node, (ast.Import, ast.ImportFrom))
+            ]
             assert not inside, f"{path}:{inside} imports inside {function.name}"

@@ -51,7 +51,11 @@ def runs(lines: list[tuple[int, str]]) -> Iterator[tuple[int, tuple[str, ...]]]:
 
 
 def test_no_run_of_lines_stands_in_torch() -> None:
-    ours = {window: f"{path}:{number}" for path in sorted(SOURCE.rglob("*.py")) for number, window in runs(statements(path))}
+    ours = {
+        window: f"{path}:{number}"
+        for path in sorted(SOURCE.rglob("*.py"))
+        for number, window in runs(statements(path))
+    }
     assert len(ours) > 1000
     found = [
         f"{ours[window]} == torch/{path.relative_to(TORCH)}:{number}"

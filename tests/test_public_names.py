@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from importlib import import_module
@@ -27,7 +28,9 @@ PACKAGES = (
 def test_exports_are_sorted_and_exist(name: str) -> None:
     module = import_module(name)
     exports = module.__all__
-    constants_first = sorted(exports, key=lambda export: (not export.isupper(), not export[0].isupper(), export))
+    constants_first = sorted(
+        exports, key=lambda export: (not export.isupper(), not export[0].isupper(), export)
+    )
     assert list(exports) in (sorted(exports), constants_first)
     assert len(set(exports)) == len(exports)
     for export in exports:
@@ -39,7 +42,7 @@ def test_public_names_have_a_docstring(name: str) -> None:
     module = import_module(name)
     for export in module.__all__:
         value = getattr(module, export)
-        if isinstance(value, type) or callable(value):
+        if inspect.isclass(value) or inspect.isfunction(value):
             assert value.__doc__, f"{name}.{export} has no docstring"
 
 

@@ -12,7 +12,9 @@ from partita import __version__
 
 def partita(*arguments: str) -> subprocess.CompletedProcess[str]:
     code = "from partita.cli.main import main; main()"
-    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, timeout=120
+    )
 
 
 def test_the_version_is_printed() -> None:

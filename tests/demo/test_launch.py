@@ -32,7 +32,9 @@ def test_every_rank_returns_its_result() -> None:
 
 
 def test_a_killed_rank_is_named_and_nothing_is_left() -> None:
-    with pytest.raises(ExecutionError, match=r"rank 1 of the test was killed by SIGKILL \(process \d+\)") as caught:
+    with pytest.raises(
+        ExecutionError, match=r"rank 1 of the test was killed by SIGKILL \(process \d+\)"
+    ) as caught:
         launch(kill_rank_one, 2, name="test")
     pid = int(str(caught.value).partition("process ")[2].partition(")")[0])
     with pytest.raises(ProcessLookupError):

@@ -19,9 +19,13 @@ TINY = TransformerConfig(width=32, heads=2, layers=2, context=16)
 
 
 @pytest.mark.parametrize(("stages", "schedule"), [(2, "1F1B"), (3, "gpipe")])
-def test_the_cut_model_trains_bit_for_bit_like_the_uncut_one(tmp_path: Path, stages: int, schedule: str) -> None:
+def test_the_cut_model_trains_bit_for_bit_like_the_uncut_one(
+    tmp_path: Path, stages: int, schedule: str
+) -> None:
     text = io.StringIO()
-    settings = DemoSettings(steps=3, stages=stages, schedule=schedule, microbatches=4, microbatch=2, validate_every=2, model=TINY)
+    settings = DemoSettings(
+        steps=3, stages=stages, schedule=schedule, microbatches=4, microbatch=2, validate_every=2, model=TINY
+    )
     result = run_demo(settings, tmp_path / "out", Console(file=text, width=120))
     assert result.comparison.bitwise
     assert result.comparison.largest == 0.0
@@ -35,7 +39,9 @@ def test_the_cut_model_trains_bit_for_bit_like_the_uncut_one(tmp_path: Path, sta
 
 
 def test_too_many_stages_name_the_limit(tmp_path: Path) -> None:
-    with pytest.raises(InfeasiblePlan, match=r"99 stages were asked for, but this model can be cut into at most \d+"):
+    with pytest.raises(
+        InfeasiblePlan, match=r"99 stages were asked for, but this model can be cut into at most \d+"
+    ):
         run_demo(DemoSettings(stages=99, model=TINY), tmp_path, Console(file=io.StringIO()))
 
 

@@ -13,9 +13,11 @@ from partita.errors import PartitaError
 
 __all__ = ["app", "main"]
 
+_WHAT = "Cuts a PyTorch model's graph into pieces, runs them, and proves that they do what the whole did."
+
 app = typer.Typer(
     name="partita",
-    help="Cuts a PyTorch model's graph into pieces, runs the pieces, and proves that they do what the whole did.",
+    help=_WHAT,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -29,8 +31,14 @@ def _version(wanted: bool) -> None:
 
 
 @app.callback()
-def _root(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version.")) -> None:
-    """Cuts a PyTorch model's graph into pieces, runs the pieces, and proves that they do what the whole did."""
+def _root(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version."
+    ),
+) -> None:
+    """Cuts a PyTorch model's graph into pieces, runs the pieces, and proves that they do what the whole
+    did.
+    """
 
 
 for _name in ("demo",):

@@ -1,4 +1,6 @@
-"""``partita demo``: a real model on real data, cut, trained on several processes, and proven equal to the uncut one."""
+"""``partita demo``: a real model on real data, cut, trained on several processes, and proven equal to the
+uncut one.
+"""
 
 from __future__ import annotations
 

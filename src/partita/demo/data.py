@@ -1,4 +1,6 @@
-"""The demo's data: the bytes of the Python standard library's source files on this machine. Nothing is downloaded."""
+"""The demo's data: the bytes of the Python standard library's source files on this machine. Nothing is
+downloaded.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,12 @@ class ByteCorpus:
     validation: Tensor
     files: tuple[int, int]
 
-    def batch(self, step: int, batch: int, length: int, *, seed: int = 0, validation: bool = False) -> tuple[Tensor, Tensor]:
-        """The inputs and the next bytes of one step, both int64 of shape (batch, length); the same for the same numbers."""
+    def batch(
+        self, step: int, batch: int, length: int, *, seed: int = 0, validation: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """The inputs and the next bytes of one step, both int64 of shape (batch, length); the same for the
+        same numbers.
+        """
         text = self.validation if validation else self.train
         generator = torch.Generator().manual_seed(seed * 1_000_003 + step * 2 + validation)
         starts = torch.randint(0, len(text) - length - 1, (batch,), generator=generator)
@@ -42,13 +48,16 @@ class ByteCorpus:
 
 
 def read_corpus(folder: Path | None = None) -> ByteCorpus:
-    """Read the ``.py`` files below ``folder`` (the standard library if not given), every tenth for validation.
+    """Read the ``.py`` files below ``folder`` (the standard library if not given), every tenth for
+    validation.
 
     Raises:
         UsageError: there are too few source files (some distributions ship only compiled ones).
     """
     root = folder or Path(sysconfig.get_paths()["stdlib"])
-    paths = sorted(path for path in root.rglob("*.py") if not _SKIPPED.intersection(path.relative_to(root).parts))
+    paths = sorted(
+        path for path in root.rglob("*.py") if not _SKIPPED.intersection(path.relative_to(root).parts)
+    )
     train, validation = bytearray(), bytearray()
     counts = [0, 0]
     for number, path in enumerate(paths):
@@ -60,8 +69,9 @@ def read_corpus(folder: Path | None = None) -> ByteCorpus:
             break
     if min(len(train), len(validation)) < 10_000:
         raise UsageError(
-            f"{root} has {len(paths)} Python source files with {len(train) + len(validation)} bytes, too few to train on: "
-            "install the standard library's sources (Debian and Ubuntu: libpython3-stdlib), or pass --data FOLDER"
+            f"{root} has {len(paths)} Python source files with {len(train) + len(validation)} bytes, too "
+            f"few to "
+            "train on: install the standard library's sources (Debian and Ubuntu: libpython3-stdlib)"
         )
     return ByteCorpus(_tensor(train), _tensor(validation), (counts[0], counts[1]))
 

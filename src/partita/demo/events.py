@@ -1,4 +1,6 @@
-"""How training processes tell the command what they have done: a file of JSON lines each, read while it grows."""
+"""How training processes tell the command what they have done: a file of JSON lines each, read while it
+grows.
+"""
 
 from __future__ import annotations
 

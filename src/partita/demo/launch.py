@@ -39,7 +39,11 @@ def launch(function: Callable[..., Any], processes: int, *args: Any, name: str) 
         ExecutionError: a process failed or was killed; the message names its rank.
         KeyboardInterrupt: somebody pressed Ctrl-C.
     """
-    with tempfile.TemporaryDirectory(prefix="partita-logs-") as logs, _worker_environment(), _quiet_launcher():
+    with (
+        tempfile.TemporaryDirectory(prefix="partita-logs-") as logs,
+        _worker_environment(),
+        _quiet_launcher(),
+    ):
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
@@ -61,7 +65,9 @@ def launch(function: Callable[..., Any], processes: int, *args: Any, name: str) 
         except SignalException as error:
             if error.sigval == signal.SIGINT:
                 raise KeyboardInterrupt from error
-            raise ExecutionError(f"the command got {error.sigval.name}; its processes have been ended") from error
+            raise ExecutionError(
+                f"the command got {error.sigval.name}; its processes have been ended"
+            ) from error
 
 
 def _message(error: ChildFailedError, name: str) -> str:
@@ -69,16 +75,21 @@ def _message(error: ChildFailedError, name: str) -> str:
     if failure.exitcode < 0:
         number = -failure.exitcode
         return (
-            f"rank {rank} of the {name} was killed by {signal.Signals(number).name} (process {failure.pid}): if nobody did that on "
+            f"rank {rank} of the {name} was killed by {signal.Signals(number).name} (process "
+            f"{failure.pid}): if nobody did that on "
             "purpose, look for lack of memory in the system's log; the other ranks have been ended"
         )
     said = failure.message.strip() if isinstance(failure.message, str) else str(failure.message)
-    return f"rank {rank} of the {name} failed (process {failure.pid}, exit status {failure.exitcode}):\n{said}"
+    return (
+        f"rank {rank} of the {name} failed (process {failure.pid}, exit status {failure.exitcode}):\n{said}"
+    )
 
 
 @contextmanager
 def _quiet_launcher() -> Iterator[None]:
-    """The launcher logs a traceback for each process that it ends; the error raised here says all of it in a line."""
+    """The launcher logs a traceback for each process that it ends; the error raised here says all of it in a
+    line.
+    """
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -89,7 +100,9 @@ def _quiet_launcher() -> Iterator[None]:
 
 @contextmanager
 def _worker_environment() -> Iterator[None]:
-    """Workers on loopback with one thread each: equal thread counts give equal bits, and two processes share two cores."""
+    """Workers on loopback with one thread each: equal thread counts give equal bits, and two processes share
+    two cores.
+    """
     wanted = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", **_loopback()}
     before = {key: os.environ.get(key) for key in wanted}
     os.environ.update(wanted)

@@ -1,4 +1,6 @@
-"""The demo's model: a small decoder-only transformer over bytes, with tied embeddings, rotary positions and dropout."""
+"""The demo's model: a small decoder-only transformer over bytes, with tied embeddings, rotary positions and
+dropout.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,8 @@ class TransformerConfig:
 class ByteTransformer(nn.Module):
     """Predicts the next byte.
 
-    Pre-norm blocks; rotary position embedding (Su et al. 2021, "RoFormer"); the output projection is the input embedding
-    itself (Press and Wolf 2017, "Using the Output Embedding to Improve Language Models").
+    Pre-norm blocks; rotary position embedding (Su et al. 2021, "RoFormer"); the output projection is the
+    input embedding itself (Press and Wolf 2017, "Using the Output Embedding to Improve Language Models").
     """
 
     def __init__(self, config: TransformerConfig | None = None) -> None:

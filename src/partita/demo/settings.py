@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from partita.demo.model import TransformerConfig
@@ -35,7 +35,7 @@ class DemoSettings:
     seed: int = 0
     learning_rate: float = 1e-3
     validate_every: int = 8
-    model: TransformerConfig = TransformerConfig()
+    model: TransformerConfig = field(default_factory=TransformerConfig)
 
     def __post_init__(self) -> None:
         for name in ("steps", "stages", "microbatches", "microbatch"):
@@ -69,4 +69,7 @@ def check_writable(folder: Path) -> None:
         probe.write_text("")
         probe.unlink()
     except OSError as error:
-        raise UsageError(f"--out {folder} can't be written to ({error.strerror}): give a folder that can, such as --out ./demo") from error
+        raise UsageError(
+            f"--out {folder} can't be written to ({error.strerror}): give a folder that can, such as --out "
+            f"./demo"
+        ) from error

@@ -20,10 +20,14 @@ def simulated_timeline(plan: Plan) -> tuple[Timeline, Simulation]:
 
 
 def measured_timeline(events: Iterable[Mapping[str, Any]]) -> Timeline:
-    """The step that was traced. The time in which an action waits for its message does not count as computing."""
+    """The step that was traced. The time in which an action waits for its message does not count as
+    computing.
+    """
     events = list(events)
     waited = {
-        (event["rank"], event["name"].removeprefix("wait ")): event["end_s"] for event in events if event["category"] == "wait"
+        (event["rank"], event["name"].removeprefix("wait ")): event["end_s"]
+        for event in events
+        if event["category"] == "wait"
     }
     origin = min(event["start_s"] for event in events)
     spans = []
@@ -31,7 +35,9 @@ def measured_timeline(events: Iterable[Mapping[str, Any]]) -> Timeline:
         if event["category"] != "compute":
             continue
         start = waited.get((event["rank"], event["name"]), event["start_s"])
-        spans.append(_span(event["rank"], Action.parse(event["name"]), start - origin, event["end_s"] - origin))
+        spans.append(
+            _span(event["rank"], Action.parse(event["name"]), start - origin, event["end_s"] - origin)
+        )
     return Timeline.from_spans("Measured", spans)
 
 

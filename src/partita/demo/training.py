@@ -110,8 +110,12 @@ def train_rank(settings: DemoSettings, plan_text: str, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def _batch(corpus: ByteCorpus, settings: DemoSettings, step: int, *, validation: bool = False) -> tuple[Tensor, Tensor]:
-    return corpus.batch(step, settings.batch, settings.model.context, seed=settings.seed, validation=validation)
+def _batch(
+    corpus: ByteCorpus, settings: DemoSettings, step: int, *, validation: bool = False
+) -> tuple[Tensor, Tensor]:
+    return corpus.batch(
+        step, settings.batch, settings.model.context, seed=settings.seed, validation=validation
+    )
 
 
 def _mean(losses: list[Tensor]) -> float:
@@ -129,7 +133,9 @@ def _validate_uncut(whole: nn.Module, corpus: ByteCorpus, settings: DemoSettings
     return _mean(losses)
 
 
-def _validate_rank(schedule: Any, module: nn.Module, corpus: ByteCorpus, settings: DemoSettings, step: int) -> float:
+def _validate_rank(
+    schedule: Any, module: nn.Module, corpus: ByteCorpus, settings: DemoSettings, step: int
+) -> float:
     inputs, target = _batch(corpus, settings, step, validation=True)
     losses: list[Tensor] = []
     module.eval()
@@ -146,4 +152,6 @@ def _write_trace(events: EventWriter, comm: ProcessGroupComm, tracer: Tracer) ->
 
 def _save(module: nn.Module, path: Path) -> None:
     """All parameters under all of their names; each name gets its own copy."""
-    save_file({name: value.detach().clone() for name, value in module.state_dict(keep_vars=True).items()}, path)
+    save_file(
+        {name: value.detach().clone() for name, value in module.state_dict(keep_vars=True).items()}, path
+    )
