@@ -7,7 +7,7 @@ Each also subclasses the built-in that a caller would reach for, so ``except Val
     ├── GraphError (ValueError)               a graph that is malformed, or misses an attribute
     ├── SplitError (ValueError)
     │   ├── AssignmentError                   a node without a key, an unknown node, an unhashable key
-    │   ├── OrderConflict                     pieces that can't be ordered; carries the chain of nodes
+    │   ├── OrderConflict (RuntimeError)      pieces that can't be ordered; carries the chain of nodes
     │   └── RegionError                       an autocast (or other) region that is never left
     ├── PlanError (ValueError)
     │   ├── InfeasiblePlan                    more stages than units, not enough memory
@@ -68,7 +68,7 @@ class AssignmentError(SplitError):
     """The assignment misses a node, names one that does not exist, or returns an unhashable key."""
 
 
-class OrderConflict(SplitError):
+class OrderConflict(SplitError, RuntimeError):
     """No order of the pieces keeps what can be observed.
 
     Attributes:

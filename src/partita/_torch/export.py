@@ -1,58 +1,171 @@
-"""What ``torch.export`` leaves behind in its graphs: region wrappers, and how inputs and outputs are flattened."""
+"""``torch.export`` without its region wrappers, as a module, and how that flattens inputs and outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._higher_order_ops.wrap import wrap_with_autocast, wrap_with_set_grad_enabled
+from torch import nn
+from torch._export.passes import replace_autocast_with_hop_pass, replace_set_grad_with_hop_pass
+from torch._ops import OpOverload
 from torch.export._tree_utils import reorder_kwargs
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-__all__ = ["WRAP_AUTOCAST", "WRAP_SET_GRAD", "Signature", "signature_of", "unlifted"]
+from partita._torch.lazy_module import lazy_module
 
-WRAP_AUTOCAST: Any = wrap_with_autocast
-WRAP_SET_GRAD: Any = wrap_with_set_grad_enabled
+__all__ = ["METADATA_CHECK", "Signature", "all_arguments", "export_module", "signature_of"]
+
+METADATA_CHECK: Any = torch.ops.aten._assert_tensor_metadata.default
+"""Export's check, in a graph, that a tensor has the dtype and device that it had while tracing."""
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def unlifted(program: torch.export.ExportedProgram) -> GraphModule:
-    """The program as a module that owns its state under the original names, without the input checks at its head."""
-    module = program.module(check_guards=False)
-    assert isinstance(module, GraphModule)
-    for name in ("train", "eval"):  # export blocks them, because a captured graph ignores the flag; ours does not
-        module.__dict__.pop(name, None)
+def export_module(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, strict: bool
+) -> GraphModule:
+    """Export ``model``: a flat graph that owns the model's parameters and buffers under their original names.
+
+    It has none of the input checks that export puts around its own modules, and can be copied and pickled.
+    Grad and autocast regions are the plain functions that enter and leave them.
+    """
+    with _flat_regions():
+        program = torch.export.export(model, args, dict(kwargs), strict=strict)
+    made = program.module(check_guards=False)
+    assert isinstance(made, GraphModule)
+    module = lazy_module(made.graph, type(model).__name__, training=made.training)
+    state = vars(module)
+    for holder in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+        state[holder].update(vars(made)[holder])
+    state.update({key: value for key, value in vars(made).items() if isinstance(value, torch.Tensor)})
     return module
 
 
-class Signature:
-    """How the arguments of an exported module become its placeholders, and its flat outputs what the model returned."""
+@contextmanager
+def _flat_regions() -> Iterator[None]:
+    """Leave out the two passes that fold regions into nested graphs: a no_grad region within an autocast
+    region is lost in them, and gradients flow where the model has none.
+    """
+    folds = [
+        (replace_set_grad_with_hop_pass, "replace_set_grad_with_hop_pass"),
+        (replace_autocast_with_hop_pass, "replace_autocast_with_hop_pass"),
+    ]
+    before = [getattr(module, name) for module, name in folds]
+    try:
+        for module, name in folds:
+            setattr(module, name, lambda gm, signature: (gm, signature))
+        yield
+    finally:
+        for (module, name), function in zip(folds, before, strict=True):
+            setattr(module, name, function)
 
-    def __init__(self, in_spec: pytree.TreeSpec, out_spec: pytree.TreeSpec, names: Sequence[str]) -> None:
+
+def all_arguments(target: Any, args: Sequence[Any]) -> tuple[Any, ...]:
+    """The positional arguments of a call of an operator, with the defaults of those that were left out at the
+    end. For anything but an operator overload, ``args``.
+
+    >>> all_arguments(torch.ops.aten.dropout.default, ("x", 0.5, True))
+    ('x', 0.5, True)
+    >>> all_arguments(torch.ops.aten.sum.dim_IntList, ("x", [0]))
+    ('x', [0], False)
+    """
+    if not isinstance(target, OpOverload):
+        return tuple(args)
+    rest = [argument for argument in target._schema.arguments if not argument.kwarg_only][len(args) :]
+    if not all(argument.has_default_value() for argument in rest):
+        return tuple(args)
+    return (*args, *(argument.default_value for argument in rest))
+
+
+class Signature:
+    """How the arguments of an exported module become its placeholders, and its flat outputs what the model
+    returned. Can be pickled.
+
+    Args:
+        in_spec: of ``(args, kwargs)`` as they were at capture.
+        out_spec: of what the model returned.
+        parameters: names of the positional parameters of the model's ``forward``, in order.
+    """
+
+    def __init__(
+        self, in_spec: pytree.TreeSpec, out_spec: pytree.TreeSpec, parameters: Sequence[str] = ()
+    ) -> None:
         self.in_spec = in_spec
         self.out_spec = out_spec
-        self.names = tuple(names)
+        self.parameters = tuple(parameters)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Signature:
+        """Itself: it never changes (and torch's specs warn when they are copied)."""
+        return self
 
     def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """One value a placeholder, in order.
 
         Raises:
-            ValueError: the arguments have another structure than those that the model was captured with.
+            ValueError: arguments that the model was captured without, that are missing, or built otherwise.
         """
-        ordered = reorder_kwargs(dict(kwargs), self.in_spec) if kwargs else {}
-        flat, spec = pytree.tree_flatten((args, ordered))
+        args, kwargs = self.bind(args, kwargs)
+        flat, spec = pytree.tree_flatten((args, kwargs))
         if spec != self.in_spec:
-            raise ValueError(f"the arguments have the structure {spec}, the model was captured with {self.in_spec}")
+            raise ValueError(
+                f"the arguments are built like {spec}, but the model was captured with {self.in_spec}: give "
+                "tuples, lists and dicts of the same lengths and keys, or capture it again"
+            )
         return flat
 
     def unflatten(self, flat: Sequence[Any]) -> Any:
         """The model's own output structure."""
         return pytree.tree_unflatten(list(flat), self.out_spec)
 
+    def bind(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The same arguments, each given by position or by name as at capture.
 
-def signature_of(module: GraphModule) -> Signature:
-    """The signature of an exported module (one made by `unlifted`)."""
+        Raises:
+            ValueError: an argument is missing, given twice, or was not there at capture.
+        """
+        positional, named = self._captured()
+        names = self.parameters[:positional]
+        if len(names) == positional and (len(args) != positional or kwargs.keys() != named.keys()):
+            args, kwargs = self._rebound(args, kwargs, names, tuple(named))
+        return args, reorder_kwargs(dict(kwargs), self.in_spec) if kwargs else {}
+
+    def _rebound(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Sequence[str], named: Sequence[str]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if len(args) > len(self.parameters):
+            raise ValueError(f"the model takes {len(self.parameters)} positional arguments, got {len(args)}")
+        given = dict(zip(self.parameters, args, strict=False))
+        twice = sorted(given.keys() & kwargs.keys())
+        given.update(kwargs)
+        wanted = [*names, *named]
+        missing = [name for name in wanted if name not in given]
+        extra = [name for name in given if name not in wanted]
+        if twice or missing or extra:
+            problems = {"given twice": twice, "missing": missing, "not there at capture": extra}
+            told = "; ".join(f"{what}: {', '.join(found)}" for what, found in problems.items() if found)
+            raise ValueError(
+                f"arguments {told}. The model was captured with {', '.join(wanted)}: give exactly these, or "
+                "capture it again with the others"
+            )
+        return tuple(given[name] for name in names), {name: given[name] for name in named}
+
+    def _captured(self) -> tuple[int, dict[str, None]]:
+        args, kwargs = self.in_spec.children()
+        return args.num_children, dict.fromkeys(kwargs.context)
+
+
+def signature_of(module: GraphModule, forward: Callable[..., Any]) -> Signature:
+    """The signature of an exported module (one made by `export_module`).
+
+    Args:
+        forward: that of the model: it says what its parameters are called.
+    """
     info = module.graph._codegen.pytree_info  # type: ignore[attr-defined]
-    names = [node.name for node in module.graph.nodes if node.op == "placeholder"]
-    return Signature(info.in_spec, info.out_spec, names)
+    parameters = inspect.signature(forward).parameters.values()
+    return Signature(info.in_spec, info.out_spec, [p.name for p in parameters if p.kind in _POSITIONAL])

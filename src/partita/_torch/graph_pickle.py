@@ -1,24 +1,28 @@
 """Graphs as plain records that can be pickled.
 
-``GraphModule`` pickles the generated source and traces it again when it is loaded. Grad mode and autocast switches run while that
-trace is made and are gone from the graph, so a record of the nodes is kept here instead.
+``GraphModule`` pickles the generated source and traces it again when it is loaded. Grad mode and autocast
+switches run while that trace is made and are gone from the graph, so a record of the nodes is kept here
+instead.
 """
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.fx import Graph, Node
 from torch.fx.node import map_aggregate
+from torch.utils._pytree import TreeSpec, treespec_leaf
 
 from partita.errors import GraphError
 
 __all__ = ["GraphRecord"]
 
-_KEPT_META = ("stack_trace", "tensor_meta", "seq_nr")
+_KEPT_META = ("stack_trace", "seq_nr")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,22 +34,48 @@ class _Reference:
 
 @dataclass(frozen=True, slots=True)
 class _Operator:
-    """Stands for an operator, which can't be pickled itself."""
+    """Stands for an operator or a memory format, which can't be pickled themselves."""
 
     name: str
     overload: str | None = None
 
     def resolve(self) -> Any:
         namespace, _, name = self.name.rpartition("::")
+        if namespace == "memory_format":
+            return getattr(torch, name)
         home = getattr(torch.ops, namespace)
         if namespace == "higher_order" or self.overload is None:
             return getattr(home, name)
         return getattr(getattr(home, name), self.overload)
 
 
+@dataclass(frozen=True, slots=True)
+class _Structure:
+    """Stands for the structure of nested containers; None for a leaf. (Unpickling torch's own class for
+    leaves warns.)
+    """
+
+    kind: Any
+    context: Any
+    children: tuple[_Structure | None, ...]
+
+    @classmethod
+    def of(cls, spec: TreeSpec) -> _Structure | None:
+        return None if spec.is_leaf() else cls(spec.type, spec.context, tuple(map(cls.of, spec.children())))
+
+
+def _spec(structure: _Structure | None) -> TreeSpec:
+    return (
+        treespec_leaf()
+        if structure is None
+        else TreeSpec(structure.kind, structure.context, [_spec(child) for child in structure.children])
+    )
+
+
 @dataclass(frozen=True)
 class GraphRecord:
-    """All nodes of a graph, as (op, name, target, args, kwargs, type, meta), and how it flattens its arguments.
+    """All nodes of a graph, as (op, name, target, args, kwargs, type, meta), and how it flattens its
+    arguments.
 
     Metadata that holds fake tensors is left out; stack traces stay.
     """
@@ -63,34 +93,35 @@ class GraphRecord:
         """
         positions = {node: position for position, node in enumerate(graph.nodes)}
 
-        def encoded(value: Any, node: Node) -> Any:
+        def encoded(node: Node, value: Any) -> Any:
             if isinstance(value, Node):
                 return _Reference(positions[value])
             if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
                 raise GraphError(
-                    f"node {node.name!r} holds the symbolic value {value}, which can't be pickled: pickle the model before it is captured"
+                    f"node {node.name!r} holds the symbolic value {value}, which can't be pickled: pickle "
+                    f"the model before it is captured"
                 )
             return _encoded_operator(value)
 
-        rows = tuple(
-            (
-                node.op,
-                node.name,
-                _encoded_operator(node.target),
-                map_aggregate(node.args, lambda value, node=node: encoded(value, node)),
-                map_aggregate(node.kwargs, lambda value, node=node: encoded(value, node)),
-                node.type,
-                {key: node.meta[key] for key in _KEPT_META if key in node.meta},
+        def row(node: Node) -> tuple[Any, ...]:
+            args, kwargs = (
+                map_aggregate(value, partial(encoded, node)) for value in (node.args, node.kwargs)
             )
-            for node in graph.nodes
-        )
+            meta = {key: node.meta[key] for key in _KEPT_META if key in node.meta}
+            return node.op, node.name, _encoded_operator(node.target), args, kwargs, node.type, meta
+
+        rows = tuple(map(row, graph.nodes))
         tracer = graph._tracer_cls
-        return cls(rows, graph._codegen, None if tracer is None or "<locals>" in tracer.__qualname__ else tracer)
+        return cls(
+            rows,
+            _packed(graph._codegen),
+            None if tracer is None or "<locals>" in tracer.__qualname__ else tracer,
+        )
 
     def build(self) -> Graph:
         """The graph again."""
         graph = Graph(tracer_cls=self.tracer_cls)
-        graph._codegen = self.codegen
+        graph._codegen = _unpacked(self.codegen)
         nodes: list[Node] = []
 
         def decoded(value: Any) -> Any:
@@ -98,14 +129,38 @@ class GraphRecord:
 
         for kind, name, target, args, kwargs, type_expr, meta in self.rows:
             node = graph.create_node(
-                kind, _decoded_operator(target), map_aggregate(args, decoded), map_aggregate(kwargs, decoded), name, type_expr
+                kind,
+                _decoded_operator(target),
+                map_aggregate(args, decoded),
+                map_aggregate(kwargs, decoded),
+                name,
+                type_expr,
             )
             node.meta.update(meta)
             nodes.append(node)
         return graph
 
 
+def _packed(codegen: Any) -> Any:
+    """A copy of what generates the code of a graph, its structures in a form that can be pickled."""
+    result = copy.copy(codegen)
+    if (info := getattr(codegen, "pytree_info", None)) is not None:
+        out = None if info.out_spec is None else (_Structure.of(info.out_spec),)
+        result.pytree_info = info._replace(in_spec=_Structure.of(info.in_spec), out_spec=out)
+    return result
+
+
+def _unpacked(codegen: Any) -> Any:
+    result = copy.copy(codegen)
+    if (info := getattr(codegen, "pytree_info", None)) is not None:
+        out = None if info.out_spec is None else _spec(info.out_spec[0])
+        result.pytree_info = info._replace(in_spec=_spec(info.in_spec), out_spec=out)
+    return result
+
+
 def _encoded_operator(value: Any) -> Any:
+    if isinstance(value, torch.memory_format):
+        return _Operator(f"memory_format::{str(value).rpartition('.')[2]}")
     if isinstance(value, OpOverload):
         return _Operator(value._schema.name, value._overloadname)
     if isinstance(value, OpOverloadPacket):
@@ -117,4 +172,3 @@ def _encoded_operator(value: Any) -> Any:
 
 def _decoded_operator(value: Any) -> Any:
     return value.resolve() if isinstance(value, _Operator) else value
-

@@ -6,29 +6,34 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-from torch._guards import TracingContext
 from torch.fx import Graph, GraphModule
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
+from partita._torch.graph_copy import copy_graph
 from partita._torch.graph_pickle import GraphRecord
+from partita._torch.guards_module import recorded, restored
 from partita._torch.quick_code import quick_forward
 
-__all__ = ["LazyGraphModule", "lazy_module"]
+__all__ = ["LazyGraphModule", "lazy_module", "mark_impure"]
 
 
 class _ReadByDynamo:
-    """An optional attribute that Dynamo looks up on each module that it meets, before it reads the module's ``forward``.
+    """An optional attribute that ``torch.compile`` and Dynamo look up on each module that they meet, before
+    its ``forward``.
 
-    Dynamo can't trace the generation of code, and sees the code that was there when it looked; so it is generated here.
+    Dynamo can't trace the generation of code, and keeps to the code that was there when it looked; so it is
+    generated here.
     """
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
     def __get__(self, module: LazyGraphModule | None, owner: type) -> Any:
-        if module is not None and TracingContext.try_get() is not None:
+        if module is None:
+            raise AttributeError(self._name)
+        if "_graph" in vars(module):
             module.real_recompile()
-        if module is None or self._name not in vars(module):
+        if self._name not in vars(module):
             raise AttributeError(self._name)
         return vars(module)[self._name]
 
@@ -39,12 +44,13 @@ class _ReadByDynamo:
 class LazyGraphModule(_LazyGraphModule):
     """A ``GraphModule`` that costs next to nothing until it is run, printed, pickled or compiled.
 
-    The first run uses code that graphs of equal structure share (see ``quick_code``). Everything that looks at the code
-    (``.code``, ``torch.compile``, symbolic tracing) gets what torch generates. Copies and pickles keep the graph itself, buffers
-    that are not persistent, and whether the module counts as impure.
+    The first run uses code that graphs of equal structure share (see ``quick_code``). Everything that looks
+    at the code (``.code``, ``torch.compile``, symbolic tracing) gets what torch generates. Copies and pickles
+    keep the graph itself, buffers that are not persistent, and whether the module counts as impure.
     """
 
     torchdynamo_force_dynamic = _ReadByDynamo()
+    _initialize_hook = _ReadByDynamo()
     _is_fsdp_managed_module = _ReadByDynamo()
 
     def _lazy_forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -54,7 +60,7 @@ class LazyGraphModule(_LazyGraphModule):
             if quick is None:
                 self.real_recompile()
             else:
-                cls._partita_quick = cls.forward = quick  # type: ignore[method-assign,assignment]
+                cls._partita_quick = cls.forward = quick
         return self.forward(*args, **kwargs)
 
     forward = _lazy_forward
@@ -71,14 +77,22 @@ class LazyGraphModule(_LazyGraphModule):
         super().compile(*args, **kwargs)
 
     def __reduce__(self) -> Any:
-        state = {key: value for key, value in vars(self).items() if key != "_graph"}
+        state = {
+            key: value for key, value in vars(self).items() if key not in ("_graph", "_in_spec", "_out_spec")
+        }
+        state["_modules"] = recorded(self._modules)
         return _rebuilt, (type(self).__name__, state, GraphRecord.of(self._graph))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LazyGraphModule:
         result = lazy_module(Graph(), type(self).__name__, training=self.training)
         memo[id(self)] = result
-        vars(result).update(copy.deepcopy({key: value for key, value in vars(self).items() if key != "_graph"}, memo))
-        result.graph = copy.deepcopy(self._graph, memo)
+        for spec in ("_in_spec", "_out_spec"):  # they never change
+            if spec in vars(self):
+                memo[id(vars(self)[spec])] = vars(self)[spec]
+        vars(result).update(
+            copy.deepcopy({key: value for key, value in vars(self).items() if key != "_graph"}, memo)
+        )
+        result.graph = copy_graph(self._graph)
         for hook in self._deepcopy_hooks:
             hook(result)
         return result
@@ -95,13 +109,19 @@ def lazy_module(graph: Graph, name: str, *, training: bool) -> LazyGraphModule:
     return module
 
 
+def mark_impure(module: GraphModule) -> None:
+    """Let dead-code elimination keep every call of ``module``, though nobody uses its result."""
+    module._is_impure = True  # type: ignore[assignment]
+
+
 def _fresh(value: Any) -> Any:
-    return value.copy() if isinstance(value, (dict, list, set)) else value
+    """An empty container for an empty container; all else is constant."""
+    return type(value)() if isinstance(value, (dict, list, set)) else value
 
 
 def _rebuilt(name: str, state: dict[str, Any], record: GraphRecord) -> LazyGraphModule:
     module = lazy_module(Graph(), name, training=True)
-    vars(module).update(state)
+    vars(module).update(state, _modules=restored(state["_modules"]))
     module.graph = record.build()
     return module
 

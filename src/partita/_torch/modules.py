@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["has_forward_hooks", "is_buffer", "is_guards_module", "is_persistent_buffer", "own_module", "owns_attribute"]
+__all__ = [
+    "has_forward_hooks",
+    "is_buffer",
+    "is_guards_module",
+    "is_persistent_buffer",
+    "own_module",
+    "owns_attribute",
+]
 
-_GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks")
+_GLOBAL_HOOKS = (
+    "_global_forward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_backward_pre_hooks",
+)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def has_forward_hooks(module: torch.nn.Module) -> bool:
-    """Whether a call of ``module`` runs user code that its class does not show: a hook, or a ``forward`` set on the instance."""
+    """Whether a call of ``module`` runs user code that its class does not show: a hook, or a ``forward`` set
+    on the instance.
+    """
     if any(getattr(torch.nn.modules.module, name) for name in _GLOBAL_HOOKS):
         return True
     return "forward" in vars(module) or any(getattr(module, name, None) for name in _HOOKS)
@@ -28,7 +42,9 @@ def own_module(module: torch.nn.Module, name: str) -> torch.nn.Module | None:
 
 
 def owns_attribute(module: torch.nn.Module, name: str) -> bool:
-    """Whether ``module`` itself holds ``name``, and its class does not compute it (as a parametrised weight is computed)."""
+    """Whether ``module`` itself holds ``name``, and its class does not compute it (as a parametrised weight
+    is computed).
+    """
     holders = (module._parameters, module._buffers, module._modules, vars(module))
     return any(name in holder for holder in holders)
 
@@ -39,5 +55,7 @@ def is_persistent_buffer(module: torch.nn.Module, name: str) -> bool:
 
 
 def is_guards_module(module: torch.nn.Module) -> bool:
-    """Whether ``module`` is the input check that ``ExportedProgram.module()`` puts at the head of its graph."""
+    """Whether ``module`` is the input check that ``ExportedProgram.module()`` puts at the head of its
+    graph.
+    """
     return type(module).__name__ == "GuardsFn" and type(module).__module__.startswith("torch.export")

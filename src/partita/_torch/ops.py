@@ -9,22 +9,31 @@ from typing import Any
 import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
-__all__ = ["ArgumentFacts", "OpFacts", "aten_packet", "is_higher_order", "is_operator", "operator_facts", "returns_one_tensor"]
+__all__ = [
+    "ArgumentFacts",
+    "OpFacts",
+    "aten_packet",
+    "is_higher_order",
+    "is_operator",
+    "operator_facts",
+    "returns_one_tensor",
+]
 
 _MAY_ALIAS = getattr(torch.Tag, "maybe_aliasing_or_mutating", None)
 
-# Operators that write these arguments although their schemas do not say so (they predate mutation annotations).
-_UNDECLARED_WRITES: dict[str, tuple[str, ...]] = {
-    name: ("running_mean", "running_var")
-    for name in (
+# Operators that write these arguments although their schemas do not say so (they predate mutation
+# annotations).
+_UNDECLARED_WRITES: dict[str, tuple[str, ...]] = dict.fromkeys(
+    (
         "aten::batch_norm",
         "aten::native_batch_norm",
         "aten::cudnn_batch_norm",
         "aten::miopen_batch_norm",
         "aten::_batch_norm_impl_index",
         "aten::instance_norm",
-    )
-}
+    ),
+    ("running_mean", "running_var"),
+)
 # The schema declares an RNG or a write, but only while the named flag is on; a literal False switches it off.
 _SWITCHES: dict[str, str] = {
     "aten::dropout": "train",
@@ -46,10 +55,22 @@ _SWITCHES: dict[str, str] = {
 # Unannotated operators that hand back (a view of) what they were given.
 _UNDECLARED_ALIASES = frozenset(
     f"aten::{name}"
-    for name in (
-        "unsafe_split unsafe_split_with_sizes unsafe_chunk _unsafe_view einsum meshgrid broadcast_tensors type_as "
-        "histogramdd sum_to_size atleast_1d atleast_2d atleast_3d cartesian_prod"
-    ).split()
+    for name in [
+        "unsafe_split",
+        "unsafe_split_with_sizes",
+        "unsafe_chunk",
+        "_unsafe_view",
+        "einsum",
+        "meshgrid",
+        "broadcast_tensors",
+        "type_as",
+        "histogramdd",
+        "sum_to_size",
+        "atleast_1d",
+        "atleast_2d",
+        "atleast_3d",
+        "cartesian_prod",
+    ]
 )
 _RECURRENT = frozenset({"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"})
 
@@ -104,10 +125,16 @@ def aten_packet(name: str) -> OpOverloadPacket | None:
 
 @cache
 def returns_one_tensor(target: Any) -> bool:
-    """Whether an overload, or every overload of a packet that takes a tensor first, returns a single tensor."""
-    overloads = [target] if isinstance(target, OpOverload) else [getattr(target, name) for name in target.overloads()]
+    """Whether an overload, or every overload of a packet that takes a tensor first, returns a single
+    tensor.
+    """
+    overloads = (
+        [target] if isinstance(target, OpOverload) else [getattr(target, name) for name in target.overloads()]
+    )
     schemas = [overload._schema for overload in overloads]
-    relevant = [schema for schema in schemas if schema.arguments and "Tensor" in str(schema.arguments[0].type)] or schemas
+    relevant = [
+        schema for schema in schemas if schema.arguments and "Tensor" in str(schema.arguments[0].type)
+    ] or schemas
     return all(len(schema.returns) == 1 and str(schema.returns[0].type) == "Tensor" for schema in relevant)
 
 
@@ -134,16 +161,23 @@ def _overload_facts(overload: OpOverload) -> OpFacts:
     for position, argument in enumerate(schema.arguments):
         alias = argument.alias_info
         written = (alias is not None and alias.is_write) or argument.name in undeclared
-        aliased = alias is not None and _reaches_result(alias, schema)
+        # what returns nothing here may return what it wrote where Python calls it: torch._foreach_add_
+        aliased = (alias is not None and _reaches_result(alias, schema)) or (written and not schema.returns)
         if written or aliased:
             facts.append(ArgumentFacts(position, argument.name, written, aliased, argument.kwarg_only))
     switch_name = _SWITCHES.get(schema.name)
     switch = next(
-        ((position, argument.name) for position, argument in enumerate(schema.arguments) if argument.name == switch_name),
+        (
+            (position, argument.name)
+            for position, argument in enumerate(schema.arguments)
+            if argument.name == switch_name
+        ),
         None,
     )
-    may_alias = _MAY_ALIAS in overload.tags if _MAY_ALIAS is not None else overload.has_kernel_for_dispatch_key(
-        torch._C.DispatchKey.CompositeImplicitAutograd
+    may_alias = (
+        _MAY_ALIAS in overload.tags
+        if _MAY_ALIAS is not None
+        else overload.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
     )
     return OpFacts(
         name=schema.name,
@@ -162,6 +196,7 @@ def _reaches_result(alias: Any, schema: Any) -> bool:
     if "*" in alias.after_set:
         return True
     return any(
-        result.alias_info is not None and alias.before_set & (result.alias_info.before_set | result.alias_info.after_set)
+        result.alias_info is not None
+        and alias.before_set & (result.alias_info.before_set | result.alias_info.after_set)
         for result in schema.returns
     )

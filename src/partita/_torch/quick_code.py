@@ -1,6 +1,7 @@
 """Code for a graph's first run, shared by all graphs of equal structure.
 
-torch generates Python source for each graph and compiles it. Most of that time goes into names and into the compiler, so here the
+torch generates Python source for each graph and compiles it. Most of that time goes into names and into the
+compiler, so here the
 source is canonical: values, operators, constants and attribute names are numbered and not spelled::
 
     graph                                      canonical source
@@ -8,9 +9,10 @@ source is canonical: values, operators, constants and attribute names are number
     y = torch.add(h, 1.0)                      v1=f1(v0,c1);v0=None
     return y                                   return v1
 
-Graphs that differ in constants, operators or names only have the same source, and it is compiled once. The code object is then
-given the attribute names, argument names and a file name of its own (``code.replace``), and runs with its own globals, which hold
-operators and constants. A value is dropped as soon as it is dead, as torch's own code does. A traceback shows the nodes.
+Graphs that differ in constants, operators or names only have the same source, and it is compiled once. The
+code object is then given the attribute names, argument names and a file name of its own (``code.replace``),
+and runs with its own globals, which hold operators and constants. A value is dropped as soon as it is dead,
+as torch's own code does. A traceback shows the nodes.
 """
 
 from __future__ import annotations
@@ -38,15 +40,21 @@ _serial = itertools.count()
 
 
 def quick_forward(graph: Graph, name: str) -> FunctionType | None:
-    """A function ``forward(self, ...)`` that runs ``graph``, or None where only torch's own code generation will do.
+    """A function ``forward(self, ...)`` that runs ``graph``, or None where only torch's own code generation
+    will do.
 
-    That is the case for graphs that flatten their arguments (exported programs), take ``*args``, or transform their code.
+    That is the case for graphs that flatten their arguments (exported programs), take ``*args``, or transform
+    their code.
 
     Args:
         name: of the module, for tracebacks.
     """
     codegen = graph._codegen
-    if type(codegen) is not CodeGen or codegen._body_transformer is not None or fx_config.enrich_profiler_metadata:
+    if (
+        type(codegen) is not CodeGen
+        or codegen._body_transformer is not None
+        or fx_config.enrich_profiler_metadata
+    ):
         return None
     try:
         writer = _Writer(graph)
@@ -96,7 +104,12 @@ class _Writer:
         self._names: dict[Node, str] = {}
         self._constants = 0
         self._remaining: dict[Node, int] = {}
-        emit = {"call_function": self._function, "call_method": self._method, "call_module": self._module, "get_attr": self._attribute}
+        emit = {
+            "call_function": self._function,
+            "call_method": self._method,
+            "call_module": self._module,
+            "get_attr": self._attribute,
+        }
         lines: list[str] = []
         for node in graph.nodes:
             kind = node.op
@@ -143,7 +156,8 @@ class _Writer:
         return f"f{number}({self._call(node.args, node.kwargs)})"
 
     def _method(self, node: Node, _number: int) -> str:
-        return f"{self._text(node.args[0])}.{self._atom(str(node.target))}({self._call(node.args[1:], node.kwargs)})"
+        owner, name = self._text(node.args[0]), self._atom(str(node.target))
+        return f"{owner}.{name}({self._call(node.args[1:], node.kwargs)})"
 
     def _module(self, node: Node, number: int) -> str:
         return f"{self._attribute(node, number)}({self._call(node.args, node.kwargs)})"
@@ -176,7 +190,11 @@ class _Writer:
         if isinstance(value, list):
             return f"[{','.join(map(self._text, value))}]"
         if isinstance(value, dict):
-            return "{" + ",".join(f"{self._constant(key)}:{self._text(item)}" for key, item in value.items()) + "}"
+            return (
+                "{"
+                + ",".join(f"{self._constant(key)}:{self._text(item)}" for key, item in value.items())
+                + "}"
+            )
         if type(value) is tuple:
             return "(" + "".join(self._text(item) + "," for item in value) + ")"
         if isinstance(value, tuple) and hasattr(value, "_fields"):

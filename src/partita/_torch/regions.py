@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
 from torch.autograd import grad_mode
 
-__all__ = ["ENTER_AUTOCAST", "ENTER_INFERENCE", "EXIT_AUTOCAST", "EXIT_INFERENCE", "SET_GRAD", "is_barrier_function"]
+__all__ = [
+    "EMPTY_CACHE",
+    "ENTER_AUTOCAST",
+    "ENTER_INFERENCE",
+    "EXIT_AUTOCAST",
+    "EXIT_INFERENCE",
+    "SET_GRAD",
+    "is_barrier_function",
+]
 
 SET_GRAD: Any = torch._C._set_grad_enabled
 ENTER_AUTOCAST: Any = torch.amp.autocast_mode._enter_autocast
@@ -34,15 +43,29 @@ _SETTERS = (
     "autocast_decrement_nesting",
     "clear_autocast_cache",
 )
-_BARRIERS = frozenset(id(function) for name in _SETTERS if (function := getattr(torch, name, None)) is not None)
-_PREFIXES = ("_set_", "set_", "_push_", "_pop_", "_vmap_", "_grad_", "_jvp_", "_func_", "_enter_", "_exit_", "_saved_tensors_hooks")
+_BARRIERS = frozenset(
+    id(function) for name in _SETTERS if (function := getattr(torch, name, None)) is not None
+)
+_PREFIXES = (
+    "_set_",
+    "set_",
+    "_push_",
+    "_pop_",
+    "_vmap_",
+    "_grad_",
+    "_jvp_",
+    "_func_",
+    "_enter_",
+    "_exit_",
+    "_saved_tensors_hooks",
+)
 
 
 def is_barrier_function(target: Any) -> bool:
     """Whether ``target`` changes interpreter-wide torch state that can't be re-entered elsewhere.
 
-    Named setters of ``torch``, and by their prefix the private ones of ``torch._C`` (functorch's levels, saved-tensor
-    hooks, dispatch modes), which dynamo puts into graphs.
+    Named setters of ``torch``, and by their prefix the private ones of ``torch._C`` (functorch's levels,
+    saved-tensor hooks, dispatch modes), which dynamo puts into graphs.
     """
     if id(target) in _BARRIERS:
         return True
@@ -53,20 +76,38 @@ def is_barrier_function(target: Any) -> bool:
     return module.startswith(("torch._C", "torch._functorch")) and name.startswith(_PREFIXES)
 
 
+class _Scopes(threading.local):
+    """How many of autocast's nesting levels are ours, in this thread."""
+
+    open = 0
+
+
+_SCOPES = _Scopes()
+
+
 def ENTER_CACHE_SCOPE() -> None:  # noqa: N802  (a graph function, named as the others here)
     """Keep autocast's cache of converted weights alive until the matching `LEAVE_CACHE_SCOPE`.
 
-    A region that spans several pieces is left and entered again between them, which would empty the cache, so that a weight
-    used on both sides would be converted twice and its gradient summed in another precision.
+    A region that spans several pieces is left and entered again between them, which would empty the cache,
+    so that a weight used on both sides would be converted twice and its gradient summed in another precision.
     """
     torch.autocast_increment_nesting()
+    _SCOPES.open += 1
 
 
 def LEAVE_CACHE_SCOPE() -> None:  # noqa: N802
     """The end of an `ENTER_CACHE_SCOPE`; the outermost empties the cache, as leaving the region would."""
+    _SCOPES.open -= 1
     if torch.autocast_decrement_nesting() == 0:
         torch.clear_autocast_cache()
 
 
-torch.fx.node.has_side_effect(ENTER_CACHE_SCOPE)
-torch.fx.node.has_side_effect(LEAVE_CACHE_SCOPE)
+def EMPTY_CACHE() -> None:  # noqa: N802
+    """Forget converted weights, as leaving an outermost region would: unless the caller has a region open."""
+    torch.autocast_increment_nesting()
+    if torch.autocast_decrement_nesting() == _SCOPES.open:
+        torch.clear_autocast_cache()
+
+
+for _function in (ENTER_CACHE_SCOPE, LEAVE_CACHE_SCOPE, EMPTY_CACHE):
+    torch.fx.node.has_side_effect(_function)

@@ -8,7 +8,8 @@ __all__ = ["storage_key"]
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """A number equal for two living tensors exactly where they share a storage; works for fake and meta tensors too.
+    """A number equal for two living tensors exactly where they share a storage; works for fake and meta
+    tensors too.
 
     A tensor subclass without a storage of its own is its own key.
     """

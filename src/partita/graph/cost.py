@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch.fx import GraphModule, Interpreter, Node
@@ -37,18 +39,20 @@ def measure(
 ) -> list[NodeCost]:
     """Run ``gm`` node by node and time each, forward and backward on its own.
 
-    Nothing of ``gm`` changes: nodes that write run on copies, and the random state is put back.
+    Nothing of ``gm`` or ``args`` changes: nodes that write run on copies, and the random state is put back.
+    Gradients are on, whatever the caller's grad mode.
 
     Args:
         args: one value a placeholder.
-        repeats: each node's time is the fastest of so many runs, since what disturbs a run only ever adds to it.
+        repeats: each node's time is the fastest of so many runs, since what disturbs a run only ever adds to
+            it.
         progress: told the share of the work that is done, from 0.0 to 1.0.
     """
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), torch.enable_grad():
         best: dict[str, NodeCost] = {}
         for repeat in range(repeats):
             run = _Timer(gm)
-            run.run(*args)
+            run.run(*args, enable_io_processing=False)
             for cost in run.costs:
                 known = best.get(cost.name, cost)
                 best[cost.name] = replace(
@@ -76,14 +80,27 @@ class _Timer(Interpreter):
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         leaves: list[torch.Tensor] = []
         args, kwargs = _detached((args, kwargs), leaves, copy=n in self._writers)
-        call = getattr(self, n.op)
+        call = self._callable(n, leaves)
         started = time.perf_counter()
-        result = call(n.target, args, kwargs)
+        result = call(*args, **kwargs)
         forward_s = time.perf_counter() - started
         outputs = list(_tensors(result))
         size = sum(output.numel() * output.element_size() for output in outputs)
         self.costs.append(NodeCost(n.name, forward_s, _backward_seconds(outputs, leaves), size))
         return _cut_off(result)
+
+    def _callable(self, n: Node, leaves: list[torch.Tensor]) -> Callable[..., Any]:
+        if n.op != "call_module":
+            return partial(self._call, getattr(self, n.op), n.target)
+        module = self.fetch_attr(str(n.target))
+        if n in self._writers:
+            module = copy.deepcopy(module)
+        leaves += [parameter for parameter in module.parameters() if parameter.requires_grad]
+        return cast(Callable[..., Any], module)
+
+    @staticmethod
+    def _call(call: Callable[..., Any], target: Any, *args: Any, **kwargs: Any) -> Any:
+        return call(target, args, kwargs)
 
 
 def _backward_seconds(outputs: list[torch.Tensor], leaves: list[torch.Tensor]) -> float:
@@ -97,15 +114,15 @@ def _backward_seconds(outputs: list[torch.Tensor], leaves: list[torch.Tensor]) -
 
 
 def _detached(value: Any, leaves: list[torch.Tensor], *, copy: bool) -> Any:
-    """The same arguments, cut off from what made them; those that need a gradient are collected in ``leaves``."""
+    """The same arguments, cut off from what made them; those that need a gradient are collected in
+    ``leaves``.
+    """
     if isinstance(value, torch.Tensor):
         tensor = value.detach()
-        if copy:
-            return tensor.clone()
         if value.requires_grad:
             tensor.requires_grad_()
             leaves.append(tensor)
-        return tensor
+        return tensor.clone() if copy else tensor
     if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
         items = [_detached(item, leaves, copy=copy) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)

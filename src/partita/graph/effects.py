@@ -1,8 +1,9 @@
 """For every node: which storages it reads, writes and shares, and what else can be observed of it.
 
-Rules come from operator schemas, fake tensors' storages where the metadata is there, known functions and modules; what is
-unknown counts as reading and writing everything that it is given (see ``use.opaque``). One pass; a rule is looked
-up once per target. Nothing given is changed.
+Rules come from operator schemas, fake tensors' storages where the metadata is there, known functions and
+modules; what is unknown counts as reading and writing everything that it is given (see ``use.opaque``). One
+pass; a rule is
+looked up once per target. Nothing given is changed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from partita._torch.ops import is_higher_order
+from partita._torch.ops import is_higher_order, is_operator, operator_facts
 from partita._torch.regions import ENTER_AUTOCAST, ENTER_INFERENCE, EXIT_AUTOCAST, EXIT_INFERENCE, SET_GRAD
 from partita._torch.storage import storage_key
 from partita.graph.functions import function_rule, method_rule
@@ -35,7 +36,8 @@ class Effects:
         nodes: all nodes in order.
         index: position of each node.
         uses: only the nodes whose rule is not plain, by position.
-        storages: ids of the storages that a node's value may occupy, by position; empty lists where no node writes anything.
+        storages: ids of the storages that a node's value may occupy, by position; empty lists where no node
+            writes anything.
         regions: positions of the nodes that enter or leave a grad, inference or autocast region.
     """
 
@@ -58,15 +60,18 @@ class Effects:
         return [position for position, use in self.uses.items() if use.random]
 
 
-def analyse(gm: GraphModule) -> Effects:
+def analyse(gm: GraphModule, *, distinct_inputs: bool = False) -> Effects:
     """Effects of every node of ``gm``, in time linear in nodes and edges.
+
+    Args:
+        distinct_inputs: take it that no two inputs share memory. Otherwise inputs without metadata may.
 
     >>> import torch
     >>> gm = torch.fx.symbolic_trace(lambda x: x.add_(1) * 2)
     >>> [effects.nodes[i].name for effects in [analyse(gm)] for i in effects.writers]
     ['add_']
     """
-    return _Analysis(gm).run()
+    return _Analysis(gm, distinct_inputs=distinct_inputs).run()
 
 
 def metadata(node: Node) -> Any:
@@ -78,8 +83,9 @@ def metadata(node: Node) -> Any:
 class _Analysis:
     """The working state of one `analyse` call."""
 
-    def __init__(self, gm: GraphModule) -> None:
+    def __init__(self, gm: GraphModule, *, distinct_inputs: bool = False) -> None:
         self.gm = gm
+        self.distinct_inputs = distinct_inputs
         self.nodes: list[Node] = list(gm.graph.nodes)
         self.index = {node: position for position, node in enumerate(self.nodes)}
         self.function_rules: dict[Any, Rule | None] = {}
@@ -132,9 +138,15 @@ class _Analysis:
         return function_rule(target)
 
     def _storages(self, uses: dict[int, Use], state: dict[int, int]) -> list[tuple[int, ...]]:
-        """May-alias sets. A node that makes a fresh value is its own storage id; ids of module tensors are negative."""
+        """May-alias sets. A node that makes a fresh value is its own storage id; ids of module tensors are
+        negative.
+
+        Example values tell storages apart, unless something in the graph rebinds or hides tensors.
+        """
+        trusted = not any(use.entangles for use in uses.values())
         storages: list[tuple[int, ...]] = []
         by_key: dict[int, int] = {}
+        unknown_input = -1
         for position, node in enumerate(self.nodes):
             use = uses.get(position, PLAIN)
             if node.op == "get_attr":
@@ -146,13 +158,17 @@ class _Analysis:
                         by_key.setdefault(storage_key(tensor), own[0])
                 continue
             value = metadata(node)
-            key = storage_key(value) if isinstance(value, torch.Tensor) else None
+            key = storage_key(value) if isinstance(value, torch.Tensor) and trusted else None
             if use.aliases:
                 shared = {identity for operand in use.aliases for identity in storages[self.index[operand]]}
                 if key is not None and not use.writes and key not in by_key:
                     shared = set()  # the tracer saw a fresh storage: a copying reshape, a converting `to`
                 if not shared:
                     shared = {position}
+            elif node.op == "placeholder" and value is None and not self.distinct_inputs:
+                # the caller may pass one tensor twice, or a view of another
+                unknown_input = position if unknown_input < 0 else unknown_input
+                shared = {unknown_input}
             else:
                 shared = {position}
             if key is not None:
@@ -161,7 +177,33 @@ class _Analysis:
         for use in uses.values():
             for tensor in (*use.state, *use.written_state):
                 _state_id(tensor, state)
-        return storages
+        return storages if trusted else self._entangled(uses, storages, state)
+
+    def _entangled(
+        self, uses: dict[int, Use], storages: list[tuple[int, ...]], state: dict[int, int]
+    ) -> list[tuple[int, ...]]:
+        """Unite the storages of operands that may hold one another."""
+        parent: dict[int, int] = {}
+
+        def find(identity: int) -> int:
+            root = identity
+            while parent.get(root, root) != root:
+                root = parent[root]
+            while parent.get(identity, identity) != root:
+                parent[identity], identity = root, parent[identity]
+            return root
+
+        for position, use in uses.items():
+            if not use.entangles:
+                continue
+            united = [identity for operand in use.aliases for identity in storages[self.index[operand]]]
+            united += [state[storage_key(tensor)] for tensor in use.written_state]
+            united += storages[position]
+            for identity in united:
+                parent[find(identity)] = find(united[0])
+        for key, identity in state.items():
+            state[key] = find(identity)
+        return [tuple(sorted({find(identity) for identity in shared})) for shared in storages]
 
     def _higher_order_use(self, node: Node) -> Use:
         """A higher-order operator does what its bodies do, to the operands that it hands them."""
@@ -169,7 +211,12 @@ class _Analysis:
         operands = tuple(node.all_input_nodes)
         bodies = [lookup(self.gm, operand) for operand in operands if operand.op == "get_attr"]
         graphs = [body for body in bodies if isinstance(body, GraphModule)]
-        if name.startswith(("auto_functionalized", "out_dtype")) or name == "triton_kernel_wrapper_functional":
+        if name in ("run_and_save_rng_state", "run_with_rng_state"):
+            return self._replayed(node, name)
+        if (
+            name.startswith(("auto_functionalized", "out_dtype"))
+            or name == "triton_kernel_wrapper_functional"
+        ):
             return PLAIN
         if name == "with_effects":
             return Use(host=True, why=name)
@@ -186,8 +233,20 @@ class _Analysis:
             random=any(use.random for use in inner),
             host=any(use.host for use in inner),
             barrier=any(use.barrier for use in inner),
+            entangles=any(use.entangles for use in inner),
             why=f"{name}: " + "; ".join(use.why for use in inner if use.observable),
         )
+
+    def _replayed(self, node: Node, name: str) -> Use:
+        """An operator that is run twice from one state of the generator, as recomputation in backward
+        does.
+        """
+        operators: list[Any] = [value for value in node.args[:2] if is_operator(value)]
+        if not operators or any(
+            argument.written for facts in operator_facts(operators[0]) for argument in facts.arguments
+        ):
+            return opaque(node, f"higher-order operator {name} of an operator that writes")
+        return Use(aliases=tuple(node.all_input_nodes), random=True, why=f"{name} of {operators[0]}")
 
     def _graph_use(self, graph: GraphModule, node: Node) -> Use:
         """A call of a nested graph: what its body does, to the operands."""
@@ -201,6 +260,7 @@ class _Analysis:
             random=inner.random,
             host=inner.host,
             barrier=inner.barrier,
+            entangles=inner.entangles,
             why=f"{node.target}: {inner.why}",
         )
 
@@ -220,17 +280,30 @@ class _Analysis:
             for identity in (effects.storages[effects.index[operand]] if effects.storages else ())
         }
         if effects.storages:
-            writes = tuple(node for node in inputs if written_ids.intersection(effects.storages[effects.index[node]]))
-        held = [value for value in (lookup(graph, n) for n in effects.nodes if n.op == "get_attr") if isinstance(value, torch.Tensor)]
-        written_state = [value for value in held if written_ids and effects.state_storages.get(storage_key(value)) in written_ids]
+            writes = tuple(
+                node for node in inputs if written_ids.intersection(effects.storages[effects.index[node]])
+            )
+        held = [
+            value
+            for value in (lookup(graph, n) for n in effects.nodes if n.op == "get_attr")
+            if isinstance(value, torch.Tensor)
+        ]
+        written_state = [
+            value
+            for value in held
+            if written_ids and effects.state_storages.get(storage_key(value)) in written_ids
+        ]
         uses = effects.uses.values()
+        # whether grad mode is left changed depends on the caller, so a body that sets it is not moved
+        leaks = any(effects.nodes[position].target is SET_GRAD for position in effects.regions)
         summary = Use(
             writes=writes,
             state=(*held, *(tensor for use in uses for tensor in use.state)),
             written_state=(*written_state, *(tensor for use in uses for tensor in use.written_state)),
             random=any(use.random for use in uses),
             host=any(use.host for use in uses),
-            barrier=any(use.barrier for use in uses),
+            barrier=any(use.barrier for use in uses) or leaks,
+            entangles=any(use.entangles for use in uses),
             why="; ".join(dict.fromkeys(use.why for use in uses if use.observable)),
         )
         self.bodies[id(graph)] = summary

@@ -2,72 +2,47 @@
 
 from __future__ import annotations
 
-import builtins
 import inspect
 import math
 import operator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.fx import Node
 
-from partita._torch.ops import aten_packet, is_operator
+from partita._torch.ops import aten_packet, is_operator, returns_one_tensor
 from partita._torch.regions import is_barrier_function
+from partita.graph.known import (
+    CONTAINER_METHODS,
+    CONTAINER_OPERATORS,
+    DROPOUT_FUNCTIONALS,
+    INPLACE_OPERATORS,
+    OPERATORS,
+    PASSING_BUILTINS,
+    PASSING_METHODS,
+    PASSING_TORCH,
+    PLAIN_BUILTINS,
+    PLAIN_METHODS,
+    PLAIN_TORCH,
+    RANDOM_FUNCTIONALS,
+    RANDOM_STATE,
+    WRITING_FUNCTIONALS,
+)
 from partita.graph.operators import operator_rule
 from partita.graph.use import PLAIN, Rule, Use, nodes_in, opaque
 
 __all__ = ["function_rule", "method_rule"]
 
-_INPLACE_OPERATORS = frozenset(
-    getattr(operator, name)
-    for name in (
-        "iadd iand iconcat ifloordiv ilshift imatmul imod imul ior ipow irshift isub itruediv ixor setitem delitem".split()
-    )
+_INPLACE_DUNDERS = frozenset(f"__{name.__name__}__" for name in INPLACE_OPERATORS)
+_MATH = frozenset(value for value in vars(math).values() if callable(value))
+_TORCH_MODULES = (
+    "torch",
+    "torch.random",
+    "torch.sym_node",
+    "torch.nn.attention",
+    "torch._functorch.predispatch",
 )
-_CONTAINER_OPERATORS = frozenset({operator.add, operator.mul, operator.concat})
-_PLAIN_BUILTINS = frozenset(
-    getattr(builtins, name)
-    for name in (
-        "abs all any bool callable complex divmod float format hasattr hash id int isinstance issubclass len "
-        "ord pow range repr round str type".split()
-    )
-)
-# These hand on what they were given.
-_PASSING_BUILTINS = frozenset(
-    getattr(builtins, name)
-    for name in "dict enumerate frozenset getattr list max min reversed set slice sorted sum tuple zip".split()
-)
-_PLAIN_TORCH = frozenset(
-    "tensor is_tensor numel is_floating_point is_complex is_nonzero get_default_dtype get_default_device is_grad_enabled "
-    "is_autocast_enabled is_inference_mode_enabled get_autocast_dtype promote_types result_type finfo iinfo typename "
-    "broadcast_shapes sym_int sym_float sym_max sym_min sym_not sym_sum sym_ite sym_sqrt can_cast".split()
-)
-_RANDOM_STATE = frozenset("manual_seed seed initial_seed get_rng_state set_rng_state fork_rng".split())
-_RANDOM_FUNCTIONALS = frozenset(
-    "gumbel_softmax fractional_max_pool2d fractional_max_pool3d fractional_max_pool2d_with_indices "
-    "fractional_max_pool3d_with_indices".split()
-)
-# name -> the flag that switches it on; the random ones, then those that write their operands.
-_DROPOUT_FUNCTIONALS = dict.fromkeys(
-    "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout rrelu multi_head_attention_forward".split(),
-    "training",
-)
-_WRITING_FUNCTIONALS = {
-    "batch_norm": ("training", ("running_mean", "running_var")),
-    "instance_norm": ("use_input_stats", ("running_mean", "running_var")),
-    "embedding": ("max_norm", ("weight",)),
-    "embedding_bag": ("max_norm", ("weight",)),
-}
-_PLAIN_METHODS = frozenset(
-    "dim ndimension nelement numel size stride is_contiguous get_device element_size storage_offset item tolist "
-    "__len__ __contains__ __bool__ __int__ __float__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __hash__ "
-    "is_floating_point is_complex is_shared has_names new_tensor lower upper startswith endswith index count".split()
-)
-_PASSING_METHODS = frozenset(
-    "float double half bfloat16 int long short bool char byte cfloat cdouble chalf cpu cuda type numpy data "
-    "__getitem__ __iter__ sum_to_size keys values items get unflatten refine_names rename align_to".split()
-)
-_INPLACE_DUNDERS = frozenset(f"__{name.__name__}__" for name in _INPLACE_OPERATORS)
 
 
 def function_rule(target: Any) -> Rule | None:
@@ -92,17 +67,15 @@ def function_rule(target: Any) -> Rule | None:
 
 def _python_rule(target: Any) -> Any:
     """The rule for the interpreter's own functions; NotImplemented where it is none of them."""
-    if target in _INPLACE_OPERATORS:
+    if target in INPLACE_OPERATORS:
         return _writes_first
-    if target in _CONTAINER_OPERATORS:
+    if target in CONTAINER_OPERATORS:
         return _maybe_container
-    if target is operator.getitem or target in _PASSING_BUILTINS:
+    if target in (operator.getitem, operator.pos) or target in PASSING_BUILTINS:
         return _passes
     if target is print:
         return lambda _node: Use(host=True, why="print")
-    if target in _PLAIN_BUILTINS or getattr(target, "__module__", None) in ("_operator", "operator", "math"):
-        return None
-    if target is math:
+    if target in PLAIN_BUILTINS or target in OPERATORS or target in _MATH:
         return None
     return NotImplemented
 
@@ -114,51 +87,63 @@ def _torch_rule(target: Any) -> Rule | None:
     if module == "torch.nn.functional":
         return _functional_rule(target, name)
     if module == "torch.functional":
-        return _passes
+        return _with_out(target, _passes)
+    if module == "torch._tensor":
+        return method_rule(name)
     if module == "torch.nn.init":
-        return lambda node: Use(writes=nodes_in(node.args[:1]), aliases=nodes_in(node.args[:1]), random=True, why=name)
-    if module in ("torch", "torch.random", "torch.sym_node") or module.startswith("torch._C"):
-        if name in _RANDOM_STATE:
-            return lambda _node: Use(random=True, host=True, why=f"torch.{name}")
-        packet = aten_packet(name)
-        if packet is not None:
-            return operator_rule(packet)
-        if name in _PLAIN_TORCH or name.startswith("_sym_"):
-            return None
-        if name in ("_assert", "_check") or name.startswith("_check_"):
-            return lambda _node: Use(host=True, why=f"torch.{name}")
-        if name in ("as_tensor", "asarray", "from_numpy", "frombuffer"):
-            return _passes
+        return lambda node: Use(
+            writes=nodes_in(node.args[:1]), aliases=nodes_in(node.args[:1]), random=True, why=name
+        )
+    if module in _TORCH_MODULES or module.startswith("torch._C"):
+        known = _torch_function_rule(name)
+        if known is not NotImplemented:
+            return known
     return lambda node: opaque(node, unknown)
 
 
-def _functional_rule(target: Any, name: str) -> Rule | None:
-    try:
-        parameters = inspect.signature(target).parameters
-    except (TypeError, ValueError):
-        packet = aten_packet(name)
-        return operator_rule(packet) if packet is not None else (lambda node: opaque(node, f"unknown function {name}"))
-    names = list(parameters)
-    defaults = {key: parameter.default for key, parameter in parameters.items()}
-    flag = _DROPOUT_FUNCTIONALS.get(name)
-    write_flag, written = _WRITING_FUNCTIONALS.get(name, ("", ()))
-    if name not in _RANDOM_FUNCTIONALS and not flag and not written and "inplace" not in names:
+def _torch_function_rule(name: str) -> Any:
+    """The rule of ``torch.<name>``; NotImplemented where it is not known."""
+    if name in RANDOM_STATE:
+        return lambda _node: Use(random=True, host=True, why=f"torch.{name}")
+    if name in PLAIN_TORCH or name.startswith("_sym_"):
         return None
+    if name in PASSING_TORCH:
+        return _passes
+    packet = aten_packet(name)
+    if packet is not None:
+        return operator_rule(packet)
+    if name in ("_assert", "_check") or name.startswith("_check_"):
+        return lambda _node: Use(host=True, why=f"torch.{name}")
+    return NotImplemented
 
-    def value(node: Node, key: str) -> object:
-        if key in node.kwargs:
-            return node.kwargs[key]
-        position = names.index(key)
-        return node.args[position] if position < len(node.args) else defaults[key]
+
+def _functional_rule(target: Any, name: str) -> Rule | None:
+    signature = _signature(target)
+    if signature is None:
+        packet = aten_packet(name)
+        return (
+            operator_rule(packet)
+            if packet is not None
+            else (lambda node: opaque(node, f"unknown function {name}"))
+        )
+    flag = DROPOUT_FUNCTIONALS.get(name)
+    write_flag, written = WRITING_FUNCTIONALS.get(name, ("", ()))
+    always_random = name in RANDOM_FUNCTIONALS
+    inplace = "inplace" in signature
+    if not (always_random or flag or written or inplace):
+        return _with_out(target, None)
+    first = next(iter(signature))
 
     def rule(node: Node) -> Use:
         writes: tuple[Node, ...] = ()
-        if "inplace" in names and value(node, "inplace"):
-            writes = nodes_in(value(node, names[0]))
-        if written and value(node, write_flag) is not None and value(node, write_flag) is not False:
-            writes += tuple(operand for key in written for operand in nodes_in(value(node, key)))
-        random = name in _RANDOM_FUNCTIONALS or bool(flag and value(node, flag))
-        passes = nodes_in(value(node, names[0])) if writes or flag else ()
+        if inplace and _argument(node, signature, "inplace"):
+            writes = nodes_in(_argument(node, signature, first))
+        if written and _argument(node, signature, write_flag) not in (None, False):
+            writes += tuple(
+                operand for key in written for operand in nodes_in(_argument(node, signature, key))
+            )
+        random = always_random or bool(flag and _argument(node, signature, flag))
+        passes = nodes_in(_argument(node, signature, first)) if writes or flag else ()
         if not (writes or passes or random):
             return PLAIN
         return Use(writes=writes, aliases=passes, random=random, why=f"torch.nn.functional.{name}")
@@ -166,23 +151,81 @@ def _functional_rule(target: Any, name: str) -> Rule | None:
     return rule
 
 
+def _with_out(target: Any, rule: Rule | None) -> Rule | None:
+    """The rule of a Python function that may be handed a tensor to write its result to."""
+    signature = _signature(target)
+    if signature is None or "out" not in signature:
+        return rule
+
+    def with_out(node: Node) -> Use:
+        use = PLAIN if rule is None else rule(node)
+        out = nodes_in(_argument(node, signature, "out"))
+        return (
+            replace(use, writes=use.writes + out, aliases=use.aliases + out, why=f"{target.__name__}(out=)")
+            if out
+            else use
+        )
+
+    return with_out
+
+
+def _signature(target: Any) -> dict[str, Any] | None:
+    """The names of a Python function's parameters, in order, with their defaults; None for a built-in."""
+    try:
+        parameters = inspect.signature(target).parameters
+    except (TypeError, ValueError):
+        return None
+    return {name: parameter.default for name, parameter in parameters.items()}
+
+
+def _argument(node: Node, signature: dict[str, Any], name: str) -> object:
+    if name in node.kwargs:
+        return node.kwargs[name]
+    position = list(signature).index(name)
+    return node.args[position] if position < len(node.args) else signature[name]
+
+
 def method_rule(name: str) -> Rule | None:
     """The rule of a ``call_method`` target; None where every call is plain."""
     if name in _INPLACE_DUNDERS:
         return _writes_first
-    if name in _PASSING_METHODS:
+    if name in CONTAINER_METHODS:
+        return _changes_container
+    if name in PASSING_METHODS:
         return _passes
     packet = aten_packet(name)
     if packet is not None:
         return operator_rule(packet)
-    if name in _PLAIN_METHODS or not hasattr(torch.Tensor, name) and name.startswith("is_"):
+    if name in PLAIN_METHODS or (not hasattr(torch.Tensor, name) and name.startswith("is_")):
         return None
     return lambda node: opaque(node, f"unknown method {name}")
 
 
 def _writes_first(node: Node) -> Use:
     """``x += y`` and ``x[i] = y``: the first operand changes; a container also comes to hold the others."""
-    return Use(writes=nodes_in(node.args[:1]), aliases=tuple(node.all_input_nodes), why=str(getattr(node.target, "__name__", node.target)))
+    first = nodes_in(node.args[:1])
+    why = str(getattr(node.target, "__name__", node.target))
+    if first and (_is_tensor(first[0]) or not _may_put_in(node)):
+        return Use(writes=first, aliases=first, why=why)
+    return Use(writes=first, aliases=tuple(node.all_input_nodes), entangles=True, why=why)
+
+
+def _may_put_in(node: Node) -> bool:
+    """Whether ``x += y`` or ``x[i] = y`` looks as if ``x`` may be a list or dict, and ``y`` something to
+    put in.
+    """
+    if any(isinstance(value, (list, tuple)) and nodes_in(value) for value in node.args):
+        return True
+    if any(_holds_items(operand) for operand in nodes_in(node.args)):
+        return True
+    return (
+        len(node.args) > 2 and isinstance(node.args[2], Node) and isinstance(node.args[1], (int, str, Node))
+    )
+
+
+def _changes_container(node: Node) -> Use:
+    operands = tuple(node.all_input_nodes)
+    return Use(writes=operands[:1], aliases=operands, entangles=True, why=str(node.target))
 
 
 def _passes(node: Node) -> Use:
@@ -192,9 +235,28 @@ def _passes(node: Node) -> Use:
 def _maybe_container(node: Node) -> Use:
     """``a + b`` of two lists hands their items on; of tensors it computes a fresh one."""
     operands = nodes_in(node.args)
-    if any(isinstance(value, (list, tuple)) for value in node.args) or any(_holds_items(operand) for operand in operands):
+    if any(isinstance(value, (list, tuple)) for value in node.args) or any(
+        _holds_items(operand) for operand in operands
+    ):
         return Use(aliases=operands)
     return PLAIN
+
+
+def _is_tensor(node: Node) -> bool:
+    """Whether a node's value is certainly a tensor."""
+    if "val" in node.meta or "example_value" in node.meta:
+        return isinstance(node.meta.get("val", node.meta.get("example_value")), torch.Tensor)
+    if node.op == "call_function" and is_operator(node.target):
+        return returns_one_tensor(node.target)
+    if node.op == "call_method":
+        packet = aten_packet(str(node.target))
+        return packet is not None and returns_one_tensor(packet)
+    if getattr(node.target, "__module__", None) == "torch" and node.op == "call_function":
+        packet = aten_packet(getattr(node.target, "__name__", ""))
+        return packet is not None and returns_one_tensor(packet)
+    if node.op == "call_function" and node.target in OPERATORS and node.target is not operator.getitem:
+        return not _holds_items(node)  # a number will do as well: it holds nothing
+    return False
 
 
 def _holds_items(node: Node, depth: int = 4) -> bool:
@@ -209,4 +271,13 @@ def _holds_items(node: Node, depth: int = 4) -> bool:
     if node.op == "call_function" and node.target in (operator.add, operator.mul) and depth:
         return any(_holds_items(operand, depth - 1) for operand in nodes_in(node.args))
     name = getattr(node.target, "__name__", "")
-    return name in ("list", "tuple", "split", "chunk", "unbind", "tensor_split", "meshgrid", "broadcast_tensors")
+    return name in (
+        "list",
+        "tuple",
+        "split",
+        "chunk",
+        "unbind",
+        "tensor_split",
+        "meshgrid",
+        "broadcast_tensors",
+    )

@@ -18,10 +18,11 @@ class Border:
     """The gap after the node at position ``after``.
 
     Attributes:
-        bytes: total size of the tensors that are made before it and used behind it (attributes do not count: each side
-            has its own).
+        bytes: total size of the tensors that are made before it and used behind it (attributes do not count:
+            each side has its own).
         tensors: how many there are.
-        others: how many values cross that are not tensors of known size (tuples, symbolic numbers, Python objects).
+        others: how many values cross that are not tensors of known size (tuples, symbolic numbers, Python
+            objects).
     """
 
     after: int

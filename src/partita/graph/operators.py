@@ -17,7 +17,8 @@ _MISSING = object()
 def operator_rule(target: Any) -> Rule | None:
     """The rule of an overload or a packet; None where every call is plain.
 
-    A packet stands for all of its overloads: an argument counts as written where any overload that takes it writes it.
+    A packet stands for all of its overloads: an argument counts as written where any overload that takes it
+    writes it.
     """
     overloads = operator_facts(target)
     if all(facts.plain for facts in overloads):
@@ -47,6 +48,9 @@ def _apply(overloads: tuple[OpFacts, ...], node: Node, *, random: bool, host: bo
                 writes.update(dict.fromkeys(operands))
             if argument.aliased:
                 aliases.update(dict.fromkeys(operands))
+    out = nodes_in(node.kwargs.get("out"))  # Python takes one tuple where the schema has several arguments
+    writes.update(dict.fromkeys(out))
+    aliases.update(dict.fromkeys(out))
     if not (writes or aliases or random or host):
         return PLAIN
     # An operator that returns nothing and writes nothing is there for a side effect (an assertion, a print).
@@ -63,7 +67,9 @@ def _value(argument: ArgumentFacts, node: Node) -> object:
 
 
 def _switched_off(facts: OpFacts, node: Node) -> bool:
-    """Whether the flag that makes the operator random or mutating is literally off (a missing flag is off by default)."""
+    """Whether the flag that makes the operator random or mutating is literally off (a missing flag is off
+    by default).
+    """
     if facts.switch is None:
         return False
     position, name = facts.switch

@@ -1,7 +1,8 @@
 """Ordering edges: pairs of nodes whose order can be observed although no value flows between them.
 
-For each resource (a storage, the random generators, the host) a reader follows the last writer, and a writer follows the last
-writer and all readers since. So the number of edges is linear in the number of uses.
+For each resource (a storage, the random generators, the host) a reader follows the last writer, and a
+writer follows the last writer and all readers since. So the number of edges is linear in the number of
+uses.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from partita._torch.storage import storage_key
 from partita.graph.effects import Effects
 from partita.graph.use import PLAIN
 
-__all__ = ["OrderEdge", "order_edges"]
+__all__ = ["OrderEdge", "order_edges", "written_storages"]
 
-_RANDOM, _HOST = "random", "host"
+_RANDOM, _HOST, _KEPT = "random", "host", "kept"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class OrderEdge:
     before: int
     after: int
     resource: str
-    """``storage``, ``random``, ``host`` or ``barrier``."""
+    """``storage``, ``random``, ``host``, ``barrier`` or ``autocast``."""
 
 
 class _Resource:
@@ -39,7 +40,9 @@ class _Resource:
 
 
 def order_edges(effects: Effects) -> list[OrderEdge]:
-    """All ordering edges of a graph, by their later end. The region switches are left out: they are re-entered, not moved."""
+    """All ordering edges of a graph, by their later end. The region switches are left out: they are re-
+    entered, not moved.
+    """
     if not effects.uses:
         return []
     edges = list(_edges(effects))
@@ -49,9 +52,10 @@ def order_edges(effects: Effects) -> list[OrderEdge]:
 
 
 def _edges(effects: Effects) -> Iterator[OrderEdge]:
-    written = _written(effects)
+    written = written_storages(effects)
     resources: dict[int | str, _Resource] = {}
     plain_only = not written
+    kept: set[int | str] = set()  # storages that unknown code has been given, and may write at any later call
     regions = frozenset(effects.regions)
     positions = effects.uses.keys() if plain_only else range(len(effects.nodes))
     for position in positions:
@@ -63,7 +67,11 @@ def _edges(effects: Effects) -> Iterator[OrderEdge]:
         reads: dict[int | str, None] = {}
         if written:
             for operand in node.all_input_nodes:
-                reads.update((identity, None) for identity in effects.storages[effects.index[operand]] if identity in written)
+                reads.update(
+                    (identity, None)
+                    for identity in effects.storages[effects.index[operand]]
+                    if identity in written
+                )
             for operand in use.writes:
                 writes.update((identity, None) for identity in effects.storages[effects.index[operand]])
             for tensor in use.state:
@@ -72,13 +80,28 @@ def _edges(effects: Effects) -> Iterator[OrderEdge]:
                     reads[identity] = None
             for tensor in use.written_state:
                 writes[effects.state_storages[storage_key(tensor)]] = None
+            if use.unknown:
+                touched = {
+                    identity
+                    for operand in use.aliases
+                    for identity in effects.storages[effects.index[operand]]
+                }
+                kept.update(touched, effects.storages[position])
+                writes[_KEPT] = None
+            elif kept and not kept.isdisjoint(writes):
+                writes[_KEPT] = None
+            elif kept and any(
+                not kept.isdisjoint(effects.storages[effects.index[operand]])
+                for operand in node.all_input_nodes
+            ):
+                reads[_KEPT] = None
         if use.random:
             writes[_RANDOM] = None
         if use.host:
             writes[_HOST] = None
         for key in writes:
             resource = resources.setdefault(key, _Resource())
-            name = key if isinstance(key, str) else "storage"
+            name = key if key in (_RANDOM, _HOST) else "storage"
             if resource.writer >= 0:
                 yield OrderEdge(resource.writer, position, name)
             for reader in resource.readers:
@@ -93,7 +116,8 @@ def _edges(effects: Effects) -> Iterator[OrderEdge]:
             resource.readers.append(position)
 
 
-def _written(effects: Effects) -> set[int]:
+def written_storages(effects: Effects) -> set[int]:
+    """The ids, as in `Effects.storages`, of what some node writes."""
     written: set[int] = set()
     for use in effects.uses.values():
         for operand in use.writes:

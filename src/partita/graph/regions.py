@@ -1,7 +1,8 @@
 """Grad mode, inference mode and autocast: which of them holds where.
 
-Tracers put calls into graphs that switch these on and off. A node that is moved into a piece must find what held around it,
-so the switches are not moved: each piece enters what its nodes need and leaves it as it was::
+Tracers put calls into graphs that switch these on and off. A node that is moved into a piece must find what
+held around it, so the switches are not moved: each piece enters what its nodes need and leaves it as it
+was::
 
     sin                     ambient: inherited
     _set_grad_enabled(False)
@@ -35,8 +36,8 @@ class Ambient:
     """The state that holds at a node.
 
     Attributes:
-        grad: the node that last set grad mode within the innermost inference region (or the graph, where none is open), or
-            None where it is as that region, or the caller, made it.
+        grad: the node that last set grad mode within the innermost inference region (or the graph, where
+            none is open), or None where it is as that region, or the caller, made it.
         stack: the nodes whose autocast or inference region is open, outermost first.
         outside: for each of them, `grad` where it was entered. Leaving an inference region brings that back.
     """
@@ -48,14 +49,18 @@ class Ambient:
     @property
     def switches(self) -> tuple[Node, ...]:
         """Every node that has a part in this state."""
-        return tuple(dict.fromkeys(node for node in (self.grad, *self.outside, *self.stack) if node is not None))
+        return tuple(
+            dict.fromkeys(node for node in (self.grad, *self.outside, *self.stack) if node is not None)
+        )
 
 
 INHERITED = Ambient()
 """Everything is as the caller left it."""
 
 
-def ambient_states(nodes: Sequence[Node], switches: Sequence[int]) -> tuple[list[tuple[int, Ambient]], Ambient]:
+def ambient_states(
+    nodes: Sequence[Node], switches: Sequence[int]
+) -> tuple[list[tuple[int, Ambient]], Ambient]:
     """The runs of nodes under one ambient state.
 
     Args:
@@ -66,7 +71,8 @@ def ambient_states(nodes: Sequence[Node], switches: Sequence[int]) -> tuple[list
         A list of (position from which the state holds, state), and the state that the graph leaves behind.
 
     Raises:
-        RegionError: a region is left that was not entered, entered and never left, or left while an inner one is open.
+        RegionError: a region is left that was not entered, entered and never left, or left while an inner
+            one is open.
     """
     state = INHERITED
     runs = [(0, state)]
@@ -80,14 +86,16 @@ def ambient_states(nodes: Sequence[Node], switches: Sequence[int]) -> tuple[list
     if state.stack:
         still = ", ".join(repr(node.name) for node in state.stack)
         raise RegionError(
-            f"the graph enters {still} and never leaves: add the matching exit before the output, or trace the model with the "
-            "whole `with` block inside its forward"
+            f"the graph enters {still} and never leaves: add the matching exit before the output, or trace "
+            "the model with the whole `with` block inside its forward"
         )
     return runs, state
 
 
 def _state_read(node: Node, nodes: Sequence[Node], runs: Sequence[tuple[int, Ambient]]) -> Ambient | None:
-    """Where ``_set_grad_enabled`` puts back what ``is_grad_enabled`` read earlier: the state that held there."""
+    """Where ``_set_grad_enabled`` puts back what ``is_grad_enabled`` read earlier: the state that held
+    there.
+    """
     source = node.args[0] if node.target is SET_GRAD and node.args else None
     if not isinstance(source, Node) or source.target is not torch.is_grad_enabled:
         return None
@@ -104,13 +112,18 @@ def _after(node: Node, state: Ambient) -> Ambient:
         return Ambient(grad, (*state.stack, node), (*state.outside, state.grad))
     entered = node.args[0] if node.args else None
     if not isinstance(entered, Node) or entered.target is not _EXITS[node.target]:
-        raise RegionError(f"{node.name!r} leaves a region but names no node that entered one: got {entered!r}")
+        raise RegionError(
+            f"{node.name!r} leaves a region but names no node that entered one: got {entered!r}"
+        )
     if entered not in state.stack:
-        raise RegionError(f"{node.name!r} leaves the region of {entered.name!r}, which is not open there: was it left before?")
+        raise RegionError(
+            f"{node.name!r} leaves the region of {entered.name!r}, which is not open there: "
+            "was it left before?"
+        )
     if state.stack[-1] is not entered:
         raise RegionError(
-            f"{node.name!r} leaves the region of {entered.name!r} while {state.stack[-1].name!r} inside it is still open: "
-            "regions must nest"
+            f"{node.name!r} leaves the region of {entered.name!r} while "
+            f"{state.stack[-1].name!r} inside it is still open: regions must nest"
         )
     grad = state.grad if node.target is EXIT_AUTOCAST else state.outside[-1]
     return Ambient(grad, state.stack[:-1], state.outside[:-1])

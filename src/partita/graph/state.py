@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
 from torch import nn
 from torch.fx import Node
 
-from partita._torch.modules import is_persistent_buffer
+from partita._torch.modules import is_buffer, is_persistent_buffer
 from partita.errors import GraphError
 
 __all__ = ["Attribute", "attribute", "lookup"]
@@ -37,7 +36,8 @@ def lookup(root: nn.Module, node: Node) -> Any:
     for atom in target.split("."):
         if not hasattr(value, atom):
             raise GraphError(
-                f"node {node.name!r} refers to {target!r}, but {type(value).__name__} has no attribute {atom!r}: "
+                f"node {node.name!r} refers to {target!r}, but {type(value).__name__} has no "
+                f"attribute {atom!r}: "
                 "set it on the module that the graph belongs to, or remove the node"
             )
         value = getattr(value, atom)
@@ -54,6 +54,6 @@ def attribute(root: nn.Module, node: Node) -> Attribute:
         return Attribute(target, value, "parameter")
     parent_name, _, name = target.rpartition(".")
     parent = root.get_submodule(parent_name)
-    if isinstance(value, torch.Tensor) and name in dict(parent.named_buffers(recurse=False)):
+    if is_buffer(parent, name):
         return Attribute(target, value, "buffer", is_persistent_buffer(parent, name))
     return Attribute(target, value, "constant")

@@ -23,6 +23,7 @@ class Use:
         random: draws from a random generator.
         host: has a side effect that the host can see (prints, raises, changes a Python object).
         barrier: changes interpreter-wide state; nothing may cross it.
+        entangles: afterwards any operand may hold, or lie on the storage of, any other.
         why: the reason, for a report.
     """
 
@@ -33,7 +34,13 @@ class Use:
     random: bool = False
     host: bool = False
     barrier: bool = False
+    entangles: bool = False
     why: str = ""
+
+    @property
+    def unknown(self) -> bool:
+        """Whether this is code that nothing is known of: it may also have kept what it was given before."""
+        return self.entangles and self.host
 
     @property
     def observable(self) -> bool:
@@ -62,6 +69,8 @@ def nodes_in(value: object) -> tuple[Node, ...]:
 
 
 def opaque(node: Node, why: str) -> Use:
-    """What is unknown reads and writes all that it is given, may draw random numbers and be seen by the host."""
+    """What is unknown reads and writes all that it is given, may draw random numbers and be seen by the
+    host.
+    """
     operands = tuple(node.all_input_nodes)
-    return Use(writes=operands, aliases=operands, random=True, host=True, why=why)
+    return Use(writes=operands, aliases=operands, random=True, host=True, entangles=True, why=why)

@@ -8,11 +8,14 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
-from partita.errors import GraphError
-from partita.graph.effects import Effects, analyse
-from partita.graph.order import OrderEdge, order_edges
+from partita.errors import GraphError, OrderConflict
+from partita.graph.casts import Casts, find_casts
+from partita.graph.effects import Effects, analyse, metadata
+from partita.graph.order import OrderEdge, order_edges, written_storages
 from partita.graph.regions import INHERITED, Ambient, ambient_states
 from partita.splitter.assignment import Assignment, assigned_keys, is_assignable
+from partita.splitter.caching import cache_borders, order_with_casts
+from partita.splitter.guard import DistinctInputs
 from partita.splitter.ordering import Dependence, Parts, order_pieces
 
 __all__ = ["Analysis", "analyse_split"]
@@ -29,6 +32,8 @@ class Analysis:
         ambients: the state that holds at each position; None where the graph has no regions.
         final: the state that the graph leaves behind.
         reordered: whether some node runs before one that stood ahead of it.
+        cache_borders: positions before which autocast's cache of converted weights is emptied.
+        guard: the inputs that must not share memory for this order to be right, None where any may.
     """
 
     effects: Effects
@@ -37,6 +42,8 @@ class Analysis:
     ambients: list[Ambient] | None
     final: Ambient
     reordered: bool
+    guard: DistinctInputs | None = None
+    cache_borders: frozenset[int] = frozenset()
 
 
 def analyse_split(gm: GraphModule, assignment: Assignment, *, repair: bool) -> Analysis:
@@ -48,29 +55,96 @@ def analyse_split(gm: GraphModule, assignment: Assignment, *, repair: bool) -> A
         RegionError: see `ambient_states`.
         OrderConflict: the pieces can't be ordered and ``repair`` is off.
     """
+    _check(list(gm.graph.nodes))
     effects = analyse(gm)
     nodes = effects.nodes
-    _check_sorted(effects)
     keys = assigned_keys(assignment, nodes, effects.regions)
     piece_of, distinct = _number(keys, nodes, frozenset(effects.regions))
-    edges = order_edges(effects)
-    crossings = _crossings(effects, piece_of, edges)
-    parts = order_pieces(
-        nodes, piece_of, [f"piece {key!r}" for key in distinct], crossings, _inner(effects, piece_of, edges), repair=repair
-    )
+    names = [f"piece {key!r}" for key in distinct]
     runs, final = ambient_states(nodes, effects.regions)
     ambients = _spread(runs, len(nodes)) if effects.regions else None
-    return Analysis(effects, distinct, parts, ambients, final, _is_reordered(parts.part_of))
+    casts = find_casts(gm, effects, ambients) if ambients is not None else None
+    guard = None
+    try:
+        parts = _order(effects, piece_of, names, casts, repair=False)
+    except OrderConflict:
+        effects, guard = _with_distinct_inputs(gm, effects)
+        try:
+            parts = _order(effects, piece_of, names, casts, repair=False)
+        except OrderConflict:
+            if not repair:
+                raise
+            effects, guard = analyse(gm), None
+            parts = _order(effects, piece_of, names, casts, repair=True)
+    reordered = _is_reordered(parts.part_of)
+    return Analysis(
+        effects, distinct, parts, ambients, final, reordered, guard, cache_borders(casts, parts.part_of)
+    )
 
 
-def _check_sorted(effects: Effects) -> None:
-    """Every operand stands before its user, and there is one output, at the end."""
-    nodes, index = effects.nodes, effects.index
+def _order(
+    effects: Effects, piece_of: list[int], names: list[str], casts: Casts | None, *, repair: bool
+) -> Parts:
+    storage = order_edges(effects)
+
+    def order(extra: list[OrderEdge]) -> Parts:
+        edges = sorted([*storage, *extra], key=lambda edge: edge.after) if extra else storage
+        crossings = _crossings(effects, piece_of, edges)
+        return order_pieces(
+            effects.nodes, piece_of, names, crossings, _inner(effects, piece_of, edges), repair=repair
+        )
+
+    return order_with_casts(order, casts, piece_of, repair=repair)
+
+
+def _with_distinct_inputs(gm: GraphModule, effects: Effects) -> tuple[Effects, DistinctInputs | None]:
+    """The effects if no two inputs share memory, and what has to be checked then; as they were where that
+    makes no difference.
+    """
+    unknown = [
+        position
+        for position, node in enumerate(effects.nodes)
+        if node.op == "placeholder" and metadata(node) is None
+    ]
+    if len(unknown) < 2 or not effects.storages:
+        return effects, None
+    assumed = analyse(gm, distinct_inputs=True)
+    written_ids = written_storages(assumed)
+    written = tuple(position for position in unknown if written_ids.intersection(assumed.storages[position]))
+    if not written:
+        return effects, None
+    return assumed, DistinctInputs(
+        written, tuple(position for position in unknown if position not in set(written))
+    )
+
+
+def _check(nodes: list[Node]) -> None:
+    """What ``Graph.lint`` would find: operands stand before their users, names are unique, one output stands
+    at the end.
+    """
+    index = {node: position for position, node in enumerate(nodes)}
     if not nodes or nodes[-1].op != "output":
         raise GraphError("the graph does not end in an output node: add one with graph.output(...)")
+    names: set[str] = set()
     for position, node in enumerate(nodes):
+        if node.name in names:
+            raise GraphError(
+                f"two nodes are called {node.name!r}: rename one (graph.lint() finds the first such pair)"
+            )
+        names.add(node.name)
+        if node.op == "output" and position != len(nodes) - 1:
+            raise GraphError(
+                f"node {nodes[position + 1].name!r} stands behind the output {node.name!r}: erase it, or "
+                "move it up"
+            )
         for operand in node.all_input_nodes:
-            if index.get(operand, position) >= position:
+            if operand not in index:
+                raise GraphError(
+                    f"node {node.name!r} uses {operand.name!r}, which is not in the graph (erased, or of "
+                    "another graph): replace its "
+                    "use with node.replace_input_with(...)"
+                )
+            if index[operand] >= position:
                 raise GraphError(
                     f"node {node.name!r} uses {operand.name!r}, which does not stand before it in the graph: "
                     "order the nodes (graph.lint() shows the first such place)"
@@ -101,7 +175,9 @@ def _crossings(effects: Effects, piece_of: list[int], edges: list[OrderEdge]) ->
                 found[source, position, 0] = Dependence(source, position, "it uses its value")
     for edge in edges:
         if piece_of[edge.before] != piece_of[edge.after]:
-            found.setdefault((edge.before, edge.after, 1), Dependence(edge.before, edge.after, _why(effects, edge)))
+            found.setdefault(
+                (edge.before, edge.after, 1), Dependence(edge.before, edge.after, _why(effects, edge))
+            )
     return list(found.values())
 
 
@@ -122,6 +198,11 @@ def _why(effects: Effects, edge: OrderEdge) -> str:
         return "both draw random numbers"
     if edge.resource == "host":
         return "both have side effects that the host can see"
+    if edge.resource == "autocast":
+        return (
+            "they use one weight under autocast, or stand in two autocast regions that share weights, and "
+            "its cache would be lost"
+        )
     if edge.resource == "barrier":
         return "one of them changes global state"
     reasons = [

@@ -18,9 +18,10 @@ __all__ = ["PieceFlow", "SharedState", "piece_flows", "place_attributes"]
 SharedState = Literal["replicate", "transmit", "root"]
 """What happens to a parameter or buffer that several pieces use.
 
-``replicate``: each piece holds it (the same tensor object, so that a local run adds the gradients up by itself).
-``transmit``: its first user holds it and hands the value on. ``root``: the stitched module holds it and passes it in, as
-torch's ``split_module`` does; under this policy parameters with a single user stay with the root too.
+``replicate``: each piece holds it (the same tensor object, so that a local run adds the gradients up by
+itself). ``transmit``: its first user holds it and hands the value on. ``root``: the stitched module holds it
+and passes it in, as torch's ``split_module`` does; under this policy parameters with a single user stay with
+the root too.
 """
 
 
@@ -28,7 +29,8 @@ torch's ``split_module`` does; under this policy parameters with a single user s
 class PieceFlow:
     """The border of one piece; all values are positions in the original graph.
 
-    ``inputs`` and ``outputs`` keep the original order; ``local`` are the attributes that the piece holds itself.
+    ``inputs`` stand in the order in which the piece first uses them, so that pieces which do the same take
+    the same; ``local`` are the attributes that the piece holds itself.
     """
 
     body: list[int] = field(default_factory=list)
@@ -38,16 +40,21 @@ class PieceFlow:
 
 
 def place_attributes(
-    nodes: Sequence[Node], index: dict[Node, int], part_of: list[int], module_attributes: set[int], shared: SharedState
+    nodes: Sequence[Node],
+    index: dict[Node, int],
+    part_of: list[int],
+    module_attributes: set[int],
+    shared: SharedState,
 ) -> tuple[list[int], dict[int, list[int]]]:
     """Decide which piece holds each ``get_attr`` node.
 
     Args:
-        module_attributes: positions of the attributes that are graphs (bodies of higher-order operators): they always go with
-            their users.
+        module_attributes: positions of the attributes that are graphs (bodies of higher-order operators):
+            they always go with their users.
 
     Returns:
-        ``part_of`` with the attributes that one piece owns filled in, and for each attribute that is copied the pieces that get it.
+        ``part_of`` with the attributes that one piece owns filled in, and for each attribute that is copied
+        the pieces that get it.
     """
     placed = list(part_of)
     copied: dict[int, list[int]] = {}
@@ -74,8 +81,15 @@ def piece_flows(
     copied: dict[int, list[int]],
     count: int,
     ambients: Sequence[Ambient] | None,
+    *,
+    outputs_by_use: bool = False,
 ) -> list[PieceFlow]:
-    """The border of every piece, in time linear in nodes and edges."""
+    """The border of every piece, in time linear in nodes and edges.
+
+    Args:
+        outputs_by_use: outputs in the order in which others first use them, as torch has them, and not in
+            that of their nodes.
+    """
     flows = [PieceFlow() for _ in range(count)]
     inputs: list[dict[int, None]] = [{} for _ in range(count)]
     outputs: list[dict[int, None]] = [{} for _ in range(count)]
@@ -95,10 +109,15 @@ def piece_flows(
                 return
             inputs[part][source] = None
             for symbol in free_symbols(metadata(nodes[source])) if symbols else ():
-                if symbol in symbols:
-                    take(part, symbols[symbol])
+                take_symbol(part, symbol)
         if origin >= 0:
             outputs[origin][source] = None
+
+    def take_symbol(part: int, symbol: object) -> None:
+        """Piece ``part`` needs the value of a symbol, if an earlier piece or the root knows it."""
+        source = symbols.get(symbol)
+        if source is not None and part_of[source] < part:
+            take(part, source)
 
     for position, node in enumerate(nodes):
         part = part_of[position]
@@ -109,17 +128,15 @@ def piece_flows(
         for operand in node.all_input_nodes:
             take(part, index[operand])
         if ambients is not None and part >= 0:
-            for switch in (ambients[position].grad, *ambients[position].stack):
-                for operand in switch.all_input_nodes if switch is not None else ():
+            for switch in ambients[position].switches:
+                for operand in switch.all_input_nodes:
                     take(part, index[operand])
         if symbols and part >= 0:
             for symbol in free_symbols(metadata(node)):
-                source = symbols.get(symbol, position)
-                if source < position and part_of[source] != part:
-                    take(part, source)
+                take_symbol(part, symbol)
     for part, flow in enumerate(flows):
-        flow.inputs = sorted(inputs[part])
-        flow.outputs = sorted(outputs[part])
+        flow.inputs = list(inputs[part])
+        flow.outputs = list(outputs[part]) if outputs_by_use else sorted(outputs[part])
         flow.local = sorted(local[part])
     return flows
 
@@ -132,5 +149,5 @@ def _symbol_sources(nodes: Sequence[Node]) -> dict[object, int]:
         if isinstance(value, torch.SymInt):
             symbols = free_symbols(value)
             if len(symbols) == 1 and value.node.expr in symbols:
-                sources.setdefault(next(iter(symbols)), position)
+                sources.setdefault(symbols[0], position)
     return sources

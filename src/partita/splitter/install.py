@@ -1,24 +1,40 @@
-"""Giving a piece the parameters, buffers and modules that its graph refers to, under their original names."""
+"""Giving a piece the parameters, buffers and modules that its graph refers to."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from torch import nn
-from torch.fx import Graph
+from torch.fx import Node
 
+from partita._torch.modules import own_module, owns_attribute
 from partita.graph.state import Attribute, attribute
 
-__all__ = ["attributes_of", "install"]
+__all__ = ["attributes_of", "install", "renamed"]
 
 
-def attributes_of(source: nn.Module, graph: Graph) -> list[Attribute]:
-    """What the graph refers to, looked up in the module that it was cut from; each name once, outer names first."""
+def attributes_of(source: nn.Module, nodes: Iterable[Node]) -> list[Attribute]:
+    """What these ``get_attr`` and ``call_module`` nodes refer to, looked up in the module that they were cut
+    from.
+
+    Each name once. A value that a class computes (a parametrised weight) stands for the module that computes
+    it.
+    """
     found: dict[str, Attribute] = {}
-    for node in graph.nodes:
-        if node.op in ("get_attr", "call_module") and node.target not in found:
-            found[str(node.target)] = attribute(source, node)
-    return sorted(found.values(), key=lambda item: item.target.count("."))
+    for node in nodes:
+        target = str(node.target)
+        if node.op in ("get_attr", "call_module") and target not in found:
+            found[target] = _stored(source, attribute(source, node))
+    return list(found.values())
+
+
+def _stored(source: nn.Module, item: Attribute) -> Attribute:
+    path, _, name = item.target.rpartition(".")
+    if item.kind != "constant" or not path:
+        return item
+    parent = source.get_submodule(path)
+    return item if owns_attribute(parent, name) else Attribute(path, parent, "module")
 
 
 def install(root: nn.Module, attributes: Iterable[Attribute]) -> None:
@@ -26,12 +42,12 @@ def install(root: nn.Module, attributes: Iterable[Attribute]) -> None:
 
     A module of the user's is put in as it is and never written to: what it holds already is found there.
     """
-    borrowed: dict[int, nn.Module] = {}
-    for item in attributes:
+    borrowed: set[int] = set()
+    for item in sorted(attributes, key=lambda item: item.target.count(".")):
         *path, name = item.target.split(".")
         parent = root
         for atom in path:
-            child = getattr(parent, atom, None)
+            child = own_module(parent, atom)
             if child is None:
                 child = nn.Module().train(root.training)
                 parent.add_module(atom, child)
@@ -42,11 +58,18 @@ def install(root: nn.Module, attributes: Iterable[Attribute]) -> None:
             continue
         _register(parent, name, item)
         if item.kind == "module":
-            borrowed[id(item.value)] = item.value
+            borrowed.add(id(item.value))
+
+
+def renamed(attributes: Iterable[Attribute], names: dict[str, str]) -> list[Attribute]:
+    """The same attributes under the names that a piece uses."""
+    return [replace(item, target=names.get(item.target, item.target)) for item in attributes]
 
 
 def _register(parent: nn.Module, name: str, item: Attribute) -> None:
-    if item.kind == "buffer":
+    if item.kind == "module":
+        parent.add_module(name, item.value)
+    elif item.kind == "buffer":
         parent.register_buffer(name, item.value, persistent=item.persistent)
     else:
         setattr(parent, name, item.value)

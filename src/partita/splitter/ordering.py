@@ -1,14 +1,16 @@
 """An order of the pieces that keeps what can be observed, or a proof that there is none.
 
-Pieces are ordered by data and by ordering edges. Of the legal orders the one nearest to the original is taken: a piece comes
-as early as the position of its first node allows. Where edges between pieces form a cycle, ``repair`` divides pieces::
+Pieces are ordered by data and by ordering edges. Of the legal orders the one nearest to the original is
+taken: a piece comes as early as the position of its first node allows. Where edges between pieces form a
+    cycle, ``repair`` divides pieces::
 
     neg(x): 0        pieces 0 and 1 need each other        0: neg
     add_(x): 1       --------------------------->          1: add_
     abs(x): 0                                              0': abs
 
-Each node of a cycle gets a level: one more than that of what it follows where the edge goes backwards in the order of first
-appearance, else the same. Nodes of one piece and one level make one part; by level, then piece, every edge goes forward.
+Each node of a cycle gets a level: one more than that of what it follows where the edge goes backwards in the
+order of first appearance, else the same. Nodes of one piece and one level make one part; by level, then
+piece, every edge goes forward.
 """
 
 from __future__ import annotations
@@ -65,7 +67,8 @@ def order_pieces(
         piece_of: piece of each position, numbered by first appearance; -1 for none.
         names: of the pieces, for messages.
         crossings: dependences between nodes of different pieces.
-        inner: dependences within a piece, as (before, after), in order of ``after``; only read where a piece is divided.
+        inner: dependences within a piece, as (before, after), in order of ``after``; only read where a piece
+            is divided.
 
     Raises:
         OrderConflict: there is a cycle and ``repair`` is off.
@@ -136,7 +139,9 @@ def _components(following: list[list[int]]) -> list[list[int]]:
 
 def _nearest_order(groups: list[list[int]], group_of: list[int], pairs: set[tuple[int, int]]) -> list[int]:
     """The place of each group: a topological order that prefers the group whose first piece appears first."""
-    links = {(group_of[before], group_of[after]) for before, after in pairs} - {(index, index) for index in range(len(groups))}
+    links = {(group_of[before], group_of[after]) for before, after in pairs} - {
+        (index, index) for index in range(len(groups))
+    }
     following: list[list[int]] = [[] for _ in groups]
     waiting = [0] * len(groups)
     for before, after in links:
@@ -158,7 +163,10 @@ def _nearest_order(groups: list[list[int]], group_of: list[int], pairs: set[tupl
 
 
 def _levels(
-    piece_of: list[int], group_of: list[int], crossings: Sequence[Dependence], inner: Iterable[tuple[int, int]]
+    piece_of: list[int],
+    group_of: list[int],
+    crossings: Sequence[Dependence],
+    inner: Iterable[tuple[int, int]],
 ) -> dict[int, int]:
     """The level of each node that is not 0 (see the drawing at the top)."""
     incoming: dict[int, list[tuple[int, int]]] = {}
@@ -185,7 +193,9 @@ def _number_parts(
     conflicts: tuple[Conflict, ...],
 ) -> Parts:
     keys = {
-        (rank[group_of[piece]], levels.get(position, 0), piece) for position, piece in enumerate(piece_of) if piece >= 0
+        (rank[group_of[piece]], levels.get(position, 0), piece)
+        for position, piece in enumerate(piece_of)
+        if piece >= 0
     }
     ordered = sorted(keys)
     index = {key: part for part, key in enumerate(ordered)}
@@ -213,7 +223,11 @@ def _number_parts(
 
 
 def _conflict(
-    nodes: Sequence[Node], piece_of: list[int], names: Sequence[str], crossings: Sequence[Dependence], group: list[int]
+    nodes: Sequence[Node],
+    piece_of: list[int],
+    names: Sequence[str],
+    crossings: Sequence[Dependence],
+    group: list[int],
 ) -> Conflict:
     """A shortest cycle through the first piece of a tangled group, as a chain of nodes."""
     members = set(group)
@@ -238,7 +252,8 @@ def _conflict(
     path.reverse()
     edges = [step[before][after] for before, after in zip(path, [*path[1:], start], strict=True)]
     lines = [
-        f"  {nodes[edge.before].name!r} in {names[piece_of[edge.before]]} must run before {nodes[edge.after].name!r} "
+        f"  {nodes[edge.before].name!r} in {names[piece_of[edge.before]]} must run before "
+        f"{nodes[edge.after].name!r} "
         f"in {names[piece_of[edge.after]]}: {edge.why}"
         for edge in edges
     ]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
+
+from partita.graph.structure import structural_hash
 
 __all__ = ["Conflict", "Edge", "Piece", "Split", "SplitReport"]
 
@@ -21,9 +24,9 @@ class Piece:
         key: what the assignment returned for its nodes.
         module: the piece, a ``GraphModule`` that owns its parameters under their original names.
         inputs: names of the original values that it takes, in the order of its arguments.
-        outputs: names of the original values that it returns. None: returns ``()``; one: the bare value; more: a tuple.
+        outputs: names of the original values that it returns. None: returns ``()``; one: the bare value;
+            more: a tuple.
         node_names: names of its nodes, in order; they are those of the original graph.
-        parameters: original names of the parameters and buffers that it holds.
     """
 
     name: str
@@ -32,15 +35,30 @@ class Piece:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     node_names: tuple[str, ...] = field(repr=False)
-    parameters: tuple[str, ...] = field(repr=False)
+
+    @cached_property
+    def parameters(self) -> tuple[str, ...]:
+        """Original names of the parameters and buffers that it holds; a tensor under two names has both."""
+        module = self.module
+        named = (
+            *module.named_parameters(remove_duplicate=False),
+            *module.named_buffers(remove_duplicate=False),
+        )
+        return tuple(name for name, _ in named)
+
+    @cached_property
+    def structural_hash(self) -> str:
+        """Equal for pieces that do the same with values of the same kinds, whatever they are called."""
+        return structural_hash(self.module.graph, self.module)
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A value that crosses from one piece to another (or from the root, where ``producer`` is None, or to it).
+    """A value that crosses from one piece to another (or from the root, where ``producer`` is None, or to
+    it).
 
-    ``shape``, ``dtype`` and ``bytes`` are None where the graph carries no metadata for the value or it is no tensor;
-    a symbolic dimension stays symbolic in ``shape`` and leaves ``bytes`` None.
+    ``shape``, ``dtype`` and ``bytes`` are None where the graph carries no metadata for the value or it is no
+    tensor; a symbolic dimension stays symbolic in ``shape`` and leaves ``bytes`` None.
     """
 
     producer: str | None
@@ -70,9 +88,11 @@ class SplitReport:
 
     Attributes:
         conflicts: cycles that were found and, under ``on_conflict="repair"``, repaired.
-        reordered: whether nodes run in another order than in the original graph. Only then may a gradient that is summed from
+        reordered: whether nodes run in another order than in the original graph. Only then may a gradient
+            that is summed from
             three or more uses differ in its last bits: floating-point addition is not associative.
-        shared: original names of the parameters and buffers that several pieces use, with the names of those pieces.
+        shared: original names of the parameters and buffers that several pieces use, with the names of those
+            pieces.
         notes: anything else that a user may want to know, a line each.
     """
 
@@ -86,7 +106,9 @@ class SplitReport:
         lines += [f"{name}: used by {', '.join(pieces)}" for name, pieces in self.shared.items()]
         for conflict in self.conflicts:
             lines.append(f"conflict between {', '.join(conflict.pieces)}:\n{conflict.explanation}")
-            lines += [f"  {piece} was divided into {parts}" for piece, parts in conflict.repaired_into.items()]
+            lines += [
+                f"  {piece} was divided into {parts}" for piece, parts in conflict.repaired_into.items()
+            ]
         return "\n".join([*lines, *self.notes])
 
 
@@ -111,4 +133,6 @@ class Split:
         for piece in self.pieces:
             if piece.name == name:
                 return piece
-        raise KeyError(f"no piece called {name!r}; there are {', '.join(piece.name for piece in self.pieces)}")
+        raise KeyError(
+            f"no piece called {name!r}; there are {', '.join(piece.name for piece in self.pieces)}"
+        )

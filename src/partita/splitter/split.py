@@ -9,21 +9,20 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from partita._torch.fx import LazyGraphModule
-from partita._torch.regions import ENTER_AUTOCAST
+from partita._torch.fx import lazy_module, mark_impure
 from partita.errors import GraphError, SplitError
+from partita.graph.casts import outermost_autocast
 from partita.graph.effects import metadata
-from partita.graph.regions import Ambient
 from partita.graph.state import attribute
 from partita.splitter.analysis import Analysis, analyse_split
 from partita.splitter.assignment import Assignment
 from partita.splitter.cut import CutOptions, cut_piece
-from partita.splitter.flow import PieceFlow, SharedState, piece_flows, place_attributes
-from partita.splitter.install import attributes_of, install
+from partita.splitter.flow import SharedState, piece_flows, place_attributes
+from partita.splitter.install import attributes_of, install, renamed
 from partita.splitter.result import Edge, Piece, Split, SplitReport
 from partita.splitter.stitch import CacheScope, stitch
 
-__all__ = ["split"]
+__all__ = ["SplitBuilder", "split"]
 
 
 def split(
@@ -36,23 +35,26 @@ def split(
 ) -> Split:
     """Cut a graph into pieces that together do exactly what the whole did.
 
-    Pieces are ordered by data **and** by everything else that can be observed: writes to shared memory, random numbers, side
-    effects. Of the legal orders the one nearest to the original is taken. Grad mode, inference mode and autocast hold in each
-    piece as they held around its nodes, and are left as the original leaves them. ``gm`` is not changed; the pieces hold its
-    parameters (the same tensors, original names).
+    Pieces are ordered by data **and** by everything else that can be observed: writes to shared memory,
+    random numbers, side effects. Of the legal orders the one nearest to the original is taken. Grad mode,
+    inference mode and autocast hold in each piece as they held around its nodes, and are left as the original
+    leaves them. ``gm`` is not changed; the pieces hold its parameters (the same tensors, original names).
 
     Args:
-        gm: from ``torch.fx.symbolic_trace``, ``torch.export`` (``ep.module()``), dynamo, AOTAutograd, or made by hand.
-        assignment: a function from node to the key of its piece, or a mapping from node (or node name) to key. A function is
-            called once a node, in order, not for placeholders, attributes and the output. Pieces are named ``submod_<key>``.
-        on_conflict: what to do where the assigned pieces need each other in a cycle. ``"error"`` raises; ``"repair"`` divides
-            pieces where that is enough, and says so in the report.
+        gm: from ``torch.fx.symbolic_trace``, ``torch.export`` (``ep.module()``), dynamo, AOTAutograd, or made
+            by hand.
+        assignment: a function from node to the key of its piece, or a mapping from node (or node name) to
+            key. A function is called once a node, in order, not for placeholders, attributes and the output.
+            Pieces are named ``submod_<key>``.
+        on_conflict: what to do where the assigned pieces need each other in a cycle. ``"error"`` raises;
+            ``"repair"`` divides pieces where that is enough, and says so in the report.
         shared: what happens to a parameter or buffer that several pieces use (see `SharedState`).
         tuple_return: a piece with one output returns a 1-tuple and not the bare value.
 
     Returns:
-        The pieces, the stitched module, the values that cross, and a report. Results are bit for bit those of ``gm``; only
-        where ``report.reordered`` is true may a gradient that sums three or more uses differ in its last bits.
+        The pieces, the stitched module, the values that cross, and a report. Results are bit for bit those of
+        ``gm``; only where ``report.reordered`` is true may a gradient that sums three or more uses differ in
+        its last bits.
 
     Raises:
         AssignmentError: a node without a key, an unknown name, a key that can't be hashed.
@@ -70,7 +72,8 @@ def split(
     """
     if not isinstance(gm, GraphModule):
         raise GraphError(
-            f"split takes a torch.fx.GraphModule, got {type(gm).__name__}: capture the model first, for example with "
+            f"split takes a torch.fx.GraphModule, got {type(gm).__name__}: capture the model first, for "
+            "example with "
             "torch.export.export(model, args).module() or torch.fx.symbolic_trace(model)"
         )
     if on_conflict not in ("error", "repair"):
@@ -95,10 +98,28 @@ class SplitBuilder:
             for position, node in enumerate(self.nodes)
             if node.op == "get_attr" and attribute(gm, node).kind == "module"
         }
-        self.part_of, self.copied = place_attributes(self.nodes, self.index, analysis.parts.part_of, graphs, shared)
-        self.flows = piece_flows(
-            self.nodes, self.index, self.part_of, self.copied, len(analysis.parts.origin), analysis.ambients
+        self.original_names: dict[str, str] = {}
+        """From the name of a called module in the stitched module to its name in ``gm``; filled while
+        building.
+        """
+        self.part_of, self.copied = place_attributes(
+            self.nodes, self.index, analysis.parts.part_of, graphs, shared
         )
+        self.flows = piece_flows(
+            self.nodes,
+            self.index,
+            self.part_of,
+            self.copied,
+            len(analysis.parts.origin),
+            analysis.ambients,
+            outputs_by_use=options.outputs_by_use,
+        )
+        self.scopes = self._cache_scopes()
+        self.roots = [
+            position
+            for position, node in enumerate(self.nodes)
+            if node.op == "get_attr" and self.part_of[position] < 0 and self._outside(position)
+        ]
 
     def build(self, names: Sequence[str]) -> Split:
         """Build pieces and stitched module; ``names`` are those of the assigned pieces."""
@@ -110,13 +131,22 @@ class SplitBuilder:
             for position, parts in self.copied.items()
             if len(parts) > 1 and not isinstance(attribute(self.gm, self.nodes[position]).value, nn.Module)
         }
-        report = SplitReport(self.analysis.parts.conflicts, self.analysis.reordered, shared)
+        report = SplitReport(self.analysis.parts.conflicts, self.analysis.reordered, shared, self._notes())
         return Split(module, pieces, self._edges(part_names), report)
 
+    def _notes(self) -> tuple[str, ...]:
+        if self.analysis.guard is None:
+            return ()
+        written = ", ".join(repr(self.nodes[position].name) for position in self.analysis.guard.written)
+        return (
+            f"the graph writes the input {written}, of which it has no metadata; the order of the pieces is "
+            "right only where no other "
+            "input shares its memory, and each run checks that",
+        )
+
     def _part_names(self, names: Sequence[str]) -> list[str]:
-        """Names that are free in the outer graph and on its module; the second part of a piece is called ``…_part1``."""
-        taken = {node.name for node in self.nodes}
-        taken |= {str(node.target).partition(".")[0] for node in self.nodes if node.op in ("get_attr", "call_module")}
+        """Names that are free on the stitched module; the second part of a piece is called ``…_part1``."""
+        taken = {str(self.nodes[position].target).partition(".")[0] for position in self.roots}
         result = []
         for origin, number in zip(self.analysis.parts.origin, self.analysis.parts.number, strict=True):
             name = names[origin] + (f"_part{number}" if number else "")
@@ -128,17 +158,24 @@ class SplitBuilder:
 
     def _piece(self, part: int, name: str) -> Piece:
         flow = self.flows[part]
-        graph = cut_piece(self.nodes, flow, self.analysis.ambients, self.options, self.gm.graph)
-        module = LazyGraphModule({}, torch.fx.Graph(), class_name=name)
-        module.train(self.gm.training)
-        install(module, attributes_of(self.gm, graph))
-        module.graph = graph
+        borders = self.analysis.cache_borders if self.scopes else frozenset()
+        graph, names = cut_piece(
+            self.nodes, flow, self.analysis.ambients, self.options, self.gm.graph, borders
+        )
+        module = lazy_module(graph, name, training=self.gm.training)
+        held = attributes_of(self.gm, (self.nodes[position] for position in (*flow.local, *flow.body)))
+        called = {
+            str(self.nodes[position].target)
+            for position in flow.body
+            if self.nodes[position].op == "call_module"
+        }
+        self.original_names.update((f"{name}.{names[target]}", target) for target in sorted(called))
+        install(module, renamed(held, names) if self.options.flat_targets else held)
         uses = self.analysis.effects.uses
         if any(position in uses and uses[position].observable for position in flow.body):
             # torch's dead-code elimination keeps a call_module node only where its module says so
-            module._is_impure = True  # type: ignore[assignment]
+            mark_impure(module)
         key = self.analysis.keys[self.analysis.parts.origin[part]]
-        held = [str(node.target) for node in graph.nodes if node.op == "get_attr"]
         return Piece(
             name=name,
             key=key,
@@ -146,32 +183,26 @@ class SplitBuilder:
             inputs=tuple(self.nodes[position].name for position in flow.inputs),
             outputs=tuple(self.nodes[position].name for position in flow.outputs),
             node_names=tuple(self.nodes[position].name for position in flow.body),
-            parameters=tuple(dict.fromkeys(held)),
         )
 
     def _stitched(self, pieces: Sequence[Piece]) -> GraphModule:
         final = self.analysis.final
-        roots = [
-            position
-            for position, node in enumerate(self.nodes)
-            if node.op == "get_attr" and self.part_of[position] < 0 and self._outside(position)
-        ]
         graph = stitch(
             self.gm.graph,
             self.nodes,
             self.flows,
             [piece.name for piece in pieces],
-            roots=roots,
+            roots=self.roots,
             final=final,
-            scopes=self._cache_scopes(),
+            scopes=self.scopes,
             tuple_return=self.options.tuple_return,
+            attributes_first=self.options.attributes_first,
+            guard=self.analysis.guard,
         )
-        module = LazyGraphModule(nn.Module(), torch.fx.Graph(), class_name=type(self.gm).__name__)
-        module.train(self.gm.training)
-        install(module, [attribute(self.gm, self.nodes[position]) for position in roots])
+        module = lazy_module(graph, type(self.gm).__name__, training=self.gm.training)
+        install(module, attributes_of(self.gm, (self.nodes[position] for position in self.roots)))
         for piece in pieces:
             module.add_module(piece.name, piece.module)
-        module.graph = graph
         module.meta = dict(self.gm.meta)
         return module
 
@@ -187,7 +218,7 @@ class SplitBuilder:
         spans: dict[Node, tuple[int, int]] = {}
         for part, flow in enumerate(self.flows):
             for position in flow.body:
-                outermost = _outermost_autocast(self.analysis.ambients[position])
+                outermost = outermost_autocast(self.analysis.ambients[position])
                 if outermost is not None:
                     first, last = spans.get(outermost, (part, part))
                     spans[outermost] = (min(first, part), max(last, part))
@@ -204,10 +235,6 @@ class SplitBuilder:
             if origin >= 0:
                 edges.append(_edge(operand, names[origin], None))
         return tuple(edges)
-
-
-def _outermost_autocast(ambient: Ambient) -> Node | None:
-    return next((switch for switch in ambient.stack if switch.target is ENTER_AUTOCAST), None)
 
 
 def _edge(node: Node, producer: str | None, consumer: str | None) -> Edge:

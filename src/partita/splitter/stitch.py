@@ -6,14 +6,16 @@ import operator
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from torch.fx import Graph, Node
 
-from partita._torch.fx import append_copy, copy_codegen, map_arguments
+from partita._torch.fx import append_copy, copy_codegen, map_arguments, new_graph
 from partita._torch.regions import ENTER_CACHE_SCOPE, LEAVE_CACHE_SCOPE, SET_GRAD
 from partita.graph.effects import metadata
 from partita.graph.regions import Ambient
 from partita.splitter.flow import PieceFlow
+from partita.splitter.guard import DistinctInputs, require_distinct
 
 __all__ = ["CacheScope", "stitch"]
 
@@ -36,6 +38,8 @@ def stitch(
     final: Ambient,
     scopes: Sequence[CacheScope] = (),
     tuple_return: bool = False,
+    attributes_first: bool = True,
+    guard: DistinctInputs | None = None,
 ) -> Graph:
     """Build the outer graph.
 
@@ -44,32 +48,56 @@ def stitch(
         roots: positions of the ``get_attr`` nodes that stay outside.
         final: what the original graph leaves grad mode as.
         scopes: see `CacheScope`.
+        guard: inputs that must not share memory; they are checked first.
+        attributes_first: attributes are read before the first piece, and not just before the piece that needs
+            them.
     """
-    graph = Graph(tracer_cls=source._tracer_cls)
+    graph = new_graph(source)
     copy_codegen(source, graph)
     environment: dict[Node, Node] = {}
-    wanted = frozenset(roots)
+    wanted = frozenset(roots) if attributes_first else frozenset()
     for position, node in enumerate(nodes):
         if node.op == "placeholder" or position in wanted:
             environment[node] = append_copy(graph, node, node.args, node.kwargs)
+    if guard is not None:
+        inputs = [environment[nodes[position]] for position in (*guard.written, *guard.others)]
+        graph.call_function(
+            require_distinct, (tuple(node.name for node in inputs), len(guard.written), inputs)
+        )
+    read = partial(_read, graph, environment)
     opening = Counter(scope.first for scope in scopes)
     closing = Counter(scope.last for scope in scopes)
     for part, (flow, name) in enumerate(zip(flows, names, strict=True)):
         for _ in range(opening[part]):
             graph.call_function(ENTER_CACHE_SCOPE)
-        call = graph.call_module(name, tuple(environment[nodes[position]] for position in flow.inputs))
+        call = graph.call_module(name, tuple(read(nodes[position]) for position in flow.inputs))
         _hand_out(graph, call, flow, nodes, environment, tuple_return=tuple_return)
         for _ in range(closing[part]):
             graph.call_function(LEAVE_CACHE_SCOPE)
     if final.grad is not None:
         graph.call_function(SET_GRAD, map_arguments(final.grad.args, environment.__getitem__))
+    for position in roots:
+        read(nodes[position])
     output = nodes[-1]
     append_copy(graph, output, map_arguments(output.args, environment.__getitem__), {})
     return graph
 
 
+def _read(graph: Graph, environment: dict[Node, Node], node: Node) -> Node:
+    """The value of ``node`` outside, where it may be an attribute that nobody has needed so far."""
+    if node not in environment and node.op == "get_attr":
+        environment[node] = append_copy(graph, node, (), {})
+    return environment[node]
+
+
 def _hand_out(
-    graph: Graph, call: Node, flow: PieceFlow, nodes: Sequence[Node], environment: dict[Node, Node], *, tuple_return: bool
+    graph: Graph,
+    call: Node,
+    flow: PieceFlow,
+    nodes: Sequence[Node],
+    environment: dict[Node, Node],
+    *,
+    tuple_return: bool,
 ) -> None:
     """Bind the outputs of a piece to the original values, with their metadata."""
     originals = [nodes[position] for position in flow.outputs]
@@ -88,4 +116,6 @@ def _hand_out(
         environment[original] = item
 
 
-_VALUE_KEYS = frozenset({"val", "example_value", "tensor_meta", "stack_trace", "nn_module_stack", "source_fn_stack", "custom"})
+_VALUE_KEYS = frozenset(
+    {"val", "example_value", "tensor_meta", "stack_trace", "nn_module_stack", "source_fn_stack", "custom"}
+)

@@ -1,0 +1,15 @@
+"""Tensors that are what they look like, and not a class that wraps others."""
+
+from __future__ import annotations
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+__all__ = ["is_plain_tensor"]
+
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, FakeTensor})
+
+
+def is_plain_tensor(value: object) -> bool:
+    """Whether ``value`` is a tensor, a parameter or a fake tensor, and no other subclass."""
+    return type(value) in _PLAIN

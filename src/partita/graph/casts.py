@@ -1,0 +1,90 @@
+"""Autocast's cache of converted weights: which nodes share an entry.
+
+Within an outermost autocast region torch converts a weight once and hands the same copy to every later use;
+leaving the region empties the cache. So the gradients of those uses are summed in low precision before they
+reach the weight, a weight that is changed in between is used as it was, and a first use under ``no_grad``
+leaves the later ones without a gradient. Uses of one weight in one region therefore belong together::
+
+    enter A    mm(x, w)   mm(y, w)    exit    one conversion for both
+    enter B    mm(z, w)               exit    another
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch.fx import GraphModule, Node
+
+from partita._torch.regions import ENTER_AUTOCAST
+from partita.graph.effects import Effects, metadata
+from partita.graph.order import OrderEdge
+from partita.graph.regions import Ambient
+from partita.graph.state import lookup
+
+__all__ = ["Casts", "find_casts"]
+
+
+@dataclass(frozen=True)
+class Casts:
+    """What autocast may cache in one graph.
+
+    Attributes:
+        regions: for each position the node that enters the outermost autocast region around it, or None.
+        shared: for each weight and region, the positions of its users there, where there are several.
+        edges: pairs of users that must keep their order, since grad mode changes between them.
+    """
+
+    regions: list[Node | None]
+    shared: list[tuple[int, ...]]
+    edges: list[OrderEdge]
+
+
+def find_casts(gm: GraphModule, effects: Effects, ambients: Sequence[Ambient]) -> Casts:
+    """The users of every tensor that autocast may cache: parameters, and inputs that may require grad."""
+    regions = [outermost_autocast(ambient) for ambient in ambients]
+    users: dict[tuple[Node, object], list[int]] = {}
+    for position, node in enumerate(effects.nodes):
+        region = regions[position]
+        if region is None or node.op in ("placeholder", "get_attr", "output"):
+            continue
+        for key in dict.fromkeys(_weights(gm, node)):
+            users.setdefault((region, key), []).append(position)
+    shared = [tuple(positions) for positions in users.values() if len(positions) > 1]
+    edges = [
+        OrderEdge(before, after, "autocast")
+        for positions in shared
+        if len({ambients[position].grad for position in positions}) > 1
+        for before, after in pairwise(positions)
+    ]
+    return Casts(regions, shared, edges)
+
+
+def outermost_autocast(ambient: Ambient) -> Node | None:
+    """The node that enters the outermost open autocast region."""
+    return next((switch for switch in ambient.stack if switch.target is ENTER_AUTOCAST), None)
+
+
+def _weights(gm: GraphModule, node: Node) -> Iterator[object]:
+    """Keys of what the node uses and autocast may cache: floating tensors that are leaves and require
+    grad.
+    """
+    if node.op == "call_module":
+        module = lookup(gm, node)
+        if isinstance(module, torch.nn.Module):
+            yield from (id(parameter) for parameter in module.parameters())
+    for operand in node.all_input_nodes:
+        if operand.op == "get_attr":
+            value = lookup(gm, operand)
+            if isinstance(value, torch.Tensor) and (
+                value.requires_grad or isinstance(value, torch.nn.Parameter)
+            ):
+                yield id(value)
+        elif operand.op == "placeholder":
+            value = metadata(operand)
+            if value is None or (isinstance(value, torch.Tensor) and value.requires_grad):
+                yield operand
+        elif operand.target == "requires_grad_" or "requires_grad" in operand.kwargs:
+            yield operand

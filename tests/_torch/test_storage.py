@@ -1,0 +1,32 @@
+"""Which tensors share memory."""
+
+from __future__ import annotations
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from partita._torch.storage import storage_key
+
+
+def test_a_view_has_the_key_of_its_base() -> None:
+    x = torch.zeros(4)
+    assert storage_key(x[1:]) == storage_key(x)
+    assert storage_key(x.clone()) != storage_key(x)
+
+
+def test_tensors_without_elements_or_memory_have_keys_too() -> None:
+    x, y = torch.zeros(4, device="meta"), torch.zeros(4, device="meta")
+    assert storage_key(x.view(2, 2)) == storage_key(x) != storage_key(y)
+    empty, other = torch.zeros(0), torch.zeros(0)
+    assert storage_key(empty) != storage_key(other)
+
+
+def test_fake_tensors_share_as_real_ones_do() -> None:
+    with FakeTensorMode():
+        x = torch.zeros(4)
+        assert storage_key(x.t()) == storage_key(x)
+
+
+def test_a_tensor_without_storage_is_its_own_key() -> None:
+    x = torch.eye(2).to_sparse()
+    assert storage_key(x) == id(x)

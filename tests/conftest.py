@@ -1,0 +1,19 @@
+"""What holds for every test: one thread, so that runs are repeatable, and properties without a clock."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from hypothesis import HealthCheck, settings
+
+torch.set_num_threads(1)
+
+# On a busy machine the time of one example says nothing. PARTITA_RANDOMIZE=1 looks for new examples.
+settings.register_profile(
+    "partita",
+    deadline=None,
+    derandomize=os.environ.get("PARTITA_RANDOMIZE") != "1",
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("partita")

@@ -1,0 +1,114 @@
+"""Inputs that may share memory."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from tests.splitter.graphs import by_name, graph_of
+from torch.fx import GraphModule
+
+import partita
+from partita.errors import ExecutionError, OrderConflict
+from partita.splitter import split_module
+from partita.splitter.guard import require_distinct
+
+
+def interleaved(known: bool = False) -> GraphModule:
+    """x is written between two reads of y, which stand in one piece."""
+
+    def build(g, x, y):
+        first = g.call_function(torch.sin, (y,), name="first")
+        g.call_method("add_", (x, 1.0), name="write")
+        second = g.call_function(torch.cos, (y,), name="second")
+        return first, second, x
+
+    gm = graph_of(build, ("x", "y"))
+    if known:
+        for node in gm.graph.nodes:
+            if node.op == "placeholder":
+                node.meta["val"] = torch.empty(2)
+    return gm
+
+
+KEYS = {"first": 0, "write": 1, "second": 0}
+
+
+def guarded(gm: GraphModule) -> bool:
+    return any(getattr(node.target, "__name__", "") == "require_distinct" for node in gm.graph.nodes)
+
+
+def test_an_order_that_holds_for_shared_inputs_needs_no_check() -> None:
+    keys = {"first": 0, "write": 1, "second": 2}
+    cut = partita.split(interleaved(), keys)
+    assert not guarded(cut.module)
+    x = torch.ones(2)
+    partita.verify(cut, interleaved(), (x, x)).check()
+    partita.verify(cut, interleaved(), (x[:1], x)).check()
+
+
+def test_a_conflict_only_of_shared_inputs_is_checked_at_run_time() -> None:
+    gm = interleaved()
+    cut = partita.split(gm, KEYS)
+    assert [piece.name for piece in cut.pieces] == ["submod_0", "submod_1"]
+    assert "no other input shares its memory" in str(cut.report)
+    partita.verify(cut, gm, (torch.ones(2), torch.ones(2))).check()
+    x = torch.ones(2)
+    for module in (
+        cut.module,
+        split_module(gm, None, by_name(KEYS)),
+        copy.deepcopy(cut.module),
+        pickle.loads(pickle.dumps(cut.module)),
+    ):
+        module.graph.eliminate_dead_code()
+        module.recompile()
+        with pytest.raises(
+            ExecutionError,
+            match=r"inputs 'x' and 'y' share memory, and the graph writes 'x'.*pass a clone\(\)",
+        ):
+            module(x, x.view(2, 1))
+        assert torch.equal(x, torch.ones(2))
+
+
+def test_metadata_that_tells_inputs_apart_makes_the_check_needless() -> None:
+    assert not guarded(partita.split(interleaved(known=True), KEYS).module)
+
+
+def test_containers_of_inputs_are_looked_into() -> None:
+    x = torch.ones(2)
+    require_distinct(("x", "y", "n"), 1, (x, [{"y": torch.ones(2)}], 3))
+    with pytest.raises(ExecutionError, match="share memory"):
+        require_distinct(("x", "y"), 1, (x, [{"y": x[1:]}]))
+
+
+def test_a_conflict_that_holds_for_any_inputs_is_reported_without_the_doubtful_steps() -> None:
+    def build(g, x, y):
+        first = g.call_function(torch.sin, (x,), name="first")
+        g.call_method("add_", (x, 1.0), name="write")
+        second = g.call_function(torch.cos, (x,), name="second")
+        return first, second, g.call_function(torch.neg, (y,), name="other")
+
+    gm = graph_of(build, ("x", "y"))
+    keys = {"first": 0, "write": 1, "second": 0, "other": 0}
+    with pytest.raises(OrderConflict) as caught:
+        partita.split(gm, keys)
+    assert "other" not in caught.value.chain
+    cut = partita.split(gm, keys, on_conflict="repair")
+    assert not guarded(cut.module)
+    x = torch.ones(2)
+    partita.verify(cut, gm, (x, x)).check()
+
+
+def test_the_check_holds_under_compile() -> None:
+    cut = partita.split(interleaved(), KEYS)
+    compiled = torch.compile(cut.module, backend="eager")
+    x, y = torch.ones(2), torch.ones(2)
+    assert torch.equal(compiled(x, y)[2], torch.full((2,), 2.0))
+    with pytest.raises(ExecutionError, match="share memory"):
+        compiled(x, x[:1])
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        torch.compile(cut.module, backend="eager", fullgraph=True)(torch.ones(2), torch.ones(2))
+    torch._dynamo.reset()
