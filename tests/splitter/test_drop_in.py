@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -97,6 +98,8 @@ def without_result_type(code: str) -> str:
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_pieces_names_and_results_are_those_of_torch(graph: str, options: str, length: int) -> None:
     make, args = GRAPHS[graph]
+    if "tuple_return" in OPTIONS[options] and "tuple_return" not in signature(torch_split_module).parameters:
+        pytest.skip("this torch has no tuple_return to compare with")
     torch.manual_seed(0)
     gm = make()
     if not args:
