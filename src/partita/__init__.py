@@ -1,6 +1,8 @@
-"""partita cuts a PyTorch model's graph into pieces, runs the pieces, and proves that they do what the whole did.
+"""partita cuts a PyTorch model's graph into pieces, runs the pieces, and proves that they do what the
+whole did.
 
-Names load on first use, so that ``import partita`` costs next to nothing and ``import partita.planning`` needs no torch.
+Names load on first use, so that ``import partita`` costs next to nothing and ``import partita.planning``
+needs no torch.
 """
 
 from __future__ import annotations

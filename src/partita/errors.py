@@ -16,6 +16,7 @@ Each also subclasses the built-in that a caller would reach for, so ``except Val
     │   ├── PeerFailed (ConnectionError)      another rank raised or died; carries rank and its traceback
     │   ├── DeadlockError                     every rank waits for another (in-process comm only)
     │   └── SignatureMismatch (ValueError)    two sides of an edge disagree about what crosses it
+    ├── CheckpointError (ValueError)          state that can't be saved or loaded as asked
     ├── MicrobatchError (ValueError)          a batch that can't be cut as asked
     ├── ReportError (ValueError)              report data that contradicts itself, or can't be read
     ├── VerificationFailed (AssertionError)   `Verification.check()` found a difference
@@ -29,6 +30,7 @@ from collections.abc import Sequence
 __all__ = [
     "AssignmentError",
     "CaptureError",
+    "CheckpointError",
     "DeadlockError",
     "ExecutionError",
     "GraphError",
@@ -126,6 +128,10 @@ class DeadlockError(ExecutionError):
 
 class SignatureMismatch(ExecutionError, ValueError):
     """The two sides of an edge disagree about what crosses it (shape, dtype, mode, microbatches)."""
+
+
+class CheckpointError(PartitaError, ValueError):
+    """State that can't be saved or loaded as asked: a missing key, another shape, copies that differ."""
 
 
 class MicrobatchError(PartitaError, ValueError):

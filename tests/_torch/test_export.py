@@ -17,7 +17,9 @@ class Model(nn.Module):
         self.layer = nn.Linear(2, 2)
         self.register_buffer("hidden", torch.ones(2), persistent=False)
 
-    def forward(self, x: Tensor, pair: tuple[Tensor, int], *, shift: Tensor, scale: float = 2.0) -> dict[str, Any]:
+    def forward(
+        self, x: Tensor, pair: tuple[Tensor, int], *, shift: Tensor, scale: float = 2.0
+    ) -> dict[str, Any]:
         return {"out": self.layer(x) * self.hidden + torch.tensor([1.0, 2.0]) + pair[0] + shift, "none": None}
 
 
@@ -40,7 +42,12 @@ def test_the_module_holds_the_models_own_state_and_nothing_else_in_its_state_dic
 def test_a_signature_flattens_arguments_and_builds_results() -> None:
     model, module, signature = _unlifted()
     x = torch.randn(3, 2)
-    assert [type(value) for value in signature.flatten((x, (x, 3)), {"shift": x})] == [Tensor, Tensor, int, Tensor]
+    assert [type(value) for value in signature.flatten((x, (x, 3)), {"shift": x})] == [
+        Tensor,
+        Tensor,
+        int,
+        Tensor,
+    ]
     output = module(x, (x, 3), shift=x)
     assert torch.equal(output["out"], model(x, (x, 3), shift=x)["out"])
     assert signature.unflatten([1, None]) == {"out": 1, "none": None}
@@ -56,7 +63,11 @@ def test_arguments_may_be_given_by_name_or_position() -> None:
 @pytest.mark.parametrize(
     ("args", "kwargs", "text"),
     [
-        (("x",), {"shift": 0}, "arguments missing: pair. The model was captured with x, pair, shift: give exactly"),
+        (
+            ("x",),
+            {"shift": 0},
+            "arguments missing: pair. The model was captured with x, pair, shift: give exactly",
+        ),
         (("x", "p"), {"shift": 0, "scale": 1.0}, "arguments not there at capture: scale"),
         (("x", "p"), {"shift": 0, "pair": 1}, "arguments given twice: pair"),
         (("x", "p", "q"), {"shift": 0}, "the model takes 2 positional arguments, got 3"),

@@ -50,7 +50,12 @@ WRITES: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("target", "args", "kwargs", "written"), WRITES, ids=lambda value: str(value)[:40])
+def _name(value: object) -> str:
+    """For a test's name: the same in every process (a function's repr holds its address)."""
+    return str(getattr(value, "__name__", value))[:40]
+
+
+@pytest.mark.parametrize(("target", "args", "kwargs", "written"), WRITES, ids=_name)
 def test_a_writer_is_known_by_what_it_writes(target: Any, args: Any, kwargs: Any, written: str) -> None:
     assert names(use_of(target, *args, **kwargs).writes) == written
 
@@ -79,7 +84,7 @@ SHARES: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("target", "args", "kwargs", "shared"), SHARES, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("target", "args", "kwargs", "shared"), SHARES, ids=_name)
 def test_a_view_shares_storage_with_its_source(target: Any, args: Any, kwargs: Any, shared: str) -> None:
     assert names(use_of(target, *args, **kwargs).aliases) == shared
 
@@ -125,7 +130,7 @@ RANDOM: list[tuple[Any, tuple[Any, ...], dict[str, Any], bool]] = [
 ]
 
 
-@pytest.mark.parametrize(("target", "args", "kwargs", "random"), RANDOM, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("target", "args", "kwargs", "random"), RANDOM, ids=_name)
 def test_random_operators_are_known_and_a_literal_off_switch_is_seen(
     target: Any, args: Any, kwargs: Any, random: bool
 ) -> None:

@@ -49,7 +49,9 @@ def test_attributes_and_values_that_nobody_uses_do_not_count() -> None:
     assert [border.tensors for border in _borders(graph)] == [1, 1, 1, 1]
 
 
-@pytest.mark.parametrize("value", [(torch.empty(2), torch.empty(2)), 3, None, "text"], ids=str)
+@pytest.mark.parametrize(
+    "value", [(torch.empty(2), torch.empty(2)), 3, None, "text"], ids=["tuple", "int", "None", "str"]
+)
 def test_what_is_no_tensor_is_counted_apart(value: object) -> None:
     graph = Graph()
     x = graph.placeholder("x")

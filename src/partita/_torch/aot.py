@@ -45,8 +45,8 @@ def compile_ahead(
 
 
 def static_placeholders() -> frozenset[int]:
-    """Indices of the inputs of the forward graph being compiled that are parameters or buffers: they keep their
-    addresses from run to run.
+    """Indices of the inputs of the forward graph being compiled that are parameters or buffers: they keep
+    their addresses from run to run.
     """
     context = TracingContext.try_get()
     if context is None or context.fw_metadata is None:

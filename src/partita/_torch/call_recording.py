@@ -22,6 +22,12 @@ from partita.errors import ExecutionError
 __all__ = ["RecordedCall", "record_calls"]
 
 
+_REFUSED = frozenset(
+    {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
+)
+_TURNING = frozenset(f"aten::{name}_" for name in ["squeeze", "unsqueeze", "t", "transpose", "as_strided"])
+
+
 @dataclass(frozen=True)
 class RecordedCall:
     """One call of an operator.
@@ -63,8 +69,8 @@ def record_calls(function: Callable[[], Any]) -> tuple[Any, list[RecordedCall]]:
     Memory that existed before holds afterwards what it held, and the CPU's default generator is where it was.
 
     Raises:
-        ExecutionError: the function reads a value (``item``), or an operator's shape depends on data: on a GPU
-            the capture would fail.
+        ExecutionError: the function reads a value (``item``), or an operator's shape depends on data: on a
+            GPU the capture would fail.
     """
     state = torch.default_generator.get_state()
     mode = _Recorder()
@@ -85,10 +91,11 @@ class _Recorder(TorchDispatchMode):
         self.before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
         self._own: dict[int, torch.UntypedStorage] = {}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        refused = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
-        found = refused.intersection(func.tags)
+        if self._only_turns(func, args):
+            return func(*args, **kwargs)  # nothing runs; later calls hold the tensor as it is from now on
+        found = _REFUSED.intersection(func.tags)
         if found and not (func._schema.name == "aten::index" and not _has_mask(args[1])):
             raise ExecutionError(
                 f"{func} can't be recorded ({', '.join(map(str, found))}): leave it outside of the region"
@@ -106,6 +113,10 @@ class _Recorder(TorchDispatchMode):
         kept = tuple(map(_memory_of, results))
         self.calls.append(RecordedCall(func, kept_args, kept_kwargs, kept, fresh, addresses))
         return result
+
+    def _only_turns(self, func: Any, args: Any) -> bool:
+        """Whether a call only changes the shape of a tensor that was made while recording."""
+        return func._schema.name in _TURNING and storage_key(args[0]) in self._own
 
     def _keep_written(self, func: Any, args: Any, kwargs: Any) -> None:
         """Copy what is written for the first time and was there before."""

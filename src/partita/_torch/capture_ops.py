@@ -18,19 +18,59 @@ __all__ = ["CaptureFacts", "capture_facts", "has_data_dependent_size", "operator
 _OURS = frozenset({"aten", "prims", "prim", "inductor", "rngprims"})
 # Operators that wait for the device, or read from it, although no tag says so.
 _SYNCHRONISING = frozenset(
-    "is_nonzero allclose multinomial histc histogram mode _linalg_check_errors _assert_scalar "
-    "embedding_renorm_ embedding_dense_backward _embedding_bag_dense_backward "
-    "ctc_loss _ctc_loss _ctc_loss_backward _cudnn_ctc_loss _use_cudnn_ctc_loss "
-    "_fused_moving_avg_obs_fq_helper _fused_moving_avg_obs_fq_helper_functional "
-    "cholesky cholesky_inverse cholesky_solve geqrf lu_solve lu_unpack ormqr qr svd triangular_solve inverse "
-    "logdet slogdet det matrix_exp pinverse lstsq".split()
+    [
+        "is_nonzero",
+        "allclose",
+        "multinomial",
+        "histc",
+        "histogram",
+        "mode",
+        "_linalg_check_errors",
+        "_assert_scalar",
+        "embedding_renorm_",
+        "embedding_dense_backward",
+        "_embedding_bag_dense_backward",
+        "ctc_loss",
+        "_ctc_loss",
+        "_ctc_loss_backward",
+        "_cudnn_ctc_loss",
+        "_use_cudnn_ctc_loss",
+        "_fused_moving_avg_obs_fq_helper",
+        "_fused_moving_avg_obs_fq_helper_functional",
+        "cholesky",
+        "cholesky_inverse",
+        "cholesky_solve",
+        "geqrf",
+        "lu_solve",
+        "lu_unpack",
+        "ormqr",
+        "qr",
+        "svd",
+        "triangular_solve",
+        "inverse",
+        "logdet",
+        "slogdet",
+        "det",
+        "matrix_exp",
+        "pinverse",
+        "lstsq",
+    ]
 )
 _SOLVER_PREFIXES = ("linalg_", "_linalg_", "_cholesky")
 _NO_SOLVER = frozenset(
-    "linalg_vector_norm linalg_norm linalg_matrix_norm linalg_cross linalg_diagonal linalg_vecdot "
-    "linalg_matmul linalg_multi_dot linalg_matrix_power".split()
+    [
+        "linalg_vector_norm",
+        "linalg_norm",
+        "linalg_matrix_norm",
+        "linalg_cross",
+        "linalg_diagonal",
+        "linalg_vecdot",
+        "linalg_matmul",
+        "linalg_multi_dot",
+        "linalg_matrix_power",
+    ]
 )
-_REBINDING = frozenset("resize_ resize_as_ set_ set_data swapaxes_ swapdims_".split())
+_REBINDING = frozenset(["resize_", "resize_as_", "set_", "set_data", "swapaxes_", "swapdims_"])
 
 
 @dataclass(frozen=True, slots=True)

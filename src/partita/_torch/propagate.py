@@ -14,7 +14,13 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from partita._torch.graph_copy import copy_graph
 from partita._torch.lazy_module import lazy_module
 
-__all__ = ["same_module", "with_example_values"]
+__all__ = ["example_tensors", "same_module", "with_example_values"]
+
+
+def example_tensors(shape: Sequence[int], devices: Sequence[str]) -> list[torch.Tensor]:
+    """A fake float32 tensor on each of these devices, which need not be there."""
+    with FakeTensorMode():
+        return [torch.empty(tuple(shape), device=device) for device in devices]
 
 
 def same_module(gm: GraphModule) -> GraphModule:

@@ -1,31 +1,26 @@
-"""One graph for training and evaluation: what differs between the two becomes a look at the module's own flag.
+"""The training flag: what of it a graph keeps, and how a model is switched while it is captured.
 
-Export freezes the flag: dropout captured in training mode stays on for ever. So the model is captured in both modes, the two
-graphs are laid side by side, and where only constants differ they are chosen when the graph runs::
+A captured graph reads the flags of the modules that its nodes come from, as the model does::
 
-    train   dropout(x, 0.1, True)      sdpa(q, k, v, None, 0.1)
-    eval    dropout(x, 0.1, False)     sdpa(q, k, v, None, 0.0)
-    merged  dropout(x, 0.1, training)  sdpa(q, k, v, None, by_mode(training, 0.1, 0.0))
+    dropout(x, 0.1, blocks.0.dropout.training)
+    sdpa(q, k, v, None, (0.0, 0.1)[blocks.0.attention.training])
+
+so ``train()``, ``eval()``, and ``eval()`` on a part of it work. A flag is a ``get_attr`` node on that module.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
 from partita.errors import CaptureError
-from partita.graph.effects import metadata
 
-__all__ = ["by_mode", "in_mode", "merge_modes", "require_mode"]
+__all__ = ["copy_flags", "in_mode", "mode_flag", "require_mode"]
 
-
-def by_mode(training: bool, train_value: Any, eval_value: Any) -> Any:
-    """The constant for the mode that the module is in."""
-    return train_value if training else eval_value
+_FLAG = "training"
 
 
 def require_mode(training: bool, captured: bool) -> None:
@@ -37,8 +32,8 @@ def require_mode(training: bool, captured: bool) -> None:
     if training != captured:
         wanted, has = ("train", "eval") if training else ("eval", "train")
         raise CaptureError(
-            f"this graph was captured in {has} mode and can't run in {wanted} mode, because the model takes another path there: "
-            f"call .{has}() on it, or capture the model again after model.{wanted}()"
+            f"this graph was captured in {has} mode and can't run in {wanted} mode, because the model takes "
+            f"another path there: call .{has}() on it, or capture the model again after model.{wanted}()"
         )
 
 
@@ -54,69 +49,34 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
             module.training = flag
 
 
-def merge_modes(train: GraphModule, evaluation: GraphModule) -> bool:
-    """Write the differences of ``evaluation`` into ``train``, in place.
+def mode_flag(module: GraphModule, path: str) -> Node:
+    """The training flag of the submodule at ``path``, as a node at the head of the graph; one for each path.
 
-    Returns:
-        Whether that was possible: both graphs have the same nodes and differ in constants only.
+    A submodule that the graph has no other use for is made (an empty one).
     """
-    pairs = list(zip(train.graph.nodes, evaluation.graph.nodes, strict=False))
-    if len(train.graph.nodes) != len(evaluation.graph.nodes):
-        return False
-    twin = {other: node for node, other in pairs}
-    if not all(_alike(node, other, twin) for node, other in pairs):
-        return False
-    for node, other in pairs:
-        node.args = _merged(train.graph, node, node.args, other.args)
-        node.kwargs = _merged(train.graph, node, node.kwargs, other.kwargs)
-    train.graph.lint()
-    train.recompile()
-    return True
-
-
-def mode_flag(graph: Graph, node: Node) -> Node:
-    """The ``training`` flag of the module that owns the graph, as a node before ``node`` (one for the whole graph)."""
-    for existing in graph.find_nodes(op="get_attr", target="training"):
+    target = f"{path}.{_FLAG}" if path else _FLAG
+    for existing in module.graph.find_nodes(op="get_attr", target=target):
         return existing
-    first = next(iter(graph.nodes))
-    with graph.inserting_before(first):
-        return graph.create_node("get_attr", "training")
+    _ensure(module, path)
+    with module.graph.inserting_before(_first(module.graph)):
+        return module.graph.create_node("get_attr", target)
 
 
-def _alike(node: Node, other: Node, twin: dict[Node, Node]) -> bool:
-    if node.op != other.op or (node.target != other.target and node.op != "get_attr"):
-        return False
-    if node.op == "get_attr" and node.target != other.target:
-        return False
-    value, other_value = metadata(node), metadata(other)
-    if getattr(value, "shape", None) != getattr(other_value, "shape", None):
-        return False
-    return _same_shape(node.args, other.args, twin) and _same_shape(node.kwargs, other.kwargs, twin)
+def copy_flags(model: nn.Module, module: nn.Module) -> None:
+    """Give each submodule of ``module`` the training flag of the model's submodule of that name."""
+    flags = {name: child.training for name, child in model.named_modules(remove_duplicate=False)}
+    for name, child in module.named_modules(remove_duplicate=False):
+        child.training = flags.get(name, model.training)
 
 
-def _same_shape(left: Any, right: Any, twin: dict[Node, Node]) -> bool:
-    """Whether two arguments are built alike and use the same values; constants may differ."""
-    if isinstance(left, Node) or isinstance(right, Node):
-        return isinstance(right, Node) and twin.get(right) is left
-    if isinstance(left, dict) and isinstance(right, dict):
-        return left.keys() == right.keys() and all(_same_shape(left[key], right[key], twin) for key in left)
-    if isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
-        return len(left) == len(right) and all(_same_shape(a, b, twin) for a, b in zip(left, right, strict=True))
-    return type(left) is type(right)
+def _ensure(module: nn.Module, path: str) -> None:
+    for atom in path.split(".") if path else ():
+        child = getattr(module, atom, None)
+        if not isinstance(child, nn.Module):
+            child = nn.Module()
+            module.add_module(atom, child)
+        module = child
 
 
-def _merged(graph: Graph, node: Node, left: Any, right: Any) -> Any:
-    """``left``, with a choice by mode wherever ``right`` holds another constant."""
-    if isinstance(left, Node):
-        return left
-    if isinstance(left, dict):
-        return {key: _merged(graph, node, value, right[key]) for key, value in left.items()}
-    if isinstance(left, (list, tuple)):
-        return type(left)([_merged(graph, node, a, b) for a, b in zip(left, right, strict=True)])
-    if left == right:
-        return left
-    flag = mode_flag(graph, node)
-    if left is True and right is False:
-        return flag
-    with graph.inserting_before(node):
-        return graph.call_function(by_mode, (flag, left, right))
+def _first(graph: Graph) -> Node:
+    return next(iter(graph.nodes))

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 import torch
 from torch.fx import GraphModule, Node
 
+from partita.capture.origin import module_path
 from partita.graph.cost import NodeCost
 from partita.graph.liveness import Border, borders
 from partita.graph.state import lookup
 from partita.planning import CostModel, Unit
 
-__all__ = ["cost_model", "module_path", "narrow_borders"]
+__all__ = ["cost_model", "narrow_borders"]
 
 _WINDOW = 64
 """How many nodes to either side a border is compared with."""
@@ -30,7 +31,8 @@ def cost_model(gm: GraphModule, measured: Sequence[NodeCost]) -> tuple[CostModel
     gaps = narrow_borders(nodes, borders(nodes, index))
     cuts = [gap.after for gap in gaps]
     costs = {cost.name: cost for cost in measured}
-    units, start = [], 0
+    units: list[Unit] = []
+    start = 0
     for end in [*cuts, len(nodes) - 1]:
         units.append(_unit(gm, nodes[start : end + 1], costs, len(units)))
         start = end + 1
@@ -38,10 +40,11 @@ def cost_model(gm: GraphModule, measured: Sequence[NodeCost]) -> tuple[CostModel
 
 
 def narrow_borders(nodes: Sequence[Node], gaps: Sequence[Border]) -> list[Border]:
-    """The borders at which a cut makes sense: only tensors cross, and no neighbouring border is crossed by fewer.
+    """The borders at which a cut makes sense: only tensors cross, and no neighbouring border is crossed by
+    fewer.
 
-    Between two transformer blocks one tensor crosses, inside of one two or more; through a U-Net's middle all its skips do.
-    Something is computed on both sides.
+    Between two transformer blocks one tensor crosses, inside of one two or more; through a U-Net's middle all
+    its skips do. Something is computed on both sides.
     """
     computes = [node.op.startswith("call_") and node.target is not torch.is_grad_enabled for node in nodes]
     first = next((position for position, does in enumerate(computes) if does), len(nodes))
@@ -79,7 +82,9 @@ def _unit(gm: GraphModule, nodes: Sequence[Node], costs: dict[str, NodeCost], nu
         for operand in node.all_input_nodes:
             if operand.op == "get_attr" and isinstance(value := lookup(gm, operand), torch.nn.Parameter):
                 parameters[id(value)] = value
-    modules = dict.fromkeys(path for node in nodes if node.op.startswith("call_") and (path := module_path(node)))
+    modules = dict.fromkeys(
+        path for node in nodes if node.op.startswith("call_") and (path := module_path(node))
+    )
     named = [node.name for node in nodes if node.op.startswith("call_")]
     return Unit(
         name=f"{number}:{named[-1] if named else 'inputs'}",
@@ -90,12 +95,3 @@ def _unit(gm: GraphModule, nodes: Sequence[Node], costs: dict[str, NodeCost], nu
         activation_bytes=sum(cost.output_bytes for cost in known),
         modules=tuple(modules),
     )
-
-
-def module_path(node: Node) -> str:
-    """The qualified name of the innermost module whose forward made the node, or an empty string."""
-    stack = node.meta.get("nn_module_stack")
-    if not stack:
-        return ""
-    path = str(list(stack.values())[-1][0])
-    return path.removeprefix("L['self'].").removeprefix("L['self']")

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
+from partita.capture.origin import module_paths
 from partita.errors import AssignmentError, InfeasiblePlan
-from partita.pipelining.costs import module_path
 
 __all__ = ["SplitPoint", "cuts_at_marks", "cuts_at_points", "pipe_split", "stage_assignment"]
 
@@ -34,7 +34,9 @@ def pipe_split() -> None:
 
 
 def cuts_at_marks(gm: GraphModule) -> list[int]:
-    """Take the `pipe_split` marks out of a graph, in place; the positions of the nodes that they came after."""
+    """Take the `pipe_split` marks out of a graph, in place; the positions of the nodes that they came
+    after.
+    """
     cuts, position = [], -1
     for node in list(gm.graph.nodes):
         if node.op == "call_function" and node.target is _MARK:
@@ -60,7 +62,9 @@ def cuts_at_points(gm: GraphModule, model: nn.Module, points: Mapping[str, Split
         _check_submodule(model, path)
         inside = [position for position, node in enumerate(nodes) if _belongs(node, path)]
         if not inside:
-            raise AssignmentError(f"no operation of the graph belongs to {path!r}: is the module called in forward?")
+            raise AssignmentError(
+                f"no operation of the graph belongs to {path!r}: is the module called in forward?"
+            )
         cuts.append(inside[0] - 1 if SplitPoint(point) is SplitPoint.BEGINNING else inside[-1])
     return sorted(cuts)
 
@@ -78,12 +82,7 @@ def _check_submodule(model: nn.Module, path: str) -> None:
 
 
 def _belongs(node: Node, path: str) -> bool:
-    if not node.op.startswith("call_"):
-        return False
-    if any(str(entry[0]).removeprefix("L['self'].") == path for entry in (node.meta.get("nn_module_stack") or {}).values()):
-        return True
-    inner = module_path(node)
-    return inner == path or inner.startswith(f"{path}.")
+    return node.op.startswith("call_") and path in module_paths(node)
 
 
 def stage_assignment(gm: GraphModule, cuts: Iterable[int]) -> dict[str, int]:
@@ -102,7 +101,7 @@ def stage_assignment(gm: GraphModule, cuts: Iterable[int]) -> dict[str, int]:
     empty = set(range(len(ends) + 1)) - set(assignment.values())
     if empty:
         raise InfeasiblePlan(
-            f"stage {min(empty)} would have nothing to compute: two cuts fall on one place, or one lies before the first or "
-            "after the last operation; take one of them away"
+            f"stage {min(empty)} would have nothing to compute: two cuts fall on one place, or one lies "
+            "before the first or after the last operation; take one of them away"
         )
     return assignment

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.fx import GraphModule
 
+from partita._torch.export import Signature
 from partita.capture import capture
 from partita.errors import InfeasiblePlan, PlanError
 from partita.graph.cost import measure
@@ -16,7 +17,7 @@ from partita.graph.effects import analyse
 from partita.pipelining.costs import cost_model
 from partita.pipelining.cuts import SplitPoint, cuts_at_marks, cuts_at_points, stage_assignment
 from partita.pipelining.pipe import Pipe
-from partita.pipelining.tied import check_writes
+from partita.pipelining.writes import check_writes
 from partita.planning import Cluster, CostModel, Plan, plan_stages
 from partita.runtime import key_random_nodes
 from partita.splitter import split
@@ -41,18 +42,19 @@ def pipeline(
 ) -> Pipe:
     """Cut a model into pipeline stages. The model is not changed and can be cut again.
 
-    The cuts come from exactly one of: ``split_spec``; `pipe_split` marks in the model's ``forward``, or put into the captured graph
-    by ``split_policy``; ``stages`` (so many, planned for the smallest bottleneck from costs measured here and now); ``plan``
-    (made before with `measure_units` and `plan_stages`).
+    The cuts come from exactly one of: ``split_spec``; `pipe_split` marks in the model's ``forward``, or put
+    into the captured graph by ``split_policy``; ``stages`` (so many, planned for the smallest bottleneck from
+    costs measured here and now); ``plan`` (made before with `measure_units` and `plan_stages`).
 
     Args:
-        module: the model. Captured in training and in evaluation mode; the pipe follows ``train()`` and ``eval()``.
+        module: the model. Captured in training and in evaluation mode; the pipe follows ``train()`` and
+            ``eval()``.
         mb_args: example arguments of the size of one microbatch.
         mb_kwargs: example keyword arguments.
         split_spec: from qualified module name to `SplitPoint`.
         split_policy: takes the captured graph module and returns it with `pipe_split` marks in it.
-        stages: how many stages to plan for. Where ``torch.distributed`` is initialised this is collective over the default group:
-            rank 0's plan is used by all.
+        stages: how many stages to plan for. Where ``torch.distributed`` is initialised this is collective
+            over the default group: rank 0's plan is used by all.
         plan: cut as this plan says.
         cluster: links and memory that the planner should count with.
         schedule: the schedule that the planner should count with.
@@ -74,30 +76,38 @@ def pipeline(
     if len(given) > 1:
         raise ValueError(f"pipeline got {' and '.join(given)}: give one of them, each says where to cut")
     captured = capture(module, mb_args, mb_kwargs)
-    whole = captured.module
-    if split_policy is not None:
-        whole = split_policy(whole)
+    whole = captured.module if split_policy is None else split_policy(captured.module)
     marks = cuts_at_marks(whole)
-    if not given and not marks:
-        raise ValueError(
-            "pipeline does not know where to cut: give stages=N, a split_spec, a split_policy or a plan, or call pipe_split() in "
-            "the model's forward"
-        )
-    if marks and given not in ([], ["split_policy"]):
-        raise ValueError(f"the model calls pipe_split() and pipeline got {given[0]}: use one of the two")
+    _check_ways(given, marks)
     if split_spec is not None:
         cuts = cuts_at_points(whole, module, split_spec)
     elif stages is not None or plan is not None:
-        costs, ends = _measured(whole, captured.signature.flatten(mb_args, mb_kwargs or {}))
+        flat = captured.signature.flatten(mb_args, mb_kwargs or {})
+        costs, ends = cost_model(whole, measure(whole, flat))
         if plan is None:
             assert stages is not None
-            plan = _same_on_all_ranks(plan_stages(costs, stages, cluster=cluster, schedule=schedule, microbatches=microbatches))
+            planned = plan_stages(
+                costs, stages, cluster=cluster, schedule=schedule, microbatches=microbatches
+            )
+            plan = _same_on_all_ranks(planned)
         cuts = _plan_cuts(plan, costs, ends)
     else:
         cuts = marks
-    assignment = stage_assignment(whole, cuts)
-    check_writes(whole, assignment)
-    return _build(whole, assignment, captured.signature, plan)
+    return _build(whole, stage_assignment(whole, cuts), captured.signature, plan)
+
+
+def _check_ways(given: list[str], marks: list[int]) -> None:
+    if not given and not marks:
+        raise ValueError(
+            "pipeline does not know where to cut: give stages=N, a split_spec, a split_policy or a plan, or "
+            "call pipe_split() in the model's forward"
+        )
+    if given == ["split_policy"] and not marks:
+        raise ValueError(
+            "the split_policy returned a graph without pipe_split marks: put one where a stage ends"
+        )
+    if marks and given not in ([], ["split_policy"]):
+        raise ValueError(f"the model calls pipe_split() and pipeline got {given[0]}: use one of the two")
 
 
 def measure_units(
@@ -128,26 +138,28 @@ def _same_on_all_ranks(plan: Plan) -> Plan:
     return Plan.from_json(texts[0])
 
 
-def _measured(whole: GraphModule, flat: list[Any]) -> tuple[CostModel, list[int]]:
-    return cost_model(whole, measure(whole, flat))
-
-
 def _plan_cuts(plan: Plan, costs: CostModel, ends: list[int]) -> list[int]:
     planned = [name for stage in plan.stages for name in stage.units]
     found = [unit.name for unit in costs.units]
     if planned != found:
-        missing = next((name for name, other in zip(planned, found, strict=False) if name != other), "its length")
+        missing = next(
+            (name for name, other in zip(planned, found, strict=False) if name != other), "its length"
+        )
         raise PlanError(
-            f"the plan was made for another model or other shapes: it has {len(planned)} units, this model {len(found)}, and "
-            f"they first differ at {missing!r}; measure and plan again"
+            f"the plan was made for another model or other shapes: it has {len(planned)} units, this model "
+            f"{len(found)}, and they first differ at {missing!r}; measure and plan again"
         )
     return [ends[stage.last_unit] for stage in plan.stages[:-1]]
 
 
-def keyed_graph(module: nn.Module, mb_args: tuple[Any, ...], mb_kwargs: Mapping[str, Any] | None = None) -> GraphModule:
-    """The uncut model as a graph whose random numbers follow the pipeline's rule (see ``partita.runtime.rng``).
+def keyed_graph(
+    module: nn.Module, mb_args: tuple[Any, ...], mb_kwargs: Mapping[str, Any] | None = None
+) -> GraphModule:
+    """The uncut model as a graph whose random numbers follow the pipeline's rule (see
+    ``partita.runtime.rng``).
 
-    It holds the model's own parameters. Run it with `UncutReference` to get what a pipeline of any number of stages computes.
+    It holds the model's own parameters. Run it with `UncutReference` to get what a pipeline of any number of
+    stages computes.
     """
     whole = capture(module, mb_args, mb_kwargs).module
     cuts_at_marks(whole)
@@ -161,12 +173,18 @@ def _key(whole: GraphModule) -> None:
     key_random_nodes(whole, random.__contains__)
 
 
-def _build(whole: GraphModule, assignment: dict[str, int], signature: Any, plan: Plan | None) -> Pipe:
+def _build(whole: GraphModule, assignment: dict[str, int], signature: Signature, plan: Plan | None) -> Pipe:
+    check_writes(whole, assignment)
     _key(whole)
     for node in whole.graph.nodes:
         if node.name not in assignment and node.op.startswith("call_"):
-            assignment[node.name] = assignment[node.next.name]  # a seeding node goes with the random node behind it
+            # a seeding node goes with the random node behind it
+            assignment[node.name] = assignment[node.next.name]
+    stages = max(assignment.values()) + 1
     cut = split(whole, {name: f"pp_{stage}" for name, stage in assignment.items()})
-    if len(cut.pieces) != max(assignment.values()) + 1:
-        raise InfeasiblePlan(f"the cuts ask for {max(assignment.values()) + 1} stages, but {len(cut.pieces)} have anything to do")
+    if [piece.key for piece in cut.pieces] != [f"pp_{stage}" for stage in range(stages)]:
+        raise InfeasiblePlan(
+            f"the cuts ask for {stages} stages, but {len(cut.pieces)} have anything to compute: some hold "
+            "nothing but switches of a grad or autocast region; move the cut"
+        )
     return Pipe(whole, cut, signature, plan)

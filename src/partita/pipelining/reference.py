@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from partita.pipelining.stage import detached
+from partita._torch.export import signature_of
+from partita._torch.pytree import tree_map
+from partita.errors import ExecutionError
+from partita.graph.effects import metadata
+from partita.pipelining.routes import Constant, Value, accept
 from partita.runtime import RandomKey, keyed, merge, plan_microbatches, split_args
 
-__all__ = ["UncutReference"]
+__all__ = ["UncutReference", "graph_inputs"]
 
 
 class UncutReference:
-    """Runs the whole captured graph over microbatches in order, gradients accumulated, random numbers by the pipeline's rule.
+    """Runs the whole captured graph over microbatches in order, gradients accumulated, random numbers by the
+    pipeline's rule.
 
     A pipeline's step gives the same outputs, losses and gradients, bit for bit on CPU.
 
@@ -28,31 +33,82 @@ class UncutReference:
     """
 
     def __init__(
-        self, whole: GraphModule, n_microbatches: int, loss_fn: Callable[[Any, Any], Tensor] | None = None, *, seed: int = 0
+        self,
+        whole: GraphModule,
+        n_microbatches: int,
+        loss_fn: Callable[[Any, Any], Tensor] | None = None,
+        *,
+        seed: int = 0,
     ) -> None:
         self.whole = whole
         self.n_microbatches = n_microbatches
         self.loss_fn = loss_fn
         self.seed = seed
+        self._inputs = graph_inputs(whole)
+        self._signature = signature_of(whole, whole.forward)
         self._steps = 0
 
-    def step(self, *args: Any, target: Any = None, losses: list[Tensor] | None = None, **kwargs: Any) -> Any:
-        """Forward and backward of one batch; gradients are added to ``.grad``."""
-        outputs, found = [], []
-        parts = split_args(args, kwargs, self.n_microbatches)
-        targets = split_args((target,), None, self.n_microbatches)
-        weights = plan_microbatches(args, kwargs, self.n_microbatches).weights
-        for microbatch, (part, aim, weight) in enumerate(zip(parts, targets, weights, strict=True)):
-            with keyed(RandomKey(self.seed, self._steps, microbatch)):
-                output = self.whole(*part[0], **part[1])
-            assert self.loss_fn is not None
-            loss = self.loss_fn(output, aim[0][0])
-            torch.autograd.backward(loss, torch.full_like(loss, weight))
-            outputs.append(output)
-            found.append(loss.detach())
-        self._steps += 1
-        if losses is not None:
-            losses.clear()
-            losses.extend(found)
-        return merge([detached(output) for output in outputs])
+    def state_dict(self) -> dict[str, int]:
+        """How many steps have been made: random numbers depend on it, so a resumed training needs it."""
+        return {"steps": self._steps}
 
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on counting where ``state`` stopped."""
+        self._steps = state["steps"]
+
+    def step(self, *args: Any, target: Any = None, losses: list[Tensor] | None = None, **kwargs: Any) -> Any:
+        """Forward and backward of one batch; gradients are added to ``.grad``. Returns the merged output."""
+        if self.loss_fn is None:
+            raise ExecutionError("step() needs a loss: pass loss_fn, or call eval() to run forward only")
+        outputs = self._run(args, kwargs, target, losses, train=True)
+        self._steps += 1
+        return outputs
+
+    def eval(self, *args: Any, target: Any = None, losses: list[Tensor] | None = None, **kwargs: Any) -> Any:
+        """Forward of one batch without gradients. ``losses`` is filled where there is a target."""
+        with torch.no_grad():
+            return self._run(args, kwargs, target, losses, train=False)
+
+    def _run(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        target: Any,
+        losses: list[Tensor] | None,
+        *,
+        train: bool,
+    ) -> Any:
+        count = self.n_microbatches
+        targets = split_args((target,), None, count)
+        weights = plan_microbatches(args, kwargs, count).weights
+        outputs, found = [], []
+        for microbatch, (given, named) in enumerate(split_args(args, kwargs, count)):
+            accept(self._inputs, self._signature.flatten(given, named), f"microbatch {microbatch}")
+            with keyed(RandomKey(self.seed, self._steps, microbatch)):
+                output = self.whole(*given, **named)
+            if self.loss_fn is not None and (train or target is not None):
+                loss = self.loss_fn(output, targets[microbatch][0][0])
+                if train:
+                    torch.autograd.backward(loss, torch.full_like(loss, weights[microbatch]))
+                found.append(loss.detach())
+            outputs.append(tree_map(_copied, output))  # the next microbatch may write to it
+        if losses is not None:
+            losses[:] = found
+        return merge(outputs)
+
+
+def graph_inputs(whole: GraphModule) -> tuple[Value | Constant, ...]:
+    """What a captured graph takes: a tensor's shape and dtype, or the one value that an input was captured
+    with.
+    """
+    return tuple(
+        Value.of(node.name, value)
+        if isinstance(value := metadata(node), Tensor)
+        else Constant(node.name, value)
+        for node in whole.graph.nodes
+        if node.op == "placeholder"
+    )
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf

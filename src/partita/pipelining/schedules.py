@@ -39,8 +39,8 @@ class PipelineSchedule:
         args_chunk_spec: how positional arguments are cut; along dim 0 if not given.
         kwargs_chunk_spec: how keyword arguments are cut.
         output_merge_spec: how the microbatches' outputs are merged; along dim 0 if not given.
-        scale_grads: the losses' gradients are weighted with each microbatch's share of the batch, so that they
-            add up to the gradient of the mean; without it they are summed.
+        scale_grads: the losses' gradients are weighted with each microbatch's share of the batch, so that
+            they add up to the gradient of the mean; without it they are summed.
         seed: of the random numbers, which depend on (seed, step, microbatch, call site) alone.
         tracer: records what runs when; may be replaced between two steps.
 
@@ -75,6 +75,7 @@ class PipelineSchedule:
         self.seed = seed
         self.tracer = tracer
         self.routes = held[0].routes
+        self._owns_comm = held[0].comm is None
         self.comm: Comm = held[0].comm or ProcessGroupComm.from_group()
         self.stage_ranks = self._agree(held)
         self._peers = neighbours(self.comm.rank, self.routes, self.stage_ranks)
@@ -86,6 +87,21 @@ class PipelineSchedule:
     def schedule(self, *, train: bool = True) -> Schedule:
         """What every rank does in one step, sends and receives included."""
         return self._executor(train).schedule
+
+    def state_dict(self) -> dict[str, int]:
+        """How many steps have been made: random numbers depend on it, so a resumed training needs it."""
+        return {"steps": self._steps}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on counting where ``state`` stopped."""
+        self._steps = state["steps"]
+
+    def close(self) -> None:
+        """Leave the pipeline: closes the communicator where the schedule made it. Done at exit if not
+        called.
+        """
+        if self._owns_comm:
+            self.comm.close()
 
     def step(self, *args: Any, target: Any = None, losses: list[Tensor] | None = None, **kwargs: Any) -> Any:
         """Forward and backward of one batch; gradients are added to ``.grad``. Collective.
@@ -102,8 +118,8 @@ class PipelineSchedule:
         Raises:
             ExecutionError: no ``loss_fn``, or one that does not return a 0-d tensor.
             MicrobatchError: a batch that can't be cut.
-            SignatureMismatch: shapes that the pipeline was not cut for, or ranks that are about to do different
-                things.
+            SignatureMismatch: shapes that the pipeline was not cut for, or ranks that are about to do
+                different things.
             PeerFailed: another rank failed.
         """
         return self._run(args, kwargs, target, losses, train=True)
@@ -140,11 +156,18 @@ class PipelineSchedule:
             raise
         results = executor.run(inputs, self.tracer)
         if train:
-            share_gradients(self.comm, self.stages, self.stage_ranks, self.routes)
+            self._share_gradients()
             self._steps += 1
         if losses is not None:
             losses[:] = results.losses
         return merge(results.outputs, self.output_merge_spec) if results.outputs else None
+
+    def _share_gradients(self) -> None:
+        try:
+            share_gradients(self.comm, self.stages, self.stage_ranks, self.routes)
+        except BaseException as error:
+            self.comm.fail(error, "sharing the gradients of tied parameters")
+            raise
 
     def _announcement(self, train: bool) -> str:
         """What the others must be about to do too."""

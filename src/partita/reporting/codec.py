@@ -51,9 +51,7 @@ def report_from_json(text: str) -> RunReport:
             validation=_losses(tree["validation"]),
         )
     except (KeyError, TypeError) as error:
-        raise ReportError(
-            f"The report lacks a field or has one too many ({error}): write it anew"
-        ) from error
+        raise ReportError(f"The report lacks a field or has one too many ({error}): write it anew") from error
 
 
 def _plain(value: Any) -> Any:

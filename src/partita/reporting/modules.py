@@ -12,8 +12,8 @@ def outermost_modules(stages: Sequence[Iterable[str]]) -> list[tuple[str, ...]]:
 
     A module that two stages share is named by its parts; what it computes itself is left out.
 
-    >>> outermost_modules([["embed", "layers.0.norm", "layers.0", "layers.1.norm"], ["layers.1.linear", "head"]])
-    [('embed', 'layers.0', 'layers.1.norm'), ('layers.1.linear', 'head')]
+    >>> outermost_modules([["embed", "layers.0.norm", "layers.0", "layers.1.norm"], ["layers.1.linear",
+    "head"]]) [('embed', 'layers.0', 'layers.1.norm'), ('layers.1.linear', 'head')]
     """
     users: dict[str, set[int]] = {}
     listed = [list(dict.fromkeys(names)) for names in stages]
@@ -23,7 +23,9 @@ def outermost_modules(stages: Sequence[Iterable[str]]) -> list[tuple[str, ...]]:
                 users.setdefault(path, set()).add(stage)
     result = []
     for names in listed:
-        outermost = dict.fromkeys(next((p for p in _paths(name) if len(users[p]) == 1), name) for name in names)
+        outermost = dict.fromkeys(
+            next((p for p in _paths(name) if len(users[p]) == 1), name) for name in names
+        )
         around = {path for name in outermost for path in _paths(name)[:-1]}
         result.append(tuple(name for name in outermost if name not in around))
     return result

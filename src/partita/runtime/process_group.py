@@ -388,8 +388,8 @@ class ProcessGroupComm:
             return
 
     def _at_exit(self) -> None:
-        """The process ends with the comm open. An exception that ends it is a failure to the others at once. Else
-        it leaves, and where others have not left too within seconds, that is a failure to them.
+        """The process ends with the comm open. An exception that ends it is a failure to the others at
+        once. Else it leaves, and where others have not left too within seconds, that is a failure to them.
         """
         error = getattr(sys, "last_value", None)
         if error is not None:

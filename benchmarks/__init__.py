@@ -1,0 +1,1 @@
+"""One question a file; ``partita bench NAME`` runs one."""

@@ -1,0 +1,122 @@
+"""How every benchmark measures: both sides in one run, in turn, and what is reported is the ratio.
+
+    warm-up   A B
+    rounds    A B   A B   A B   A B   A B       at least five; the median of the ratios, and their spread
+
+An absolute time says little on a machine that others use too; the two sides of a pair met the same weather.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import partita
+
+__all__ = ["MIN_ROUNDS", "Ratio", "environment", "in_turn", "ratio", "slope", "write_json"]
+
+MIN_ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How much longer one side took than the other.
+
+    Attributes:
+        median: of the ratios of all rounds.
+        low: the smallest.
+        high: the largest.
+        rounds: how many there were.
+    """
+
+    median: float
+    low: float
+    high: float
+    rounds: int
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f})"
+
+
+def in_turn(
+    subjects: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int = MIN_ROUNDS,
+    clock: Callable[[], float] = time.process_time,
+) -> dict[str, list[float]]:
+    """Run the subjects one after the other, ``rounds`` times after a warm-up of one.
+
+    Args:
+        subjects: each takes nothing; what it returns is dropped outside the measured time.
+        rounds: of measurement.
+        clock: CPU time of this process in seconds, unless another is given.
+
+    Returns:
+        For each subject the seconds of every round.
+    """
+    if rounds < 1:
+        raise ValueError(f"rounds is {rounds}; give at least 1 ({MIN_ROUNDS} for a figure that is published)")
+    seconds: dict[str, list[float]] = {name: [] for name in subjects}
+    for number in range(rounds + 1):
+        for name, subject in subjects.items():
+            gc.collect()
+            started = clock()
+            result = subject()
+            taken = clock() - started
+            del result
+            if number:
+                seconds[name].append(taken)
+    return seconds
+
+
+def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Ratio:
+    """The ratio of two subjects of one `in_turn`, round by round.
+
+    >>> print(ratio([2.0, 4.0, 3.0], [1.0, 1.0, 1.0]))
+    3.00 (2.00 to 4.00)
+    """
+    ratios = [above / below for above, below in zip(numerator, denominator, strict=True)]
+    return Ratio(statistics.median(ratios), min(ratios), max(ratios), len(ratios))
+
+
+def slope(sizes: Sequence[int], seconds: Sequence[float]) -> float:
+    """The slope of log time over log size by least squares: 1 is linear, 2 quadratic.
+
+    >>> round(slope([10, 100, 1000], [1.0, 10.0, 100.0]), 3)
+    1.0
+    """
+    if len(set(sizes)) < 2:
+        return math.nan
+    return statistics.linear_regression([math.log(n) for n in sizes], [math.log(s) for s in seconds]).slope
+
+
+def environment() -> dict[str, Any]:
+    """What a figure depends on besides the code."""
+    return {
+        "partita": partita.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+
+
+def write_json(path: Path, name: str, rows: Sequence[Any]) -> None:
+    """Write the rows of one benchmark (dataclasses) with the environment."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {"benchmark": name, "environment": environment(), "rows": [asdict(row) for row in rows]}
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,163 @@
+"""One graph for training and evaluation, made from the two that export gives.
+
+The two are laid side by side. Where a constant differs, it is chosen when the graph runs::
+
+    train   dropout(x, 0.1, True)       merged  dropout(x, 0.1, <flag>)
+    eval    dropout(x, 0.1, False)
+
+and a counter that only training moves (batch norm's) is moved by 0 in evaluation::
+
+    train   add_(num_batches, 1)        merged  add_(num_batches, (0, 1)[<flag>])
+    eval    (nothing)
+
+Graphs that differ in any other way are not merged.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Node
+
+from partita._torch.export import all_arguments
+from partita.capture.modes import mode_flag
+from partita.capture.origin import module_paths
+from partita.graph.effects import metadata
+from partita.graph.state import lookup
+
+__all__ = ["merge_modes"]
+
+_COUNT: Any = torch.ops.aten.add_.Tensor
+
+
+def merge_modes(train: GraphModule, evaluation: GraphModule, model: nn.Module) -> bool:
+    """Write the differences of ``evaluation`` into ``train``, in place.
+
+    Args:
+        model: what both were captured from.
+
+    Returns:
+        Whether that was possible. If not, ``train`` is as it was.
+    """
+    pairs = list(_aligned(train, evaluation))
+    twin = {other: node for node, other in pairs if other is not None}
+    if len(twin) != len(evaluation.graph.nodes):
+        return False
+    if not all(other is None or _alike(train, node, evaluation, other, twin) for node, other in pairs):
+        return False
+    paths = {name for name, _ in model.named_modules(remove_duplicate=False)}
+    for node, other in pairs:
+        path = _owner(node, paths)
+        if other is None:
+            node.args = (node.args[0], _choice(train, node, path, node.args[1], 0))
+            continue
+        left, right = _padded(node, other)
+        node.args = _merged(train, node, path, left, right)
+        node.kwargs = _merged(train, node, path, node.kwargs, other.kwargs)
+    train.graph.lint()
+    train.recompile()
+    return True
+
+
+def _aligned(train: GraphModule, evaluation: GraphModule) -> Iterator[tuple[Node, Node | None]]:
+    """Each node of ``train`` with its place in ``evaluation``; None for a counter that is not there."""
+    others = iter(evaluation.graph.nodes)
+    other = next(others, None)
+    for node in train.graph.nodes:
+        matches = other is not None and other.op == node.op and other.target == node.target
+        if _counts(train, node) and not (matches and other is not None and other.args[1:] == node.args[1:]):
+            yield node, None
+        elif other is None:
+            return
+        else:
+            yield node, other
+            other = next(others, None)
+
+
+def _counts(module: GraphModule, node: Node) -> bool:
+    """Whether the node does nothing but move an integer of the module's own by a fixed number."""
+    if node.target is not _COUNT or node.users or node.kwargs or len(node.args) != 2:
+        return False
+    counter, step = node.args
+    if not isinstance(counter, Node) or counter.op != "get_attr" or type(step) is not int:
+        return False
+    value = lookup(module, counter)
+    return isinstance(value, torch.Tensor) and not value.is_floating_point() and not value.is_complex()
+
+
+def _owner(node: Node, paths: set[str]) -> str:
+    """The innermost module of the model that made the node."""
+    return next((path for path in reversed(module_paths(node)) if path in paths), "")
+
+
+def _alike(
+    train: GraphModule, node: Node, evaluation: GraphModule, other: Node, twin: dict[Node, Node]
+) -> bool:
+    if node.op != other.op or node.target != other.target:
+        return False
+    if node.op == "get_attr" and not _same_value(lookup(train, node), lookup(evaluation, other)):
+        return False
+    value, other_value = metadata(node), metadata(other)
+    for fact in ("shape", "dtype"):
+        if getattr(value, fact, None) != getattr(other_value, fact, None):
+            return False
+    left, right = _padded(node, other)
+    return _same_structure(left, right, twin) and _same_structure(node.kwargs, other.kwargs, twin)
+
+
+def _padded(node: Node, other: Node) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The positional arguments of both, with defaults where one has fewer (a dropout rate of 0.0 is left
+    out).
+    """
+    if len(node.args) == len(other.args):
+        return node.args, other.args
+    return all_arguments(node.target, node.args), all_arguments(other.target, other.args)
+
+
+def _same_value(left: Any, right: Any) -> bool:
+    """Whether an attribute is the same in both: a tensor of the model's, or a constant that was lifted
+    out.
+    """
+    if left is right or not isinstance(left, torch.Tensor) or not isinstance(right, torch.Tensor):
+        return left is right
+    if left.shape != right.shape or left.dtype != right.dtype or left.device != right.device:
+        return False
+    return left.device.type != "meta" and torch.equal(left, right)
+
+
+def _same_structure(left: Any, right: Any, twin: dict[Node, Node]) -> bool:
+    """Whether two arguments are built alike and use the same values; constants may differ."""
+    if isinstance(left, Node) or isinstance(right, Node):
+        return isinstance(right, Node) and twin.get(right) is left
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(_same_structure(left[k], right[k], twin) for k in left)
+    if isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
+        return len(left) == len(right) and all(
+            _same_structure(a, b, twin) for a, b in zip(left, right, strict=True)
+        )
+    return type(left) is type(right)
+
+
+def _merged(module: GraphModule, node: Node, path: str, left: Any, right: Any) -> Any:
+    """``left``, with a choice by mode wherever ``right`` holds another constant."""
+    if isinstance(left, Node):
+        return left
+    if isinstance(left, dict):
+        return {key: _merged(module, node, path, value, right[key]) for key, value in left.items()}
+    if isinstance(left, (list, tuple)):
+        return type(left)([_merged(module, node, path, a, b) for a, b in zip(left, right, strict=True)])
+    return left if left == right else _choice(module, node, path, left, right)
+
+
+def _choice(module: GraphModule, node: Node, path: str, in_train: Any, in_eval: Any) -> Node:
+    flag = mode_flag(module, path)
+    if in_train is True and in_eval is False:
+        return flag
+    with module.graph.inserting_before(node):
+        choice = module.graph.call_function(operator.getitem, ((in_eval, in_train), flag))
+    choice.meta["nn_module_stack"] = node.meta.get("nn_module_stack", {})
+    return choice

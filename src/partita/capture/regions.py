@@ -1,0 +1,50 @@
+"""Grad and autocast regions of a traced model, written so that they hold wherever the graph is called.
+
+A trace records what grad mode was set to, and at the end of a region what it was before *while tracing*. Run
+under ``no_grad``, that would switch gradients back on. So the end of a region goes back to what was found at
+its start::
+
+    traced  _set_grad_enabled(False) ... _set_grad_enabled(True)
+
+    here    previous = is_grad_enabled()
+            _set_grad_enabled(False) ... _set_grad_enabled(previous)
+
+Autocast's cache of converted weights is off in every region (the tracer has it off too, and records that): a
+weight that is used twice is converted twice, so that results do not depend on where the graph is cut. In a
+model that uses a weight twice in one autocast region, its gradient is thereby summed in the weight's own
+precision, where the model itself sums it in the lower one.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import GraphModule, Node
+
+from partita._torch.export import METADATA_CHECK
+from partita._torch.regions import ENTER_AUTOCAST, SET_GRAD
+
+__all__ = ["settle_regions"]
+
+_CACHE = 3
+"""Which argument of entering autocast says whether weights are cached."""
+
+
+def settle_regions(gm: GraphModule) -> None:
+    """Rewrite the regions of ``gm`` in place, and take out the tracer's checks of devices and dtypes."""
+    open_regions: list[tuple[bool, Node]] = []
+    mode = True  # while tracing
+    for node in list(gm.graph.nodes):
+        if node.target is METADATA_CHECK:
+            gm.graph.erase_node(node)
+        elif node.target is ENTER_AUTOCAST:
+            node.args = (*node.args[:_CACHE], False)
+        elif node.target is SET_GRAD:
+            value = bool(node.args[0])
+            if open_regions and open_regions[-1][0] == value:
+                node.args = (open_regions.pop()[1],)
+            else:
+                with gm.graph.inserting_before(node):
+                    open_regions.append((mode, gm.graph.call_function(torch.is_grad_enabled)))
+            mode = value
+    gm.graph.lint()
+    gm.recompile()

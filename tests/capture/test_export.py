@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from partita.capture import capture
+from partita.errors import CaptureError
+
+
+class Varied(nn.Module):
+    """Dropout as module and as function, inside attention and inside no_grad, batch norm, state of all
+    kinds.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.3))
+        self.norm = nn.BatchNorm1d(4)
+        self.drop = nn.Dropout(0.5)
+        self.unused = nn.Linear(2, 2)
+        self.tied = nn.Linear(4, 4, bias=False)
+        self.tied.weight = self.inner[0].weight
+        self.register_buffer("scale", torch.full((4,), 0.5), persistent=False)
+
+    def forward(self, x: Tensor, *, shift: Tensor | None = None) -> dict[str, Any]:
+        h = self.norm(self.inner(x)) * self.scale + torch.tensor([1.0, 2.0, 3.0, 4.0])
+        mixed = functional.scaled_dot_product_attention(
+            h[None], h[None], h[None], dropout_p=0.2 if self.training else 0.0
+        )
+        with torch.no_grad():
+            noise = self.drop(mixed[0]) * 0.1
+        h = functional.dropout(self.tied(h), 0.1, self.training) + noise
+        return {"out": h if shift is None else h + shift, "n": 3, "none": None}
+
+
+class Regions(nn.Module):
+    """Every region in another: no_grad in autocast in no_grad off again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d = (nn.Linear(4, 4) for _ in range(4))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        with torch.autocast("cpu", torch.bfloat16):
+            h = self.a(x)
+            with torch.no_grad():
+                peak = self.c(h).amax()
+                with torch.enable_grad():
+                    kept = self.b(h).float()
+            with torch.autocast("cpu", enabled=False):
+                full = self.d(h.float())
+        with torch.no_grad():
+            low, high = torch.aminmax(full)
+        return full * peak.float() + high - low, kept, peak
+
+
+def _x(rows: int = 3) -> Tensor:
+    torch.manual_seed(1)
+    return torch.randn(rows, 4)
+
+
+def _model(kind: type[nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
+    return kind()
+
+
+def _observed(module: nn.Module, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Outputs, gradients, state and what the generator goes on with."""
+    torch.manual_seed(7)
+    module.zero_grad()
+    output = module(*args, **kwargs)
+    leaves = [value for value in torch.utils._pytree.tree_leaves(output) if isinstance(value, Tensor)]
+    torch.autograd.backward([value.float().square().sum() for value in leaves if value.requires_grad])
+    return {
+        "leaves": leaves,
+        "flags": [value.requires_grad for value in leaves],
+        "grads": {name: value.grad for name, value in module.named_parameters(remove_duplicate=False)},
+        "state": dict(module.state_dict()) | dict(module.named_buffers()),
+        "next": torch.rand(2),
+    }
+
+
+def _assert_equal(left: Any, right: Any) -> None:
+    assert type(left) is type(right) or isinstance(left, Tensor)
+    if isinstance(left, Tensor):
+        assert left.dtype == right.dtype
+        assert torch.equal(left, right)
+    elif isinstance(left, dict):
+        assert left.keys() == right.keys()
+        for key in left:
+            _assert_equal(left[key], right[key])
+    elif isinstance(left, list):
+        for one, other in zip(left, right, strict=True):
+            _assert_equal(one, other)
+    else:
+        assert left == right
+
+
+@pytest.mark.parametrize("kind", [Varied, Regions])
+@pytest.mark.parametrize("captured_in", [True, False], ids=["captured in train", "captured in eval"])
+def test_a_captured_graph_is_the_model_in_both_modes(kind: type[nn.Module], captured_in: bool) -> None:
+    model = _model(kind).train(captured_in)
+    captured = capture(copy.deepcopy(model), (_x(),))
+    assert captured.both_modes
+    assert captured.module.training is captured_in
+    for mode in (True, False, True):
+        _assert_equal(_observed(captured.module.train(mode), _x()), _observed(model.train(mode), _x()))
+
+
+def test_a_part_of_the_model_in_another_mode_stays_so_and_can_be_switched_alone() -> None:
+    model = _model(Varied)
+    model.inner.eval()
+    model.norm.eval()
+    captured = capture(copy.deepcopy(model), (_x(),))
+    _assert_equal(_observed(captured.module, _x()), _observed(model, _x()))
+    for path in ("norm", "drop"):
+        for module in (model, captured.module):
+            child = module.get_submodule(path)
+            child.train(not child.training)
+        _assert_equal(_observed(captured.module, _x()), _observed(model, _x()))
+
+
+def test_the_model_is_as_it_was_with_every_modules_own_flag() -> None:
+    model = _model(Varied)
+    model.inner.eval()
+    flags, state = [child.training for child in model.modules()], copy.deepcopy(model.state_dict())
+    captured = capture(model, (_x(),))
+    assert [child.training for child in model.modules()] == flags
+    _assert_equal(dict(model.state_dict()), dict(state))
+    assert captured.module.get_parameter("inner.0.weight") is model.inner[0].weight
+    assert captured.module.get_buffer("norm.running_mean") is model.norm.running_mean
+
+
+def test_flags_are_restored_also_where_the_capture_fails() -> None:
+    class Fails(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Dropout()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.a(x) if x.sum().item() > 0 else self.b(x)
+
+    model = Fails()
+    model.b.eval()
+    with pytest.raises(CaptureError):
+        capture(model, (_x(),))
+    assert (model.training, model.a.training, model.b.training) == (True, True, False)
+
+
+def test_the_names_of_the_state_are_the_models_own() -> None:
+    model = _model(Varied)
+    module = capture(model, (_x(),)).module
+    assert module.state_dict().keys() == model.state_dict().keys()
+    assert dict(module.named_buffers()).keys() == dict(model.named_buffers()).keys()
+
+
+def test_keyword_arguments_are_bound_as_at_capture() -> None:
+    model = _model(Varied).eval()
+    captured = capture(model, (_x(),), {"shift": _x()})
+    flat = captured.signature.flatten((), {"shift": _x(), "x": _x()})
+    assert len(flat) == 2
+    assert torch.equal(captured.module(_x(), shift=_x())["out"], model(_x(), shift=_x())["out"])
+
+
+def test_a_captured_graph_can_be_copied_and_pickled() -> None:
+    model = _model(Varied)
+    module = capture(model, (_x(),)).module
+    expected = _observed(copy.deepcopy(model), _x())
+    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        _assert_equal(_observed(other, _x()), expected)
+
+
+def test_args_that_are_no_tuple_say_what_to_write() -> None:
+    with pytest.raises(CaptureError, match=r"got Tensor: write \(x,\) for a single one"):
+        capture(_model(Varied), _x())  # type: ignore[arg-type]
+
+
+class DataDependent(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 0:
+            return x
+        return -x
+
+
+def test_a_model_that_can_not_be_traced_says_why_in_both_ways_and_what_to_do() -> None:
+    with pytest.raises(CaptureError) as caught:
+        capture(DataDependent(), (_x(),))
+    text = str(caught.value)
+    assert text.startswith("torch.export can't capture DataDependent:")
+    assert "  non-strict mode, " in text
+    assert "  strict mode, " in text
+    assert "with torch.where or torch.cond" in text
+    assert caught.value.__cause__ is not None
+
+
+class OneMore(nn.Module):
+    """Returns more while it trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        h = self.a(x)
+        return (h, self.b(h)) if self.training else (h,)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_model_that_takes_another_path_in_the_other_mode_runs_in_its_own_and_refuses_the_other(
+    training: bool,
+) -> None:
+    model = _model(OneMore).train(training)
+    captured = capture(model, (_x(),))
+    assert not captured.both_modes
+    assert torch.equal(captured.module(_x())[0], model(_x())[0])
+    has, wanted = ("train", "eval") if training else ("eval", "train")
+    captured.module.train(not training)
+    text = rf"captured in {has} mode and can't run in {wanted} mode, .*: call \.{has}\(\) on it, or capture"
+    with pytest.raises(CaptureError, match=text):
+        captured.module(_x())

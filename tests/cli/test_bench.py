@@ -1,0 +1,43 @@
+"""``partita bench``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from partita.cli.bench import bench, benchmark_names, find_benchmarks
+from partita.errors import UsageError
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_names_are_listed_with_their_questions(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    bench()
+    assert "splitter  How long does a split take" in capsys.readouterr().out
+
+
+def test_helpers_of_the_benchmarks_are_no_benchmarks() -> None:
+    names = benchmark_names(ROOT / "benchmarks")
+    assert "splitter" in names
+    assert not {"harness", "subjects", "__init__"} & names.keys()
+
+
+def test_an_unknown_name_is_answered_with_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(UsageError, match=r"no benchmark is called 'spliter'; there are: .*splitter"):
+        bench("spliter")
+
+
+def test_without_the_source_the_message_says_where_benchmarks_are(tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match=r"there is no folder 'benchmarks' in .*: benchmarks are part of the source"
+    ):
+        find_benchmarks(tmp_path, tmp_path / "site-packages" / "partita" / "cli" / "bench.py")
+
+
+def test_the_checkout_is_found_from_elsewhere(tmp_path: Path) -> None:
+    assert find_benchmarks(tmp_path, ROOT / "src" / "partita" / "cli" / "bench.py") == ROOT / "benchmarks"

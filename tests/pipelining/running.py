@@ -1,0 +1,134 @@
+"""Running a case as a pipeline of ranks in this process, and uncut, and comparing the two bit for bit."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from tests.pipelining.models import Case
+from torch import Tensor, nn
+
+from partita.pipelining import Pipe, PipelineSchedule, Schedule1F1B, UncutReference, keyed_graph, pipeline
+from partita.runtime import Comm, InProcessWorld
+
+STEPS = 3
+
+
+@dataclass
+class Record:
+    """All that can be seen of a run."""
+
+    outputs: list[Any] = field(default_factory=list)
+    losses: list[list[Tensor]] = field(default_factory=list)
+    gradients: dict[str, Tensor | None] = field(default_factory=dict)
+    state: dict[str, Tensor] = field(default_factory=dict)
+
+    def note(self, module: nn.Module) -> None:
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            gradient = parameter.grad
+            self.gradients[name] = None if gradient is None else gradient.clone()
+            self.state[name] = parameter.detach().clone()
+        for name, buffer in module.named_buffers(remove_duplicate=False):
+            self.state[name] = buffer.clone()
+
+
+def assert_equal(found: Any, expected: Any, where: str = "") -> None:
+    """Bit for bit, structure, dtype and NaN included."""
+    assert type(found) is type(expected), (where, type(found), type(expected))
+    if isinstance(found, Tensor):
+        assert found.dtype == expected.dtype, where
+        assert found.shape == expected.shape, where
+        assert torch.equal(found, expected), (where, (found - expected).abs().max())
+    elif isinstance(found, dict):
+        assert found.keys() == expected.keys(), (where, found.keys() ^ expected.keys())
+        for key, value in found.items():
+            assert_equal(value, expected[key], f"{where}[{key!r}]")
+    elif isinstance(found, (list, tuple)):
+        assert len(found) == len(expected), where
+        for number, (left, right) in enumerate(zip(found, expected, strict=True)):
+            assert_equal(left, right, f"{where}[{number}]")
+    else:
+        assert found == expected, where
+
+
+def cut(case: Case, stages: int, samples: int = 2, **options: Any) -> Pipe:
+    """The case's model in so many stages, cut for microbatches of ``samples``."""
+    args, kwargs, _ = case.data(samples)
+    where = {"split_spec": case.split_spec(stages)} if stages > 1 else {"stages": 1}
+    return pipeline(case.model(), args, kwargs, **where, **options)
+
+
+Train = Callable[[Any, Sequence[nn.Module], Case, Record], None]
+
+
+def train(runner: Any, modules: Sequence[nn.Module], case: Case, record: Record) -> None:
+    """A few optimizer steps, an evaluation in each mode, and a step that accumulates onto another."""
+    parameters = list({p: None for module in modules for p in module.parameters() if p.requires_grad})
+    optimizer = torch.optim.AdamW(parameters, lr=0.05) if parameters else None
+    for step in range(STEPS):
+        args, kwargs, target = case.data(8, seed=10 + step)
+        losses: list[Tensor] = []
+        record.outputs.append(runner.step(*args, target=target, losses=losses, **kwargs))
+        if step == 1:
+            runner.eval(*args, target=target, **kwargs)  # touches no gradient
+            runner.step(*args, target=target, **kwargs)  # adds up
+        for module in modules:
+            record.note(module)
+        if optimizer is not None:
+            optimizer.step()
+            optimizer.zero_grad()
+        record.losses.append(losses)
+    for module in modules:
+        module.eval()
+    record.outputs.append(runner.eval(*args, target=target, losses=losses, **kwargs))
+    record.losses.append(list(losses))
+    for module in modules:
+        record.note(module)
+
+
+def uncut(case: Case, microbatches: int = 4, run: Train = train) -> Record:
+    """What the whole model does."""
+    args, kwargs, _ = case.data(8 // microbatches)
+    whole = keyed_graph(case.model(), args, kwargs)
+    record = Record()
+    run(UncutReference(whole, microbatches, case.loss), [whole], case, record)
+    return record
+
+
+def piped(
+    pipe: Pipe,
+    case: Case,
+    kind: type[PipelineSchedule] = Schedule1F1B,
+    microbatches: int = 4,
+    placement: Sequence[int] | None = None,
+    run: Train = train,
+) -> list[Record]:
+    """What the pipeline does, by rank. Each rank has a copy of the pipe, as processes have."""
+    ranks = tuple(placement) if placement is not None else tuple(range(pipe.num_stages))
+
+    def body(comm: Comm) -> Record:
+        own = copy.deepcopy(pipe)
+        stages = [own.build_stage(index, comm=comm) for index, rank in enumerate(ranks) if rank == comm.rank]
+        record = Record()
+        schedule = kind(stages, microbatches, case.loss)
+        run(schedule, [stage.module for stage in stages], case, record)
+        return record
+
+    return InProcessWorld(max(ranks) + 1).run(body)
+
+
+def assert_same(found: Sequence[Record], expected: Record) -> None:
+    """Every rank's state and gradients are those of the whole; outputs and losses are on one rank, as is the
+    rule.
+    """
+    with_outputs = [record for record in found if any(output is not None for output in record.outputs)]
+    assert len(with_outputs) == 1
+    assert_equal(with_outputs[0].outputs, expected.outputs, "outputs")
+    assert_equal(with_outputs[0].losses, expected.losses, "losses")
+    assert set().union(*(record.state for record in found)) == expected.state.keys()
+    for record in found:
+        assert_equal(record.state, {name: expected.state[name] for name in record.state}, "state")
+        assert_equal(record.gradients, {name: expected.gradients[name] for name in record.gradients}, "grad")

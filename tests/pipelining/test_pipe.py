@@ -1,0 +1,105 @@
+"""What a stage keeps, and how it travels."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from tests.pipelining.models import NORMED, OUTPUTS, PLAIN, REGIONS, TRANSFORMER, Case
+from tests.pipelining.running import assert_equal, assert_same, cut, piped, uncut
+
+from partita.pipelining import Schedule1F1B
+from partita.runtime import Comm, InProcessWorld
+
+VARIED = pytest.mark.parametrize("case", [TRANSFORMER, OUTPUTS, REGIONS, NORMED], ids=lambda case: case.name)
+
+
+def test_a_built_stage_keeps_only_its_own_parameters_alive() -> None:
+    model = PLAIN.model()
+    watched = {name: weakref.ref(parameter) for name, parameter in model.named_parameters()}
+    pipe = cut(PLAIN, 4)
+    watched |= {
+        f"{index}.{name}": weakref.ref(parameter)
+        for index in range(4)
+        for name, parameter in pipe.get_stage_module(index).named_parameters()
+    }
+    stage = pipe.build_stage(1)
+    del pipe, model
+    gc.collect()
+    alive = {name for name, reference in watched.items() if reference() is not None}
+    assert alive == {"1.b.weight", "1.b.bias"}
+    assert [name for name, _ in stage.module.named_parameters()] == ["b.weight", "b.bias"]
+
+
+def test_a_stage_of_a_tied_model_keeps_the_tied_parameter_once() -> None:
+    stage = cut(TRANSFORMER, 2).build_stage(1)
+    state = stage.module.state_dict()
+    assert state["embedding.weight"].data_ptr() == state["head.weight"].data_ptr()
+    assert len(list(stage.module.parameters())) == len({id(p) for p in stage.module.parameters()})
+
+
+@VARIED
+def test_a_pipe_survives_pickling_and_copying(case: Case) -> None:
+    expected = uncut(case)
+    pipe = cut(case, 3)
+    assert_same(piped(pickle.loads(pickle.dumps(pipe)), case), expected)
+    assert_same(piped(copy.deepcopy(pipe), case), expected)
+    assert_same(piped(pipe, case), expected)  # and was not changed by it
+
+
+LOADER = """
+import pickle, sys
+module, args, expected = pickle.load(open(sys.argv[1], "rb"))
+import torch
+result = module(*args)
+assert torch.equal(result, expected), (result, expected)
+module.train()
+print(sorted(module.state_dict()))
+"""
+
+
+def test_a_stage_module_can_be_sent_to_another_process(tmp_path: Path) -> None:
+    module = cut(NORMED, 2).get_stage_module(0).eval()
+    args, _, _ = NORMED.data(2)
+    (tmp_path / "stage").write_bytes(pickle.dumps((module, args, module(*args))))
+    command = [sys.executable, "-c", LOADER, str(tmp_path / "stage")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(sorted(module.state_dict()))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # dynamo's own look at it
+@pytest.mark.parametrize("way", ["torch.compile", "Module.compile"])
+def test_compiled_stages_run_in_a_pipeline(way: str) -> None:
+    case, expected = TRANSFORMER, uncut(TRANSFORMER)
+    pipe = cut(case, 2)
+
+    def body(comm: Comm) -> list[list[torch.Tensor]]:
+        stage = copy.deepcopy(pipe).build_stage(comm.rank, comm=comm)
+        optimizer = torch.optim.AdamW(stage.module.parameters(), lr=0.05)
+        if way == "torch.compile":
+            stage.module = torch.compile(stage.module, backend="eager")
+        else:
+            stage.module.compile(backend="eager")
+        schedule, found = Schedule1F1B(stage, 4, case.loss), []
+        for step in range(2):
+            args, _, target = case.data(8, seed=10 + step)
+            losses: list[torch.Tensor] = []
+            schedule.step(*args, target=target, losses=losses)
+            found.append(losses)
+            if step == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+        return found
+
+    torch._dynamo.reset()
+    found = InProcessWorld(2).run(body)[1]
+    assert_equal(found, expected.losses[:2])
+    torch._dynamo.reset()

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.pipelining.models import MASK, PLAIN, REUSED, TRANSFORMER
+
+from partita.errors import ExecutionError, SignatureMismatch
+from partita.pipelining import UncutReference, keyed_graph
+
+
+def test_without_random_numbers_it_is_the_model_over_microbatches() -> None:
+    args, _, target = PLAIN.data(8)
+    model, other = PLAIN.model(), PLAIN.model()
+    losses: list[torch.Tensor] = []
+    output = UncutReference(keyed_graph(model, (args[0][:2],)), 4, PLAIN.loss).step(
+        *args, target=target, losses=losses
+    )
+    parts = list(zip(args[0].split(2), target.split(2), strict=True))
+    expected = [PLAIN.loss(other(x), y) for x, y in parts]
+    for loss in expected:
+        (loss * 0.25).backward()
+    assert torch.equal(output, torch.cat([other(x) for x, _ in parts]))
+    assert [loss.item() for loss in losses] == [loss.item() for loss in expected]
+    for left, right in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(left.grad, right.grad)
+
+
+def test_random_numbers_depend_on_seed_and_step_and_not_on_torchs_generator() -> None:
+    args, _, target = TRANSFORMER.data(4)
+    whole = keyed_graph(TRANSFORMER.model(), (args[0][:2],))
+
+    def losses(seed: int) -> list[float]:
+        found, reference = [], UncutReference(whole, 2, TRANSFORMER.loss, seed=seed)
+        for _ in range(2):
+            step: list[torch.Tensor] = []
+            reference.step(*args, target=target, losses=step)
+            found += [loss.item() for loss in step]
+        return found
+
+    torch.manual_seed(0)
+    first = losses(0)
+    torch.manual_seed(1)
+    assert losses(0) == first
+    assert len({*first, *losses(1)}) == 8
+
+
+def test_eval_makes_no_gradients_and_fills_losses_where_there_is_a_target() -> None:
+    args, _, target = PLAIN.data(8)
+    model = PLAIN.model()
+    reference = UncutReference(keyed_graph(model, (args[0][:2],)), 4, PLAIN.loss)
+    losses: list[torch.Tensor] = []
+    assert not reference.eval(*args, losses=losses).requires_grad
+    assert losses == []
+    reference.eval(*args, target=target, losses=losses)
+    assert len(losses) == 4
+    assert model.a.weight.grad is None
+
+
+def test_outputs_that_lie_in_a_reused_buffer_are_kept_for_each_microbatch() -> None:
+    args, _, _ = REUSED.data(8)
+    _, seen = UncutReference(keyed_graph(REUSED.model(), (args[0][:2],)), 4).eval(*args)
+    assert not torch.equal(seen[:2], seen[2:4])
+
+
+def test_what_can_not_be_run_is_refused() -> None:
+    args, kwargs, _ = MASK.data(8)
+    small, named, _ = MASK.data(2)
+    reference = UncutReference(keyed_graph(MASK.model(), small, named), 4)
+    with pytest.raises(ExecutionError, match="step\\(\\) needs a loss: pass loss_fn, or call eval"):
+        reference.step(*args, **kwargs)
+    with pytest.raises(
+        SignatureMismatch, match=r"microbatch 0 brings float32\[1, 8\] for x: float32\[2, 8\]"
+    ):
+        reference.eval(args[0][:4], args[1], **kwargs)
+    assert reference.eval(*args, **kwargs).shape == (8, 8)
