@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 BIN = Path(sys.executable).parent
+ROOT = Path(__file__).parent.parent
 CHECKS = (
     ("format", [str(BIN / "ruff"), "format", "--check", "."]),
     ("lint", [str(BIN / "ruff"), "check", "."]),
     ("types", [str(BIN / "mypy")]),
-    ("tests", [sys.executable, "-m", "pytest", *sys.argv[1:]]),
+    # Two workers; tests of one file stay together, since some share what is costly to set up.
+    ("tests", [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile", *sys.argv[1:]]),
 )
 
 
@@ -20,7 +23,10 @@ def main() -> int:
     started = time.monotonic()
     for number, (name, command) in enumerate(CHECKS, 1):
         print(f"== {number}/{len(CHECKS)} {name}", flush=True)
-        status = subprocess.run(command, cwd=Path(__file__).parent.parent, check=False).returncode
+        environment = os.environ | {
+            "OMP_NUM_THREADS": "1"
+        }  # the processes of a test share two cores as it is
+        status = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
         if status:
             print(f"== {name} failed (exit status {status})")
             return status
