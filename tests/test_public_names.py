@@ -14,7 +14,9 @@ import partita
 PACKAGES = (
     "partita",
     "partita.capture",
+    "partita.cudagraphs",
     "partita.errors",
+    "partita.fsdp",
     "partita.pipelining",
     "partita.planning",
     "partita.reporting",

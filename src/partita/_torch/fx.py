@@ -75,7 +75,7 @@ def _append(graph: Graph, node: Node, name: str, op: str, target: Any, args: Any
     graph._insert(copy)
     graph._find_nodes_lookup_table.insert(copy)
     graph._len += 1
-    copy.meta = node.meta.copy()
+    copy.meta.update(node.meta)  # setting the attribute would look the node up and insert it once more
     return copy
 
 

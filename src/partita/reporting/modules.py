@@ -12,8 +12,8 @@ def outermost_modules(stages: Sequence[Iterable[str]]) -> list[tuple[str, ...]]:
 
     A module that two stages share is named by its parts; what it computes itself is left out.
 
-    >>> outermost_modules([["embed", "layers.0.norm", "layers.0", "layers.1.norm"], ["layers.1.linear",
-    "head"]]) [('embed', 'layers.0', 'layers.1.norm'), ('layers.1.linear', 'head')]
+    >>> outermost_modules([["embed", "layers.0.norm", "layers.0.mlp"], ["layers.1.norm", "head"]])
+    [('embed', 'layers.0'), ('layers.1', 'head')]
     """
     users: dict[str, set[int]] = {}
     listed = [list(dict.fromkeys(names)) for names in stages]

@@ -11,6 +11,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from partita.errors import GraphError
 from partita.splitter.analysis import analyse_split
+from partita.splitter.collection import collection_paused
 from partita.splitter.cut import CutOptions
 from partita.splitter.result import Split
 from partita.splitter.split import SplitBuilder
@@ -18,6 +19,7 @@ from partita.splitter.split import SplitBuilder
 __all__ = ["Partition", "partitions_of", "split_module"]
 
 
+@collection_paused()
 def split_module(
     m: GraphModule,
     root_m: nn.Module | None,  # noqa: ARG001  (torch has it)

@@ -16,6 +16,7 @@ from partita.graph.effects import metadata
 from partita.graph.state import attribute
 from partita.splitter.analysis import Analysis, analyse_split
 from partita.splitter.assignment import Assignment
+from partita.splitter.collection import collection_paused
 from partita.splitter.cut import CutOptions, cut_piece
 from partita.splitter.flow import SharedState, piece_flows, place_attributes
 from partita.splitter.install import attributes_of, install, renamed
@@ -25,6 +26,7 @@ from partita.splitter.stitch import CacheScope, stitch
 __all__ = ["SplitBuilder", "split"]
 
 
+@collection_paused()
 def split(
     gm: GraphModule,
     assignment: Assignment,

@@ -1,0 +1,204 @@
+"""The backend for ``torch.compile``: forward, backward and inference graphs, each captured piece by piece.
+
+::
+
+    model -- dynamo --> graph -- AOTAutograd --> forward, backward   (functional; writes at the end)
+                                                    |
+                                               find_regions          what can be captured, what is worth it
+                                                    |
+                                               cut_at_regions        region_0  between_0  region_1 ...
+                                                    |
+                                               CudaGraphModule       a recording for each kind of call
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal
+
+import torch
+from torch.fx import GraphModule
+
+from partita._torch.aot import compile_ahead, static_placeholders
+from partita.cudagraphs.memory import StableMemory
+from partita.cudagraphs.module import CacheInfo, CudaGraphModule
+from partita.cudagraphs.options import BackendOptions
+from partita.cudagraphs.partition import cut_at_regions
+from partita.cudagraphs.recorder import GraphRecorder
+from partita.cudagraphs.regions import RegionPlan, find_regions
+from partita.graph.effects import metadata
+from partita.splitter.result import Piece
+
+__all__ = ["CapturedGraph", "CudaGraphsBackend", "cudagraphs"]
+
+_LOG = logging.getLogger("partita.cudagraphs")
+
+
+@dataclass(frozen=True)
+class CapturedGraph:
+    """One graph that the backend was given.
+
+    Attributes:
+        kind: what it computes.
+        plan: its regions, and why the rest is not captured.
+        module: runs it.
+        regions: those of its pieces that are recorded.
+    """
+
+    kind: Literal["forward", "backward", "inference"]
+    plan: RegionPlan
+    module: GraphModule = field(repr=False)
+    regions: tuple[CudaGraphModule, ...] = field(repr=False)
+
+    def cache_info(self) -> dict[str, CacheInfo]:
+        """What each region has recorded."""
+        return {region.region: region.cache_info() for region in self.regions}
+
+
+class CudaGraphsBackend:
+    """A backend for ``torch.compile``; it keeps what it has compiled, so that one can look at it.
+
+    All graphs of one backend record into the same memory, and run one at a time.
+
+    Args:
+        options: see `BackendOptions`.
+
+    ``torch.compile(model, backend=CudaGraphsBackend())`` is the usual way; a graph can be captured by
+    itself too:
+
+    >>> import torch
+    >>> from torch.fx.experimental.proxy_tensor import make_fx
+    >>> gm = make_fx(lambda x: x.sin().cos().sin().cos().sin().cos(), tracing_mode="fake")(torch.zeros(2))
+    >>> backend = CudaGraphsBackend(recorder="replay")
+    >>> captured = backend.capture(gm)
+    >>> results = [captured(torch.ones(2)) for _ in range(3)]
+    >>> torch.equal(results[0], results[2]), backend.graphs[0].regions[0].cache_info().hits
+    (True, 1)
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.options = BackendOptions.of(options)
+        self.graphs: list[CapturedGraph] = []
+        self._memory = StableMemory()
+        self._recorders: dict[torch.device, GraphRecorder] = {}
+
+    def __call__(self, gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Compile a graph of Dynamo's."""
+        if not self.options.records:
+            _say_once()
+            return gm.forward
+        static: set[str] = set()
+
+        def compiler(kind: Literal["forward", "backward", "inference"]) -> Any:
+            def compile_graph(graph: GraphModule, _examples: Sequence[Any]) -> Callable[..., Any]:
+                names = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
+                if kind != "backward":
+                    static.update(names[index] for index in static_placeholders() if index < len(names))
+                return self.capture(graph, kind, static.intersection(names))
+
+            return compile_graph
+
+        return compile_ahead(
+            gm,
+            inputs,
+            forward=compiler("forward"),
+            backward=compiler("backward"),
+            inference=compiler("inference"),
+        )
+
+    def capture(
+        self,
+        gm: GraphModule,
+        kind: Literal["forward", "backward", "inference"] = "inference",
+        static_inputs: set[str] | frozenset[str] = frozenset(),
+    ) -> GraphModule:
+        """Cut a flat graph with example values at its regions; those are recorded when the result runs.
+
+        Args:
+            static_inputs: names of the inputs that keep their addresses (parameters, buffers).
+        """
+        plan = find_regions(
+            gm, rules=self.options.rules(), saving=self.options.saving, static_inputs=static_inputs
+        )
+        cut = cut_at_regions(gm, plan)
+        devices = {region.key: region.device for region in plan.regions}
+        captured = []
+        for piece in cut.pieces:
+            run = self._compiled(piece)
+            if piece.key not in devices:
+                if run is not None:
+                    setattr(cut.module, piece.name, _Compiled(run))
+                continue
+            region = self._region(piece, devices[piece.key], plan, static_inputs, run)
+            setattr(cut.module, piece.name, region)
+            captured.append(region)
+        self.graphs.append(CapturedGraph(kind, plan, cut.module, tuple(captured)))
+        _LOG.info("%s graph: %s", kind, plan)
+        return cut.module
+
+    def _region(
+        self,
+        piece: Piece,
+        device: torch.device,
+        plan: RegionPlan,
+        static_inputs: set[str] | frozenset[str],
+        run: Callable[..., Any] | None,
+    ) -> CudaGraphModule:
+        if device not in self._recorders:
+            self._recorders[device] = self.options.make_recorder(device)
+        return CudaGraphModule(
+            piece.module,
+            recorder=self._recorders[device],
+            static_inputs=[number for number, name in enumerate(piece.inputs) if name in static_inputs],
+            transient_outputs=[
+                number for number, name in enumerate(piece.outputs) if name not in plan.escaping
+            ],
+            memory=self._memory,
+            max_recordings=self.options.max_recordings,
+            run=run,
+            name=piece.name,
+        )
+
+    def _compiled(self, piece: Piece) -> Callable[..., Any] | None:
+        if self.options.inner is None:
+            return None
+        examples = [metadata(node) for node in piece.module.graph.nodes if node.op == "placeholder"]
+        return self.options.inner(piece.module, examples)
+
+
+def cudagraphs(
+    gm: GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
+    """The backend ``"partita_cudagraphs"``: torch's ``cudagraphs``, but one node that can't be captured
+    costs only itself.
+
+    Args:
+        options: see `BackendOptions`; ``torch.compile(..., options={...})`` hands them on.
+
+    Raises:
+        UsageError: an option that can't be used.
+    """
+    return CudaGraphsBackend(**dict(options or {}))(gm, inputs)
+
+
+class _Compiled(torch.nn.Module):
+    """A compiled piece between two regions."""
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        super().__init__()
+        self._run = run
+
+    def forward(self, *args: Any) -> Any:
+        return self._run(*args)
+
+
+@cache
+def _say_once() -> None:
+    _LOG.warning(
+        "partita_cudagraphs: there is no CUDA device, so nothing is captured and the model runs as it is. "
+        "To try it "
+        'on the CPU, pass options={"recorder": "replay"}'
+    )

@@ -1,0 +1,43 @@
+"""Which memory keeps its address from run to run, so that a recording may use it where it lies.
+
+A parameter lies where it lies until somebody moves it; what a recording returns lies where the recording put
+it. Everything else (what a user passes in, what runs between regions) may lie elsewhere at each run, and is
+copied to a buffer. A wrong entry costs a recording and nothing else: a replay on an address is only used for
+an input that lies on that address now.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable
+
+__all__ = ["StableMemory"]
+
+
+class StableMemory:
+    """Addresses of storages that stay, as their owners declare them. One is shared by all regions of a model,
+    backward included, which so finds the parameters that it is handed where forward has seen them.
+    """
+
+    def __init__(self) -> None:
+        self._declared: dict[Hashable, tuple[int, ...]] = {}
+        self._counts: Counter[int] = Counter()
+
+    def declare(self, owner: Hashable, addresses: Iterable[int]) -> None:
+        """Replace what ``owner`` has declared before."""
+        new = tuple(addresses)
+        old = self._declared.get(owner, ())
+        if new == old:
+            return
+        self._counts.update(new)
+        self._counts.subtract(old)
+        for address in old:
+            if not self._counts[address]:
+                del self._counts[address]
+        if new:
+            self._declared[owner] = new
+        else:
+            self._declared.pop(owner, None)
+
+    def __contains__(self, address: int) -> bool:
+        return address != 0 and address in self._counts

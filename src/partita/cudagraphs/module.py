@@ -1,0 +1,342 @@
+"""A region that is recorded once for each kind of call, and replayed from then on.
+
+first call of a kind     run as it is, on a side stream (warm-up); its results count
+second                   record on fixed addresses, then as every later one:
+later                    copy inputs in -> replay -> copy written inputs back -> hand out outputs
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+
+from partita._torch.pytree import flatten, unflatten
+from partita._torch.storage import storage_key
+from partita.cudagraphs.memory import StableMemory
+from partita.cudagraphs.mutations import find_input_mutations
+from partita.cudagraphs.outputs import OutputPlan, plan_outputs
+from partita.cudagraphs.recorder import GraphRecorder, Recording
+from partita.cudagraphs.signature import CallSignature, describe_call, modes
+from partita.errors import ExecutionError
+from partita.graph.state import lookup
+
+__all__ = ["CacheInfo", "CudaGraphModule"]
+
+_LOG = logging.getLogger("partita.cudagraphs")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheInfo:
+    """What a region has recorded.
+
+    Attributes:
+        size: recordings that it holds, one for each kind of call and each set of addresses.
+        max_size: how many it may hold; the one that was not used for longest goes first.
+        hits: calls that were replayed with a recording that was there.
+        recorded: how often it has recorded.
+        evicted: how many recordings have gone.
+        uncaptured: calls that ran as they are, warm-ups included.
+        gave_up: why it records no more, or an empty string.
+    """
+
+    size: int
+    max_size: int
+    hits: int
+    recorded: int
+    evicted: int
+    uncaptured: int
+    gave_up: str
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One recording with all that a replay needs."""
+
+    recording: Recording
+    buffers: tuple[tuple[int, torch.Tensor], ...]
+    written: tuple[tuple[int, torch.Tensor], ...]
+    outputs: OutputPlan
+    spec: Any
+    held: tuple[Any, ...]
+
+
+class CudaGraphModule(nn.Module):
+    """Runs a graph by replaying recordings of it.
+
+    Parameters and buffers that the graph holds, and inputs in ``static_inputs``, are used where they lie;
+    when
+    one has moved, the region is recorded again. Other inputs are copied to fixed addresses; those that the
+    graph writes are copied back. Outputs are the caller's to keep. What can't be replayed (an input of an
+    unknown tensor class, a written input that shares memory with another one) runs as it is. One call at a
+    time, and not under autograd.
+
+    Args:
+        gm: the graph; its nodes should all be capturable (see `find_regions`).
+        mutated_inputs: indices of the inputs that it writes; by default they are found.
+        recorder: by default nothing is recorded, and the graph runs as it is.
+        static_inputs: indices of the inputs that keep their addresses.
+        transient_outputs: indices of the outputs that nobody needs after the next call; they are not copied.
+        memory: shared by all regions of a model.
+        max_recordings: more kinds of calls than this evict the one unused for longest. After as many
+            recordings in a row that were never replayed again, the region gives up, and runs as it is.
+        run: runs the graph, by default ``gm`` itself; a compiled version, for example.
+        name: for messages.
+
+    >>> import torch
+    >>> from partita.cudagraphs import ReplayRecorder
+    >>> region = CudaGraphModule(torch.fx.symbolic_trace(lambda x: x.sin() + 1), recorder=ReplayRecorder())
+    >>> [float(region(torch.zeros(()))) for _ in range(3)], region.cache_info().hits
+    ([1.0, 1.0, 1.0], 1)
+    """
+
+    def __init__(
+        self,
+        gm: GraphModule,
+        mutated_inputs: Collection[int] | None = None,
+        *,
+        recorder: GraphRecorder | None = None,
+        static_inputs: Collection[int] = (),
+        transient_outputs: Collection[int] = (),
+        memory: StableMemory | None = None,
+        max_recordings: int = 8,
+        run: Callable[..., Any] | None = None,
+        name: str = "region",
+    ) -> None:
+        super().__init__()
+        if max_recordings < 1:
+            raise ExecutionError(f"max_recordings is {max_recordings}: a region needs room for at least 1")
+        self.gm = gm
+        self.region = name
+        self.recorder = recorder
+        self.max_recordings = max_recordings
+        self.mutated_inputs = frozenset(
+            find_input_mutations(gm.graph) if mutated_inputs is None else mutated_inputs
+        )
+        self._run = run
+        self._static = frozenset(static_inputs)
+        self._transient = frozenset(transient_outputs)
+        self._memory = memory if memory is not None else StableMemory()
+        self._entries: OrderedDict[Any, _Entry] = OrderedDict()
+        self._warm: OrderedDict[Any, None] = OrderedDict()
+        self._calls_modules = any(node.op == "call_module" for node in gm.graph.nodes)
+        self._attributes = [node for node in gm.graph.nodes if node.op in ("get_attr", "call_module")]
+        self._hits = self._recorded = self._evicted = self._uncaptured = self._unused = 0
+        self._gave_up = ""
+
+    def cache_info(self) -> CacheInfo:
+        """What has been recorded so far."""
+        return CacheInfo(
+            len(self._entries),
+            self.max_recordings,
+            self._hits,
+            self._recorded,
+            self._evicted,
+            self._uncaptured,
+            self._gave_up,
+        )
+
+    def clear(self) -> None:
+        """Drop all recordings and their memory; the next calls warm up and record again."""
+        for key in self._entries:
+            self._memory.declare((id(self), key), ())
+        self._entries.clear()
+        self._warm.clear()
+        self._gave_up, self._unused = "", 0
+
+    def forward(self, *args: Any) -> Any:
+        """Run the graph.
+
+        Raises:
+            ExecutionError: gradients are on, and an input or a parameter needs one: a replay has no history.
+        """
+        if self.recorder is None or self._gave_up:
+            return self._as_it_is(args)
+        values, spec = flatten(args)
+        state = self._state()
+        self._check_grad(values, state)
+        call = describe_call(values, self.recorder.device_type, self._static, self._memory)
+        if isinstance(call, str) or self._shares_written(args, values, call):
+            return self._as_it_is(args)
+        if self._static:
+            addresses = (
+                values[number].untyped_storage().data_ptr()
+                for number in self._static
+                if _is_tensor(values[number])
+            )
+            self._memory.declare(id(self), addresses)
+        kind = (call.kind, spec, modes(self.recorder.device_type), self._flags(), _kinds(state))
+        key = (kind, call.addresses, tuple(tensor.data_ptr() for tensor in state))
+        entry = self._entries.get(key)
+        if entry is not None:
+            self._entries.move_to_end(key)
+            self._hits += 1
+            self._unused = 0
+            return self._replay(entry, values)
+        if kind not in self._warm:
+            return self._warm_up(kind, args)
+        if self._unused >= self.max_recordings:
+            self._give_up(
+                f"its last {self._unused} recordings were not used a second time: shapes, numbers or "
+                f"addresses of "
+                "its inputs change at each call. Fix them, or raise max_recordings"
+            )
+            return self._as_it_is(args)
+        try:
+            entry = self._record(call, values, spec, state)
+        except ExecutionError as error:
+            self._give_up(str(error))
+            return self._as_it_is(args)
+        self._drop_moved(key)
+        self._keep(key, entry)
+        return self._replay(entry, values)
+
+    def _as_it_is(self, args: Sequence[Any]) -> Any:
+        self._uncaptured += 1
+        return self.gm(*args) if self._run is None else self._run(*args)
+
+    def _warm_up(self, kind: Any, args: Sequence[Any]) -> Any:
+        assert self.recorder is not None
+        result = self.recorder.warm_up(lambda: self._as_it_is(args))
+        if any(_is_tensor(value) and not value.is_leaf for value in flatten(result)[0]):
+            self._give_up(
+                "it switches gradients on, and a replay has no history: keep no_grad around all of it"
+            )
+        self._warm[kind] = None
+        if len(self._warm) > 4 * self.max_recordings:
+            self._warm.popitem(last=False)
+        return result
+
+    def _record(
+        self, call: CallSignature, values: Sequence[Any], spec: Any, state: Sequence[torch.Tensor]
+    ) -> _Entry:
+        assert self.recorder is not None
+        given = list(values)
+        for number in call.copied:
+            given[number] = self.recorder.buffer(values[number])
+            _fill(given[number], values[number])
+        args = unflatten(given, spec)
+        recording = self.recorder.record(lambda: self.gm(*args) if self._run is None else self._run(*args))
+        results, result_spec = flatten(recording.result)
+        buffers = tuple((number, given[number]) for number in call.copied)
+        changed = self._written(args, len(values))
+        written = tuple((number, buffer) for number, buffer in buffers if number in changed)
+        outputs = plan_outputs(results, given, call.copied, state, self._transient)
+        kept = [value for number, value in enumerate(given) if call.addresses[number] is not None]
+        return _Entry(recording, buffers, written, outputs, result_spec, (*kept, *state))
+
+    def _written(self, args: Sequence[Any], flat: int) -> frozenset[int]:
+        """Indices of what the graph writes among the ``flat`` values that the arguments hold."""
+        if len(args) == flat:
+            return self.mutated_inputs
+        found: set[int] = set()
+        start = 0
+        for number, arg in enumerate(args):
+            count = len(flatten(arg)[0])
+            if number in self.mutated_inputs:
+                found.update(range(start, start + count))
+            start += count
+        return frozenset(found)
+
+    def _drop_moved(self, key: Any) -> None:
+        """Drop the recordings of this kind that use parameters where they lie no longer: they hold old
+        memory.
+        """
+        kind, addresses, state = key
+        moved = [
+            old
+            for old in self._entries
+            if old[0] == kind
+            and (old[2] != state or any(old[1][number] != addresses[number] for number in self._static))
+        ]
+        for old in moved:
+            self._drop(old)
+
+    def _drop(self, key: Any) -> None:
+        del self._entries[key]
+        self._memory.declare((id(self), key), ())
+        self._evicted += 1
+
+    def _keep(self, key: Any, entry: _Entry) -> None:
+        self._recorded += 1
+        self._unused += 1
+        self._entries[key] = entry
+        tensors = [value for value in flatten(entry.recording.result)[0] if _is_tensor(value)]
+        self._memory.declare((id(self), key), (tensor.untyped_storage().data_ptr() for tensor in tensors))
+        if len(self._entries) > self.max_recordings:
+            self._drop(next(iter(self._entries)))
+
+    def _replay(self, entry: _Entry, values: Sequence[Any]) -> Any:
+        for number, buffer in entry.buffers:
+            _fill(buffer, values[number])
+        entry.recording.replay()
+        for number, buffer in entry.written:
+            values[number].copy_(buffer)
+        results = entry.outputs.take(values)
+        entry.recording.finish()
+        return unflatten(results, entry.spec)
+
+    def _state(self) -> list[torch.Tensor]:
+        """The parameters and buffers that the graph holds, as they are now."""
+        found: list[torch.Tensor] = []
+        for node in self._attributes:
+            value = lookup(self.gm, node)
+            if isinstance(value, nn.Module):
+                found += [*value.parameters(), *value.buffers()]
+            elif _is_tensor(value):
+                found.append(value)
+        return found
+
+    def _flags(self) -> tuple[bool, ...]:
+        return tuple(module.training for module in self.gm.modules()) if self._calls_modules else ()
+
+    def _check_grad(self, values: Sequence[Any], state: Sequence[torch.Tensor]) -> None:
+        if not torch.is_grad_enabled():
+            return
+        if any(_is_tensor(value) and value.requires_grad for value in (*values, *state)):
+            raise ExecutionError(
+                f"{self.region} is replayed, which leaves no history for backward, and gradients are on: "
+                f"call it "
+                'under torch.no_grad(), or train with torch.compile(model, backend="partita_cudagraphs")'
+            )
+
+    def _shares_written(self, args: Sequence[Any], values: Sequence[Any], call: CallSignature) -> bool:
+        """Whether an input that would be copied and copied back lies on the memory of another one."""
+        if not self.mutated_inputs or not call.copied:
+            return False
+        owners: dict[int, list[int]] = {}
+        for number, value in enumerate(values):
+            if _is_tensor(value):
+                owners.setdefault(storage_key(value), []).append(number)
+        copied, written = set(call.copied), self._written(args, len(values))
+        return any(
+            len(numbers) > 1 and not copied.isdisjoint(numbers) and not written.isdisjoint(numbers)
+            for numbers in owners.values()
+        )
+
+    def _give_up(self, why: str) -> None:
+        self.clear()
+        self._gave_up = why
+        _LOG.warning("%s runs uncaptured from now on: %s", self.region, why)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _kinds(state: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    return tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in state)
+
+
+def _fill(buffer: torch.Tensor, value: torch.Tensor) -> None:
+    """Copy a value to a buffer of the same strides, also where elements share memory (an expanded tensor)."""
+    if 0 in buffer.stride() and buffer.numel() > 1:
+        index = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in buffer.stride())
+        buffer, value = buffer[index], value[index]
+    buffer.copy_(value)

@@ -1,0 +1,90 @@
+"""How the backend is set: what records, what counts, and what compiles the pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+
+from partita._torch.aot import GraphCompiler
+from partita.cudagraphs.capturable import CaptureRules
+from partita.cudagraphs.cuda import CudaRecorder
+from partita.cudagraphs.recorder import GraphRecorder
+from partita.cudagraphs.replay import ReplayRecorder
+from partita.cudagraphs.saving import SavingModel
+from partita.errors import UsageError
+
+__all__ = ["BackendOptions"]
+
+
+@dataclass(frozen=True)
+class BackendOptions:
+    """Options of the backend, as ``torch.compile(..., options={...})`` takes them.
+
+    Attributes:
+        recorder: ``"cuda"``, ``"replay"`` (the CPU, for tests), or a function from a device to its
+            `GraphRecorder`. None: ``"cuda"`` where there is a GPU, and nothing where there is none.
+        allow: custom operators that may be captured, see `CaptureRules`.
+        saving: which regions are worth it.
+        max_recordings: how many kinds of calls each region keeps, see `CudaGraphModule`.
+        inner: compiles each piece before it is recorded: from its graph and example inputs to a function
+            of the same inputs. None runs the graph as it is.
+    """
+
+    recorder: str | Callable[[torch.device], GraphRecorder] | None = None
+    allow: frozenset[str] = frozenset()
+    saving: SavingModel = field(default_factory=SavingModel)
+    max_recordings: int = 8
+    inner: GraphCompiler | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.recorder, str) and self.recorder not in ("cuda", "replay"):
+            raise UsageError(
+                f"recorder is 'cuda', 'replay' or a function from a device to a recorder, got "
+                f"{self.recorder!r}"
+            )
+        if self.inner is not None and not callable(self.inner):
+            raise UsageError(
+                f"inner is a function (gm, example_inputs) -> callable, got {self.inner!r}: leave it out "
+                f"to run the "
+                "graph as it is"
+            )
+        if self.max_recordings < 1:
+            raise UsageError(f"max_recordings is {self.max_recordings}: a region needs room for at least 1")
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any] | None) -> BackendOptions:
+        """From a mapping.
+
+        Raises:
+            UsageError: an unknown option, or a value that can't be used.
+        """
+        given = dict(options or {})
+        known = [item.name for item in fields(cls)]
+        unknown = sorted(given.keys() - set(known))
+        if unknown:
+            raise UsageError(f"unknown option {unknown[0]!r}: partita_cudagraphs takes {', '.join(known)}")
+        if "allow" in given:
+            given["allow"] = frozenset(given["allow"])
+        return cls(**given)
+
+    @property
+    def records(self) -> bool:
+        """Whether anything is recorded at all on this machine."""
+        return self.recorder is not None or torch.cuda.is_available()
+
+    def rules(self) -> CaptureRules:
+        """What may be captured under these options."""
+        return CaptureRules("cpu" if self.recorder == "replay" else self._device_type(), self.allow)
+
+    def make_recorder(self, device: torch.device) -> GraphRecorder:
+        """The recorder for one device."""
+        if callable(self.recorder):
+            return self.recorder(device)
+        return ReplayRecorder() if self.recorder == "replay" else CudaRecorder(device)
+
+    def _device_type(self) -> str:
+        """A recorder of the user's says itself which tensors it takes."""
+        return self.recorder(torch.device("cpu")).device_type if callable(self.recorder) else "cuda"

@@ -1,0 +1,116 @@
+"""Recording without a GPU: operator calls, replayed on the addresses of the recording, and strict about it.
+
+Mistakes that a GPU would forgive by chance show at once:
+
+- an input that was not copied to its buffer: the buffer holds NaN (-1 for integers) after each replay;
+- an output that was read after the next replay, or not copied: it is NaN until the replay has run, and what
+  is no output of the region is NaN afterwards;
+- a parameter that has moved: the replay reads the memory of the recording, not that of the module;
+- a value that the host reads, a shape that depends on data: recording fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from partita._torch.call_recording import RecordedCall, record_calls
+from partita._torch.storage import storage_key
+from partita.cudagraphs.values import tensors_in
+
+__all__ = ["ReplayRecorder"]
+
+_T = TypeVar("_T")
+
+
+class ReplayRecorder:
+    """A `GraphRecorder` for tensors on the CPU. For tests and for trying things out: it saves no time.
+
+    Attributes:
+        recorded: how many recordings it has made.
+        replayed: how many replays they have run.
+    """
+
+    device_type = "cpu"
+
+    def __init__(self) -> None:
+        self.recorded = 0
+        self.replayed = 0
+        self._buffers: list[torch.Tensor] = []
+
+    def warm_up(self, run: Callable[[], _T]) -> _T:
+        """Run, and nothing else."""
+        return run()
+
+    def buffer(self, like: torch.Tensor) -> torch.Tensor:
+        """Memory full of NaN."""
+        made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+        poison(made)
+        self._buffers.append(made)
+        return made
+
+    def record(self, run: Callable[[], Any]) -> CallRecording:
+        """Note the operator calls of ``run``; what it writes is put back.
+
+        Raises:
+            ExecutionError: ``run`` reads a value, or a shape depends on data.
+        """
+        result, calls = record_calls(run)
+        self.recorded += 1
+        buffers, self._buffers = self._buffers, []
+        return CallRecording(self, result, calls, buffers)
+
+
+class CallRecording:
+    """A `Recording` made of operator calls."""
+
+    def __init__(
+        self,
+        recorder: ReplayRecorder,
+        result: Any,
+        calls: Sequence[RecordedCall],
+        buffers: Sequence[torch.Tensor],
+    ) -> None:
+        self.result = result
+        self._recorder = recorder
+        self._calls = calls
+        self._buffers = buffers
+        kept = {storage_key(tensor) for tensor in tensors_in(result)}
+        made = [
+            tensor for call in calls for tensor, fresh in zip(call.results, call.fresh, strict=True) if fresh
+        ]
+        self._outputs = [tensor for tensor in made if storage_key(tensor) in kept]
+        self._inner = [tensor for tensor in made if storage_key(tensor) not in kept]
+        for tensor in made:
+            poison(tensor)
+
+    def replay(self) -> None:
+        """Run the calls in order on their addresses."""
+        for tensor in self._outputs:
+            poison(tensor)
+        for call in self._calls:
+            call.run()
+        for tensor in self._inner:
+            poison(tensor)
+        self._recorder.replayed += 1
+
+    def finish(self) -> None:
+        """Spoil the input buffers."""
+        for buffer in self._buffers:
+            poison(buffer)
+
+
+def poison(tensor: torch.Tensor) -> None:
+    """Fill with NaN, or -1 (True for booleans) where the dtype has none."""
+    if not tensor.numel():
+        return
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    flat = tensor.as_strided((span,), (1,))
+    if tensor.is_floating_point() or tensor.is_complex():
+        flat.fill_(float("nan"))
+    elif tensor.dtype is torch.bool:
+        flat.fill_(True)
+    else:
+        flat.fill_(-1 if tensor.dtype.is_signed else torch.iinfo(tensor.dtype).max)

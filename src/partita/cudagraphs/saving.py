@@ -1,0 +1,55 @@
+"""Is a region worth capturing: launches saved against what a replay costs.
+
+Without a graph each kernel costs the host one launch. With one, a replay costs one call, each input that has
+no fixed address is copied in, and each output that lives on is copied out::
+
+    saved = launches x launch - (replay + copies x launch + bytes copied / bandwidth)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["SavingModel"]
+
+
+@dataclass(frozen=True)
+class SavingModel:
+    """Seconds of host time, and of copying. The defaults are assumptions of usual size and not
+    measurements: give your own.
+
+    Attributes:
+        launch_s: to launch one kernel from Python, dispatch included.
+        replay_s: to launch a recorded graph, with the bookkeeping of one call.
+        bandwidth: bytes a second of a copy on the device (each byte is read and written).
+        min_launches: a region with fewer is never captured, whatever it would save.
+    """
+
+    launch_s: float = 6e-6
+    replay_s: float = 12e-6
+    bandwidth: float = 1e12
+    min_launches: int = 2
+
+    def __post_init__(self) -> None:
+        if min(self.launch_s, self.replay_s) < 0 or self.bandwidth <= 0:
+            raise ValueError(
+                f"launch_s ({self.launch_s}) and replay_s ({self.replay_s}) must not be negative, and "
+                f"bandwidth "
+                f"({self.bandwidth}) must be positive: all are of one device"
+            )
+        if self.min_launches < 0:
+            raise ValueError(f"min_launches ({self.min_launches}) must not be negative")
+
+    def saved_s(self, launches: int, copies: int = 0, copied_bytes: int = 0) -> float:
+        """Seconds saved at each run; negative where it costs.
+
+        >>> SavingModel(launch_s=1.0, replay_s=2.0).saved_s(launches=10, copies=3)
+        5.0
+        """
+        return launches * self.launch_s - (
+            self.replay_s + copies * self.launch_s + copied_bytes / self.bandwidth
+        )
+
+    def is_worth_it(self, launches: int, copies: int = 0, copied_bytes: int = 0) -> bool:
+        """Whether to capture a region."""
+        return launches >= self.min_launches and self.saved_s(launches, copies, copied_bytes) > 0

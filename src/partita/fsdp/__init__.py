@@ -1,0 +1,9 @@
+"""FSDP's borders: told to Dynamo, checked, and used for pipeline stages."""
+
+from __future__ import annotations
+
+from partita.fsdp.annotate import annotate_modules_for_dynamo
+from partita.fsdp.audit import Audit, audit
+from partita.fsdp.borders import split_points_at_fsdp
+
+__all__ = ["Audit", "annotate_modules_for_dynamo", "audit", "split_points_at_fsdp"]

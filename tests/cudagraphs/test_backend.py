@@ -1,0 +1,241 @@
+"""``torch.compile`` with the backend: training and inference equal to the model as it is, bit for bit."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from partita.cudagraphs import CudaGraphsBackend, ReplayRecorder, SavingModel, backend, cudagraphs
+from partita.errors import UsageError
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+class AllWorthIt(SavingModel):
+    """Captures every region."""
+
+    def is_worth_it(self, launches: int, copies: int = 0, copied_bytes: int = 0) -> bool:
+        return True
+
+
+def capturing(**options: Any) -> CudaGraphsBackend:
+    return CudaGraphsBackend(**{"recorder": "replay", "saving": AllWorthIt(), **options})
+
+
+class Net(nn.Module):
+    """Everything that makes a replay hard: random numbers, running statistics, a node that can't be
+    captured.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.norm = nn.BatchNorm1d(6)
+        self.drop = nn.Dropout(0.4)
+        self.table = nn.Embedding(10, 6)
+        self.last = nn.Linear(6, 2)
+
+    def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        hidden = self.drop(self.norm(self.first(x) + self.table(index)))
+        ordered = torch.linalg.svd(hidden.detach())[1].sum()  # waits for the device
+        return self.last(hidden.relu() + ordered)
+
+
+def batch(step: int, rows: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    return torch.randn(rows, 6, generator=generator), torch.randint(10, (rows,), generator=generator)
+
+
+def assert_same_state(first: nn.Module, second: nn.Module) -> None:
+    for (name, ours), theirs in zip(first.state_dict().items(), second.state_dict().values(), strict=True):
+        assert torch.equal(ours, theirs), name
+
+
+def test_training_is_that_of_the_model_as_it_is() -> None:
+    torch.manual_seed(0)
+    reference = Net()
+    model = copy.deepcopy(reference)
+    used = capturing()
+    for module, runner in ((model, torch.compile(model, backend=used)), (reference, reference)):
+        optimizer = torch.optim.AdamW(module.parameters(), lr=0.01)
+        for step in range(5):
+            torch.manual_seed(step)
+            runner(*batch(step)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_same_state(model, reference)
+    kinds = {graph.kind: graph for graph in used.graphs}
+    assert kinds.keys() == {"forward", "backward"}
+    for graph in used.graphs:
+        assert graph.regions
+        assert all(info.hits == 3 and info.recorded == 1 for info in graph.cache_info().values()), (
+            graph.cache_info()
+        )
+    refused = " ".join(map(str, kinds["forward"].plan.refusals))
+    assert "test_backend.py" in refused
+    assert "torch.linalg.svd(hidden.detach())" in refused
+
+
+def test_gradients_accumulate_over_forwards_that_come_before_their_backwards() -> None:
+    """A pipeline has several microbatches under way: what one saved must outlive the replay of the next."""
+    torch.manual_seed(0)
+    reference = Net()
+    model = copy.deepcopy(reference)
+    compiled = torch.compile(model, backend=capturing())
+    for runner in (compiled, reference):
+        torch.manual_seed(1)
+        for _ in range(3):
+            losses = [runner(*batch(step)).sum() for step in range(3)]
+            for loss in losses:
+                loss.backward()
+    for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+        assert torch.equal(ours.grad, theirs.grad)
+    assert_same_state(model, reference)
+
+
+def test_inference_follows_weights_that_move_and_change() -> None:
+    torch.manual_seed(0)
+    model = Net().eval()
+    used = capturing()
+    compiled = torch.compile(model, backend=used)
+    with torch.no_grad():
+        for step in range(9):
+            if step == 3:
+                model.first.weight.mul_(2.0)
+            if step == 6:
+                model.last.weight.data = torch.randn(2, 6)
+            assert torch.equal(compiled(*batch(step)), model(*batch(step)))
+    assert {graph.kind for graph in used.graphs} == {"inference"}
+    assert sum(info.hits for info in used.graphs[0].cache_info().values()) > 0
+
+
+class CountingRecorder(ReplayRecorder):
+    copied: list[tuple[int, ...]]
+
+    def buffer(self, like: torch.Tensor) -> torch.Tensor:
+        self.copied.append(tuple(like.shape))
+        return super().buffer(like)
+
+
+def test_no_parameter_is_copied_in_forward_or_backward() -> None:
+    recorder = CountingRecorder()
+    recorder.copied = []
+    model = nn.Sequential(nn.Linear(3, 7), nn.ReLU(), nn.Linear(7, 5))
+    compiled = torch.compile(model, backend=capturing(recorder=lambda _device: recorder))
+    for _ in range(3):
+        compiled(torch.ones(2, 3)).sum().backward()
+    weights = {(7, 3), (3, 7), (5, 7), (7, 5), (7,), (5,)}
+    assert recorder.recorded == 2
+    assert (2, 3) in recorder.copied
+    assert not weights.intersection(recorder.copied)
+
+
+def test_shapes_that_change_are_recorded_each_and_stay_right() -> None:
+    torch.manual_seed(0)
+    model = Net().eval()
+    used = capturing(max_recordings=2)
+    compiled = torch.compile(model, backend=used, dynamic=True)
+    with torch.no_grad():
+        for rows in (3, 4, 3, 4, 3, 4, 3, 4, 5, 5, 5):
+            torch.testing.assert_close(
+                compiled(*batch(rows, rows)), model(*batch(rows, rows)), rtol=0, atol=0
+            )
+    infos = [info for graph in used.graphs for info in graph.cache_info().values()]
+    assert all(info.size <= 2 for info in infos)
+    assert any(info.hits >= 2 and info.recorded == 3 for info in infos)
+
+
+def test_inputs_that_the_model_writes_are_written() -> None:
+    def step(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        total.add_(x.sin())
+        return total.mean() + torch.rand(())
+
+    compiled = torch.compile(step, backend=capturing())
+    ours, theirs = torch.zeros(3), torch.zeros(3)
+    with torch.no_grad():
+        for seed in range(4):
+            x = torch.full((3,), float(seed))
+            torch.manual_seed(seed)
+            found = compiled(x, ours)
+            torch.manual_seed(seed)
+            assert torch.equal(found, step(x, theirs))
+            assert torch.equal(ours, theirs)
+
+
+def test_results_stay_as_they_were_returned() -> None:
+    compiled = torch.compile(lambda x: (x.sin(), x.cos()), backend=capturing())
+    with torch.no_grad():
+        results = [compiled(torch.full((2,), float(number))) for number in range(4)]
+    for number, (sine, cosine) in enumerate(results):
+        assert torch.equal(sine, torch.full((2,), float(number)).sin())
+        assert torch.equal(cosine, torch.full((2,), float(number)).cos())
+
+
+def test_every_piece_goes_through_the_inner_compiler() -> None:
+    seen = []
+
+    def inner(gm: torch.fx.GraphModule, examples: Any) -> Any:
+        seen.append((len(gm.graph.find_nodes(op="placeholder")), len(examples)))
+        return gm
+
+    model = Net().eval()
+    compiled = torch.compile(model, backend=capturing(inner=inner))
+    with torch.no_grad():
+        for step in range(3):
+            assert torch.equal(compiled(*batch(step)), model(*batch(step)))
+    assert len(seen) > 1
+    assert all(inputs == examples for inputs, examples in seen)
+
+
+def test_a_region_that_saves_nothing_is_left_alone() -> None:
+    used = CudaGraphsBackend(recorder="replay")
+    with torch.no_grad():
+        torch.compile(lambda x: x.sin(), backend=used)(torch.ones(2))
+    assert not used.graphs[0].regions
+    assert used.graphs[0].plan.too_small[0].launches == 1
+    assert "not worth it: 1 nodes, 1 launches, 2 copies" in str(used.graphs[0].plan)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_runs_uncaptured_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    backend._say_once.cache_clear()
+    with torch.no_grad(), caplog.at_level(logging.WARNING, "partita.cudagraphs"):
+        for function in (torch.sin, torch.cos):
+            assert torch.compile(lambda x, f=function: f(x), backend=cudagraphs)(torch.zeros(1)).item() in (
+                0.0,
+                1.0,
+            )
+    assert len(caplog.records) == 1
+    assert "there is no CUDA device, so nothing is captured" in caplog.text
+    assert '{"recorder": "replay"}' in caplog.text
+
+
+def test_options_come_through_torch_compile() -> None:
+    compiled = torch.compile(lambda x: x + 1, backend=cudagraphs, options={"recorder": "replay"})
+    with torch.no_grad():
+        assert compiled(torch.zeros(1)).item() == 1.0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"recoder": "replay"}, "unknown option 'recoder': partita_cudagraphs takes recorder, allow"),
+        ({"recorder": "gpu"}, "recorder is 'cuda', 'replay' or a function"),
+        ({"inner": "inductor"}, "inner is a function"),
+        ({"max_recordings": 0}, "max_recordings is 0"),
+    ],
+)
+def test_an_option_that_can_not_be_used_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        CudaGraphsBackend(**options)

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+from partita.errors import CaptureError
+from partita.fsdp import annotate_modules_for_dynamo, audit
+
+
+def model() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU()), nn.Tanh())
+
+
+def test_a_module_that_was_added_after_wrapping_is_missed() -> None:
+    wrapped = model()
+    annotate_modules_for_dynamo(wrapped, (), use_orig_params=True)
+    assert audit(wrapped).ok
+    wrapped[1].append(nn.Dropout())
+    found = audit(wrapped)
+    assert found.missed == ("1.1",)
+    with pytest.raises(CaptureError, match=r"missed: '1\.1': added after wrapping\?"):
+        found.check()
+
+
+def test_ignored_modules_are_listed_with_all_that_is_inside() -> None:
+    wrapped = model()
+    annotate_modules_for_dynamo(wrapped, {wrapped[1]}, use_orig_params=True)
+    found = audit(wrapped, {wrapped[1]})
+    assert found.ignored == ("1", "1.0")
+    assert found.managed == ("", "0", "2")
+    assert found.ok
+    found.check()
+
+
+def test_what_stands_outside_of_every_managed_module_is_not_missed() -> None:
+    outer = nn.Sequential(model(), nn.ReLU())
+    annotate_modules_for_dynamo(outer[0], (), use_orig_params=True)
+    assert audit(outer).outside == ("", "1")
+    assert audit(outer).ok
+
+
+def test_modules_that_torch_compile_would_run_eagerly_are_named() -> None:
+    wrapped = nn.Sequential(nn.ReLU())
+    with pytest.warns(UserWarning, match="use_orig_params"):
+        annotate_modules_for_dynamo(wrapped, (), use_orig_params=False)
+    assert audit(wrapped).eager == ("", "0")
+    with pytest.raises(CaptureError, match="wrapped with use_orig_params=False"):
+        audit(wrapped).check()
