@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-__all__ = ["MAX_TAG", "Comm", "Handle", "check_peer", "check_ranks", "check_tag"]
+__all__ = ["MAX_TAG", "Comm", "Handle", "check_peer", "check_ranks", "check_tag", "gather_through_rank_0"]
 
 MAX_TAG = 2**31 - 17
 """The largest tag a caller may use; the few above it carry a comm's own messages."""
@@ -141,3 +141,15 @@ def check_ranks(rank: int, size: int, ranks: tuple[int, ...]) -> tuple[int, ...]
     if rank not in ordered:
         raise ValueError(f"rank {rank} calls a collective over {ranks}, to which it does not belong")
     return ordered
+
+
+def gather_through_rank_0(comm: Comm, obj: Any) -> list[Any]:
+    """Every rank's object, by rank: rank 0 collects them and sends the list to all. Collective."""
+    if comm.rank != 0:
+        comm.send_object(obj, 0)
+        gathered: list[Any] = comm.recv_object(0)
+        return gathered
+    gathered = [obj, *(comm.recv_object(src) for src in range(1, comm.size))]
+    for dst in range(1, comm.size):
+        comm.send_object(gathered, dst)
+    return gathered

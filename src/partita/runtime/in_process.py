@@ -25,7 +25,7 @@ import torch
 
 from partita.errors import ExecutionError, SignatureMismatch
 from partita.runtime._baton import Baton
-from partita.runtime.comm import Handle, check_peer, check_ranks, check_tag
+from partita.runtime.comm import Handle, check_peer, check_ranks, check_tag, gather_through_rank_0
 
 __all__ = ["InProcessComm", "InProcessWorld"]
 
@@ -194,13 +194,7 @@ class InProcessComm:
 
     def all_gather_object(self, obj: Any) -> list[Any]:
         self._check_usable()
-        if self.rank != 0:
-            self.send_object(obj, 0)
-            return self.recv_object(0)
-        gathered = [obj, *(self.recv_object(src) for src in range(1, self.size))]
-        for dst in range(1, self.size):
-            self.send_object(gathered, dst)
-        return gathered
+        return gather_through_rank_0(self, obj)
 
     def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Handle:
         """Sums in the order of the ranks."""

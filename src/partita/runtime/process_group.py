@@ -41,7 +41,7 @@ from partita._torch.distributed import (
 )
 from partita.errors import ExecutionError
 from partita.runtime._objects import HEADER_BYTES, as_tensor, pack, rest_bytes, unpack
-from partita.runtime.comm import MAX_TAG, Handle, check_peer, check_ranks, check_tag
+from partita.runtime.comm import MAX_TAG, Handle, check_peer, check_ranks, check_tag, gather_through_rank_0
 from partita.runtime.failure import FailureRecord, Lookout
 
 __all__ = ["ProcessGroupComm"]
@@ -181,13 +181,7 @@ class ProcessGroupComm:
     def all_gather_object(self, obj: Any) -> list[Any]:
         """Through rank 0, which sends the list to all."""
         self._check_usable()
-        if self.rank != 0:
-            self.send_object(obj, 0)
-            return self.recv_object(0)
-        gathered = [obj, *(self.recv_object(src) for src in range(1, self.size))]
-        for dst in range(1, self.size):
-            self.send_object(gathered, dst)
-        return gathered
+        return gather_through_rank_0(self, obj)
 
     def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Handle:
         members = check_ranks(self.rank, self.size, ranks)
