@@ -96,6 +96,7 @@ _CASES = (
     Case("inputs", 8, keep_original_order=True, torch_up_to=10_000),
     Case("chain", 1000, "split and first run"),
     Case("different", 1000, "split and first run"),
+    Case("woven", 1000, "split and first run"),
 )
 _SIZES = (1_000, 10_000, 40_000, 100_000)
 _QUICK_SIZES = (60, 120)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
-__all__ = ["SHAPES", "assignment", "chain", "different_chain", "many_inputs", "transformer"]
+__all__ = ["SHAPES", "assignment", "chain", "different_chain", "many_inputs", "transformer", "woven_chain"]
 
 
 def chain(nodes: int, _pieces: int) -> GraphModule:
@@ -32,6 +32,21 @@ def different_chain(nodes: int, pieces: int) -> GraphModule:
             value = graph.call_function(operator.add, (value, float(number)))
         else:
             value = graph.call_function(torch.sin if number % 2 else torch.neg, (value,))
+    graph.output(value)
+    return GraphModule(nn.Module(), graph)
+
+
+def woven_chain(nodes: int, pieces: int) -> GraphModule:
+    """Pieces that differ in operators and in what these are given: each is woven after its own number."""
+    graph = Graph()
+    value = earlier = graph.placeholder("x")
+    length = max(1, nodes // pieces)
+    for number in range(nodes):
+        piece, place = divmod(number, length)
+        if (piece >> place % 16) & 1 and place:
+            value, earlier = graph.call_function(torch.maximum, (value, earlier)), value
+        else:
+            value, earlier = graph.call_function(torch.sin if number % 2 else torch.neg, (value,)), value
     graph.output(value)
     return GraphModule(nn.Module(), graph)
 
@@ -97,6 +112,7 @@ SHAPES: dict[str, Callable[[int, int], GraphModule]] = {
     "different": different_chain,
     "inputs": many_inputs,
     "transformer": transformer,
+    "woven": woven_chain,
 }
 
 

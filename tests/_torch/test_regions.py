@@ -36,28 +36,38 @@ def _balanced() -> Iterator[None]:
 def test_a_scope_keeps_converted_weights_between_regions() -> None:
     weight = _Weight()
     assert weight.converted() is not weight.converted()
-    ENTER_CACHE_SCOPE()
+    scope = ENTER_CACHE_SCOPE()
     assert weight.converted() is weight.converted()
-    LEAVE_CACHE_SCOPE()
+    LEAVE_CACHE_SCOPE(scope)
+
+
+def test_a_scope_that_an_exception_skips_is_closed_with_its_frame() -> None:
+    def fails() -> None:
+        scope = ENTER_CACHE_SCOPE()
+        torch.ones(2).reshape(3)
+        LEAVE_CACHE_SCOPE(scope)
+
+    with pytest.raises(RuntimeError, match="invalid for input"):
+        fails()  # the fixture checks what is left behind
 
 
 def test_emptying_forgets_what_only_our_scopes_keep() -> None:
     weight = _Weight()
-    ENTER_CACHE_SCOPE()
+    scope = ENTER_CACHE_SCOPE()
     before = weight.converted()
     EMPTY_CACHE()
     assert weight.converted() is not before
-    LEAVE_CACHE_SCOPE()
+    LEAVE_CACHE_SCOPE(scope)
 
 
 def test_emptying_leaves_the_callers_cache_alone() -> None:
     weight = _Weight()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         before = weight.converted()
-        ENTER_CACHE_SCOPE()
+        scope = ENTER_CACHE_SCOPE()
         EMPTY_CACHE()
         assert weight.converted() is before
-        LEAVE_CACHE_SCOPE()
+        LEAVE_CACHE_SCOPE(scope)
         assert weight.converted() is before
 
 

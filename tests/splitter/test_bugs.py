@@ -90,10 +90,8 @@ def test_autocast_regions_that_need_no_cache_again_may_be_interleaved() -> None:
     partita.verify(cut, gm, (X,)).check()
 
 
-def test_a_weight_first_used_without_grad_under_autocast_stays_first() -> None:
-    """torch caches the conversion without a gradient, so the second use gets none: whoever is first is
-    observable.
-    """
+def test_a_weight_used_with_and_without_grad_under_autocast() -> None:
+    """Whoever is first, the conversion that the other use is given has its gradient."""
     g = Graph()
     x, w = g.placeholder("x"), g.get_attr("w")
     a = g.call_function(torch.sin, (x,))

@@ -11,6 +11,7 @@ from tests.splitter.graphs import by_name, graph_of
 from torch.fx import GraphModule
 
 import partita
+from partita._torch.regions import SET_GRAD
 from partita.errors import ExecutionError, OrderConflict
 from partita.splitter import split_module
 from partita.splitter.guard import require_distinct
@@ -112,3 +113,76 @@ def test_the_check_holds_under_compile() -> None:
     with pytest.raises(torch._dynamo.exc.Unsupported):
         torch.compile(cut.module, backend="eager", fullgraph=True)(torch.ones(2), torch.ones(2))
     torch._dynamo.reset()
+
+
+def writes_beside_state(known: bool = False) -> GraphModule:
+    """x is written after w is read."""
+
+    def build(g, x, y):
+        early = g.call_function(torch.neg, (y,), name="early")
+        read = g.call_function(torch.sin, (g.get_attr("w"),), name="read")
+        g.call_method("add_", (x, 1.0), name="write")
+        return early, g.call_function(torch.add, (read, y), name="late"), x
+
+    gm = graph_of(build, ("x", "y"), {"w": torch.nn.Parameter(torch.ones(2))})
+    for node in gm.graph.nodes:
+        if known and node.op == "placeholder":
+            node.meta["val"] = torch.empty(2)
+    return gm
+
+
+WRITE_FIRST = {"early": 0, "read": 1, "write": 0, "late": 1}
+
+
+def test_an_input_that_is_the_models_own_tensor_is_refused_where_order_would_show() -> None:
+    gm = writes_beside_state()
+    cut = partita.split(gm, WRITE_FIRST)
+    assert "no input is one of the model's own tensors" in str(cut.report)
+    partita.verify(cut, gm, (torch.ones(2), torch.ones(2))).check()
+    for module in (cut.module, split_module(gm, None, by_name(WRITE_FIRST)), copy.deepcopy(cut.module)):
+        own = next(module.parameters())
+        module.graph.lint()
+        with (
+            torch.no_grad(),
+            pytest.raises(ExecutionError, match=r"input 'x' shares memory with '?.*of the model"),
+        ):
+            module(own, torch.ones(2))
+        assert torch.equal(own, torch.ones(2))
+
+
+def test_inputs_may_be_the_models_own_tensors_where_the_order_is_kept() -> None:
+    gm = writes_beside_state()
+    cut = partita.split(gm, {"early": 0, "read": 0, "write": 1, "late": 2})
+    assert not any("require" in node.name for node in cut.module.graph.nodes)
+    with torch.no_grad():
+        results = []
+        for module in (gm, cut.module):
+            gm.w.fill_(1.0)
+            results.append(module(gm.w, torch.ones(2))[1])
+    assert torch.equal(*results)
+
+
+def test_metadata_tells_inputs_from_the_models_tensors() -> None:
+    gm = writes_beside_state(known=True)
+    cut = partita.split(gm, WRITE_FIRST)
+    assert cut.report.reordered
+    assert not any("require" in node.name for node in cut.module.graph.nodes)
+
+
+def test_the_callers_autocast_does_not_tell_uses_with_and_without_grad_apart() -> None:
+    def build(g, x):
+        early = g.call_function(torch.neg, (x,), name="early")
+        w = g.get_attr("w")
+        g.call_function(SET_GRAD, (False,))
+        without = g.call_function(torch.mm, (x, w), name="without")
+        g.call_function(SET_GRAD, (True,))
+        with_grad = g.call_function(torch.mm, (early, w), name="with_grad")
+        return without, with_grad
+
+    gm = graph_of(build, ("x",), {"w": torch.nn.Parameter(torch.eye(2))})
+    cut = partita.split(gm, {"early": 0, "without": 1, "with_grad": 0})
+    assert cut.report.reordered
+    x = torch.ones(2, 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert gm(x)[1].requires_grad
+        partita.verify(cut, gm, (x,)).check()

@@ -85,7 +85,19 @@ class _Scopes(threading.local):
 _SCOPES = _Scopes()
 
 
-def ENTER_CACHE_SCOPE() -> None:  # noqa: N802  (a graph function, named as the others here)
+class CacheScope:
+    """Closes a scope of autocast's cache that an exception has skipped, as soon as its frame goes."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self.left = False
+
+    def __del__(self) -> None:
+        if not self.left and self._thread == threading.get_ident():  # the nesting is each thread's own
+            LEAVE_CACHE_SCOPE(self)
+
+
+def ENTER_CACHE_SCOPE() -> CacheScope | None:  # noqa: N802  (a graph function, named as the others here)
     """Keep autocast's cache of converted weights alive until the matching `LEAVE_CACHE_SCOPE`.
 
     A region that spans several pieces is left and entered again between them, which would empty the cache,
@@ -93,10 +105,13 @@ def ENTER_CACHE_SCOPE() -> None:  # noqa: N802  (a graph function, named as the 
     """
     torch.autocast_increment_nesting()
     _SCOPES.open += 1
+    return None if torch.compiler.is_compiling() else CacheScope()
 
 
-def LEAVE_CACHE_SCOPE() -> None:  # noqa: N802
+def LEAVE_CACHE_SCOPE(scope: CacheScope | None) -> None:  # noqa: N802
     """The end of an `ENTER_CACHE_SCOPE`; the outermost empties the cache, as leaving the region would."""
+    if scope is not None:
+        scope.left = True
     _SCOPES.open -= 1
     if torch.autocast_decrement_nesting() == 0:
         torch.clear_autocast_cache()

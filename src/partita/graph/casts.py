@@ -2,8 +2,8 @@
 
 Within an outermost autocast region torch converts a weight once and hands the same copy to every later use;
 leaving the region empties the cache. So the gradients of those uses are summed in low precision before they
-reach the weight, a weight that is changed in between is used as it was, and a first use under ``no_grad``
-leaves the later ones without a gradient. Uses of one weight in one region therefore belong together::
+reach the weight, and a weight that is changed in between is used as it was. Uses of one weight in one region
+therefore belong together::
 
     enter A    mm(x, w)   mm(y, w)    exit    one conversion for both
     enter B    mm(z, w)               exit    another
@@ -13,14 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch.fx import GraphModule, Node
 
 from partita._torch.regions import ENTER_AUTOCAST
 from partita.graph.effects import Effects, metadata
-from partita.graph.order import OrderEdge
 from partita.graph.regions import Ambient
 from partita.graph.state import lookup
 
@@ -34,12 +32,10 @@ class Casts:
     Attributes:
         regions: for each position the node that enters the outermost autocast region around it, or None.
         shared: for each weight and region, the positions of its users there, where there are several.
-        edges: pairs of users that must keep their order, since grad mode changes between them.
     """
 
     regions: list[Node | None]
     shared: list[tuple[int, ...]]
-    edges: list[OrderEdge]
 
 
 def find_casts(gm: GraphModule, effects: Effects, ambients: Sequence[Ambient]) -> Casts:
@@ -53,13 +49,7 @@ def find_casts(gm: GraphModule, effects: Effects, ambients: Sequence[Ambient]) -
         for key in dict.fromkeys(_weights(gm, node)):
             users.setdefault((region, key), []).append(position)
     shared = [tuple(positions) for positions in users.values() if len(positions) > 1]
-    edges = [
-        OrderEdge(before, after, "autocast")
-        for positions in shared
-        if len({ambients[position].grad for position in positions}) > 1
-        for before, after in pairwise(positions)
-    ]
-    return Casts(regions, shared, edges)
+    return Casts(regions, shared)
 
 
 def outermost_autocast(ambient: Ambient) -> Node | None:

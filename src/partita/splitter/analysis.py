@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch.fx import GraphModule, Node
 
+from partita._torch.storage import storage_key
 from partita.errors import GraphError, OrderConflict
 from partita.graph.casts import Casts, find_casts
 from partita.graph.effects import Effects, analyse, metadata
 from partita.graph.order import OrderEdge, order_edges, written_storages
 from partita.graph.regions import INHERITED, Ambient, ambient_states
+from partita.graph.use import PLAIN
 from partita.splitter.assignment import Assignment, assigned_keys, is_assignable
 from partita.splitter.caching import cache_borders, order_with_casts
-from partita.splitter.guard import DistinctInputs
+from partita.splitter.guard import DistinctInputs, Guards
 from partita.splitter.ordering import Dependence, Parts, order_pieces
 
 __all__ = ["Analysis", "analyse_split"]
@@ -33,7 +35,7 @@ class Analysis:
         final: the state that the graph leaves behind.
         reordered: whether some node runs before one that stood ahead of it.
         cache_borders: positions before which autocast's cache of converted weights is emptied.
-        guard: the inputs that must not share memory for this order to be right, None where any may.
+        guards: what must be so for this order to be right.
     """
 
     effects: Effects
@@ -42,7 +44,7 @@ class Analysis:
     ambients: list[Ambient] | None
     final: Ambient
     reordered: bool
-    guard: DistinctInputs | None = None
+    guards: Guards = field(default_factory=Guards)
     cache_borders: frozenset[int] = frozenset()
 
 
@@ -64,22 +66,37 @@ def analyse_split(gm: GraphModule, assignment: Assignment, *, repair: bool) -> A
     runs, final = ambient_states(nodes, effects.regions)
     ambients = _spread(runs, len(nodes)) if effects.regions else None
     casts = find_casts(gm, effects, ambients) if ambients is not None else None
-    guard = None
-    try:
-        parts = _order(effects, piece_of, names, casts, repair=False)
-    except OrderConflict:
-        effects, guard = _with_distinct_inputs(gm, effects)
-        try:
-            parts = _order(effects, piece_of, names, casts, repair=False)
-        except OrderConflict:
-            if not repair:
-                raise
-            effects, guard = analyse(gm), None
-            parts = _order(effects, piece_of, names, casts, repair=True)
+    effects, parts, guards = _legal(gm, effects, piece_of, names, casts, repair=repair)
     reordered = _is_reordered(parts.part_of)
+    if reordered:
+        guards = replace(guards, foreign=_not_to_be_owned(effects, parts.part_of))
     return Analysis(
-        effects, distinct, parts, ambients, final, reordered, guard, cache_borders(casts, parts.part_of)
+        effects, distinct, parts, ambients, final, reordered, guards, cache_borders(casts, parts.part_of)
     )
+
+
+def _legal(
+    gm: GraphModule,
+    effects: Effects,
+    piece_of: list[int],
+    names: list[str],
+    casts: Casts | None,
+    *,
+    repair: bool,
+) -> tuple[Effects, Parts, Guards]:
+    """An order that is right whatever the caller does; where there is none, one that is right under
+    conditions; where there is none, pieces are divided.
+    """
+    try:
+        return effects, _order(effects, piece_of, names, casts, repair=False), Guards()
+    except OrderConflict:
+        apart, distinct = _with_distinct_inputs(gm, effects)
+    try:
+        return apart, _order(apart, piece_of, names, casts, repair=False), Guards(distinct)
+    except OrderConflict:
+        if not repair:
+            raise
+    return effects, _order(effects, piece_of, names, casts, repair=True), Guards()
 
 
 def _order(
@@ -116,6 +133,60 @@ def _with_distinct_inputs(gm: GraphModule, effects: Effects) -> tuple[Effects, D
     return assumed, DistinctInputs(
         written, tuple(position for position in unknown if position not in set(written))
     )
+
+
+def _not_to_be_owned(effects: Effects, part_of: list[int]) -> tuple[int, ...]:
+    """Positions of the inputs without metadata, where a use of one and a use of the model's own tensors, one
+    of them a write, have changed places.
+    """
+    inputs = tuple(
+        position
+        for position, node in enumerate(effects.nodes)
+        if node.op == "placeholder" and metadata(node) is None
+    )
+    if not inputs or not effects.storages:
+        return ()
+    of_inputs = {identity for position in inputs for identity in effects.storages[position]}
+    of_state = {identity for shared in effects.storages for identity in shared if identity < 0}
+    of_state.update(effects.state_storages.values())
+    latest = dict.fromkeys(("input", "input written", "state", "state written"), -1)
+    against = {
+        "input": "state written",
+        "input written": "state",
+        "state": "input written",
+        "state written": "input",
+    }
+    for position, part in enumerate(part_of):
+        if part < 0:
+            continue
+        touched, written = _touched(effects, position)
+        uses = [
+            what
+            for what, there in (
+                ("input", touched & of_inputs),
+                ("input written", written & of_inputs),
+                ("state", touched & of_state),
+                ("state written", written & of_state),
+            )
+            if there
+        ]
+        if any(latest[against[what]] > part for what in uses):
+            return inputs
+        for what in uses:
+            latest[what] = max(latest[what], part)
+    return ()
+
+
+def _touched(effects: Effects, position: int) -> tuple[set[int], set[int]]:
+    """The storages that a node reads or writes, and those that it writes."""
+    node, use = effects.nodes[position], effects.uses.get(position, PLAIN)
+    touched = {
+        identity for operand in node.all_input_nodes for identity in effects.storages[effects.index[operand]]
+    }
+    written = {identity for operand in use.writes for identity in effects.storages[effects.index[operand]]}
+    written |= {effects.state_storages[storage_key(tensor)] for tensor in use.written_state}
+    touched |= {effects.state_storages[storage_key(tensor)] for tensor in use.state}
+    return touched | written, written
 
 
 def _check(nodes: list[Node]) -> None:

@@ -34,7 +34,7 @@ def order_with_casts(
     """
     if casts is None:
         return order([])
-    extra = list(casts.edges)
+    extra: list[OrderEdge] = []
     apart: set[tuple[Node, Node]] = set()
     while True:
         parts = order(extra)

@@ -1,23 +1,24 @@
-"""A check at run time of what could not be known when a graph was cut: that inputs share no memory.
+"""Checks at run time of what could not be known when a graph was cut.
 
-An input without metadata may be given the same tensor as another, or a view of it. Where the pieces can be
-ordered as if that may be so, they are. Only where they can't, a check is put at the head of the stitched
-graph.
+An input without metadata may be given the same tensor as another, a view of it, or one of the model's own
+tensors. Where the pieces can be ordered as if that may be so, they are. Only
+where they can't, a check is put at the head of the stitched graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.fx.node import has_side_effect
 
 from partita._torch.storage import storage_key
 from partita.errors import ExecutionError
 
-__all__ = ["DistinctInputs", "require_distinct"]
+__all__ = ["DistinctInputs", "Guards", "require_distinct", "require_foreign"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,19 @@ class DistinctInputs:
 
     written: tuple[int, ...]
     others: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Guards:
+    """Under which circumstances the order of the pieces is right.
+
+    Attributes:
+        distinct: inputs that must share no memory; None where any may.
+        foreign: positions of the inputs that must not be the model's own tensors.
+    """
+
+    distinct: DistinctInputs | None = None
+    foreign: tuple[int, ...] = ()
 
 
 def require_distinct(names: Sequence[str], written: int, values: Sequence[Any]) -> None:
@@ -55,7 +69,35 @@ def require_distinct(names: Sequence[str], written: int, values: Sequence[Any]) 
                 )
 
 
-has_side_effect(require_distinct)
+def require_foreign(names: Sequence[str], values: Sequence[Any], owned: Iterable[Any]) -> None:
+    """Raise where one of ``values`` shares its memory with a tensor of the model.
+
+    Args:
+        names: of the inputs, for the message.
+        owned: modules and tensors of the model.
+
+    Raises:
+        ExecutionError: the message names the input and the model's tensor.
+    """
+    own: dict[int, str] = {}
+    for item in owned:
+        if isinstance(item, nn.Module):
+            tensors = (*item.named_parameters(), *item.named_buffers())
+            own |= {storage_key(tensor): f"{name!r} of the model" for name, tensor in tensors}
+        elif isinstance(item, torch.Tensor):
+            own[storage_key(item)] = "a tensor of the model"
+    for name, value in zip(names, values, strict=True):
+        for tensor in _tensors(value):
+            if storage_key(tensor) in own:
+                raise ExecutionError(
+                    f"input {name!r} shares memory with {own[storage_key(tensor)]}, and the graph writes one "
+                    "of the two; it was cut so that nodes run in another order, which is right only for "
+                    "inputs of their own: pass a clone(), or put the nodes that use both into one piece"
+                )
+
+
+for _check in (require_distinct, require_foreign):
+    has_side_effect(_check)
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

@@ -2,7 +2,7 @@
 
 Pieces are ordered by data and by ordering edges. Of the legal orders the one nearest to the original is
 taken: a piece comes as early as the position of its first node allows. Where edges between pieces form a
-    cycle, ``repair`` divides pieces::
+cycle, ``repair`` divides pieces::
 
     neg(x): 0        pieces 0 and 1 need each other        0: neg
     add_(x): 1       --------------------------->          1: add_

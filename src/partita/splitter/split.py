@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
-from torch import nn
 from torch.fx import GraphModule, Node
 
 from partita._torch.fx import lazy_module, mark_impure
 from partita.errors import GraphError, SplitError
 from partita.graph.casts import outermost_autocast
 from partita.graph.effects import metadata
-from partita.graph.state import attribute
+from partita.graph.state import attribute, lookup
 from partita.splitter.analysis import Analysis, analyse_split
 from partita.splitter.assignment import Assignment
 from partita.splitter.collection import collection_paused
@@ -131,20 +130,26 @@ class SplitBuilder:
         shared = {
             str(self.nodes[position].target): tuple(part_names[part] for part in parts)
             for position, parts in self.copied.items()
-            if len(parts) > 1 and not isinstance(attribute(self.gm, self.nodes[position]).value, nn.Module)
+            if len(parts) > 1 and isinstance(lookup(self.gm, self.nodes[position]), torch.Tensor)
         }
         report = SplitReport(self.analysis.parts.conflicts, self.analysis.reordered, shared, self._notes())
         return Split(module, pieces, self._edges(part_names), report)
 
     def _notes(self) -> tuple[str, ...]:
-        if self.analysis.guard is None:
-            return ()
-        written = ", ".join(repr(self.nodes[position].name) for position in self.analysis.guard.written)
-        return (
-            f"the graph writes the input {written}, of which it has no metadata; the order of the pieces is "
-            "right only where no other "
-            "input shares its memory, and each run checks that",
-        )
+        """The conditions of the order, which each run checks."""
+        guards, notes = self.analysis.guards, list[str]()
+        if guards.distinct is not None:
+            written = ", ".join(repr(self.nodes[position].name) for position in guards.distinct.written)
+            notes.append(
+                f"the graph writes the input {written}, of which it has no metadata; the order of the pieces "
+                "is right only where no other input shares its memory, and each run checks that"
+            )
+        if guards.foreign:
+            notes.append(
+                "the graph writes an input or a tensor of the model; the order of the pieces is right only "
+                "where no input is one of the model's own tensors, and each run checks that"
+            )
+        return tuple(notes)
 
     def _part_names(self, names: Sequence[str]) -> list[str]:
         """Names that are free on the stitched module; the second part of a piece is called ``…_part1``."""
@@ -199,7 +204,7 @@ class SplitBuilder:
             scopes=self.scopes,
             tuple_return=self.options.tuple_return,
             attributes_first=self.options.attributes_first,
-            guard=self.analysis.guard,
+            guards=self.analysis.guards,
         )
         module = lazy_module(graph, type(self.gm).__name__, training=self.gm.training)
         install(module, attributes_of(self.gm, (self.nodes[position] for position in self.roots)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,7 +15,7 @@ from partita._torch.regions import ENTER_CACHE_SCOPE, LEAVE_CACHE_SCOPE, SET_GRA
 from partita.graph.effects import metadata
 from partita.graph.regions import Ambient
 from partita.splitter.flow import PieceFlow
-from partita.splitter.guard import DistinctInputs, require_distinct
+from partita.splitter.guard import Guards, require_distinct, require_foreign
 
 __all__ = ["CacheScope", "stitch"]
 
@@ -39,7 +39,7 @@ def stitch(
     scopes: Sequence[CacheScope] = (),
     tuple_return: bool = False,
     attributes_first: bool = True,
-    guard: DistinctInputs | None = None,
+    guards: Guards = Guards(),  # noqa: B008 - it is frozen
 ) -> Graph:
     """Build the outer graph.
 
@@ -48,7 +48,7 @@ def stitch(
         roots: positions of the ``get_attr`` nodes that stay outside.
         final: what the original graph leaves grad mode as.
         scopes: see `CacheScope`.
-        guard: inputs that must not share memory; they are checked first.
+        guards: what is checked first.
         attributes_first: attributes are read before the first piece, and not just before the piece that needs
             them.
     """
@@ -59,21 +59,22 @@ def stitch(
     for position, node in enumerate(nodes):
         if node.op == "placeholder" or position in wanted:
             environment[node] = append_copy(graph, node, node.args, node.kwargs)
-    if guard is not None:
-        inputs = [environment[nodes[position]] for position in (*guard.written, *guard.others)]
-        graph.call_function(
-            require_distinct, (tuple(node.name for node in inputs), len(guard.written), inputs)
-        )
+    _check_first(
+        graph,
+        guards,
+        [environment.get(node) for node in nodes],
+        [*names, *(str(nodes[position].target) for position in roots)],
+    )
     read = partial(_read, graph, environment)
     opening = Counter(scope.first for scope in scopes)
     closing = Counter(scope.last for scope in scopes)
+    scopes_open: list[Node] = []
     for part, (flow, name) in enumerate(zip(flows, names, strict=True)):
-        for _ in range(opening[part]):
-            graph.call_function(ENTER_CACHE_SCOPE)
+        scopes_open += [graph.call_function(ENTER_CACHE_SCOPE) for _ in range(opening[part])]
         call = graph.call_module(name, tuple(read(nodes[position]) for position in flow.inputs))
         _hand_out(graph, call, flow, nodes, environment, tuple_return=tuple_return)
         for _ in range(closing[part]):
-            graph.call_function(LEAVE_CACHE_SCOPE)
+            graph.call_function(LEAVE_CACHE_SCOPE, (scopes_open.pop(),))
     if final.grad is not None:
         graph.call_function(SET_GRAD, map_arguments(final.grad.args, environment.__getitem__))
     for position in roots:
@@ -81,6 +82,26 @@ def stitch(
     output = nodes[-1]
     append_copy(graph, output, map_arguments(output.args, environment.__getitem__), {})
     return graph
+
+
+def _check_first(graph: Graph, guards: Guards, placed: Sequence[Node | None], owned: Sequence[str]) -> None:
+    """Put the checks in.
+
+    Args:
+        placed: for each position the node outside, where there is one already.
+        owned: where the model's tensors are: names of pieces and of attributes.
+    """
+
+    def inputs(positions: Iterable[int]) -> tuple[tuple[str, ...], list[Node]]:
+        found = [node for position in positions if (node := placed[position]) is not None]
+        return tuple(node.name for node in found), found
+
+    if guards.distinct is not None:
+        names, values = inputs((*guards.distinct.written, *guards.distinct.others))
+        graph.call_function(require_distinct, (names, len(guards.distinct.written), values))
+    if guards.foreign:
+        names, values = inputs(guards.foreign)
+        graph.call_function(require_foreign, (names, values, [graph.get_attr(name) for name in owned]))
 
 
 def _read(graph: Graph, environment: dict[Node, Node], node: Node) -> Node:
