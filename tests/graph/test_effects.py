@@ -10,6 +10,7 @@ import torch
 from tests.graph.making import graph_of, names, use_of
 from torch import nn
 from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_mutation
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule
 from torch.nn import functional
 
@@ -216,9 +217,11 @@ def test_a_list_of_tensors_lies_where_its_items_lie() -> None:
 
 
 def test_example_values_tell_a_copy_from_a_view() -> None:
+    mode = FakeTensorMode()
+
     def build(g: Graph, shape: tuple[int, ...]) -> Any:
         a = g.placeholder("a")
-        a.meta["val"] = torch.zeros(2, 3).t()
+        a.meta["val"] = mode.from_tensor(torch.zeros(2, 3)).t()
         b = g.call_method("reshape", (a, shape))
         b.meta["val"] = a.meta["val"].reshape(shape)
         return g.call_method("add_", (b, 1))
@@ -226,6 +229,32 @@ def test_example_values_tell_a_copy_from_a_view() -> None:
     copied, viewed = (analyse(graph_of(lambda g, s=shape: build(g, s))).storages for shape in ((6,), (3, 2)))
     assert not set(copied[0]) & set(copied[1])
     assert set(viewed[0]) & set(viewed[1])
+
+
+@pytest.mark.parametrize("view", [torch.ops.aten.view.default, torch.ops.aten.reshape.default])
+def test_example_values_that_do_not_follow_the_storages_are_not_believed(view: Any) -> None:
+    """``make_fx`` on real tensors gives each node a value of its own, in a mode of its own or in one for
+    all.
+    """
+
+    def build(g: Graph, values: list[torch.Tensor]) -> Any:
+        a = g.placeholder("a")
+        b = g.call_function(view, (a, [6]))
+        c = g.call_function(torch.ops.aten.view.default, (b, [2, 3]))
+        for node, value in zip((a, b, c), values, strict=True):
+            node.meta["val"] = value
+        return g.call_method("add_", (c, 1))
+
+    def fakes(modes: list[FakeTensorMode]) -> list[torch.Tensor]:
+        return [mode.from_tensor(torch.zeros(2, 3)) for mode in modes]
+
+    for values in (
+        fakes([FakeTensorMode() for _ in range(3)]),
+        fakes([FakeTensorMode()] * 3),
+        [torch.zeros(2, 3) for _ in range(3)],
+    ):
+        storages = analyse(graph_of(lambda g, v=values: build(g, v))).storages
+        assert set(storages[0]) & set(storages[1]) & set(storages[2])
 
 
 class _Branch(nn.Module):

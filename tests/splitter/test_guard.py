@@ -8,6 +8,7 @@ import pickle
 import pytest
 import torch
 from tests.splitter.graphs import by_name, graph_of
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 
 import partita
@@ -73,8 +74,32 @@ def test_a_conflict_only_of_shared_inputs_is_checked_at_run_time() -> None:
         assert torch.equal(x, torch.ones(2))
 
 
-def test_metadata_that_tells_inputs_apart_makes_the_check_needless() -> None:
-    assert not guarded(partita.split(interleaved(known=True), KEYS).module)
+def test_metadata_does_not_make_the_check_needless() -> None:
+    """A graph that was traced with separate inputs can still be called with one tensor twice."""
+    cut = partita.split(interleaved(known=True), KEYS)
+    partita.verify(cut, interleaved(), (torch.ones(2), torch.ones(2))).check()
+    x = torch.ones(2)
+    with pytest.raises(ExecutionError, match="inputs 'x' and 'y' share memory"):
+        cut.module(x, x)
+
+
+def test_inputs_that_shared_memory_when_they_were_traced_may_share_it() -> None:
+    def build(g, x, y, z):
+        first = g.call_function(torch.sin, (z,), name="first")
+        g.call_method("add_", (x, 1.0), name="write")
+        second = g.call_function(torch.cos, (z,), name="second")
+        return first, second, g.call_function(torch.neg, (y,), name="third")
+
+    gm = graph_of(build, ("x", "y", "z"))
+    mode = FakeTensorMode()
+    x, z = mode.from_tensor(torch.ones(4)), mode.from_tensor(torch.ones(4))
+    for node, value in zip(gm.graph.find_nodes(op="placeholder"), (x, x.view(2, 2), z), strict=True):
+        node.meta["val"] = value
+    cut = partita.split(gm, {"first": 0, "write": 1, "second": 0, "third": 1})
+    a, b = torch.ones(4), torch.ones(4)
+    partita.verify(cut, gm, (a, a.view(2, 2), b)).check()
+    with pytest.raises(ExecutionError, match="inputs 'x' and 'z' share memory"):
+        cut.module(a, a.view(2, 2), a)
 
 
 def test_containers_of_inputs_are_looked_into() -> None:
@@ -162,11 +187,13 @@ def test_inputs_may_be_the_models_own_tensors_where_the_order_is_kept() -> None:
     assert torch.equal(*results)
 
 
-def test_metadata_tells_inputs_from_the_models_tensors() -> None:
+def test_metadata_does_not_tell_inputs_from_the_models_tensors() -> None:
     gm = writes_beside_state(known=True)
     cut = partita.split(gm, WRITE_FIRST)
     assert cut.report.reordered
-    assert not any("require" in node.name for node in cut.module.graph.nodes)
+    partita.verify(cut, gm, (torch.ones(2), torch.ones(2))).check()
+    with torch.no_grad(), pytest.raises(ExecutionError, match=r"input 'x' shares memory with"):
+        cut.module(gm.w, torch.ones(2))
 
 
 def test_the_callers_autocast_does_not_tell_uses_with_and_without_grad_apart() -> None:

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.graph import CodeGen, _illegal_names, _snake_case
 
 from partita._torch.lazy_module import LazyGraphModule, lazy_module, mark_impure
@@ -23,6 +23,7 @@ __all__ = [
     "map_arguments",
     "mark_impure",
     "new_graph",
+    "same_module",
     "signature_text",
     "symbolic_text",
 ]
@@ -85,6 +86,13 @@ _ANY_GRAPH = Graph()
 def new_graph(source: Graph) -> Graph:
     """An empty graph of the same tracer as ``source``."""
     return Graph(tracer_cls=source._tracer_cls)
+
+
+def same_module(gm: GraphModule, graph: Graph) -> GraphModule:
+    """A module with another graph; its attributes are those of ``gm``, shared."""
+    module = lazy_module(graph, type(gm).__name__, training=gm.training)
+    vars(module).update({key: value for key, value in vars(gm).items() if key != "_graph"})
+    return module
 
 
 def copy_codegen(source: Graph, destination: Graph) -> None:

@@ -8,13 +8,14 @@ from typing import Any
 
 from torch.fx import Graph, GraphModule
 from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx.graph import CodeGen
 
 from partita._torch.graph_copy import copy_graph
 from partita._torch.graph_pickle import GraphRecord
 from partita._torch.guards_module import recorded, restored
 from partita._torch.quick_code import quick_forward
 
-__all__ = ["LazyGraphModule", "lazy_module", "mark_impure"]
+__all__ = ["LazyGraphModule", "forward_of", "lazy_module", "mark_impure", "plain_arguments"]
 
 
 class _ReadByDynamo:
@@ -109,6 +110,25 @@ def lazy_module(graph: Graph, name: str, *, training: bool) -> LazyGraphModule:
     return module
 
 
+def forward_of(module: LazyGraphModule) -> Callable[..., Any]:
+    """The function ``forward(self, ...)`` that runs the graph of ``module``, for another module to run it
+    with its own attributes.
+    """
+    cls = type(module)
+    if cls.forward is cls._lazy_forward:
+        quick = quick_forward(module._graph, cls.__name__)
+        if quick is None:
+            module.real_recompile()
+        else:
+            cls._partita_quick = cls.forward = quick
+    return cls.forward
+
+
+def plain_arguments(graph: Graph) -> None:
+    """Let a graph take one argument a placeholder and return its outputs flat, in place."""
+    graph._codegen = CodeGen()
+
+
 def mark_impure(module: GraphModule) -> None:
     """Let dead-code elimination keep every call of ``module``, though nobody uses its result."""
     module._is_impure = True  # type: ignore[assignment]
@@ -123,6 +143,10 @@ def _rebuilt(name: str, state: dict[str, Any], record: GraphRecord) -> LazyGraph
     module = lazy_module(Graph(), name, training=True)
     vars(module).update(state, _modules=restored(state["_modules"]))
     module.graph = record.build()
+    info = getattr(module._graph._codegen, "pytree_info", None)
+    if info is not None and module._forward_pre_hooks:
+        # a check of the inputs may read it before the first run sets it
+        vars(module)["_in_spec"] = info.in_spec
     return module
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 __all__ = [
+    "carry_hooks",
     "has_forward_hooks",
     "is_buffer",
     "is_guards_module",
@@ -19,6 +20,16 @@ _GLOBAL_HOOKS = (
     "_global_backward_hooks",
     "_global_backward_pre_hooks",
 )
+_CARRIED = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+_EXPORT_CHECK = ("torch.export._unlift", "_check_input_constraints_pre_hook")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -29,6 +40,41 @@ def has_forward_hooks(module: torch.nn.Module) -> bool:
     if any(getattr(torch.nn.modules.module, name) for name in _GLOBAL_HOOKS):
         return True
     return "forward" in vars(module) or any(getattr(module, name, None) for name in _HOOKS)
+
+
+def carry_hooks(source: torch.nn.Module, target: torch.nn.Module) -> None:
+    """Give ``target`` the forward and backward hooks of ``source``: they are called as before, with
+    ``target`` as their module.
+
+    Of the hooks that ``ExportedProgram.module()`` sets, the check of its inputs comes along with what it
+    needs; those that let modules be inputs do not: they can't be pickled.
+    """
+    for name in _CARRIED:
+        hooks = vars(source).get(name)
+        if not hooks:
+            continue
+        kept = {key: hook for key, hook in hooks.items() if not _is_of_export(hook, source)}
+        vars(target)[name] = type(hooks)(kept)
+        if any(_origin(hook) == _EXPORT_CHECK for hook in kept.values()):
+            for attribute in ("_in_spec", "range_constraints", "validate_inputs"):
+                vars(target)[attribute] = vars(source)[attribute]
+            if hasattr(source, "_guards_fn"):
+                vars(target)["_guards_fn"] = None  # tells the check that the graph looks at sizes itself
+    if vars(target).get("_backward_hooks"):
+        vars(target)["_is_full_backward_hook"] = source._is_full_backward_hook
+
+
+def _origin(hook: object) -> tuple[str, str]:
+    return getattr(hook, "__module__", "") or "", getattr(hook, "__name__", "")
+
+
+def _is_of_export(hook: object, module: torch.nn.Module) -> bool:
+    home, name = _origin(hook)
+    if home != _EXPORT_CHECK[0]:
+        return False
+    return (
+        name == "<lambda>" or not {"_in_spec", "range_constraints", "validate_inputs"} <= vars(module).keys()
+    )
 
 
 def is_buffer(module: torch.nn.Module, name: str) -> bool:

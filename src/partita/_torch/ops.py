@@ -7,11 +7,13 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch._higher_order_ops.effects import has_effects
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 __all__ = [
     "ArgumentFacts",
     "OpFacts",
+    "always_aliased",
     "aten_packet",
     "is_higher_order",
     "is_operator",
@@ -71,6 +73,9 @@ _UNDECLARED_ALIASES = frozenset(
         "atleast_3d",
         "cartesian_prod",
     ]
+) | {"_c10d_functional::wait_tensor", "c10d_functional::wait_tensor"}
+_COLLECTIVES = frozenset(
+    {"c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "symm_mem"}
 )
 _RECURRENT = frozenset({"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"})
 
@@ -100,11 +105,19 @@ class OpFacts:
     switch: tuple[int, str] | None
     """Position and name of the flag that, when false, makes the operator neither random nor mutating."""
     returns_nothing: bool
+    ordered: bool = False
+    """Its calls can be told apart from outside by their order: a collective, an operator registered as
+    effectful.
+    """
+    rebinds: bool = False
+    """Afterwards a written argument lies on the storage of another argument."""
 
     @property
     def plain(self) -> bool:
         """Computes a fresh value and nothing else."""
-        return not (self.arguments or self.may_alias_all or self.random or self.returns_nothing)
+        return not (
+            self.arguments or self.may_alias_all or self.random or self.returns_nothing or self.ordered
+        )
 
 
 def is_operator(target: object) -> bool:
@@ -136,6 +149,19 @@ def returns_one_tensor(target: Any) -> bool:
         schema for schema in schemas if schema.arguments and "Tensor" in str(schema.arguments[0].type)
     ] or schemas
     return all(len(schema.returns) == 1 and str(schema.returns[0].type) == "Tensor" for schema in relevant)
+
+
+@cache
+def always_aliased(target: Any) -> bool:
+    """Whether the result of an overload always lies on the storage of its first argument: a view, or an
+    operator in place.
+    """
+    if not isinstance(target, OpOverload) or not returns_one_tensor(target):
+        return False
+    facts = _overload_facts(target)
+    return not facts.may_alias_all and any(
+        argument.position == 0 and argument.aliased for argument in facts.arguments
+    )
 
 
 @cache
@@ -186,6 +212,8 @@ def _overload_facts(overload: OpOverload) -> OpFacts:
         random=torch.Tag.nondeterministic_seeded in overload.tags or schema.name in _RECURRENT,
         switch=switch,
         returns_nothing=not schema.returns,
+        ordered=schema.name.partition("::")[0] in _COLLECTIVES or has_effects(overload),
+        rebinds=schema.name in ("aten::set_", "aten::set_data"),
     )
 
 

@@ -27,6 +27,7 @@ EXIT_INFERENCE: Any = grad_mode._exit_inference_mode
 _SETTERS = (
     "set_default_dtype",
     "set_default_device",
+    "set_default_tensor_type",
     "set_deterministic_debug_mode",
     "set_float32_matmul_precision",
     "set_flush_denormal",
@@ -72,6 +73,10 @@ def is_barrier_function(target: Any) -> bool:
     module = getattr(target, "__module__", None) or ""
     name = getattr(target, "__name__", "")
     if module == "torch.nn.attention" and name == "_sdpa_kernel":
+        return True
+    if module.startswith("torch.backends") and not name.startswith(("is_", "get_", "can_")):
+        return True
+    if module.startswith("torch.autograd") and name.startswith("set_"):
         return True
     return module.startswith(("torch._C", "torch._functorch")) and name.startswith(_PREFIXES)
 

@@ -1,4 +1,4 @@
-"""Measured cost of every node: seconds forward, seconds backward, bytes."""
+"""Cost of every node, measured or worked out: seconds forward, seconds backward, bytes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,19 @@ from typing import Any, cast
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 
+from partita._torch.roofline import roofline_seconds
 from partita.graph.effects import analyse
 
-__all__ = ["NodeCost", "measure"]
+__all__ = ["BYTES_PER_S", "FLOPS_PER_S", "NodeCost", "estimate", "measure"]
+
+FLOPS_PER_S = 100e12
+"""Floating-point operations per second of the device that `estimate` counts with."""
+
+BYTES_PER_S = 1e12
+"""Bytes per second that it reads and writes."""
+
+Meter = Callable[[Callable[[], Any]], tuple[Any, float]]
+"""Calls a function; its result, and seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +61,7 @@ def measure(
     with torch.random.fork_rng(), torch.enable_grad():
         best: dict[str, NodeCost] = {}
         for repeat in range(repeats):
-            run = _Timer(gm)
+            run = _Timer(gm, _clock)
             run.run(*args, enable_io_processing=False)
             for cost in run.costs:
                 known = best.get(cost.name, cost)
@@ -65,12 +75,35 @@ def measure(
     return list(best.values())
 
 
+def estimate(gm: GraphModule, args: Sequence[Any]) -> list[NodeCost]:
+    """What the nodes of a graph on the meta device would cost, where there is no memory to `measure` in: on a
+    device of `FLOPS_PER_S` and `BYTES_PER_S`, each operator takes the longer of its arithmetic and its memory
+    traffic.
+
+    Only the ratios matter to a plan for stages on equal devices.
+
+    Args:
+        args: one value a placeholder, on the meta device.
+    """
+    with torch.random.fork_rng(), torch.enable_grad():
+        run = _Timer(gm, lambda call: roofline_seconds(call, FLOPS_PER_S, BYTES_PER_S))
+        run.run(*args, enable_io_processing=False)
+    return run.costs
+
+
+def _clock(call: Callable[[], Any]) -> tuple[Any, float]:
+    started = time.perf_counter()
+    result = call()
+    return result, time.perf_counter() - started
+
+
 class _Timer(Interpreter):
     """Runs each node on detached inputs, so that its backward can be timed alone."""
 
-    def __init__(self, gm: GraphModule) -> None:
+    def __init__(self, gm: GraphModule, meter: Meter) -> None:
         super().__init__(gm, garbage_collect_values=True)
         self.costs: list[NodeCost] = []
+        self._meter = meter
         effects = analyse(gm)
         self._writers = {effects.nodes[position] for position in effects.writers}
 
@@ -81,12 +114,10 @@ class _Timer(Interpreter):
         leaves: list[torch.Tensor] = []
         args, kwargs = _detached((args, kwargs), leaves, copy=n in self._writers)
         call = self._callable(n, leaves)
-        started = time.perf_counter()
-        result = call(*args, **kwargs)
-        forward_s = time.perf_counter() - started
+        result, forward_s = self._meter(lambda: call(*args, **kwargs))
         outputs = list(_tensors(result))
         size = sum(output.numel() * output.element_size() for output in outputs)
-        self.costs.append(NodeCost(n.name, forward_s, _backward_seconds(outputs, leaves), size))
+        self.costs.append(NodeCost(n.name, forward_s, self._backward_seconds(outputs, leaves), size))
         return _cut_off(result)
 
     def _callable(self, n: Node, leaves: list[torch.Tensor]) -> Callable[..., Any]:
@@ -98,19 +129,18 @@ class _Timer(Interpreter):
         leaves += [parameter for parameter in module.parameters() if parameter.requires_grad]
         return cast(Callable[..., Any], module)
 
+    def _backward_seconds(self, outputs: list[torch.Tensor], leaves: list[torch.Tensor]) -> float:
+        differentiable = [output for output in outputs if output.requires_grad and output.grad_fn is not None]
+        if not differentiable or not leaves:
+            return 0.0
+        gradients = [torch.ones_like(output) for output in differentiable]
+        return self._meter(lambda: torch.autograd.grad(differentiable, leaves, gradients, allow_unused=True))[
+            1
+        ]
+
     @staticmethod
     def _call(call: Callable[..., Any], target: Any, *args: Any, **kwargs: Any) -> Any:
         return call(target, args, kwargs)
-
-
-def _backward_seconds(outputs: list[torch.Tensor], leaves: list[torch.Tensor]) -> float:
-    differentiable = [output for output in outputs if output.requires_grad and output.grad_fn is not None]
-    if not differentiable or not leaves:
-        return 0.0
-    gradients = [torch.ones_like(output) for output in differentiable]
-    started = time.perf_counter()
-    torch.autograd.grad(differentiable, leaves, gradients, allow_unused=True)
-    return time.perf_counter() - started
 
 
 def _detached(value: Any, leaves: list[torch.Tensor], *, copy: bool) -> Any:

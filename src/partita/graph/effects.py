@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
 from torch.fx import GraphModule, Node
 
 from partita._torch.ops import is_higher_order, is_operator, operator_facts
@@ -21,6 +20,7 @@ from partita._torch.storage import storage_key
 from partita.graph.functions import function_rule, method_rule
 from partita.graph.modules import module_use
 from partita.graph.state import lookup
+from partita.graph.storages import find_storages, metadata
 from partita.graph.use import PLAIN, Rule, Use, opaque
 
 __all__ = ["Effects", "analyse", "metadata"]
@@ -60,32 +60,29 @@ class Effects:
         return [position for position, use in self.uses.items() if use.random]
 
 
-def analyse(gm: GraphModule, *, distinct_inputs: bool = False) -> Effects:
+def analyse(gm: GraphModule, *, distinct_inputs: bool = False, doubt_inputs: bool = False) -> Effects:
     """Effects of every node of ``gm``, in time linear in nodes and edges.
 
     Args:
         distinct_inputs: take it that no two inputs share memory. Otherwise inputs without metadata may.
+        doubt_inputs: inputs with metadata may as well: a graph may be called with other arguments than those
+            that it was traced with.
 
     >>> import torch
     >>> gm = torch.fx.symbolic_trace(lambda x: x.add_(1) * 2)
     >>> [effects.nodes[i].name for effects in [analyse(gm)] for i in effects.writers]
     ['add_']
     """
-    return _Analysis(gm, distinct_inputs=distinct_inputs).run()
-
-
-def metadata(node: Node) -> Any:
-    """The example value that a tracer left on a node (``val`` or ``example_value``), or None."""
-    meta = node.meta
-    return meta["val"] if "val" in meta else meta.get("example_value")
+    return _Analysis(gm, distinct_inputs=distinct_inputs, doubt_inputs=doubt_inputs).run()
 
 
 class _Analysis:
     """The working state of one `analyse` call."""
 
-    def __init__(self, gm: GraphModule, *, distinct_inputs: bool = False) -> None:
+    def __init__(self, gm: GraphModule, *, distinct_inputs: bool, doubt_inputs: bool) -> None:
         self.gm = gm
         self.distinct_inputs = distinct_inputs
+        self.doubt_inputs = doubt_inputs
         self.nodes: list[Node] = list(gm.graph.nodes)
         self.index = {node: position for position, node in enumerate(self.nodes)}
         self.function_rules: dict[Any, Rule | None] = {}
@@ -126,8 +123,16 @@ class _Analysis:
             if use is not PLAIN:
                 uses[position] = use
                 writes = writes or bool(use.writes or use.written_state)
-        state: dict[int, int] = {}
-        storages = self._storages(uses, state) if writes else []
+        if not writes:
+            return Effects(self.nodes, self.index, uses, [], tuple(regions))
+        storages, state = find_storages(
+            self.gm,
+            self.nodes,
+            self.index,
+            uses,
+            distinct_inputs=self.distinct_inputs,
+            doubt_inputs=self.doubt_inputs,
+        )
         return Effects(self.nodes, self.index, uses, storages, tuple(regions), state)
 
     def _rule(self, target: Any) -> Rule | None:
@@ -137,74 +142,6 @@ class _Analysis:
             return self._higher_order_use
         return function_rule(target)
 
-    def _storages(self, uses: dict[int, Use], state: dict[int, int]) -> list[tuple[int, ...]]:
-        """May-alias sets. A node that makes a fresh value is its own storage id; ids of module tensors are
-        negative.
-
-        Example values tell storages apart, unless something in the graph rebinds or hides tensors.
-        """
-        trusted = not any(use.entangles for use in uses.values())
-        storages: list[tuple[int, ...]] = []
-        by_key: dict[int, int] = {}
-        unknown_input = -1
-        for position, node in enumerate(self.nodes):
-            use = uses.get(position, PLAIN)
-            if node.op == "get_attr":
-                value = lookup(self.gm, node)
-                own = (_state_id(value, state),) if isinstance(value, torch.Tensor) else ()
-                storages.append(own)
-                for tensor in (value, metadata(node)):
-                    if own and isinstance(tensor, torch.Tensor):
-                        by_key.setdefault(storage_key(tensor), own[0])
-                continue
-            value = metadata(node)
-            key = storage_key(value) if isinstance(value, torch.Tensor) and trusted else None
-            if use.aliases:
-                shared = {identity for operand in use.aliases for identity in storages[self.index[operand]]}
-                if key is not None and not use.writes and key not in by_key:
-                    shared = set()  # the tracer saw a fresh storage: a copying reshape, a converting `to`
-                if not shared:
-                    shared = {position}
-            elif node.op == "placeholder" and value is None and not self.distinct_inputs:
-                # the caller may pass one tensor twice, or a view of another
-                unknown_input = position if unknown_input < 0 else unknown_input
-                shared = {unknown_input}
-            else:
-                shared = {position}
-            if key is not None:
-                shared.add(by_key.setdefault(key, min(shared)))
-            storages.append(tuple(sorted(shared)))
-        for use in uses.values():
-            for tensor in (*use.state, *use.written_state):
-                _state_id(tensor, state)
-        return storages if trusted else self._entangled(uses, storages, state)
-
-    def _entangled(
-        self, uses: dict[int, Use], storages: list[tuple[int, ...]], state: dict[int, int]
-    ) -> list[tuple[int, ...]]:
-        """Unite the storages of operands that may hold one another."""
-        parent: dict[int, int] = {}
-
-        def find(identity: int) -> int:
-            root = identity
-            while parent.get(root, root) != root:
-                root = parent[root]
-            while parent.get(identity, identity) != root:
-                parent[identity], identity = root, parent[identity]
-            return root
-
-        for position, use in uses.items():
-            if not use.entangles:
-                continue
-            united = [identity for operand in use.aliases for identity in storages[self.index[operand]]]
-            united += [state[storage_key(tensor)] for tensor in use.written_state]
-            united += storages[position]
-            for identity in united:
-                parent[find(identity)] = find(united[0])
-        for key, identity in state.items():
-            state[key] = find(identity)
-        return [tuple(sorted({find(identity) for identity in shared})) for shared in storages]
-
     def _higher_order_use(self, node: Node) -> Use:
         """A higher-order operator does what its bodies do, to the operands that it hands them."""
         name = getattr(node.target, "__name__", str(node.target))
@@ -213,10 +150,12 @@ class _Analysis:
         graphs = [body for body in bodies if isinstance(body, GraphModule)]
         if name in ("run_and_save_rng_state", "run_with_rng_state"):
             return self._replayed(node, name)
-        if (
-            name.startswith(("auto_functionalized", "out_dtype"))
-            or name == "triton_kernel_wrapper_functional"
-        ):
+        if name.startswith("auto_functionalized") and node.args and is_operator(node.args[0]):
+            wrapped: Any = node.args[0]
+            facts = operator_facts(wrapped)
+            random, host = any(one.random for one in facts), any(one.ordered for one in facts)
+            return Use(random=random, host=host, why=f"{name} of {wrapped}") if random or host else PLAIN
+        if name in ("out_dtype", "triton_kernel_wrapper_functional"):
             return PLAIN
         if name == "with_effects":
             return Use(host=True, why=name)
@@ -308,10 +247,6 @@ class _Analysis:
         )
         self.bodies[id(graph)] = summary
         return summary
-
-
-def _state_id(tensor: nn.Parameter | torch.Tensor, state: dict[int, int]) -> int:
-    return state.setdefault(storage_key(tensor), -1 - len(state))
 
 
 def _REGION(_node: Node) -> Use:  # noqa: N802  (a marker, compared by identity)

@@ -32,9 +32,10 @@ from partita.graph.known import (
 from partita.graph.operators import operator_rule
 from partita.graph.use import PLAIN, Rule, Use, nodes_in, opaque
 
-__all__ = ["function_rule", "method_rule"]
+__all__ = ["function_rule", "is_tensor", "method_rule"]
 
 _INPLACE_DUNDERS = frozenset(f"__{name.__name__}__" for name in INPLACE_OPERATORS)
+_ITERATORS = (enumerate, filter, iter, map, reversed, zip)
 _MATH = frozenset(value for value in vars(math).values() if callable(value))
 _TORCH_MODULES = (
     "torch",
@@ -56,6 +57,8 @@ def function_rule(target: Any) -> Rule | None:
         return method_rule(target.__name__)
     if is_barrier_function(target):
         return lambda _node: Use(barrier=True, why=f"{target.__name__} changes global state")
+    if target is torch.autograd.backward:
+        return _runs_backward
     try:
         known = _python_rule(target)
     except TypeError:  # an unhashable callable
@@ -72,9 +75,11 @@ def _python_rule(target: Any) -> Any:
     if target in CONTAINER_OPERATORS:
         return _maybe_container
     if target in (operator.getitem, operator.pos) or target in PASSING_BUILTINS:
-        return _passes
+        return _passes if target in (operator.getitem, operator.pos, getattr) else _passes_or_consumes
     if target is print:
         return lambda _node: Use(host=True, why="print")
+    if target in (all, any, operator.contains, operator.countOf, operator.indexOf):
+        return _passes_or_consumes
     if target in PLAIN_BUILTINS or target in OPERATORS or target in _MATH:
         return None
     return NotImplemented
@@ -189,13 +194,19 @@ def method_rule(name: str) -> Rule | None:
     """The rule of a ``call_method`` target; None where every call is plain."""
     if name in _INPLACE_DUNDERS:
         return _writes_first
+    if name == "backward":
+        return _runs_backward
+    if name in ("__enter__", "__exit__"):
+        return lambda node: replace(opaque(node, f"{name} of a context manager"), barrier=True)
     if name in CONTAINER_METHODS:
         return _changes_container
     if name in PASSING_METHODS:
         return _passes
     packet = aten_packet(name)
     if packet is not None:
-        return operator_rule(packet)
+        return (
+            _or_container_method(operator_rule(packet)) if name in ("add", "sort") else operator_rule(packet)
+        )
     if name in PLAIN_METHODS or (not hasattr(torch.Tensor, name) and name.startswith("is_")):
         return None
     return lambda node: opaque(node, f"unknown method {name}")
@@ -205,7 +216,7 @@ def _writes_first(node: Node) -> Use:
     """``x += y`` and ``x[i] = y``: the first operand changes; a container also comes to hold the others."""
     first = nodes_in(node.args[:1])
     why = str(getattr(node.target, "__name__", node.target))
-    if first and (_is_tensor(first[0]) or not _may_put_in(node)):
+    if first and (is_tensor(first[0]) or not _may_put_in(node)):
         return Use(writes=first, aliases=first, why=why)
     return Use(writes=first, aliases=tuple(node.all_input_nodes), entangles=True, why=why)
 
@@ -228,6 +239,33 @@ def _changes_container(node: Node) -> Use:
     return Use(writes=operands[:1], aliases=operands, entangles=True, why=str(node.target))
 
 
+def _or_container_method(rule: Rule | None) -> Rule:
+    """``add`` and ``sort`` compute a tensor, unless they change a set or a list: then nobody uses the
+    result.
+    """
+
+    def either(node: Node) -> Use:
+        if node.users or is_tensor(nodes_in(node.args)[0]):
+            return PLAIN if rule is None else rule(node)
+        return _changes_container(node)
+
+    return either
+
+
+def _runs_backward(node: Node) -> Use:
+    """It writes the ``grad`` of tensors that it is not given, and runs their hooks."""
+    return replace(opaque(node, "a backward pass"), barrier=True)
+
+
+def _passes_or_consumes(node: Node) -> Use:
+    """Functions that hand on what they are given; what they are given may be an iterator, which they use
+    up.
+    """
+    operands = tuple(node.all_input_nodes)
+    used_up = tuple(operand for operand in operands if operand.target in _ITERATORS)
+    return Use(writes=used_up, aliases=operands, why="an iterator is used up" if used_up else "")
+
+
 def _passes(node: Node) -> Use:
     return Use(aliases=tuple(node.all_input_nodes))
 
@@ -242,7 +280,7 @@ def _maybe_container(node: Node) -> Use:
     return PLAIN
 
 
-def _is_tensor(node: Node) -> bool:
+def is_tensor(node: Node) -> bool:
     """Whether a node's value is certainly a tensor."""
     if "val" in node.meta or "example_value" in node.meta:
         return isinstance(node.meta.get("val", node.meta.get("example_value")), torch.Tensor)

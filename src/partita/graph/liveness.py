@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,16 +31,23 @@ class Border:
     others: int
 
 
-def borders(nodes: Sequence[Node], index: dict[Node, int]) -> list[Border]:
+def borders(
+    nodes: Sequence[Node], index: dict[Node, int], *, ignored: Collection[str] = (), results: bool = True
+) -> list[Border]:
     """One border after each node but the last, in time linear in nodes and edges.
 
     An input of the graph counts from the start: whoever runs the first part is given it.
+
+    Args:
+        ignored: names of nodes whose values do not count (sizes, which every side can work out).
+        results: whether a value also counts from its last user on to the end where the graph returns it.
     """
     change: list[list[int]] = [[0, 0, 0] for _ in range(len(nodes) + 1)]
     for position, node in enumerate(nodes):
-        if node.op in ("get_attr", "output"):
+        if node.op in ("get_attr", "output") or node.name in ignored:
             continue
-        last = max((index[user] for user in node.users), default=position)
+        users = (user for user in node.users if results or user.op != "output")
+        last = max((index[user] for user in users), default=position)
         if last == position:
             continue
         size = tensor_bytes(metadata(node))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch.fx import Node
@@ -26,9 +27,11 @@ def operator_rule(target: Any) -> Rule | None:
     overloads = tuple(facts for facts in overloads if not facts.plain)
     random = any(facts.random for facts in overloads)
     host = all(facts.returns_nothing for facts in operator_facts(target))
+    ordered = any(facts.ordered for facts in overloads)
 
     def rule(node: Node) -> Use:
-        return _apply(overloads, node, random=random, host=host)
+        use = _apply(overloads, node, random=random, host=host)
+        return replace(use, host=True, why=f"operator {overloads[0].name}") if ordered else use
 
     return rule
 
@@ -55,6 +58,9 @@ def _apply(overloads: tuple[OpFacts, ...], node: Node, *, random: bool, host: bo
         return PLAIN
     # An operator that returns nothing and writes nothing is there for a side effect (an assertion, a print).
     host = host and not writes
+    if any(facts.rebinds for facts in overloads):
+        aliases.update(dict.fromkeys(node.all_input_nodes))
+        return Use(tuple(writes), tuple(aliases), entangles=True, why=f"operator {name}")
     return Use(tuple(writes), tuple(aliases), random=random, host=host, why=f"operator {name}")
 
 
@@ -80,4 +86,6 @@ def _switched_off(facts: OpFacts, node: Node) -> bool:
         value = node.args[position]
     if value is _MISSING:
         return True
+    if value is None:
+        return facts.name != "aten::native_dropout"  # there it means on
     return not isinstance(value, Node) and not value

@@ -14,6 +14,7 @@ from partita.graph.casts import Casts, find_casts
 from partita.graph.effects import Effects, analyse, metadata
 from partita.graph.order import OrderEdge, order_edges, written_storages
 from partita.graph.regions import INHERITED, Ambient, ambient_states
+from partita.graph.storages import may_hold_memory
 from partita.graph.use import PLAIN
 from partita.splitter.assignment import Assignment, assigned_keys, is_assignable
 from partita.splitter.caching import cache_borders, order_with_casts
@@ -48,8 +49,14 @@ class Analysis:
     cache_borders: frozenset[int] = frozenset()
 
 
-def analyse_split(gm: GraphModule, assignment: Assignment, *, repair: bool) -> Analysis:
+def analyse_split(
+    gm: GraphModule, assignment: Assignment, *, repair: bool, doubt_inputs: bool = False
+) -> Analysis:
     """Decide everything about a split.
+
+    Args:
+        doubt_inputs: see `analyse`. Where the order is right only for inputs that share no memory, `guards`
+            says so.
 
     Raises:
         GraphError: the graph is malformed.
@@ -58,7 +65,7 @@ def analyse_split(gm: GraphModule, assignment: Assignment, *, repair: bool) -> A
         OrderConflict: the pieces can't be ordered and ``repair`` is off.
     """
     _check(list(gm.graph.nodes))
-    effects = analyse(gm)
+    effects = analyse(gm, doubt_inputs=doubt_inputs)
     nodes = effects.nodes
     keys = assigned_keys(assignment, nodes, effects.regions)
     piece_of, distinct = _number(keys, nodes, frozenset(effects.regions))
@@ -66,10 +73,11 @@ def analyse_split(gm: GraphModule, assignment: Assignment, *, repair: bool) -> A
     runs, final = ambient_states(nodes, effects.regions)
     ambients = _spread(runs, len(nodes)) if effects.regions else None
     casts = find_casts(gm, effects, ambients) if ambients is not None else None
-    effects, parts, guards = _legal(gm, effects, piece_of, names, casts, repair=repair)
+    doubtful = _doubtful_inputs(nodes, doubt_inputs)
+    effects, parts, guards = _legal(gm, effects, piece_of, names, casts, doubtful, repair=repair)
     reordered = _is_reordered(parts.part_of)
     if reordered:
-        guards = replace(guards, foreign=_not_to_be_owned(effects, parts.part_of))
+        guards = replace(guards, foreign=_not_to_be_owned(effects, parts.part_of, doubtful))
     return Analysis(
         effects, distinct, parts, ambients, final, reordered, guards, cache_borders(casts, parts.part_of)
     )
@@ -81,6 +89,7 @@ def _legal(
     piece_of: list[int],
     names: list[str],
     casts: Casts | None,
+    doubtful: tuple[int, ...],
     *,
     repair: bool,
 ) -> tuple[Effects, Parts, Guards]:
@@ -90,7 +99,7 @@ def _legal(
     try:
         return effects, _order(effects, piece_of, names, casts, repair=False), Guards()
     except OrderConflict:
-        apart, distinct = _with_distinct_inputs(gm, effects)
+        apart, distinct = _with_distinct_inputs(gm, effects, doubtful)
     try:
         return apart, _order(apart, piece_of, names, casts, repair=False), Guards(distinct)
     except OrderConflict:
@@ -114,36 +123,40 @@ def _order(
     return order_with_casts(order, casts, piece_of, repair=repair)
 
 
-def _with_distinct_inputs(gm: GraphModule, effects: Effects) -> tuple[Effects, DistinctInputs | None]:
-    """The effects if no two inputs share memory, and what has to be checked then; as they were where that
-    makes no difference.
+def _doubtful_inputs(nodes: list[Node], doubt_inputs: bool) -> tuple[int, ...]:
+    """Positions of the inputs that may be given any tensor: those without metadata, and where these are
+    doubted too, those whose metadata says that they can hold memory.
     """
-    unknown = [
+    return tuple(
         position
-        for position, node in enumerate(effects.nodes)
-        if node.op == "placeholder" and metadata(node) is None
-    ]
-    if len(unknown) < 2 or not effects.storages:
+        for position, node in enumerate(nodes)
+        if node.op == "placeholder"
+        and ((value := metadata(node)) is None or (doubt_inputs and may_hold_memory(value)))
+    )
+
+
+def _with_distinct_inputs(
+    gm: GraphModule, effects: Effects, doubtful: tuple[int, ...]
+) -> tuple[Effects, DistinctInputs | None]:
+    """The effects if no two inputs share memory but those that did when the graph was traced, and what has
+    to be checked then; as they were where that makes no difference.
+    """
+    if len(doubtful) < 2 or not effects.storages:
         return effects, None
     assumed = analyse(gm, distinct_inputs=True)
     written_ids = written_storages(assumed)
-    written = tuple(position for position in unknown if written_ids.intersection(assumed.storages[position]))
+    written = tuple(position for position in doubtful if written_ids.intersection(assumed.storages[position]))
     if not written:
         return effects, None
-    return assumed, DistinctInputs(
-        written, tuple(position for position in unknown if position not in set(written))
-    )
+    others = tuple(position for position in doubtful if position not in set(written))
+    places = tuple(min(assumed.storages[position]) for position in (*written, *others))
+    return assumed, DistinctInputs(written, others, places)
 
 
-def _not_to_be_owned(effects: Effects, part_of: list[int]) -> tuple[int, ...]:
-    """Positions of the inputs without metadata, where a use of one and a use of the model's own tensors, one
-    of them a write, have changed places.
+def _not_to_be_owned(effects: Effects, part_of: list[int], inputs: tuple[int, ...]) -> tuple[int, ...]:
+    """Of the doubtful inputs those (all or none) that must not be the model's own tensors, since a use of
+    one and a use of the model's own tensors, one of them a write, have changed places.
     """
-    inputs = tuple(
-        position
-        for position, node in enumerate(effects.nodes)
-        if node.op == "placeholder" and metadata(node) is None
-    )
     if not inputs or not effects.storages:
         return ()
     of_inputs = {identity for position in inputs for identity in effects.storages[position]}

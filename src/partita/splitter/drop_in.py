@@ -13,6 +13,7 @@ from partita.errors import GraphError
 from partita.splitter.analysis import analyse_split
 from partita.splitter.collection import collection_paused
 from partita.splitter.cut import CutOptions
+from partita.splitter.rebinding import settle_rebinding
 from partita.splitter.result import Split
 from partita.splitter.split import SplitBuilder
 
@@ -82,7 +83,8 @@ def split_module(
             "torch.fx.symbolic_trace(model)"
         )
     prefix = "" if partition_affix is None else f"{partition_affix}_"
-    analysis = analyse_split(m, lambda node: prefix + str(split_callback(node)), repair=False)
+    m, assignment = settle_rebinding(m, lambda node: prefix + str(split_callback(node)))
+    analysis = analyse_split(m, assignment, repair=False, doubt_inputs=True)
     options = CutOptions(
         keep_input_names=keep_original_input_name,
         keep_node_names=keep_original_node_name,

@@ -25,10 +25,16 @@ __all__ = ["DistinctInputs", "Guards", "require_distinct", "require_foreign"]
 class DistinctInputs:
     """Positions of the inputs that the graph writes, and of all others; a written one may share memory with
     no other input.
+
+    Attributes:
+        places: for each of them, written ones first, the storage where it lay when the graph was traced:
+        those
+            of one place may share.
     """
 
     written: tuple[int, ...]
     others: tuple[int, ...]
+    places: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +50,15 @@ class Guards:
     foreign: tuple[int, ...] = ()
 
 
-def require_distinct(names: Sequence[str], written: int, values: Sequence[Any]) -> None:
+def require_distinct(
+    names: Sequence[str], written: int, values: Sequence[Any], places: Sequence[int] = ()
+) -> None:
     """Raise where one of the first ``written`` values shares its memory with any other value.
 
     Args:
         names: of the inputs, for the message.
         values: the inputs; containers are looked into, what is no tensor is passed over.
+        places: values with equal numbers may share.
 
     Raises:
         ExecutionError: the message names both inputs.
@@ -59,7 +68,7 @@ def require_distinct(names: Sequence[str], written: int, values: Sequence[Any]) 
         keys = {storage_key(tensor) for tensor in _tensors(value)}
         for key in keys:
             first = owners.setdefault(key, number)
-            if first != number and first < written:
+            if first != number and first < written and not (places and places[first] == places[number]):
                 raise ExecutionError(
                     f"inputs {names[first]!r} and {names[number]!r} share memory, and the graph writes "
                     f"{names[first]!r}; it was cut so that "

@@ -9,6 +9,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from partita._torch.fx import lazy_module, mark_impure
+from partita._torch.modules import carry_hooks
 from partita.errors import GraphError, SplitError
 from partita.graph.casts import outermost_autocast
 from partita.graph.effects import metadata
@@ -19,6 +20,7 @@ from partita.splitter.collection import collection_paused
 from partita.splitter.cut import CutOptions, cut_piece
 from partita.splitter.flow import SharedState, piece_flows, place_attributes
 from partita.splitter.install import attributes_of, install, renamed
+from partita.splitter.rebinding import settle_rebinding
 from partita.splitter.result import Edge, Piece, Split, SplitReport
 from partita.splitter.stitch import CacheScope, stitch
 
@@ -81,7 +83,8 @@ def split(
         raise SplitError(f"on_conflict is 'error' or 'repair', got {on_conflict!r}")
     if shared not in ("replicate", "transmit", "root"):
         raise SplitError(f"shared is 'replicate', 'transmit' or 'root', got {shared!r}")
-    analysis = analyse_split(gm, assignment, repair=on_conflict == "repair")
+    gm, assignment = settle_rebinding(gm, assignment)
+    analysis = analyse_split(gm, assignment, repair=on_conflict == "repair", doubt_inputs=True)
     builder = SplitBuilder(gm, analysis, shared, CutOptions(tuple_return=tuple_return))
     return builder.build([f"submod_{_name_of(key)}" for key in analysis.keys])
 
@@ -141,8 +144,8 @@ class SplitBuilder:
         if guards.distinct is not None:
             written = ", ".join(repr(self.nodes[position].name) for position in guards.distinct.written)
             notes.append(
-                f"the graph writes the input {written}, of which it has no metadata; the order of the pieces "
-                "is right only where no other input shares its memory, and each run checks that"
+                f"the graph writes the input {written}; the order of the pieces is right only where no other "
+                "input shares its memory, and each run checks that"
             )
         if guards.foreign:
             notes.append(
@@ -211,6 +214,7 @@ class SplitBuilder:
         for piece in pieces:
             module.add_module(piece.name, piece.module)
         module.meta = dict(self.gm.meta)
+        carry_hooks(self.gm, module)
         return module
 
     def _outside(self, position: int) -> bool:

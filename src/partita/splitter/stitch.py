@@ -98,7 +98,8 @@ def _check_first(graph: Graph, guards: Guards, placed: Sequence[Node | None], ow
 
     if guards.distinct is not None:
         names, values = inputs((*guards.distinct.written, *guards.distinct.others))
-        graph.call_function(require_distinct, (names, len(guards.distinct.written), values))
+        checked = (names, len(guards.distinct.written), values, guards.distinct.places)
+        graph.call_function(require_distinct, checked)
     if guards.foreign:
         names, values = inputs(guards.foreign)
         graph.call_function(require_foreign, (names, values, [graph.get_attr(name) for name in owned]))

@@ -142,6 +142,8 @@ class _Copier:
             elif isinstance(held, dict):
                 for key in [key for key in held if key not in copied[name]]:
                     copied[name][key] = copy.deepcopy(held[key], self._memo)
+            elif copied[name] is None and isinstance(held, bool):
+                copied[name] = held  # whether its backward hooks are full ones
 
     def _remember(self, value: Any, copied: Any) -> Any:
         self._memo[id(value)] = copied

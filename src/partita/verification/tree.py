@@ -49,6 +49,8 @@ def children(value: object) -> list[tuple[str, Any]] | None:
         return [(f".{name}", item) for name, item in zip(value._fields, value, strict=True)]
     if isinstance(value, list | tuple | deque):
         return [(f"[{i}]", item) for i, item in enumerate(value)] + _attributes(value, set())
+    if isinstance(value, slice):
+        return [(f".{name}", getattr(value, name)) for name in ("start", "stop", "step")]
     if isinstance(value, BaseException):
         return [(f".args[{i}]", item) for i, item in enumerate(value.args)]
     found = _attributes(value, set())
