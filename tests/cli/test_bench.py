@@ -27,6 +27,16 @@ def test_helpers_of_the_benchmarks_are_no_benchmarks() -> None:
     assert not {"harness", "subjects", "__init__"} & names.keys()
 
 
+@pytest.mark.parametrize("written", ["pipeline-overhead", "pipeline_overhead"])
+def test_a_name_is_written_with_dashes_or_underscores(written: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = []
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("benchmarks.pipeline_overhead.main", lambda **options: ran.append(options))
+    bench(written, quick=True)
+    assert ran == [{"quick": True, "json_path": None}]
+    assert "pipeline-overhead" in benchmark_names(ROOT / "benchmarks")
+
+
 def test_an_unknown_name_is_answered_with_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     with pytest.raises(UsageError, match=r"no benchmark is called 'spliter'; there are: .*splitter"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 from typing import Any
 
 import pytest
@@ -198,6 +199,65 @@ def test_every_piece_goes_through_the_inner_compiler() -> None:
     assert all(inputs == examples for inputs, examples in seen)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_inductor_compiles_the_pieces_and_random_numbers_stay(dynamic: bool) -> None:
+    torch.manual_seed(0)
+    reference = Net()
+    model = copy.deepcopy(reference)
+    used = capturing(inner="inductor")
+    compiled = torch.compile(model, backend=used, dynamic=dynamic)
+    for step in range(4):
+        results = []
+        for runner in (compiled, reference):
+            torch.manual_seed(step)
+            results.append(runner(*batch(step)))
+            results[-1].square().mean().backward()
+        # fused kernels round differently; another dropout mask would differ in the first digit
+        torch.testing.assert_close(*results)
+    for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-3)
+    infos = [info for graph in used.graphs for info in graph.cache_info().values()]
+    assert len(infos) == 3
+    assert all(info.hits == 2 for info in infos)
+
+
+def test_eager_is_the_graph_as_it_is() -> None:
+    assert capturing(inner="eager").options.compiler is capturing().options.compiler is None
+
+
+@pytest.mark.skipif(
+    not entry_points(group="torch_dynamo_backends", name="partita_cudagraphs"),
+    reason="names are known after installation only",
+)
+def test_the_backend_is_known_by_name() -> None:
+    assert "partita_cudagraphs" in torch.compiler.list_backends()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), nn.Tanh())
+    replays = []
+
+    class Counting(ReplayRecorder):
+        def record(self, run: Any) -> Any:
+            replays.append(self)
+            return super().record(run)
+
+    recorder = Counting()
+    options = {"recorder": lambda _device: recorder, "saving": AllWorthIt(), "inner": "eager"}
+    compiled = torch.compile(model, backend="partita_cudagraphs", options=options)
+    with torch.no_grad():
+        for step in range(4):
+            x = torch.randn(2, 3, generator=torch.Generator().manual_seed(step))
+            assert torch.equal(compiled(x), model(x))
+    assert recorder.replayed == 3
+    assert len(replays) == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_the_backend_by_name_and_without_options_runs_the_model_as_it_is() -> None:
+    model = nn.Linear(3, 3)
+    x = torch.ones(2, 3)
+    assert torch.equal(torch.compile(model, backend=cudagraphs)(x), model(x))
+
+
 def test_a_region_that_saves_nothing_is_left_alone() -> None:
     used = CudaGraphsBackend(recorder="replay")
     with torch.no_grad():
@@ -232,7 +292,7 @@ def test_options_come_through_torch_compile() -> None:
     [
         ({"recoder": "replay"}, "unknown option 'recoder': partita_cudagraphs takes recorder, allow"),
         ({"recorder": "gpu"}, "recorder is 'cuda', 'replay' or a function"),
-        ({"inner": "inductor"}, "inner is a function"),
+        ({"inner": "triton"}, "inner is 'eager', 'inductor' or a function"),
         ({"max_recordings": 0}, "max_recordings is 0"),
     ],
 )

@@ -5,18 +5,22 @@ results.
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
 import torch
+from tests.runtime import worlds
 from tests.runtime.worlds import ProcessWorld
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
+from partita.errors import CaptureError
 from partita.fsdp import audit, split_points_at_fsdp
+from partita.pipelining import SplitPoint, pipeline
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(200)
 
 
 class Block(nn.Module):
@@ -30,9 +34,9 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, blocks: int = 2) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([Block(), Block()])
+        self.layers = nn.ModuleList([Block() for _ in range(blocks)])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
@@ -92,9 +96,127 @@ def sharded(comm: Any, kind: str) -> dict[str, Any]:
     }
 
 
+def graphs_of(model: nn.Module, x: torch.Tensor) -> tuple[int, int]:
+    """How many graphs ``torch.compile`` makes, and how often it says that one is broken off."""
+    count = 0
+
+    def backend(gm: torch.fx.GraphModule, _inputs: Any) -> Any:
+        nonlocal count
+        count += 1
+        return gm.forward
+
+    torch._dynamo.utils.counters.clear()
+    torch.compile(model, backend=backend)(x)
+    return count, sum(torch._dynamo.utils.counters["graph_break"].values())
+
+
+def flat(comm: Any) -> dict[str, Any]:
+    torch.manual_seed(0)
+    wrapped = FullyShardedDataParallel(
+        Model(),
+        auto_wrap_policy=ModuleWrapPolicy({Block}),
+        use_orig_params=False,
+        device_id=torch.device("cpu"),
+    )
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        graphs, breaks = graphs_of(wrapped, torch.randn(4, 8))
+    found = audit(wrapped)
+    try:
+        found.check()
+    except CaptureError as error:
+        message = str(error)
+    else:
+        message = ""
+    words = " ".join(str(item.message) for item in told)
+    return {"graphs": graphs, "breaks": breaks, "words": words, "eager": found.eager, "message": message}
+
+
+def late(comm: Any, kind: str) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = Model()
+    if kind == "fsdp1":
+        wrapped: nn.Module = FullyShardedDataParallel(
+            model,
+            auto_wrap_policy=ModuleWrapPolicy({Block}),
+            ignored_modules=[model.layers[0].up],
+            use_orig_params=True,
+            device_id=torch.device("cpu"),
+        )
+    else:
+        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2,))
+        for layer in model.layers:
+            fully_shard(layer, mesh=mesh)
+        wrapped = fully_shard(model, mesh=mesh)
+    before = audit(wrapped)
+    model.layers[1].extra = nn.Dropout(0.0)
+    return {"before": before.missed, "ignored": before.ignored, "after": audit(wrapped).missed}
+
+
+def staged(comm: Any) -> dict[str, Any]:
+    torch.manual_seed(0)
+    reference = Model(4)
+    x = torch.randn(4, 8)
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2,))
+    sharded_model = copy.deepcopy(reference)
+    for layer in sharded_model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(sharded_model, mesh=mesh)
+    borders = split_points_at_fsdp(sharded_model, num_stages=2)
+    pipe = pipeline(
+        copy.deepcopy(reference),
+        (x,),
+        split_spec={name: SplitPoint[place] for name, place in borders.items()},
+    )
+    stages = [pipe.get_stage_module(index) for index in range(2)]
+    names = [
+        sorted({name.rpartition(".")[0][:8] for name, _ in stage.named_parameters()}) for stage in stages
+    ]
+    for stage in stages:  # each stage is sharded by itself: no shard lies on two of them
+        fully_shard(stage, mesh=mesh)
+    result, expected = stages[1](stages[0](x)), reference(x)
+    result.square().mean().backward()
+    expected.square().mean().backward()
+    gradients = dict(reference.named_parameters())
+    same = [
+        torch.equal(parameter.grad.full_tensor(), gradients[name].grad)
+        for stage in stages
+        for name, parameter in stage.named_parameters()
+    ]
+    return {
+        "borders": borders,
+        "stages": pipe.num_stages,
+        "names": names,
+        "equal": torch.equal(result, expected),
+        "gradients": same,
+    }
+
+
+def everything(comm: Any) -> dict[str, Any]:
+    """All cases in one pair of processes: to start it costs more than any of them."""
+    return {
+        "fsdp1 trained": sharded(comm, "fsdp1"),
+        "fsdp2 trained": sharded(comm, "fsdp2"),
+        "flat": flat(comm),
+        "fsdp1": late(comm, "fsdp1"),
+        "fsdp2": late(comm, "fsdp2"),
+        "staged": staged(comm),
+    }
+
+
+@pytest.fixture(scope="module")
+def cases() -> list[dict[str, Any]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worlds, "LIMIT_S", 150.0)
+        return ProcessWorld(2).run(everything)
+
+
 @pytest.mark.parametrize("kind", ["fsdp1", "fsdp2"])
-def test_a_sharded_compiled_model_trains_like_the_unsharded_one(kind: str) -> None:
-    for result in ProcessWorld(2).run(sharded, kind):
+def test_a_sharded_compiled_model_trains_like_the_unsharded_one(
+    kind: str, cases: list[dict[str, Any]]
+) -> None:
+    for case in cases:
+        result = case[f"{kind} trained"]
         assert result["losses"] == pytest.approx(result["expected"], rel=1e-6)
         assert result["ok"], result
         assert {"layers.0", "layers.0.up", "layers.1.down"} <= set(result["managed"])
@@ -102,3 +224,37 @@ def test_a_sharded_compiled_model_trains_like_the_unsharded_one(kind: str) -> No
         # one graph a block: the break is at the border; its four parameters and x are inputs
         assert result["inputs"] == [5, 5]
         assert result["held"] == [0, 0]
+
+
+def test_use_orig_params_false_makes_no_graph_and_the_audit_says_so(cases: list[dict[str, Any]]) -> None:
+    """Torch runs the model eagerly, and no warning tells; one who asks its counters finds a break."""
+    for case in cases:
+        result = case["flat"]
+        assert result["graphs"] == 0
+        assert result["breaks"] <= 1
+        assert "use_orig_params" not in result["words"]
+        assert {"layers.0", "layers.1.up"} <= set(result["eager"])
+        assert "use_orig_params=False, so torch.compile makes no graph of them" in result["message"]
+
+
+@pytest.mark.parametrize("kind", ["fsdp1", "fsdp2"])
+def test_a_module_that_was_added_after_wrapping_is_missed(kind: str, cases: list[dict[str, Any]]) -> None:
+    """Torch neither annotates it nor tells anybody."""
+    for case in cases:
+        result = case[kind]
+        assert result["before"] == ()
+        assert result["after"] == ("layers.1.extra",)
+        assert result["ignored"] == (("layers.0.up",) if kind == "fsdp1" else ())
+
+
+def test_a_pipeline_cut_at_the_borders_has_stages_that_are_sharded_by_themselves(
+    cases: list[dict[str, Any]],
+) -> None:
+    for case in cases:
+        result = case["staged"]
+        assert result["borders"] == {"layers.2": "BEGINNING"}
+        assert result["stages"] == 2
+        assert result["names"] == [["layers.0", "layers.1"], ["layers.2", "layers.3"]]
+        assert result["equal"]
+        assert len(result["gradients"]) == 16
+        assert all(result["gradients"])

@@ -10,7 +10,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 from torch.fx import GraphModule
 
-__all__ = ["GraphCompiler", "compile_ahead", "static_placeholders"]
+__all__ = ["GraphCompiler", "compile_ahead", "forward_returns", "static_placeholders"]
 
 GraphCompiler: TypeAlias = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
 """From a flat functional graph and its example inputs (fake tensors) to what runs it."""
@@ -52,6 +52,16 @@ def static_placeholders() -> frozenset[int]:
     if context is None or context.fw_metadata is None:
         return frozenset()
     return frozenset(context.fw_metadata.static_input_indices)
+
+
+def forward_returns() -> int | None:
+    """How many of the outputs of the forward graph being compiled leave it; those behind them are saved, and
+    only backward reads them. None outside of such a compilation.
+    """
+    context = TracingContext.try_get()
+    if context is None or context.fw_metadata is None or not hasattr(context.fw_metadata, "num_forward"):
+        return None
+    return int(context.fw_metadata.num_forward)
 
 
 def _boxed(compiler: GraphCompiler) -> GraphCompiler:

@@ -7,20 +7,20 @@ so are the random generators.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from partita._torch.ops import operator_facts
 from partita._torch.storage import storage_key
 from partita.errors import ExecutionError
 
-__all__ = ["RecordedCall", "record_calls"]
-
+__all__ = ["RecordedCall", "WholeCall", "record_calls"]
 
 _REFUSED = frozenset(
     {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
@@ -63,6 +63,27 @@ class RecordedCall:
                 old.copy_(new)
 
 
+class WholeCall:
+    """A compiled function that a recording notes as one call.
+
+    Its kernels work on bare addresses, so the operators that it stands for are not seen; called by itself it
+    is just the function.
+
+    Args:
+        function: of flat arguments.
+        written: indices of the arguments that it writes.
+    """
+
+    def __init__(self, function: Callable[..., Any], written: Collection[int] = ()) -> None:
+        self.function = function
+        self.written = frozenset(written)
+
+    def __call__(self, *args: Any) -> Any:
+        """Call it, within a recording as one step of that."""
+        recorder = _ACTIVE.get()
+        return self.function(*args) if recorder is None else recorder.note_whole(self, args)
+
+
 def record_calls(function: Callable[[], Any]) -> tuple[Any, list[RecordedCall]]:
     """Call ``function``, and list the operators that it called in order.
 
@@ -74,10 +95,12 @@ def record_calls(function: Callable[[], Any]) -> tuple[Any, list[RecordedCall]]:
     """
     state = torch.default_generator.get_state()
     mode = _Recorder()
+    token = _ACTIVE.set(mode)
     try:
         with mode:
             result = function()
     finally:
+        _ACTIVE.reset(token)
         for storage, content in mode.before.values():
             storage.copy_(content)
         torch.default_generator.set_state(state)
@@ -101,8 +124,21 @@ class _Recorder(TorchDispatchMode):
                 f"{func} can't be recorded ({', '.join(map(str, found))}): leave it outside of the region"
             )
         self._keep_written(func, args, kwargs)
-        operands = {storage_key(tensor) for tensor in _tensors((args, kwargs))}
         result = func(*args, **kwargs)
+        self._note(func, args, kwargs, result)
+        return result
+
+    def note_whole(self, call: WholeCall, args: Any) -> Any:
+        """Run a compiled function, and list it as one call."""
+        with _disable_current_modes():
+            for number in call.written:
+                self._keep(args[number])
+            result = call.function(*args)
+            self._note(call.function, args, {}, result)
+        return result
+
+    def _note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        operands = {storage_key(tensor) for tensor in _tensors((args, kwargs))}
         results = tuple(_tensors(result))
         fresh = tuple(storage_key(tensor) not in operands for tensor in results)
         for tensor, new in zip(results, fresh, strict=True):
@@ -112,7 +148,6 @@ class _Recorder(TorchDispatchMode):
         addresses = tuple(tensor.data_ptr() for tensor in _tensors((kept_args, kept_kwargs)))
         kept = tuple(map(_memory_of, results))
         self.calls.append(RecordedCall(func, kept_args, kept_kwargs, kept, fresh, addresses))
-        return result
 
     def _only_turns(self, func: Any, args: Any) -> bool:
         """Whether a call only changes the shape of a tensor that was made while recording."""
@@ -125,11 +160,18 @@ class _Recorder(TorchDispatchMode):
                 continue
             positional = argument.position < len(args) and not argument.keyword_only
             value = args[argument.position] if positional else kwargs.get(argument.name)
-            for tensor in _tensors(value):
-                key = storage_key(tensor)
-                if key not in self._own and key not in self.before:
-                    storage = tensor.untyped_storage()
-                    self.before[key] = (storage, storage.clone())
+            self._keep(value)
+
+    def _keep(self, value: Any) -> None:
+        """Copy what has not been copied yet and was there before."""
+        for tensor in _tensors(value):
+            key = storage_key(tensor)
+            if key not in self._own and key not in self.before:
+                storage = tensor.untyped_storage()
+                self.before[key] = (storage, storage.clone())
+
+
+_ACTIVE: ContextVar[_Recorder | None] = ContextVar("_ACTIVE", default=None)
 
 
 def _has_mask(indices: Any) -> bool:

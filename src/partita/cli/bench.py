@@ -30,11 +30,12 @@ def bench(
         for known, question in names.items():
             print(f"{known:<{width}}  {question}")
         return
+    name = name.replace("_", "-")
     if name not in names:
         raise UsageError(f"no benchmark is called {name!r}; there are: {', '.join(names)}")
     sys.path.insert(0, str(folder.parent))
     try:
-        module = importlib.import_module(f"benchmarks.{name}")
+        module = importlib.import_module(f"benchmarks.{name.replace('-', '_')}")
         module.main(quick=quick, json_path=json_path)
     finally:
         sys.path.remove(str(folder.parent))
@@ -60,10 +61,12 @@ def find_benchmarks(directory: Path, this_file: Path) -> Path:
 
 
 def benchmark_names(folder: Path) -> dict[str, str]:
-    """The name of every benchmark in a folder, with the first line of its docstring. Nothing is imported."""
+    """The name of every benchmark in a folder (``pipeline-overhead`` for ``pipeline_overhead.py``), with the
+    first line of its docstring. Nothing is imported.
+    """
     found = {}
     for path in sorted(folder.glob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         if any(isinstance(item, ast.FunctionDef) and item.name == "main" for item in tree.body):
-            found[path.stem] = (ast.get_docstring(tree) or "").partition("\n")[0]
+            found[path.stem.replace("_", "-")] = (ast.get_docstring(tree) or "").partition("\n")[0]
     return found

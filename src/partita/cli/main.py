@@ -41,7 +41,7 @@ def _root(
     """
 
 
-for _name in ("bench", "demo"):
+for _name in ("bench", "demo", "explain"):
     app.command(_name)(getattr(import_module(f"partita.cli.{_name}"), _name))
 
 

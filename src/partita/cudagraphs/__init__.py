@@ -5,14 +5,17 @@ from __future__ import annotations
 from partita.cudagraphs.backend import CapturedGraph, CudaGraphsBackend, cudagraphs
 from partita.cudagraphs.capturable import CaptureRules, Refusal
 from partita.cudagraphs.cuda import CudaRecorder
+from partita.cudagraphs.explain import ExplainedGraph, Explanation, explain
 from partita.cudagraphs.memory import StableMemory
 from partita.cudagraphs.module import CacheInfo, CudaGraphModule
 from partita.cudagraphs.mutations import find_input_mutations
 from partita.cudagraphs.options import BackendOptions
+from partita.cudagraphs.padding import PaddedGraph
 from partita.cudagraphs.partition import partition_cudagraphs
 from partita.cudagraphs.recorder import GraphRecorder, Recording
 from partita.cudagraphs.regions import Region, RegionPlan, find_regions
 from partita.cudagraphs.replay import ReplayRecorder
+from partita.cudagraphs.runner import CudaGraphsRunner
 from partita.cudagraphs.saving import SavingModel
 
 __all__ = [
@@ -22,8 +25,12 @@ __all__ = [
     "CapturedGraph",
     "CudaGraphModule",
     "CudaGraphsBackend",
+    "CudaGraphsRunner",
     "CudaRecorder",
+    "ExplainedGraph",
+    "Explanation",
     "GraphRecorder",
+    "PaddedGraph",
     "Recording",
     "Refusal",
     "Region",
@@ -32,6 +39,7 @@ __all__ = [
     "SavingModel",
     "StableMemory",
     "cudagraphs",
+    "explain",
     "find_input_mutations",
     "find_regions",
     "partition_cudagraphs",

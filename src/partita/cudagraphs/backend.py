@@ -15,24 +15,30 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
 
 import torch
 from torch.fx import GraphModule
 
-from partita._torch.aot import compile_ahead, static_placeholders
+from partita._torch.aot import compile_ahead, forward_returns, static_placeholders
+from partita._torch.call_recording import WholeCall
 from partita.cudagraphs.memory import StableMemory
 from partita.cudagraphs.module import CacheInfo, CudaGraphModule
+from partita.cudagraphs.mutations import find_input_mutations
 from partita.cudagraphs.options import BackendOptions
+from partita.cudagraphs.padding import PaddedGraph, plan_padding
 from partita.cudagraphs.partition import cut_at_regions
 from partita.cudagraphs.recorder import GraphRecorder
 from partita.cudagraphs.regions import RegionPlan, find_regions
 from partita.graph.effects import metadata
 from partita.splitter.result import Piece
 
-__all__ = ["CapturedGraph", "CudaGraphsBackend", "cudagraphs"]
+__all__ = ["CapturedGraph", "CudaGraphsBackend", "GraphKind", "cudagraphs"]
+
+GraphKind = Literal["forward", "backward", "inference", "piece"]
+"""Of a model: what AOTAutograd made it for. A piece is one that somebody else has cut."""
 
 _LOG = logging.getLogger("partita.cudagraphs")
 
@@ -46,12 +52,14 @@ class CapturedGraph:
         plan: its regions, and why the rest is not captured.
         module: runs it.
         regions: those of its pieces that are recorded.
+        padding: what pads its batch; or why it can't be padded; None where nobody asked.
     """
 
-    kind: Literal["forward", "backward", "inference"]
+    kind: GraphKind
     plan: RegionPlan
     module: GraphModule = field(repr=False)
     regions: tuple[CudaGraphModule, ...] = field(repr=False)
+    padding: PaddedGraph | str | None = field(default=None, repr=False)
 
     def cache_info(self) -> dict[str, CacheInfo]:
         """What each region has recorded."""
@@ -92,12 +100,14 @@ class CudaGraphsBackend:
             return gm.forward
         static: set[str] = set()
 
-        def compiler(kind: Literal["forward", "backward", "inference"]) -> Any:
+        def compiler(kind: GraphKind) -> Any:
             def compile_graph(graph: GraphModule, _examples: Sequence[Any]) -> Callable[..., Any]:
                 names = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
                 if kind != "backward":
                     static.update(names[index] for index in static_placeholders() if index < len(names))
-                return self.capture(graph, kind, static.intersection(names))
+                returned = forward_returns() if kind == "forward" else None
+                captured = self.capture(graph, kind, static.intersection(names), returned)
+                return self._padded(graph, captured) if self.options.buckets else captured
 
             return compile_graph
 
@@ -112,16 +122,23 @@ class CudaGraphsBackend:
     def capture(
         self,
         gm: GraphModule,
-        kind: Literal["forward", "backward", "inference"] = "inference",
+        kind: GraphKind = "inference",
         static_inputs: set[str] | frozenset[str] = frozenset(),
+        returned: int | None = None,
     ) -> GraphModule:
         """Cut a flat graph with example values at its regions; those are recorded when the result runs.
 
         Args:
             static_inputs: names of the inputs that keep their addresses (parameters, buffers).
+            returned: how many of the outputs a caller gets; those behind them are saved for backward, and
+                lent and not copied as long as backward gives them back in time. By default all.
         """
         plan = find_regions(
-            gm, rules=self.options.rules(), saving=self.options.saving, static_inputs=static_inputs
+            gm,
+            rules=self.options.rules(),
+            saving=self.options.saving,
+            static_inputs=static_inputs,
+            returned=returned,
         )
         cut = cut_at_regions(gm, plan)
         devices = {region.key: region.device for region in plan.regions}
@@ -138,6 +155,15 @@ class CudaGraphsBackend:
         self.graphs.append(CapturedGraph(kind, plan, cut.module, tuple(captured)))
         _LOG.info("%s graph: %s", kind, plan)
         return cut.module
+
+    def _padded(self, gm: GraphModule, captured: GraphModule) -> Callable[..., Any]:
+        """What pads the batch of the graph captured last, or the graph as it is where that can't be."""
+        options, latest = self.options, self.graphs[-1]
+        padding = plan_padding(gm, latest.kind, captured, options.buckets, options.rows_apart, self._memory)
+        if isinstance(padding, str):
+            _LOG.warning("the batch of a graph (%s) is not padded: %s", latest.kind, padding)
+        self.graphs[-1] = replace(latest, padding=padding)
+        return captured if isinstance(padding, str) else padding
 
     def _region(
         self,
@@ -156,6 +182,7 @@ class CudaGraphsBackend:
             transient_outputs=[
                 number for number, name in enumerate(piece.outputs) if name not in plan.escaping
             ],
+            lent_outputs=[number for number, name in enumerate(piece.outputs) if name in plan.saved],
             memory=self._memory,
             max_recordings=self.options.max_recordings,
             run=run,
@@ -163,10 +190,12 @@ class CudaGraphsBackend:
         )
 
     def _compiled(self, piece: Piece) -> Callable[..., Any] | None:
-        if self.options.inner is None:
+        compiler = self.options.compiler
+        if compiler is None:
             return None
         examples = [metadata(node) for node in piece.module.graph.nodes if node.op == "placeholder"]
-        return self.options.inner(piece.module, examples)
+        written = find_input_mutations(piece.module.graph)
+        return WholeCall(compiler(piece.module, examples), written)
 
 
 def cudagraphs(

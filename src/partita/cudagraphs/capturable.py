@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 from partita._torch.capture_ops import CaptureFacts, capture_facts, operator_of
 from partita._torch.ops import is_higher_order
 from partita.cudagraphs.origin import source_line
-from partita.cudagraphs.values import Holding, holding_of
+from partita.cudagraphs.values import DATA_DEPENDENT, Holding, holding_of
 from partita.graph.effects import Effects, metadata
 from partita.graph.state import lookup
 from partita.graph.use import PLAIN, Use, nodes_in
@@ -259,7 +259,8 @@ class Judge:
             holdings[str(node.target)] = Holding(devices=frozenset(held))
         for name, holding in holdings.items():
             if holding.problem:
-                return self.refusal(position, f"{name!r} is {holding.problem}", "use plain strided tensors")
+                way_out = _DYNAMIC[1] if holding.problem == DATA_DEPENDENT else "use plain strided tensors"
+                return self.refusal(position, f"{name!r} is {holding.problem}", way_out)
         scalars = [name for name, holding in holdings.items() if holding.host_scalar]
         devices = frozenset[torch.device]().union(*(holding.devices for holding in holdings.values()))
         if self.rules.device_type == "cpu" and scalars:
@@ -274,7 +275,13 @@ class Judge:
                         f"create it on the {self.rules.device_type} device, or move this before or after "
                         f"the model",
                     )
-        if scalars and (node.name in scalars or not self._takes_scalars(node)):
+        if node.name in scalars:
+            return self.refusal(
+                position,
+                "its result lies on cpu",
+                f"keep it on the {self.rules.device_type} device, or move this before or after the model",
+            )
+        if scalars and not self._takes_scalars(node):
             return self.refusal(
                 position,
                 f"{scalars[-1]!r} is a tensor on cpu",

@@ -45,6 +45,10 @@ class CudaRecorder:
         self._stream = torch.cuda.Stream(self.device)
         self._pool = torch.cuda.graph_pool_handle()
 
+    def __reduce__(self) -> tuple[type[CudaRecorder], tuple[torch.device]]:
+        """A copy, and what was pickled, has a stream and a memory pool of its own, on the same device."""
+        return type(self), (self.device,)
+
     def warm_up(self, run: Callable[[], _T]) -> _T:
         """Run on a side stream; the current stream waits for it.
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable
 
+import torch
+
 __all__ = ["StableMemory"]
 
 
@@ -22,6 +24,17 @@ class StableMemory:
     def __init__(self) -> None:
         self._declared: dict[Hashable, tuple[int, ...]] = {}
         self._counts: Counter[int] = Counter()
+        self._storages: dict[int, torch.UntypedStorage] = {}
+
+    def declare_storages(self, owner: Hashable, storages: Iterable[torch.UntypedStorage]) -> None:
+        """The same for memory that this holds from now on, until ``owner`` declares something else."""
+        held = {storage.data_ptr(): storage for storage in storages}
+        self.declare(owner, held)
+        self._storages |= held
+
+    def storage_at(self, address: int) -> torch.UntypedStorage | None:
+        """The storage that was declared with this address; None where only the address was."""
+        return self._storages.get(address)
 
     def declare(self, owner: Hashable, addresses: Iterable[int]) -> None:
         """Replace what ``owner`` has declared before."""
@@ -34,6 +47,7 @@ class StableMemory:
         for address in old:
             if not self._counts[address]:
                 del self._counts[address]
+                self._storages.pop(address, None)
         if new:
             self._declared[owner] = new
         else:

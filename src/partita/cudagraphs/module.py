@@ -3,6 +3,13 @@
 first call of a kind     run as it is, on a side stream (warm-up); its results count
 second                   record on fixed addresses, then as every later one:
 later                    copy inputs in -> replay -> copy written inputs back -> hand out outputs
+
+Outputs that only backward reads are lent and not copied. Whether somebody still has them is seen at the next
+call; where somebody has (the forward of the next microbatch comes before this one's backward), that call runs
+as it is, and outputs are copied from then on::
+
+    forward 0  backward 0  forward 1  backward 1      lent:   nothing is copied
+    forward 0  forward 1   backward 0  ...            copied: forward 1 would overwrite what backward 0 needs
 """
 
 from __future__ import annotations
@@ -15,13 +22,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
+from partita._torch.plain import is_plain_tensor
 from partita._torch.pytree import flatten, unflatten
 from partita._torch.storage import storage_key
 from partita.cudagraphs.memory import StableMemory
 from partita.cudagraphs.mutations import find_input_mutations
-from partita.cudagraphs.outputs import OutputPlan, plan_outputs
+from partita.cudagraphs.outputs import OutputPlan, placed, plan_outputs
 from partita.cudagraphs.recorder import GraphRecorder, Recording
 from partita.cudagraphs.signature import CallSignature, describe_call, modes
 from partita.errors import ExecutionError
@@ -30,6 +38,7 @@ from partita.graph.state import lookup
 __all__ = ["CacheInfo", "CudaGraphModule"]
 
 _LOG = logging.getLogger("partita.cudagraphs")
+_COUNTS = ("_hits", "_recorded", "_evicted", "_uncaptured", "_overtaken", "_unused")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +52,7 @@ class CacheInfo:
         recorded: how often it has recorded.
         evicted: how many recordings have gone.
         uncaptured: calls that ran as they are, warm-ups included.
+        overtaken: those of them that came while somebody still had what an earlier one had lent.
         gave_up: why it records no more, or an empty string.
     """
 
@@ -52,6 +62,7 @@ class CacheInfo:
     recorded: int
     evicted: int
     uncaptured: int
+    overtaken: int
     gave_up: str
 
 
@@ -62,7 +73,8 @@ class _Entry:
     recording: Recording
     buffers: tuple[tuple[int, torch.Tensor], ...]
     written: tuple[tuple[int, torch.Tensor], ...]
-    outputs: OutputPlan
+    lending: OutputPlan
+    copying: OutputPlan
     spec: Any
     held: tuple[Any, ...]
 
@@ -77,12 +89,17 @@ class CudaGraphModule(nn.Module):
     unknown tensor class, a written input that shares memory with another one) runs as it is. One call at a
     time, and not under autograd.
 
+    It can be pickled and copied: recordings, shared memory and a compiled ``run`` stay behind, so that a copy
+    warms up anew and runs ``gm``.
+
     Args:
         gm: the graph; its nodes should all be capturable (see `find_regions`).
         mutated_inputs: indices of the inputs that it writes; by default they are found.
         recorder: by default nothing is recorded, and the graph runs as it is.
         static_inputs: indices of the inputs that keep their addresses.
         transient_outputs: indices of the outputs that nobody needs after the next call; they are not copied.
+        lent_outputs: indices of the outputs that are mostly given back before the next call, as what forward
+            saves for backward; they are not copied as long as that is so.
         memory: shared by all regions of a model.
         max_recordings: more kinds of calls than this evict the one unused for longest. After as many
             recordings in a row that were never replayed again, the region gives up, and runs as it is.
@@ -96,6 +113,13 @@ class CudaGraphModule(nn.Module):
     ([1.0, 1.0, 1.0], 1)
     """
 
+    _hits: int
+    _recorded: int
+    _evicted: int
+    _uncaptured: int
+    _overtaken: int
+    _unused: int
+
     def __init__(
         self,
         gm: GraphModule,
@@ -104,6 +128,7 @@ class CudaGraphModule(nn.Module):
         recorder: GraphRecorder | None = None,
         static_inputs: Collection[int] = (),
         transient_outputs: Collection[int] = (),
+        lent_outputs: Collection[int] = (),
         memory: StableMemory | None = None,
         max_recordings: int = 8,
         run: Callable[..., Any] | None = None,
@@ -122,13 +147,24 @@ class CudaGraphModule(nn.Module):
         self._run = run
         self._static = frozenset(static_inputs)
         self._transient = frozenset(transient_outputs)
+        self._lent = frozenset(lent_outputs)
         self._memory = memory if memory is not None else StableMemory()
         self._entries: OrderedDict[Any, _Entry] = OrderedDict()
         self._warm: OrderedDict[Any, None] = OrderedDict()
         self._calls_modules = any(node.op == "call_module" for node in gm.graph.nodes)
-        self._attributes = [node for node in gm.graph.nodes if node.op in ("get_attr", "call_module")]
-        self._hits = self._recorded = self._evicted = self._uncaptured = self._unused = 0
+        self._attributes = _attributes(gm)
+        vars(self).update(dict.fromkeys(_COUNTS, 0))
         self._gave_up = ""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but what belongs to this process and this object."""
+        fresh = {"_memory": StableMemory(), "_entries": OrderedDict(), "_warm": OrderedDict(), "_run": None}
+        return {**super().__getstate__(), **fresh, **dict.fromkeys(_COUNTS, 0), "_gave_up": ""}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Find the attributes of the copied graph."""
+        super().__setstate__(state)
+        self._attributes = _attributes(self.gm)
 
     def cache_info(self) -> CacheInfo:
         """What has been recorded so far."""
@@ -139,6 +175,7 @@ class CudaGraphModule(nn.Module):
             self._recorded,
             self._evicted,
             self._uncaptured,
+            self._overtaken,
             self._gave_up,
         )
 
@@ -176,8 +213,10 @@ class CudaGraphModule(nn.Module):
         entry = self._entries.get(key)
         if entry is not None:
             self._entries.move_to_end(key)
-            self._hits += 1
             self._unused = 0
+            if entry.lending.in_use:
+                return self._overtake(args)
+            self._hits += 1
             return self._replay(entry, values)
         if kind not in self._warm:
             return self._warm_up(kind, args)
@@ -201,6 +240,14 @@ class CudaGraphModule(nn.Module):
         self._uncaptured += 1
         return self.gm(*args) if self._run is None else self._run(*args)
 
+    def _overtake(self, args: Sequence[Any]) -> Any:
+        """Run as it is beside a recording whose outputs somebody still has, and lend none from now on."""
+        if self._lent:
+            _LOG.info("%s: its outputs outlive the next call, so they are copied from now on", self.region)
+            self._lent = frozenset()
+        self._overtaken += 1
+        return self._as_it_is(args)
+
     def _warm_up(self, kind: Any, args: Sequence[Any]) -> Any:
         assert self.recorder is not None
         result = self.recorder.warm_up(lambda: self._as_it_is(args))
@@ -221,15 +268,26 @@ class CudaGraphModule(nn.Module):
         for number in call.copied:
             given[number] = self.recorder.buffer(values[number])
             _fill(given[number], values[number])
+        for number, address in enumerate(call.addresses):
+            if address is not None and number not in self._static:
+                given[number] = self._owned(values[number])
         args = unflatten(given, spec)
         recording = self.recorder.record(lambda: self.gm(*args) if self._run is None else self._run(*args))
         results, result_spec = flatten(recording.result)
         buffers = tuple((number, given[number]) for number in call.copied)
         changed = self._written(args, len(values))
         written = tuple((number, buffer) for number, buffer in buffers if number in changed)
-        outputs = plan_outputs(results, given, call.copied, state, self._transient)
+        copying = plan_outputs(results, given, call.copied, state, self._transient)
+        lending = copying
+        if self._lent:
+            lending = plan_outputs(results, given, call.copied, state, self._transient, self._lent)
         kept = [value for number, value in enumerate(given) if call.addresses[number] is not None]
-        return _Entry(recording, buffers, written, outputs, result_spec, (*kept, *state))
+        return _Entry(recording, buffers, written, lending, copying, result_spec, (*kept, *state))
+
+    def _owned(self, value: torch.Tensor) -> torch.Tensor:
+        """The same memory as its owner has it: held in a recording, what was lent would never come back."""
+        owner = self._memory.storage_at(value.untyped_storage().data_ptr())
+        return value if owner is None else placed(value, owner, int(value.storage_offset()))
 
     def _written(self, args: Sequence[Any], flat: int) -> frozenset[int]:
         """Indices of what the graph writes among the ``flat`` values that the arguments hold."""
@@ -268,7 +326,7 @@ class CudaGraphModule(nn.Module):
         self._unused += 1
         self._entries[key] = entry
         tensors = [value for value in flatten(entry.recording.result)[0] if _is_tensor(value)]
-        self._memory.declare((id(self), key), (tensor.untyped_storage().data_ptr() for tensor in tensors))
+        self._memory.declare_storages((id(self), key), (tensor.untyped_storage() for tensor in tensors))
         if len(self._entries) > self.max_recordings:
             self._drop(next(iter(self._entries)))
 
@@ -278,7 +336,7 @@ class CudaGraphModule(nn.Module):
         entry.recording.replay()
         for number, buffer in entry.written:
             values[number].copy_(buffer)
-        results = entry.outputs.take(values)
+        results = (entry.lending if self._lent else entry.copying).take(values)
         entry.recording.finish()
         return unflatten(results, entry.spec)
 
@@ -313,7 +371,9 @@ class CudaGraphModule(nn.Module):
         owners: dict[int, list[int]] = {}
         for number, value in enumerate(values):
             if _is_tensor(value):
-                owners.setdefault(storage_key(value), []).append(number)
+                # what is lent has a storage of its own on the same memory
+                memory = value.untyped_storage().data_ptr() if is_plain_tensor(value) else 0
+                owners.setdefault(memory or storage_key(value), []).append(number)
         copied, written = set(call.copied), self._written(args, len(values))
         return any(
             len(numbers) > 1 and not copied.isdisjoint(numbers) and not written.isdisjoint(numbers)
@@ -324,6 +384,10 @@ class CudaGraphModule(nn.Module):
         self.clear()
         self._gave_up = why
         _LOG.warning("%s runs uncaptured from now on: %s", self.region, why)
+
+
+def _attributes(gm: GraphModule) -> list[Node]:
+    return [node for node in gm.graph.nodes if node.op in ("get_attr", "call_module")]
 
 
 def _is_tensor(value: Any) -> bool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from partita._torch.aot import GraphCompiler
+from partita._torch.inductor import compile_with_inductor
 from partita.cudagraphs.capturable import CaptureRules
 from partita.cudagraphs.cuda import CudaRecorder
 from partita.cudagraphs.recorder import GraphRecorder
@@ -17,6 +18,8 @@ from partita.cudagraphs.saving import SavingModel
 from partita.errors import UsageError
 
 __all__ = ["BackendOptions"]
+
+_INNER: dict[str, GraphCompiler | None] = {"eager": None, "inductor": compile_with_inductor}
 
 
 @dataclass(frozen=True)
@@ -29,15 +32,23 @@ class BackendOptions:
         allow: custom operators that may be captured, see `CaptureRules`.
         saving: which regions are worth it.
         max_recordings: how many kinds of calls each region keeps, see `CudaGraphModule`.
-        inner: compiles each piece before it is recorded: from its graph and example inputs to a function
-            of the same inputs. None runs the graph as it is.
+        inner: compiles each piece before it is recorded: ``"inductor"`` (without CUDA graphs of its own, and
+            with the random numbers of the operators), or a function from a graph and example inputs to a
+            function of the same inputs. ``"eager"`` or None runs the graph as it is.
+        buckets: sizes to which the batch (dimension 0 of the inputs) is padded in inference, so that a few
+            recordings serve all sizes; larger batches are not padded. Only graphs whose rows provably keep
+            apart are padded, see `PaddedGraph`.
+        rows_apart: the user's word that rows keep apart where no proof is found. It is checked at the first
+            call of each bucket.
     """
 
     recorder: str | Callable[[torch.device], GraphRecorder] | None = None
     allow: frozenset[str] = frozenset()
     saving: SavingModel = field(default_factory=SavingModel)
     max_recordings: int = 8
-    inner: GraphCompiler | None = None
+    inner: Literal["eager", "inductor"] | GraphCompiler | None = None
+    buckets: tuple[int, ...] = ()
+    rows_apart: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.recorder, str) and self.recorder not in ("cuda", "replay"):
@@ -45,11 +56,19 @@ class BackendOptions:
                 f"recorder is 'cuda', 'replay' or a function from a device to a recorder, got "
                 f"{self.recorder!r}"
             )
-        if self.inner is not None and not callable(self.inner):
+        if self.inner not in (None, *_INNER) and not callable(self.inner):
             raise UsageError(
-                f"inner is a function (gm, example_inputs) -> callable, got {self.inner!r}: leave it out "
-                f"to run the "
-                "graph as it is"
+                f"inner is 'eager', 'inductor' or a function (gm, example_inputs) -> callable, got "
+                f"{self.inner!r}: leave it out to run the graph as it is"
+            )
+        if any(size < 1 for size in self.buckets) or list(self.buckets) != sorted(set(self.buckets)):
+            raise UsageError(
+                f"buckets are {self.buckets}: give sizes of 1 or more in rising order, each once"
+            )
+        if len(self.buckets) > self.max_recordings:
+            raise UsageError(
+                f"{len(self.buckets)} buckets need a recording each, and max_recordings is "
+                f"{self.max_recordings}: raise it, or give fewer buckets"
             )
         if self.max_recordings < 1:
             raise UsageError(f"max_recordings is {self.max_recordings}: a region needs room for at least 1")
@@ -68,12 +87,19 @@ class BackendOptions:
             raise UsageError(f"unknown option {unknown[0]!r}: partita_cudagraphs takes {', '.join(known)}")
         if "allow" in given:
             given["allow"] = frozenset(given["allow"])
+        if "buckets" in given:
+            given["buckets"] = tuple(given["buckets"])
         return cls(**given)
 
     @property
     def records(self) -> bool:
         """Whether anything is recorded at all on this machine."""
         return self.recorder is not None or torch.cuda.is_available()
+
+    @property
+    def compiler(self) -> GraphCompiler | None:
+        """What compiles a piece, or None."""
+        return _INNER[self.inner] if isinstance(self.inner, str) else self.inner
 
     def rules(self) -> CaptureRules:
         """What may be captured under these options."""

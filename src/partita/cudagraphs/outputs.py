@@ -9,6 +9,7 @@ a view of an input that was copied      the same view of the caller's own tensor
 a view of an input used where it lies   that view
 memory of its own                       a copy; views of one memory stay views of one copy
 memory of its own that nobody keeps     that memory, good until the next replay
+memory of its own for backward only     that memory, lent: no replay as long as somebody has it
 no tensor                               the value
 ======================================  ============================================================
 """
@@ -20,24 +21,42 @@ from typing import Any
 
 import torch
 
+from partita._torch.loan import Loan, lend
 from partita._torch.storage import storage_key
 
-__all__ = ["Output", "OutputPlan", "plan_outputs"]
+__all__ = ["Output", "OutputPlan", "placed", "plan_outputs"]
 
 Output = Callable[[Sequence[Any], dict[int, torch.UntypedStorage]], Any]
 """From the caller's inputs, and the storages copied so far in this call, to one output."""
 
 
 class OutputPlan:
-    """How each output of one recording is made."""
+    """How each output of one recording is made.
 
-    def __init__(self, outputs: Sequence[Output]) -> None:
+    Args:
+        outputs: one function an output.
+        lent: keys of the storages that are lent.
+    """
+
+    def __init__(self, outputs: Sequence[Output], lent: frozenset[int] = frozenset()) -> None:
         self._outputs = outputs
+        self._lent = lent
+        self._loans: list[Loan] = []
+
+    @property
+    def in_use(self) -> bool:
+        """Whether somebody still has what was lent: a replay would overwrite it."""
+        if self._loans and all(loan.returned for loan in self._loans):
+            self._loans = []
+        return bool(self._loans)
 
     def take(self, inputs: Sequence[Any]) -> list[Any]:
         """The outputs of the latest replay, for a caller who passed these inputs."""
         copies: dict[int, torch.UntypedStorage] = {}
-        return [output(inputs, copies) for output in self._outputs]
+        taken = [output(inputs, copies) for output in self._outputs]
+        if self._lent:
+            self._loans = [Loan(copies[key]) for key in self._lent]
+        return taken
 
 
 def plan_outputs(
@@ -46,6 +65,7 @@ def plan_outputs(
     copied: Sequence[int],
     state: Sequence[torch.Tensor] = (),
     transient: frozenset[int] = frozenset(),
+    lent: frozenset[int] = frozenset(),
 ) -> OutputPlan:
     """Decide for each result of a recording.
 
@@ -55,20 +75,29 @@ def plan_outputs(
         copied: indices of the buffers.
         state: parameters and buffers that the graph holds.
         transient: indices of the results that nobody keeps beyond the next replay.
+        lent: indices of the results that only backward reads.
     """
+    inputs = {
+        storage_key(value): number for number, value in enumerate(given) if isinstance(value, torch.Tensor)
+    }
     buffers = {storage_key(given[number]): number for number in copied}
-    foreign = {storage_key(value) for value in (*given, *state) if isinstance(value, torch.Tensor)}
+    foreign = {storage_key(value) for value in state}
     held = {id(value) for value in state}
     sharing: dict[int, int] = {}
     for result in results:
         if isinstance(result, torch.Tensor):
             sharing[storage_key(result)] = sharing.get(storage_key(result), 0) + 1
+
+    def keys_but(numbers: frozenset[int]) -> set[int]:
+        return {
+            storage_key(result)
+            for number, result in enumerate(results)
+            if isinstance(result, torch.Tensor) and number not in numbers
+        }
+
     # if one of several views is kept, all of them have to be views of its copy
-    kept = {
-        storage_key(result)
-        for number, result in enumerate(results)
-        if isinstance(result, torch.Tensor) and number not in transient
-    }
+    kept, copied_out = keys_but(transient), keys_but(transient | lent)
+    loans: set[int] = set()
     plan: list[Output] = []
     for result in results:
         if not isinstance(result, torch.Tensor):
@@ -80,17 +109,22 @@ def plan_outputs(
             plan.append(_input(same))
         elif id(result) in held:
             plan.append(_constant(result))
-        elif key in buffers:
-            plan.append(_view_of_input(result, buffers[key], given[buffers[key]]))
         elif key in foreign:
             plan.append(_view(result))
+        elif key in inputs:
+            # of one that was copied, the buffer's: two may share memory, and then either of them is right
+            number = buffers.get(key, inputs[key])
+            plan.append(_view_of_input(result, number, given[number]))
         elif key not in kept:
             plan.append(_memory(result))
+        elif key not in copied_out and result.numel():
+            loans.add(key)
+            plan.append(_lent(result))
         elif sharing[key] == 1 and _fills_storage(result):
             plan.append(_copy(result))
         else:
             plan.append(_view_of_copy(result))
-    return OutputPlan(plan)
+    return OutputPlan(plan, frozenset(loans))
 
 
 def _constant(value: Any) -> Output:
@@ -120,7 +154,7 @@ def _view_of_input(result: torch.Tensor, number: int, buffer: torch.Tensor) -> O
     def view(inputs: Sequence[Any], _copies: dict[int, torch.UntypedStorage]) -> torch.Tensor:
         source = inputs[number]
         offset = source.storage_offset() * source.element_size() + shift
-        return _placed(result, source.untyped_storage(), offset // result.element_size())
+        return placed(result, source.untyped_storage(), offset // result.element_size())
 
     return view
 
@@ -131,12 +165,24 @@ def _view_of_copy(result: torch.Tensor) -> Output:
     def view(_inputs: Sequence[Any], copies: dict[int, torch.UntypedStorage]) -> torch.Tensor:
         if key not in copies:
             copies[key] = result.untyped_storage().clone()
-        return _placed(result, copies[key], int(result.storage_offset()))
+        return placed(result, copies[key], int(result.storage_offset()))
 
     return view
 
 
-def _placed(like: torch.Tensor, storage: torch.UntypedStorage, offset: int) -> torch.Tensor:
+def _lent(result: torch.Tensor) -> Output:
+    key = storage_key(result)
+
+    def view(_inputs: Sequence[Any], copies: dict[int, torch.UntypedStorage]) -> torch.Tensor:
+        if key not in copies:
+            copies[key] = lend(result.untyped_storage())
+        return placed(result, copies[key], int(result.storage_offset()))
+
+    return view
+
+
+def placed(like: torch.Tensor, storage: torch.UntypedStorage, offset: int) -> torch.Tensor:
+    """A tensor of the shape, strides and dtype of another one on this storage, ``offset`` in elements."""
     empty = torch.empty(0, dtype=like.dtype, device=like.device)
     return empty.set_(storage, offset, like.shape, like.stride())
 

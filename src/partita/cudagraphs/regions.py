@@ -19,6 +19,7 @@ from partita.cudagraphs.saving import SavingModel
 from partita.graph.effects import Effects, analyse, metadata
 from partita.graph.liveness import tensor_bytes
 from partita.graph.order import order_edges
+from partita.graph.use import nodes_in
 
 __all__ = ["Region", "RegionPlan", "find_regions"]
 
@@ -58,6 +59,7 @@ class RegionPlan:
         keys: the piece of each node by name: a region's, or one between regions.
         escaping: names of the values that outlive a run: they, or a view of them, are returned, or given
             to code that nobody knows.
+        saved: names of those that outlive it only to be read by backward.
     """
 
     regions: tuple[Region, ...]
@@ -65,6 +67,7 @@ class RegionPlan:
     keys: Mapping[str, str] = field(repr=False)
     too_small: tuple[Region, ...] = ()
     escaping: frozenset[str] = field(default=frozenset(), repr=False)
+    saved: frozenset[str] = field(default=frozenset(), repr=False)
 
     @property
     def launches_saved(self) -> int:
@@ -99,6 +102,7 @@ def find_regions(
     rules: CaptureRules | None = None,
     saving: SavingModel | None = None,
     static_inputs: Collection[str] = (),
+    returned: int | None = None,
 ) -> RegionPlan:
     """The regions of a graph whose nodes have example values (``meta["val"]`` or ``meta["example_value"]``).
 
@@ -109,6 +113,8 @@ def find_regions(
     Args:
         saving: says which regions are worth it; by default all.
         static_inputs: names of the inputs that keep their addresses, so that nothing is copied.
+        returned: how many of the outputs a caller gets; those behind them are saved for backward. By default
+            all.
 
     >>> import torch
     >>> from torch.fx.experimental.proxy_tensor import make_fx
@@ -117,14 +123,16 @@ def find_regions(
     >>> [region.nodes for region in plan.regions]
     [('sin', 'sum_1'), ('cos', 'exp')]
     """
-    finder = _Finder(gm, rules or CaptureRules(), frozenset(static_inputs))
+    finder = _Finder(gm, rules or CaptureRules(), frozenset(static_inputs), returned)
     return finder.run(saving)
 
 
 class _Finder:
     """The working state of one `find_regions` call."""
 
-    def __init__(self, gm: GraphModule, rules: CaptureRules, static_inputs: frozenset[str]) -> None:
+    def __init__(
+        self, gm: GraphModule, rules: CaptureRules, static_inputs: frozenset[str], returned: int | None
+    ) -> None:
         self.effects = analyse(gm)
         self.nodes = self.effects.nodes
         self.static_inputs = static_inputs
@@ -133,6 +141,7 @@ class _Finder:
         self.colours: list[object] = [None] * len(self.nodes)
         self.edges = _edges(self.effects)
         self.escaping = _escaping(self.effects)
+        self.saved = self.escaping - _escaping(self.effects, returned)
         self._makers: dict[int, int] = {}
         for position in range(len(self.nodes)):
             self._maker(position)
@@ -201,7 +210,7 @@ class _Finder:
             for operand in self.nodes[position].all_input_nodes
             if self._is_copied_in(self.effects.index[operand], number, rounds, regions)
         }
-        kept = {self._maker(position) for position in positions if position in self.escaping}
+        kept = {self._maker(position) for position in positions if position in self.escaping - self.saved}
         copied |= {self.nodes[position] for position in kept if rounds[position] == number}
         values = [value for value in map(metadata, copied) if isinstance(value, torch.Tensor)]
         return launches, len(values), sum(tensor_bytes(value) or 0 for value in values)
@@ -238,7 +247,8 @@ class _Finder:
                 keys[self.nodes[position].name] = key
         refusals = tuple(self.refusals[position] for position in sorted(self.refusals))
         escaping = frozenset(self.nodes[position].name for position in self.escaping)
-        return RegionPlan(tuple(regions), refusals, keys, too_small, escaping)
+        saved = frozenset(self.nodes[position].name for position in self.saved)
+        return RegionPlan(tuple(regions), refusals, keys, too_small, escaping, saved)
 
 
 def _edges(effects: Effects) -> list[list[int]]:
@@ -273,13 +283,20 @@ def _edges(effects: Effects) -> list[list[int]]:
     return edges
 
 
-def _escaping(effects: Effects) -> frozenset[int]:
-    """Positions of the values that may outlive the run, themselves, through a view, or in a container."""
+def _escaping(effects: Effects, returned: int | None = None) -> frozenset[int]:
+    """Positions of the values that may outlive the run, themselves, through a view, or in a container.
+
+    Args:
+        returned: only this many outputs count, if given.
+    """
     found: set[int] = set()
     for position in range(len(effects.nodes) - 1, -1, -1):
         node = effects.nodes[position]
         use = effects.uses.get(position)
-        if node.op == "output" or (use is not None and use.entangles):
+        if node.op == "output" and returned is not None and isinstance(node.args[0], (tuple, list)):
+            kept = nodes_in(node.args[0][:returned])
+            found.update(effects.index[operand] for operand in kept)
+        elif node.op == "output" or (use is not None and use.entangles):
             found.update(effects.index[operand] for operand in node.all_input_nodes)
         elif use is not None and position in found:
             found.update(effects.index[operand] for operand in use.aliases)

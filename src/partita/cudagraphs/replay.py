@@ -40,6 +40,10 @@ class ReplayRecorder:
         self.replayed = 0
         self._buffers: list[torch.Tensor] = []
 
+    def __reduce__(self) -> tuple[type[ReplayRecorder], tuple[()]]:
+        """A copy, and what was pickled, begins anew."""
+        return type(self), ()
+
     def warm_up(self, run: Callable[[], _T]) -> _T:
         """Run, and nothing else."""
         return run()

@@ -16,7 +16,7 @@ from partita._torch.plain import is_plain_tensor
 from partita.graph.effects import metadata
 from partita.graph.state import lookup
 
-__all__ = ["NOTHING", "UNKNOWN", "Holding", "holding_of", "tensors_in"]
+__all__ = ["DATA_DEPENDENT", "NOTHING", "UNKNOWN", "Holding", "holding_of", "tensors_in"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,7 @@ class Holding:
     problem: str = ""
 
 
+DATA_DEPENDENT = "a tensor whose shape depends on the data"
 UNKNOWN = Holding(known=False)
 NOTHING = Holding(empty=True)
 _NONE = Holding(empty=True, nothing=True)
@@ -93,7 +94,7 @@ def _of_tensor(tensor: torch.Tensor) -> Holding:
     elif tensor.layout is not torch.strided:
         problem = f"a tensor of layout {str(tensor.layout).removeprefix('torch.')}"
     elif has_data_dependent_size(tensor):
-        problem = "a tensor whose shape depends on the data"
+        problem = DATA_DEPENDENT
     mask = tensor.dtype in (torch.bool, torch.uint8)
     return _shared(tensor.device, tensor.device.type == "cpu" and tensor.dim() == 0, mask, problem)
 

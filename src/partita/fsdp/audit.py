@@ -92,12 +92,12 @@ def audit(module: nn.Module, ignored_modules: Collection[nn.Module] = ()) -> Aud
             inside.update(inner.modules())
         if is_wrapper(inner):
             continue
-        if marked is not None:
+        if marked is False:
+            lists["eager"].append(fsdp_wrapped_name(name))
+        if inner in ignored:
+            kind = "ignored"  # also where a nested wrapper, which was not told, has marked it
+        elif marked is not None:
             kind = "managed"
-            if not marked:
-                lists["eager"].append(fsdp_wrapped_name(name))
-        elif inner in ignored:
-            kind = "ignored"
         else:
             kind = "missed" if inner in inside else "outside"
         lists[kind].append(fsdp_wrapped_name(name))

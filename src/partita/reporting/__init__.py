@@ -5,6 +5,9 @@ The data are plain numbers and names (`RunReport` and its parts); nothing here k
 
 from __future__ import annotations
 
+from partita.reporting.capture_html import render_capture_html
+from partita.reporting.capture_report import BreakRow, CaptureReport, GraphRow, LeftOutRow, RegionRow
+from partita.reporting.capture_tables import capture_tables
 from partita.reporting.chrome import chrome_trace
 from partita.reporting.codec import report_from_json, report_to_json
 from partita.reporting.data import Figure, LossPoint, RunReport, StageRow, Timeline, TimelineSpan
@@ -23,12 +26,18 @@ from partita.reporting.units import (
 )
 
 __all__ = [
+    "BreakRow",
+    "CaptureReport",
     "Figure",
+    "GraphRow",
+    "LeftOutRow",
     "LossPoint",
+    "RegionRow",
     "RunReport",
     "StageRow",
     "Timeline",
     "TimelineSpan",
+    "capture_tables",
     "chrome_trace",
     "format_bytes",
     "format_count",
@@ -40,6 +49,7 @@ __all__ = [
     "loss_table",
     "outermost_modules",
     "plan_table",
+    "render_capture_html",
     "render_html",
     "report_from_json",
     "report_to_json",

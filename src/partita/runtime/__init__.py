@@ -17,6 +17,7 @@ from partita.runtime.microbatches import (
     plan_microbatches,
     split_args,
 )
+from partita.runtime.piece_runner import PieceRunner, PlainRunner
 from partita.runtime.process_group import ProcessGroupComm
 from partita.runtime.rng import RandomKey, enter_site, key_random_nodes, keyed, site_seed
 from partita.runtime.trace import (
@@ -40,6 +41,8 @@ __all__ = [
     "InProcessWorld",
     "MicrobatchPlan",
     "NullTracer",
+    "PieceRunner",
+    "PlainRunner",
     "ProcessGroupComm",
     "RandomKey",
     "Recorder",

@@ -1,0 +1,32 @@
+"""Inductor for one piece of a graph that AOTAutograd has made, without CUDA graphs of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch._guards import TracingContext
+from torch._inductor import config, standalone_compile
+from torch.fx import GraphModule
+
+__all__ = ["compile_with_inductor"]
+
+_SETTINGS = {
+    "triton.cudagraphs": False,  # the region around it is recorded; a graph inside of a graph is an error
+    "triton.cudagraph_trees": False,
+    "fallback_random": True,  # the numbers that the operators draw, in their order
+}
+
+
+def compile_with_inductor(gm: GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+    """A function of the same inputs, with the same random numbers as the graph.
+
+    Args:
+        gm: flat, of operators. It is not changed.
+        examples: one value a placeholder, fake or real; their symbols stay symbols.
+    """
+    symbols: Literal["from_graph", "from_tracing_context"]
+    symbols = "from_graph" if TracingContext.try_get() is None else "from_tracing_context"
+    with torch.no_grad(), config.patch(_SETTINGS):
+        return standalone_compile(gm, list(examples), dynamic_shapes=symbols)

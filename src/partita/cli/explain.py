@@ -1,0 +1,155 @@
+"""``partita explain``: what would be done with a model, what not, and why."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+
+from partita._version import __version__
+from partita.cli.user_file import build_from
+from partita.cudagraphs import ExplainedGraph, Explanation, Refusal, Region, SavingModel
+from partita.cudagraphs import explain as explain_cudagraphs
+from partita.errors import UsageError
+from partita.reporting import (
+    BreakRow,
+    CaptureReport,
+    GraphRow,
+    LeftOutRow,
+    RegionRow,
+    capture_tables,
+    render_capture_html,
+)
+
+__all__ = ["capture_report", "explain"]
+
+
+def explain(
+    place: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE.py:NAME",
+            help="A function without arguments that returns (model, args) or (model, args, kwargs).",
+        ),
+    ],
+    purpose: Annotated[str, typer.Option("--for", help="What to explain: cudagraphs.")] = "cudagraphs",
+    train: Annotated[
+        bool, typer.Option("--train", help="Forward and backward of a training step, not inference.")
+    ] = False,
+    device: Annotated[
+        str,
+        typer.Option(help="cuda, cuda:1 ... (without a GPU: judged as if there was one), or cpu."),
+    ] = "cuda",
+    min_launches: Annotated[
+        int, typer.Option(help="Regions with fewer launches are not captured.")
+    ] = SavingModel.min_launches,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(help="A custom operator, namespace::name, that may be captured; can be given again."),
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page here too.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Say what of a model is captured as CUDA graphs, what is not and why, and how many launches it saves."""
+    if purpose != "cudagraphs":
+        raise UsageError(f"--for is {purpose!r}: there is 'cudagraphs'")
+    if min_launches < 0:
+        raise UsageError(f"--min-launches is {min_launches}: give 0 or more")
+    if any("::" not in name for name in allow or ()):
+        raise UsageError(f"--allow is {allow}: write operators as namespace::name")
+    with redirect_stdout(sys.stderr):  # what the model prints is no part of the report
+        built = build_from(place)
+        built.model.train(train)
+        found = explain_cudagraphs(
+            built.model,
+            built.args,
+            built.kwargs,
+            train=train,
+            device=device,
+            saving=SavingModel(min_launches=min_launches),
+            allow=frozenset(allow or ()),
+        )
+    report = capture_report(found, f"{place}, {'training' if train else 'inference'}")
+    if html is not None:
+        html.parent.mkdir(parents=True, exist_ok=True)
+        html.write_text(render_capture_html(report), encoding="utf-8")
+    if as_json:
+        print(json.dumps(report.as_dict(), indent=2))
+        return
+    _show(report, html)
+
+
+def capture_report(found: Explanation, title: str) -> CaptureReport:
+    """What was found, as plain data."""
+    counts: dict[str, int] = {}
+    graphs = []
+    for graph in found.graphs:
+        number = counts.setdefault(graph.kind, 0)
+        counts[graph.kind] += 1
+        graphs.append(_graph_row(graph, f"{graph.kind} {number}"))
+    return CaptureReport(
+        title,
+        found.note,
+        found.assumed,
+        tuple(graphs),
+        tuple(BreakRow(_short(item.source), item.reason, item.hint) for item in found.breaks),
+        found.stopped,
+        {
+            "partita": __version__,
+            "torch": torch.__version__,
+            "Python": platform.python_version(),
+            "judged on": f"{found.device}{' (assumed)' if found.assumed else ''}",
+        },
+    )
+
+
+def _graph_row(graph: ExplainedGraph, name: str) -> GraphRow:
+    regions = [_region_row(region, captured=True) for region in graph.plan.regions]
+    regions += [_region_row(region, captured=False) for region in graph.plan.too_small]
+    return GraphRow(name, graph.nodes, tuple(regions), tuple(_left_out(graph.plan.refusals)))
+
+
+def _region_row(region: Region, *, captured: bool) -> RegionRow:
+    ends = region.nodes[0], region.nodes[-1]
+    counts = len(region.nodes), region.launches, region.copies
+    return RegionRow(region.key, str(region.device), *counts, region.saved_s, *ends, captured)
+
+
+def _left_out(refusals: tuple[Refusal, ...]) -> Iterator[LeftOutRow]:
+    """One row a line of code; the first operator of a line is the one that matters to the others."""
+    lines: dict[str, list[Refusal]] = {}
+    for number, refusal in enumerate(refusals):
+        lines.setdefault(refusal.source or f"{number}", []).append(refusal)
+    for together in lines.values():
+        first = together[0]
+        operators = tuple(refusal.what for refusal in together)
+        yield LeftOutRow(_short(first.source), operators, first.reason, first.way_out)
+
+
+def _short(source: str) -> str:
+    """A file below the current folder by its path from there."""
+    return source.removeprefix(f"{Path.cwd()}/")
+
+
+def _show(report: CaptureReport, html: Path | None) -> None:
+    console = Console()
+    console.print(report.note, style="yellow" if report.assumed else "dim", markup=False, highlight=False)
+    for table in capture_tables(report):
+        console.print(table)
+    if report.stopped:
+        console.print("the rest of the model is not here: ", style="bold yellow", end="")
+        console.print(report.stopped, markup=False, highlight=False)
+    console.print(
+        f"{report.captured_nodes} of {report.nodes} operators captured, {report.launches_saved} launches "
+        f"saved a run"
+    )
+    if html is not None:
+        console.print(f"page: {html}", markup=False)

@@ -1,0 +1,184 @@
+"""What would be captured of a model, and what not and why, without recording anything."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from partita._torch.pytree import tree_map
+from partita._torch.traced import Break, TracedModel, pretend_device, trace_model
+from partita.cudagraphs.capturable import CaptureRules
+from partita.cudagraphs.regions import RegionPlan, find_regions
+from partita.cudagraphs.saving import SavingModel
+from partita.errors import CaptureError
+
+__all__ = ["ExplainedGraph", "Explanation", "explain"]
+
+_ASSUMED = (
+    "There is no CUDA device here, so the model was not run: it was traced on the meta device, and its "
+    "graphs are judged as if all that lies there lay on one GPU. Values that the host reads stay in the "
+    "graph, where torch.compile breaks the graph by default; attention is shown in its parts, where a GPU "
+    "has one kernel for it; code that asks for a tensor's device sees 'meta'."
+)
+_CPU = "Judged for ReplayRecorder, which records on the CPU: tensors on the CPU count as capturable."
+_MEASURED = "The model was run once on {device}."
+
+
+@dataclass(frozen=True)
+class ExplainedGraph:
+    """One graph of the model.
+
+    Attributes:
+        kind: what it computes.
+        nodes: how many operators it has.
+        plan: its regions, and why the rest is not captured.
+    """
+
+    kind: Literal["forward", "backward", "inference"]
+    nodes: int
+    plan: RegionPlan
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What the backend would make of a model.
+
+    Attributes:
+        graphs: in the order in which they are made.
+        breaks: where ``torch.compile`` ends a graph.
+        stopped: why the rest of the model could not be traced, or an empty string.
+        assumed: whether the device was assumed, and nothing was computed.
+        device: on which the graphs are judged.
+        note: how far one can trust this, as a sentence or two.
+    """
+
+    graphs: tuple[ExplainedGraph, ...]
+    breaks: tuple[Break, ...]
+    stopped: str
+    assumed: bool
+    device: torch.device
+    note: str
+
+    @property
+    def launches_saved(self) -> int:
+        """Over all graphs."""
+        return sum(graph.plan.launches_saved for graph in self.graphs)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a model is traced, and where it is judged."""
+
+    traced: torch.device
+    judged: torch.device
+    note: str = field(default="", repr=False)
+
+    @property
+    def assumed(self) -> bool:
+        return self.traced != self.judged
+
+
+def explain(
+    module: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    train: bool = False,
+    device: str = "cuda",
+    saving: SavingModel | None = None,
+    allow: frozenset[str] = frozenset(),
+) -> Explanation:
+    """Capture a model's graphs as the backend would, and find their regions.
+
+    Nothing is recorded, and neither ``module`` nor the arguments are changed: a copy is moved to the device.
+    With ``device="cuda"`` on a machine without a GPU nothing is computed, see ``note`` of the result.
+
+    Args:
+        train: the forward and the backward graphs of a training step, from the sum of the results; else the
+            inference graphs. The training flags of ``module`` are taken as they are.
+        device: ``"cuda"``, ``"cuda:1"`` ..., or ``"cpu"``, as `ReplayRecorder` would record it.
+        saving: which regions are worth it.
+        allow: custom operators that may be captured, see `CaptureRules`.
+
+    Raises:
+        CaptureError: the model can't be moved to the device, or can't be traced; with its own error.
+
+    >>> model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.Tanh())
+    >>> all_of_it = SavingModel(min_launches=1, replay_s=0.0)
+    >>> found = explain(model, (torch.ones(2, 4),), device="cpu", saving=all_of_it)
+    >>> [graph.kind for graph in found.graphs], found.launches_saved
+    (['inference'], 3)
+    """
+    place = _place(device)
+    try:
+        moved = copy.deepcopy(module).to(place.traced)
+        given, named = tree_map(lambda leaf: _moved(leaf, place.traced), (tuple(args), dict(kwargs or {})))
+        generators = [place.traced] if place.traced.type == "cuda" else []
+        with torch.random.fork_rng(generators):
+            traced = trace_model(moved, given, named, train=train, compute=not place.assumed)
+    except Exception as error:
+        raise CaptureError(
+            f"the model can't be traced on {place.traced}; run it there once without torch.compile to see "
+            f"where. {type(error).__name__}: {error}"
+        ) from error
+    _check_made_something(traced, place)
+    if place.assumed:
+        pretend_device(traced.graphs, place.traced.type, place.judged)
+    rules = CaptureRules(place.judged.type, allow)
+    graphs = tuple(
+        ExplainedGraph(
+            graph.kind,
+            sum(node.op not in ("placeholder", "get_attr", "output") for node in graph.gm.graph.nodes),
+            find_regions(
+                graph.gm,
+                rules=rules,
+                saving=saving or SavingModel(),
+                static_inputs=graph.static_inputs,
+                returned=graph.returned,
+            ),
+        )
+        for graph in traced.graphs
+    )
+    breaks = tuple(dict.fromkeys(traced.breaks))  # a model called anew from the same place breaks there again
+    return Explanation(graphs, breaks, traced.stopped, place.assumed, place.judged, place.note)
+
+
+def _place(name: str) -> _Place:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type == "cpu":
+        return _Place(device, device, _CPU)
+    if device.type != "cuda":
+        raise CaptureError(f"device is {name!r}: give 'cuda', 'cuda:1' and so on, or 'cpu'")
+    indexed = torch.device("cuda", device.index or 0)
+    if not torch.cuda.is_available():
+        return _Place(torch.device("meta"), indexed, _ASSUMED)
+    if indexed.index >= torch.cuda.device_count():
+        raise CaptureError(f"device is {name!r}, and there are {torch.cuda.device_count()} CUDA devices")
+    place = _Place(indexed, indexed)
+    return replace(place, note=_MEASURED.format(device=torch.cuda.get_device_name(indexed)))
+
+
+def _moved(leaf: Any, device: torch.device) -> Any:
+    """A tensor's copy on the device, with a history of its own."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return leaf.detach().clone().to(device).requires_grad_(leaf.requires_grad)
+
+
+def _check_made_something(traced: TracedModel, place: _Place) -> None:
+    if traced.graphs:
+        return
+    why = traced.stopped or "; ".join(f"{item.reason} ({item.source})" for item in traced.breaks)
+    raise CaptureError(
+        f"torch.compile makes no graph of the model on {place.traced}"
+        + (f": {why}" if why else ": it does nothing with tensors, or its forward is excluded")
+        + (". With --device cpu it is run, so that values are there" if place.assumed else "")
+    )

@@ -1,0 +1,84 @@
+"""The seam by which one way of running pieces serves those who cut for another reason.
+
+A pipeline has stages, data parallel has pieces of a backward graph; a piece runner makes of either something
+that is called in the same way and does the same, but runs differently (recorded as CUDA graphs, for
+example)::
+
+    pipelining   a stage's module        ── for_module ──> a module, differentiable
+    ddp          a flat backward graph   ── for_graph  ──> a function of the same inputs
+
+So the packages that cut and those that run need not know each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any, Protocol, runtime_checkable
+
+from torch import nn
+from torch.fx import GraphModule
+
+__all__ = ["PieceRunner", "PlainRunner"]
+
+
+@runtime_checkable
+class PieceRunner(Protocol):
+    """Decides how a piece runs; what it computes stays the same, bit for bit.
+
+    A runner may serve many pieces. They run one at a time.
+    """
+
+    def for_module(self, module: nn.Module) -> nn.Module:
+        """A module that stands for ``module``, with the same parameters (the same objects), in training
+        and in evaluation mode, for forward and backward.
+        """
+        ...
+
+    def for_graph(
+        self, gm: GraphModule, *, fixed_inputs: Collection[str] = (), returned: int | None = None
+    ) -> Callable[..., Any]:
+        """A function of the same inputs that does what a flat graph of operators does, without gradients.
+
+        Args:
+            gm: functional but for writes to its inputs; its nodes have example values (``meta["val"]``). It
+                is not changed.
+            fixed_inputs: names of the inputs that mostly lie at the same address at each call (parameters,
+                buffers). A hint: wherever they lie, the result is right.
+            returned: how many of the outputs the caller keeps for long; those behind them are given back
+                before the next call as a rule. A hint too. By default all are kept.
+        """
+        ...
+
+
+class PlainRunner:
+    """The fake that ships: pieces run as they are, and it remembers which it was given.
+
+    Attributes:
+        modules: given to `for_module`.
+        graphs: given to `for_graph`.
+
+    >>> runner = PlainRunner()
+    >>> stage = nn.Linear(2, 2)
+    >>> runner.for_module(stage) is stage, len(runner.modules)
+    (True, 1)
+    """
+
+    def __init__(self) -> None:
+        self.modules: list[nn.Module] = []
+        self.graphs: list[GraphModule] = []
+
+    def for_module(self, module: nn.Module) -> nn.Module:
+        """The module itself."""
+        self.modules.append(module)
+        return module
+
+    def for_graph(
+        self,
+        gm: GraphModule,
+        *,
+        fixed_inputs: Collection[str] = (),  # noqa: ARG002
+        returned: int | None = None,  # noqa: ARG002
+    ) -> Callable[..., Any]:
+        """The graph itself."""
+        self.graphs.append(gm)
+        return gm

@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+import torch
+
+from partita._torch.versions import writes_to
+
+
+def test_writes_to_a_tensor_and_to_its_views_are_counted() -> None:
+    tensor = torch.zeros(3)
+    before = writes_to(tensor)
+    tensor.add_(1)
+    tensor[0].mul_(2)
+    assert writes_to(tensor) == before + 2
+
+
+def test_where_torch_does_not_count_it_is_zero() -> None:
+    with torch.inference_mode():
+        assert writes_to(torch.zeros(3)) == 0

@@ -1,0 +1,112 @@
+"""`explain`: the regions of a model that need not run, on a device that need not be there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from partita.cudagraphs import SavingModel, explain
+from partita.errors import CaptureError
+
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+
+
+ALL = SavingModel(launch_s=1.0, replay_s=0.0, min_launches=1)
+
+
+class Net(nn.Module):
+    """A copy to the host in the middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x).relu().sin().cos()
+        scale = hidden.sum().cpu()
+        return self.last(hidden * scale.to(x.device)).sin().cos()
+
+
+@without_gpu
+def test_without_a_gpu_the_graph_is_judged_as_if_there_was_one() -> None:
+    found = explain(Net(), (torch.ones(2, 4),), saving=ALL)
+    assert found.assumed
+    assert str(found.device) == "cuda:0"
+    assert "There is no CUDA device here, so the model was not run" in found.note
+    (graph,) = found.graphs
+    assert graph.kind == "inference"
+    assert [str(region.device) for region in graph.plan.regions] == ["cuda:0", "cuda:0"]
+    first = graph.plan.refusals[0]
+    assert first.reason == "its result lies on cpu"
+    assert "test_explain.py" in first.source
+    assert "hidden.sum().cpu()" in first.source
+    assert found.launches_saved == sum(region.launches - 1 for region in graph.plan.regions) > 4
+
+
+@without_gpu
+def test_training_has_a_backward_graph_whose_parameters_are_not_copied() -> None:
+    found = explain(Net(), (torch.ones(2, 4),), train=True, saving=ALL)
+    assert [graph.kind for graph in found.graphs] == ["forward", "backward"]
+    forward, backward = (graph.plan for graph in found.graphs)
+    # x in, and the hidden values, which the host sees, out; what is saved for backward is lent
+    assert forward.saved
+    assert sum(region.copies for region in forward.regions) <= 4
+    assert backward.regions
+
+
+def test_on_the_cpu_the_model_runs_and_nothing_of_it_changes() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+    x = torch.ones(3, 4, requires_grad=True)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.random.get_rng_state()
+    found = explain(model, (x,), train=True, device="cpu")
+    assert not found.assumed
+    assert [graph.kind for graph in found.graphs] == ["forward", "backward"]
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in (*model.parameters(), x))
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_keyword_arguments_are_passed_on() -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: torch.Tensor, *, scale: torch.Tensor, twice: bool) -> torch.Tensor:
+            return (x.sin() * scale).cos().exp() * (2 if twice else 1)
+
+    found = explain(Scaled(), (torch.ones(2),), {"scale": torch.ones(2), "twice": True}, device="cpu")
+    assert found.graphs[0].nodes == 5
+
+
+@pytest.mark.parametrize("device", ["tpu", "nonsense", "meta"])
+def test_a_device_that_is_none_is_refused(device: str) -> None:
+    with pytest.raises(CaptureError, match=f"device is '{device}': give 'cuda', 'cuda:1' and so on"):
+        explain(nn.Linear(2, 2), (torch.ones(2, 2),), device=device)
+
+
+def test_a_model_that_can_not_run_is_refused_with_its_own_error() -> None:
+    with pytest.raises(CaptureError, match="the model can't be traced on cpu; run it there once without"):
+        explain(nn.Linear(3, 2), (torch.ones(2, 2),), device="cpu")
+
+
+@without_gpu
+def test_a_model_without_a_graph_is_refused() -> None:
+    class Nothing(nn.Module):
+        def forward(self, x: torch.Tensor) -> int:
+            return 3
+
+    with pytest.raises(CaptureError, match=r"torch.compile makes no graph of the model on cpu"):
+        explain(Nothing(), (torch.ones(2),), device="cpu")
+
+
+@without_gpu
+def test_a_model_that_branches_on_values_is_explained_up_to_there() -> None:
+    class Branches(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x.sin()
+            return x if x.sum() > 0 else x + 1
+
+    found = explain(Branches(), (torch.ones(2),))
+    assert len(found.graphs) == 1
+    assert "test_explain.py" in found.stopped
+    assert "return x if x.sum() > 0" in found.stopped
