@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from partita.errors import ScheduleError
-from partita.planning.placement import check_placement, loop_placement
+from partita.planning.placement import check_placement, loop_placement, v_placement
 
-__all__ = ["check_counts", "chunks_per_rank", "place"]
+__all__ = ["check_counts", "place", "place_in_v"]
 
 
 def check_counts(name: str, stages: int, microbatches: int, ranks: int) -> None:
@@ -38,14 +38,25 @@ def place(
     return placed
 
 
-def chunks_per_rank(name: str, stages: int, microbatches: int, ranks: int | None) -> tuple[int, int]:
-    """The number of ranks and of stages on each, where every rank must have as many."""
-    ranks = stages if ranks is None else ranks
+def place_in_v(
+    name: str, stages: int, microbatches: int, ranks: int | None, placement: Sequence[int] | None
+) -> tuple[int, ...]:
+    """The V of stages; ScheduleError, with the way out in it, where `placement` is another."""
+    if placement is not None:
+        check_counts(name, stages, microbatches, 1)
+        given = check_placement(stages, placement)
+        if ranks is not None and ranks != max(given) + 1:
+            raise ScheduleError(
+                f"{name} with ranks={ranks} and a placement on {max(given) + 1} ranks: give one of the two"
+            )
+        ranks = max(given) + 1
+        if stages != 2 * ranks or given != v_placement(stages, ranks):
+            raise ScheduleError(
+                f"{name} with the placement {given}: it needs two stages on each rank, placed in a V, so cut "
+                f"the model into {2 * ranks} stages and build stages r and {2 * ranks - 1} - r on rank r, or "
+                "take InterleavedZeroBubble, which runs any placement"
+            )
+        return given
+    ranks = stages // 2 if ranks is None else ranks
     check_counts(name, stages, microbatches, ranks)
-    if stages % ranks:
-        raise ScheduleError(
-            f"{name} with {stages} stages on {ranks} ranks: it needs as many stages on each rank, "
-            f"so give {stages - stages % ranks} or {stages - stages % ranks + ranks} stages, or take GPipe "
-            "or 1F1B"
-        )
-    return ranks, stages // ranks
+    return v_placement(stages, ranks)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from partita.errors import ScheduleError
 from partita.planning.actions import Action, ActionKind, overlap
-from partita.planning.generators._arguments import check_counts
+from partita.planning.generators._arguments import place_in_v
 from partita.planning.generators._clock import laid_out
-from partita.planning.placement import v_placement
 from partita.planning.schedule import Schedule
 
 __all__ = ["dualpipe_v"]
 
 
-def dualpipe_v(stages: int, microbatches: int, ranks: int | None = None) -> Schedule:
+def dualpipe_v(
+    stages: int, microbatches: int, ranks: int | None = None, placement: Sequence[int] | None = None
+) -> Schedule:
     """Rank r holds stages r (near) and ``2 * ranks - 1 - r`` (far), and runs passes of the two together.
 
     In the steady state a rank runs a forward pass of one stage together with a backward pass of the other, so
@@ -28,20 +29,20 @@ def dualpipe_v(stages: int, microbatches: int, ranks: int | None = None) -> Sche
         stages: how many stages there are: two a rank.
         microbatches: how many a step has, at least as many as stages.
         ranks: how many ranks there are; half the stages where it is not given.
+        placement: the rank of each stage; only this V will do.
 
     Raises:
-        ScheduleError: not two stages a rank, or fewer microbatches than stages.
+        ScheduleError: not two stages a rank, another placement, or fewer microbatches than stages.
     """
-    ranks = stages // 2 if ranks is None else ranks
-    check_counts("DualPipeV", stages, microbatches, ranks)
-    placement = v_placement(stages, ranks)
+    stage_ranks = place_in_v("DualPipeV", stages, microbatches, ranks, placement)
+    ranks = stages // 2
     if microbatches < stages:
         raise ScheduleError(
             f"DualPipeV with {microbatches} microbatches on {stages} stages: give at least {stages}, or "
             "take 1F1B"
         )
     queues = [[list(_Rank(rank, ranks, microbatches).order())] for rank in range(ranks)]
-    return Schedule("DualPipeV", placement, microbatches, laid_out(queues, stages, "DualPipeV"))
+    return Schedule("DualPipeV", stage_ranks, microbatches, laid_out(queues, stages, "DualPipeV"))
 
 
 class _Rank:

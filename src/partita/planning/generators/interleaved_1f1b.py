@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 from partita.planning.actions import Action, ActionKind
-from partita.planning.generators._arguments import chunks_per_rank
+from partita.planning.generators._arguments import place
 from partita.planning.generators._clock import Rows, laid_out
+from partita.planning.generators.one_f_one_b import one_f_one_b
 from partita.planning.placement import loop_placement
 from partita.planning.schedule import Schedule
 
 __all__ = ["interleaved_1f1b", "interleaved_rows"]
 
 
-def interleaved_1f1b(stages: int, microbatches: int, ranks: int | None = None) -> Schedule:
+def interleaved_1f1b(
+    stages: int, microbatches: int, ranks: int | None = None, placement: Sequence[int] | None = None
+) -> Schedule:
     """1F1B in which a rank changes to its next stage after a group of as many microbatches as ranks.
 
     The bubble is that of 1F1B divided by the number of stages a rank, paid for with as many times the
@@ -24,21 +28,22 @@ def interleaved_1f1b(stages: int, microbatches: int, ranks: int | None = None) -
     any will do: the groups are made as equal as can be, and the bubble stays the same from as many
     microbatches as ranks on.
 
-    Args:
-        stages: how many stages there are, a multiple of `ranks`; they go round the ranks.
-        microbatches: how many a step has.
-        ranks: how many ranks there are; as many as stages where it is not given, which is plain 1F1B.
+    Where the stages do not go round the ranks, with as many on each, there is no such order, and each rank
+    takes what can run, as in `one_f_one_b`.
 
-    Raises:
-        ScheduleError: a number below 1, or stages that are no multiple of the ranks.
+    Args and errors are those of `gpipe`; with one stage a rank this is plain 1F1B.
     """
-    ranks, chunks = chunks_per_rank("Interleaved1F1B", stages, microbatches, ranks)
-    rows = interleaved_rows(ranks, chunks, microbatches)
-    return Schedule("Interleaved1F1B", loop_placement(stages, ranks), microbatches, rows)
+    stage_ranks = place("Interleaved1F1B", stages, microbatches, ranks, placement)
+    rows = interleaved_rows(stage_ranks, microbatches)
+    return Schedule("Interleaved1F1B", stage_ranks, microbatches, rows)
 
 
-def interleaved_rows(ranks: int, chunks: int, microbatches: int) -> Rows:
-    """The rows of the schedule: `chunks` stages on each rank."""
+def interleaved_rows(stage_ranks: tuple[int, ...], microbatches: int) -> Rows:
+    """The rows of the schedule, given the rank of each stage."""
+    stages, ranks = len(stage_ranks), max(stage_ranks) + 1
+    chunks, rest = divmod(stages, ranks)
+    if rest or stage_ranks != loop_placement(stages, ranks):
+        return one_f_one_b(stages, microbatches, placement=stage_ranks).rows
     queues = [[_order(rank, ranks, chunks, microbatches)] for rank in range(ranks)]
     return laid_out(queues, ranks * chunks, "Interleaved1F1B")
 

@@ -6,16 +6,17 @@ from collections import deque
 from collections.abc import Sequence
 
 from partita.planning.actions import Action, ActionKind
-from partita.planning.generators._arguments import chunks_per_rank
+from partita.planning.generators._arguments import place
 from partita.planning.generators._clock import Done, Rows
 from partita.planning.generators.interleaved_1f1b import interleaved_rows
-from partita.planning.placement import loop_placement
 from partita.planning.schedule import Schedule
 
 __all__ = ["interleaved_zero_bubble"]
 
 
-def interleaved_zero_bubble(stages: int, microbatches: int, ranks: int | None = None) -> Schedule:
+def interleaved_zero_bubble(
+    stages: int, microbatches: int, ranks: int | None = None, placement: Sequence[int] | None = None
+) -> Schedule:
     """Interleaved 1F1B with B cut into I, on which the stage before waits, and W, which nobody waits for.
 
     A rank runs W where it would idle, and where it would otherwise hold more activations than the first rank
@@ -28,12 +29,12 @@ def interleaved_zero_bubble(stages: int, microbatches: int, ranks: int | None = 
 
     Args and errors are those of `interleaved_1f1b`.
     """
-    ranks, chunks = chunks_per_rank("InterleavedZeroBubble", stages, microbatches, ranks)
-    orders = [[action for action in row if action] for row in interleaved_rows(ranks, chunks, microbatches)]
+    stage_ranks = place("InterleavedZeroBubble", stages, microbatches, ranks, placement)
+    orders = [[action for action in row if action] for row in interleaved_rows(stage_ranks, microbatches)]
     allowance = max(_most_held(order) for order in orders)
     split = [[_input_half(action) for action in order] for order in orders]
-    rows = _fill(split, ranks * chunks, allowance)
-    return Schedule("InterleavedZeroBubble", loop_placement(stages, ranks), microbatches, rows)
+    rows = _fill(split, stages, allowance)
+    return Schedule("InterleavedZeroBubble", stage_ranks, microbatches, rows)
 
 
 def _input_half(action: Action) -> Action:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from partita.planning.actions import Action, ActionKind
 from partita.planning.generators._arguments import place
 from partita.planning.generators._clock import forwards, laid_out
@@ -10,7 +12,9 @@ from partita.planning.schedule import Schedule
 __all__ = ["looped_bfs"]
 
 
-def looped_bfs(stages: int, microbatches: int, ranks: int | None = None) -> Schedule:
+def looped_bfs(
+    stages: int, microbatches: int, ranks: int | None = None, placement: Sequence[int] | None = None
+) -> Schedule:
     """Each rank runs all microbatches through its first stage, then its next; backward from the last.
 
     A stage's parameters are thus needed for one stretch forward and one stretch backward, which suits sharded
@@ -18,12 +22,12 @@ def looped_bfs(stages: int, microbatches: int, ranks: int | None = None) -> Sche
 
     (J. Lamy-Poirier, "Breadth-first pipeline parallelism", 2022.)
 
-    Args and errors are those of `gpipe`; the stages go round the ranks.
+    Args and errors are those of `gpipe`.
     """
-    stage_ranks = place("LoopedBFS", stages, microbatches, ranks, None)
+    stage_ranks = place("LoopedBFS", stages, microbatches, ranks, placement)
     queues = []
     for rank in range(max(stage_ranks) + 1):
-        own = range(rank, stages, max(stage_ranks) + 1)
+        own = [stage for stage in range(stages) if stage_ranks[stage] == rank]
         order = [action for stage in own for action in forwards(stage, microbatches)]
         order += [
             Action(stage, ActionKind.B, number) for stage in reversed(own) for number in range(microbatches)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -23,7 +24,9 @@ __all__ = ["ScheduleKind", "get_schedule", "schedule_names"]
 class Generator(Protocol):
     """Makes a schedule for any numbers that it can serve, and raises ScheduleError for the others."""
 
-    def __call__(self, stages: int, microbatches: int, ranks: int | None = None) -> Schedule: ...
+    def __call__(
+        self, stages: int, microbatches: int, ranks: int | None = None, placement: Sequence[int] | None = None
+    ) -> Schedule: ...
 
 
 @dataclass(frozen=True)
@@ -48,8 +51,10 @@ class ScheduleKind:
     hides_transfers: bool = False
     splits_backward: bool = False
 
-    def __call__(self, stages: int, microbatches: int, ranks: int | None = None) -> Schedule:
-        return self.generate(stages, microbatches, ranks)
+    def __call__(
+        self, stages: int, microbatches: int, ranks: int | None = None, placement: Sequence[int] | None = None
+    ) -> Schedule:
+        return self.generate(stages, microbatches, ranks, placement)
 
     def placement(self, stages: int, ranks: int) -> tuple[int, ...]:
         """The rank of each stage."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from partita.planning.actions import Action, ActionKind
-from partita.planning.generators._arguments import check_counts
+from partita.planning.generators._arguments import place_in_v
 from partita.planning.generators._clock import Done, Rows
-from partita.planning.placement import v_placement
 from partita.planning.schedule import Schedule
 
 __all__ = ["zbv_zero_bubble"]
@@ -15,7 +15,9 @@ __all__ = ["zbv_zero_bubble"]
 _F, _I, _W = ActionKind.F, ActionKind.I, ActionKind.W
 
 
-def zbv_zero_bubble(stages: int, microbatches: int, ranks: int | None = None) -> Schedule:
+def zbv_zero_bubble(
+    stages: int, microbatches: int, ranks: int | None = None, placement: Sequence[int] | None = None
+) -> Schedule:
     """Rank r holds stages r and ``2 * ranks - 1 - r``; B is cut into I and W, and W fills what would be idle.
 
     The first rank has both ends of the pipeline, so it gets gradients back as soon as the first microbatch is
@@ -30,15 +32,15 @@ def zbv_zero_bubble(stages: int, microbatches: int, ranks: int | None = None) ->
         stages: how many stages there are: two a rank.
         microbatches: how many a step has.
         ranks: how many ranks there are; half the stages where it is not given.
+        placement: the rank of each stage; only this V will do.
 
     Raises:
-        ScheduleError: not two stages a rank, or a number below 1.
+        ScheduleError: not two stages a rank, another placement, or a number below 1.
     """
-    ranks = stages // 2 if ranks is None else ranks
-    check_counts("ZBVZeroBubble", stages, microbatches, ranks)
-    placement = v_placement(stages, ranks)
+    stage_ranks = place_in_v("ZBVZeroBubble", stages, microbatches, ranks, placement)
+    ranks = stages // 2
     workers = [_Worker(rank, ranks, microbatches) for rank in range(ranks)]
-    return Schedule("ZBVZeroBubble", placement, microbatches, _run(workers, stages))
+    return Schedule("ZBVZeroBubble", stage_ranks, microbatches, _run(workers, stages))
 
 
 class _Worker:
