@@ -15,6 +15,7 @@ PACKAGES = (
     "partita",
     "partita.capture",
     "partita.cudagraphs",
+    "partita.ddp",
     "partita.errors",
     "partita.fsdp",
     "partita.pipelining",

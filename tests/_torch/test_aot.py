@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from partita._torch.aot import compile_ahead, static_placeholders
+from partita._torch.aot import compile_ahead, forward_returns, static_placeholders
 
 
 def test_each_graph_goes_to_its_compiler_and_parameters_are_static() -> None:
@@ -45,3 +45,24 @@ def test_each_graph_goes_to_its_compiler_and_parameters_are_static() -> None:
 
 def test_outside_of_a_compilation_nothing_is_static() -> None:
     assert static_placeholders() == frozenset()
+
+
+def test_what_forward_saves_for_backward_stands_behind_what_it_returns() -> None:
+    seen: list[tuple[int | None, int]] = []
+
+    def forward(gm: torch.fx.GraphModule, _inputs: Any) -> Any:
+        seen.append((forward_returns(), len(gm.graph.output_node().args[0])))
+        return gm
+
+    def plain(gm: torch.fx.GraphModule, _inputs: Any) -> Any:
+        return gm
+
+    def backend(gm: torch.fx.GraphModule, inputs: Any) -> Any:
+        return compile_ahead(gm, inputs, forward=forward, backward=plain, inference=plain)
+
+    x = torch.ones(3, requires_grad=True)
+    torch.compile(lambda x: (x.sin().cos(), x + 1), backend=backend)(x)
+    returned, outputs = seen[0]
+    assert returned == 2
+    assert outputs > 2
+    assert forward_returns() is None

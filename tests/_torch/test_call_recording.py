@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from partita._torch.call_recording import record_calls
+from partita._torch.call_recording import WholeCall, record_calls
 from partita.errors import ExecutionError
 
 
@@ -50,3 +50,24 @@ def test_memory_that_has_moved_is_refused() -> None:
     x.untyped_storage().resize_(1 << 22)
     with pytest.raises(ExecutionError, match="has moved since the recording: record again"):
         calls[0].run()
+
+
+def test_a_compiled_function_is_one_call_and_its_writes_are_put_back() -> None:
+    """Its kernels write to bare addresses, which no operator call shows."""
+    total = torch.zeros(2)
+
+    def kernel(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        out.numpy()[:] += x.numpy()  # past the dispatcher
+        return torch.from_numpy(x.numpy() * 2)
+
+    whole = WholeCall(kernel, written={1})
+    x = torch.ones(2)
+    result, calls = record_calls(lambda: whole(x, total).sin())
+    assert [call.function for call in calls] == [kernel, torch.ops.aten.sin.default]
+    assert total.tolist() == [0.0, 0.0]
+    x.fill_(3.0)
+    for call in calls:
+        call.run()
+    assert total.tolist() == [3.0, 3.0]
+    assert torch.equal(result, torch.full((2,), 6.0).sin())
+    assert whole(x, total).tolist() == [6.0, 6.0]  # by itself it is just the function

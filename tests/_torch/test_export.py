@@ -128,3 +128,27 @@ def test_defaults_are_filled_in_for_operators_only() -> None:
     assert all_arguments(torch.ops.aten.roll.default, ("x", [1])) == ("x", [1], [])
     assert all_arguments(torch.ops.aten.roll.default, ("x",)) == ("x",)  # one without a default is missing
     assert all_arguments(max, [1]) == (1,)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_region_of_inference_mode_is_one_without_gradients_where_torchs_own_export_leaves_none(
+    strict: bool,
+) -> None:
+    class Inference(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(2, 2), nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.inference_mode():
+                fixed = self.b(x)
+            return self.a(x) + fixed.clone()
+
+    model, x = Inference(), torch.randn(3, 2)
+    torch.export.export(model, (x,), strict=strict).module()(x).sum().backward()
+    assert model.b.weight.grad is not None
+    model.zero_grad()
+    export_module(model, (x,), {}, strict=strict)(x).sum().backward()
+    assert model.b.weight.grad is None
+    assert model.a.weight.grad is not None
+    assert torch._C._InferenceMode.__module__ == "torch._C"

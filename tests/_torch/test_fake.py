@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 from torch import Tensor, nn
 
-from partita._torch.fake import fake_values, reaches_all
+from partita._torch.fake import fake_gradients, fake_values
 from partita.capture import capture
+from partita.errors import CaptureError
 
 
 class Model(nn.Module):
@@ -51,8 +53,49 @@ def test_gradients_are_on_also_where_the_caller_has_them_off() -> None:
 
 def test_it_is_known_which_values_a_result_depends_on() -> None:
     _, values = _values()
-    assert reaches_all(values["linear_2"], [values["linear_1"], values["a_weight"]])
+    found = fake_gradients([values["linear_2"]], [values["linear_1"], values["a_weight"]])
+    assert [gradient.shape for gradient in found.values()] == [
+        values["linear_1"].shape,
+        values["a_weight"].shape,
+    ]
     _, values = _values()
-    assert not reaches_all(values["linear_3"], [values["linear_1"]])
-    assert reaches_all(values["linear_3"], [])
-    assert not reaches_all(torch.ones(1, requires_grad=True), [torch.ones(1, requires_grad=True)])
+    assert list(fake_gradients([values["linear_3"]], [values["linear_1"]]).values()) == [None]
+    assert fake_gradients([values["linear_3"]], []) == {}
+    real = torch.ones(1, requires_grad=True)
+    assert fake_gradients([torch.ones(1, requires_grad=True)], [real]) == {id(real): None}
+
+
+def test_a_gradient_lies_in_memory_as_autograd_would_make_it() -> None:
+    class Turned(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * 2).transpose(0, 1)
+
+    x = torch.randn(3, 4, requires_grad=True)
+    values = fake_values(capture(Turned(), (x,)).module, [x])
+    (gradient,) = fake_gradients([values["transpose"]], [values["mul"]]).values()
+    result = (x * 2).transpose(0, 1)
+    assert gradient.stride() == torch.ones_like(result).transpose(0, 1).stride()
+
+
+class Item(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * int(x.sum().item())
+
+
+class Chosen(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[x > 0].sum()
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (Item, r"what 'item' returns depends on .* \(at return x \* int\(x\.sum\(\)\.item\(\)\)  # "),
+        (Chosen, r"what 'index' returns depends on .* \(at return x\[x > 0\]\.sum\(\)  # "),
+    ],
+)
+def test_what_depends_on_data_is_named_with_its_line(kind: type[nn.Module], text: str) -> None:
+    x = torch.ones(3)
+    module = capture(kind(), (x,)).module
+    with pytest.raises(CaptureError, match=text):
+        fake_values(module, [x])

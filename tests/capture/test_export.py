@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from partita.capture import capture
+from partita.capture.sizes import Sizes, Symbol
 from partita.errors import CaptureError
 
 
@@ -224,3 +225,59 @@ def test_a_model_that_takes_another_path_in_the_other_mode_runs_in_its_own_and_r
     text = rf"captured in {has} mode and can't run in {wanted} mode, .*: call \.{has}\(\) on it, or capture"
     with pytest.raises(CaptureError, match=text):
         captured.module(_x())
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_graph_of_the_other_mode_is_there_too(training: bool) -> None:
+    model = _model(OneMore).train(training)
+    captured = capture(model, (_x(),))
+    assert captured.other is not None
+    captured.other.module.train(not training)
+    model.train(not training)
+    _assert_equal(list(captured.other.module(_x())), list(model(_x())))
+
+
+def test_one_mode_alone_can_be_asked_for() -> None:
+    model = _model(Varied)
+    captured = capture(model, (_x(),), modes="eval")
+    assert captured.other is None
+    _assert_equal(captured.module.eval()(_x()), model.eval()(_x()))
+    with pytest.raises(
+        CaptureError, match="can't run in train mode, because only that mode was to be captured"
+    ):
+        captured.module.train()(_x())
+    with pytest.raises(CaptureError, match="modes is 'all': give 'both', 'train' or 'eval'"):
+        capture(model, (_x(),), modes="all")  # type: ignore[arg-type]
+
+
+class OnlyTrains(nn.Module):
+    """Its evaluation looks at data."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training and x.sum() > 0:
+            return -x
+        return x * 2
+
+
+def test_a_mode_that_can_not_be_captured_does_not_stand_in_the_way_of_the_models_own() -> None:
+    captured = capture(OnlyTrains(), (_x(),))
+    assert captured.other is None
+    assert "Could not guard on data-dependent" in captured.reason
+    assert torch.equal(captured.module(_x()), _x() * 2)
+    with pytest.raises(CaptureError, match=r"because that mode can't be captured \(non-strict mode, Guard"):
+        captured.module.eval()(_x())
+    with pytest.raises(
+        CaptureError, match=r"at if not self\.training and x\.sum\(\) > 0:  # .*test_export\.py"
+    ):
+        capture(OnlyTrains().eval(), (_x(),))
+
+
+def test_another_size_of_the_batch_runs_and_what_fixes_it_is_named() -> None:
+    model = _model(Varied).eval()
+    captured = capture(model, (_x(3),))
+    captured.module.eval()
+    for rows in (1, 5):
+        _assert_equal(captured.module(_x(rows)), model(_x(rows)))
+    assert Sizes.of(captured.module).symbols == (Symbol("batch", "x", 0),)
+    fixed = capture(model, (_x(3),), dynamic_shapes=False).module
+    assert Sizes.of(fixed) == Sizes()

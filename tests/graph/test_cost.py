@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import symbolic_trace
 
-from partita.graph.cost import NodeCost, measure
+from partita.graph.cost import NodeCost, estimate, measure
 
 
 class Model(nn.Module):
@@ -72,3 +72,15 @@ def test_a_node_that_fails_raises_its_own_error_and_leaves_grad_mode_alone() -> 
     with pytest.raises(RuntimeError):
         measure(symbolic_trace(lambda x, y: x @ y), (torch.randn(2, 3), torch.randn(2, 3)))
     assert torch.is_grad_enabled()
+
+
+def test_without_memory_costs_are_worked_out_in_proportion_to_the_work() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.ReLU(), torch.nn.Linear(512, 64)).to(
+        "meta"
+    )
+    x = torch.empty(4096, 64, device="meta")
+    costs = {cost.name: cost for cost in estimate(torch.fx.symbolic_trace(model), (x,))}
+    assert costs["_0"].forward_s > 0
+    assert costs["_0"].backward_s > costs["_0"].forward_s / 2
+    assert costs["_1"].output_bytes == 4096 * 512 * 4
+    assert costs == {cost.name: cost for cost in estimate(torch.fx.symbolic_trace(model), (x,))}  # no clock

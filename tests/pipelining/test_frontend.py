@@ -93,8 +93,10 @@ def test_arguments_are_bound_like_the_models() -> None:
 def test_a_local_call_with_another_shape_or_number_is_refused_not_computed_wrongly() -> None:
     pipe = cut(MASK, 2)
     (x, scale), kwargs, _ = MASK.data(2)
-    with pytest.raises(SignatureMismatch, match=r"the call brings float32\[3, 8\] for x: float32\[2, 8\]"):
-        pipe(torch.cat((x, x))[:3], scale, **kwargs)
+    with pytest.raises(
+        SignatureMismatch, match=r"the call brings float32\[2, 7\] for x: float32\[batch, 8\]"
+    ):
+        pipe(x[:, :7], scale, **kwargs)
     with pytest.raises(SignatureMismatch, match=r"the call brings 3.5 for scale = 2.5"):
         pipe(x, 3.5, **kwargs)
 
@@ -123,20 +125,6 @@ def test_a_split_point_at_a_module_that_is_never_called_is_refused() -> None:
     model, args = _example(NORMED)
     with pytest.raises(AssignmentError, match="no operation of the graph belongs to 'unused'"):
         pipeline(model, args, split_spec={"unused": SplitPoint.BEGINNING})
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [
-        {"a": SplitPoint.BEGINNING},
-        {"d": SplitPoint.END},
-    ],
-    ids=["before the first", "after the last"],
-)
-def test_a_stage_with_nothing_to_compute_is_refused(spec: dict[str, SplitPoint]) -> None:
-    model, args = _example(PLAIN)
-    with pytest.raises(InfeasiblePlan, match=r"stage \d would have nothing to compute"):
-        pipeline(model, args, split_spec=spec)
 
 
 def test_two_split_points_on_one_place_are_one_cut() -> None:
@@ -282,8 +270,8 @@ def test_a_missing_stage_is_an_index_error() -> None:
 
 
 def test_info_tells_parameters_what_crosses_and_what_is_tied() -> None:
-    text = cut(TRANSFORMER, 2).info()
+    text = str(cut(TRANSFORMER, 2).info())
     assert "stage 0: " in text
     assert "to stage 1: " in text
-    assert "float32[2, 6, 8], with gradient" in text
+    assert "float32[batch, 6, 8], with gradient" in text
     assert "tied: head.weight = embedding.weight in stages [0, 1]" in text

@@ -14,8 +14,9 @@ import pytest
 import torch
 from tests.pipelining.models import NORMED, OUTPUTS, PLAIN, REGIONS, TRANSFORMER, Case
 from tests.pipelining.running import assert_equal, assert_same, cut, piped, uncut
+from torch import nn
 
-from partita.pipelining import Schedule1F1B
+from partita.pipelining import Schedule1F1B, pipeline
 from partita.runtime import Comm, InProcessWorld
 
 VARIED = pytest.mark.parametrize("case", [TRANSFORMER, OUTPUTS, REGIONS, NORMED], ids=lambda case: case.name)
@@ -103,3 +104,73 @@ def test_compiled_stages_run_in_a_pipeline(way: str) -> None:
     found = InProcessWorld(2).run(body)[1]
     assert_equal(found, expected.losses[:2])
     torch._dynamo.reset()
+
+
+PIPE_LOADER = """
+import pickle, sys
+pipe, args, expected = pickle.load(open(sys.argv[1], "rb"))
+import torch
+torch.manual_seed(3)
+result = pipe(*args)
+assert torch.equal(result, expected), (result, expected)
+from partita.pipelining import Schedule1F1B
+from partita.runtime import InProcessWorld
+def body(comm):
+    stage = pipe.build_stage(comm.rank, comm=comm)
+    Schedule1F1B(stage, 2, lambda out, _: out.square().mean()).step(args[0].repeat(2, 1))
+    return sorted(stage.module.state_dict())
+print(InProcessWorld(2).run(body))
+"""
+
+
+def test_a_pipe_can_be_sent_to_another_process_and_run_there_bit_for_bit(tmp_path: Path) -> None:
+    """There, a pipe that was pickled can't be loaded."""
+    pipe = cut(NORMED, 2)
+    args, _, _ = NORMED.data(2)
+    sent = pickle.dumps(pipe)
+    torch.manual_seed(3)
+    (tmp_path / "pipe").write_bytes(pickle.dumps((pickle.loads(sent), args, pipe(*args))))
+    command = [sys.executable, "-c", PIPE_LOADER, str(tmp_path / "pipe")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str([sorted(pipe.get_stage_module(i).state_dict()) for i in range(2)])
+
+
+def test_train_and_eval_reach_the_uncut_graph_too() -> None:
+    pipe = cut(NORMED, 2).eval()
+    args, _, _ = NORMED.data(2)
+    assert not pipe.whole.training
+    assert_equal(pipe.whole(*args), pipe(*args))
+    assert pipe.train().whole.training
+
+
+def test_a_stage_can_be_pickled_and_copied() -> None:
+    stage = cut(NORMED, 2).build_stage(0)
+    stage.module.eval()
+    args, _, _ = NORMED.data(2)
+    for other in (pickle.loads(pickle.dumps(stage)), copy.deepcopy(stage)):
+        assert (other.index, other.routes.describe()) == (0, stage.routes.describe())
+        assert_equal(other.module(*args), stage.module(*args))
+        assert other.module.get_parameter("a.weight") is not stage.module.get_parameter("a.weight")
+
+
+def test_parameters_of_several_stages_are_listed_by_stage() -> None:
+    pipe = cut(TRANSFORMER, 3)
+    assert pipe.replicated_params == [{"submod_pp_0": "head.weight", "submod_pp_2": "head.weight"}]
+    assert cut(PLAIN, 3).replicated_params == []
+    assert not pipe.has_loss_and_backward
+
+
+def test_a_model_without_memory_is_planned_from_what_it_computes() -> None:
+    """Its costs can't be measured; on the meta device every operation takes as long as its dispatch."""
+
+    def made() -> nn.Module:
+        wide = [nn.Linear(256, 256) for _ in range(2)]
+        return nn.Sequential(
+            nn.Linear(8, 256), *wide, nn.Linear(256, 8), *(nn.Linear(8, 8) for _ in range(8))
+        )
+
+    with torch.device("meta"):
+        pipe = pipeline(made(), (torch.empty(64, 8),), stages=2)
+    sizes = [sum(p.numel() for p in pipe.get_stage_module(index).parameters()) for index in range(2)]
+    assert min(sizes) > 256 * 256  # one wide layer each, and not half of the layers

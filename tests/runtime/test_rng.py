@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import copy
+import threading
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -137,3 +139,68 @@ def test_dead_code_elimination_keeps_the_sites_and_so_does_a_deep_copy(keyed_mod
 def test_steps_and_microbatches_count_from_zero() -> None:
     with pytest.raises(ValueError, match=r"step \(-1\) and microbatch \(0\) count from 0"):
         RandomKey(0, -1, 0)
+
+
+# --- compiled ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_graph_has_no_breaks_and_draws_the_same_bits(
+    keyed_module: GraphModule, backend: str
+) -> None:
+    compiled = torch.compile(copy.deepcopy(keyed_module), backend=backend, fullgraph=True)
+    x = torch.ones(100, requires_grad=True)
+    for microbatch in range(2):
+        with keyed(RandomKey(0, 0, microbatch)):
+            expected = keyed_module(x)
+        with keyed(RandomKey(0, 0, microbatch)):
+            assert torch.equal(compiled(x), expected)
+
+
+def test_inductors_own_numbers_depend_on_the_key_alone(keyed_module: GraphModule) -> None:
+    compiled = torch.compile(keyed_module, fullgraph=True)
+    drawn = []
+    for microbatch in (0, 0, 1):
+        torch.rand(5)
+        with keyed(RandomKey(0, 0, microbatch)):
+            drawn.append(compiled(torch.ones(100)))
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+
+
+# --- computed again ------------------------------------------------------------
+
+
+def _checkpointed(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False)
+
+
+def test_what_a_backward_pass_computes_again_draws_what_it_drew_before(keyed_module: GraphModule) -> None:
+    gradients = []
+    for run in (lambda module, x: module(x), _checkpointed):
+        x = torch.ones(100, requires_grad=True)
+        with keyed(RandomKey(0, 0, 1)):
+            y = run(keyed_module, x)
+        torch.rand(3)
+        before = torch.get_rng_state()
+        with keyed(RandomKey(0, 0, 1), backward=True):
+            y.sum().backward()
+        assert torch.equal(torch.get_rng_state(), before)
+        gradients.append(x.grad)
+    assert torch.equal(*gradients)
+
+
+def test_the_key_of_a_backward_pass_holds_in_a_thread_that_sees_no_context() -> None:
+    drawn = []
+
+    def draw() -> None:
+        enter_site(3)
+        drawn.append(torch.rand(5))
+
+    for backward in (True, False):
+        with keyed(RandomKey(0, 0, 1), backward=backward):
+            thread = threading.Thread(target=draw)
+            thread.start()
+            thread.join()
+    assert torch.equal(drawn[0], _draws(RandomKey(0, 0, 1), 3, 5))
+    assert not torch.equal(drawn[0], drawn[1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -15,7 +15,10 @@ from torch.export._tree_utils import reorder_kwargs
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
+from partita._torch.eager_answers import eager_answers
 from partita._torch.lazy_module import lazy_module
+from partita._torch.objects import open_objects
+from partita._torch.symbolic import batch_is_open
 
 __all__ = ["METADATA_CHECK", "Signature", "all_arguments", "export_module", "signature_of"]
 
@@ -26,15 +29,24 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 def export_module(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, strict: bool
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    strict: bool,
+    dynamic_shapes: Any = None,
 ) -> GraphModule:
     """Export ``model``: a flat graph that owns the model's parameters and buffers under their original names.
 
     It has none of the input checks that export puts around its own modules, and can be copied and pickled.
     Grad and autocast regions are the plain functions that enter and leave them.
+
+    Args:
+        dynamic_shapes: as ``torch.export`` has it; see ``symbolic.open_sizes`` for what becomes of it.
     """
-    with _flat_regions():
-        program = torch.export.export(model, args, dict(kwargs), strict=strict)
+    opening = nullcontext() if dynamic_shapes is None else batch_is_open()
+    with _flat_regions(), _inference_as_no_grad(), opening:
+        program = _traced(model, args, dict(kwargs), strict, dynamic_shapes)
     made = program.module(check_guards=False)
     assert isinstance(made, GraphModule)
     module = lazy_module(made.graph, type(model).__name__, training=made.training)
@@ -43,6 +55,32 @@ def export_module(
         state[holder].update(vars(made)[holder])
     state.update({key: value for key, value in vars(made).items() if isinstance(value, torch.Tensor)})
     return module
+
+
+def _traced(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], strict: bool, dynamic_shapes: Any
+) -> torch.export.ExportedProgram:
+    """The exported model: as it runs when nobody traces it, and where that can't be traced, as it runs when
+    it is asked to be exportable.
+    """
+    if strict:  # reads the bytecode of all that runs, and would stumble over what opens objects
+        return torch.export.export(model, args, kwargs, strict=True, dynamic_shapes=dynamic_shapes)
+    opening = _opening_outputs(model)
+    try:
+        with eager_answers():
+            return torch.export.export(opening, args, kwargs, strict=False, dynamic_shapes=dynamic_shapes)
+    except Exception:  # torch.export raises dozens of kinds; its users know the second error
+        return torch.export.export(opening, args, kwargs, strict=False, dynamic_shapes=dynamic_shapes)
+
+
+def _opening_outputs(model: nn.Module) -> nn.Module:
+    """The same model, down to its very attributes, whose results export can take apart whatever their
+    class.
+    """
+    twin = object.__new__(type(model))
+    vars(twin).update(vars(model), _forward_hooks=model._forward_hooks.copy())
+    twin.register_forward_hook(lambda _module, _args, result: open_objects(result))
+    return twin
 
 
 @contextmanager
@@ -62,6 +100,34 @@ def _flat_regions() -> Iterator[None]:
     finally:
         for (module, name), function in zip(folds, before, strict=True):
             setattr(module, name, function)
+
+
+@contextmanager
+def _inference_as_no_grad() -> Iterator[None]:
+    """Let regions of inference mode be traced as regions without gradients: export leaves no trace of them,
+    and gradients flow where the model has none.
+    """
+    original = torch._C._InferenceMode
+    torch._C._InferenceMode = _NoGradRegion  # type: ignore[misc,assignment]
+    try:
+        yield
+    finally:
+        torch._C._InferenceMode = original  # type: ignore[misc]
+
+
+class _NoGradRegion:
+    """Stands in for torch's guard of inference mode; what can be seen of the two differs in errors only."""
+
+    def __init__(self, mode: bool) -> None:
+        self._mode = mode
+        self._before = True
+
+    def __enter__(self) -> None:
+        self._before = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(not self._mode)
+
+    def __exit__(self, *_: object) -> None:
+        torch._C._set_grad_enabled(self._before)
 
 
 def all_arguments(target: Any, args: Sequence[Any]) -> tuple[Any, ...]:

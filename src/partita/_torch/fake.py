@@ -2,46 +2,77 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.fx import GraphModule, Interpreter, Node
 
-__all__ = ["fake_values", "reaches_all"]
+from partita.errors import CaptureError
+
+__all__ = ["fake_gradients", "fake_values", "tracing_mode_of"]
+
+_FRAME = re.compile(r'File "(.+)", line (\d+), in (.+)\n\s*(.+)')
+_TORCH = str(Path(torch.__file__).parent)
 
 
-def fake_values(gm: GraphModule, args: Sequence[Any]) -> dict[str, Any]:
+def fake_values(gm: GraphModule, args: Sequence[Any], *, grad: bool = True) -> dict[str, Any]:
     """The value of every node of ``gm``, as fake tensors that know shape, dtype and ``requires_grad``, and
     have an autograd history.
 
-    Runs with gradients on. Nothing is computed, and no parameter or buffer of ``gm`` changes.
+    Nothing is computed, and no parameter or buffer of ``gm`` changes.
 
     Args:
         args: one value a placeholder; real tensors are read for their shapes only.
+        grad: run with gradients on; otherwise values have no history.
+
+    Raises:
+        CaptureError: a shape or number depends on data; names the node and its line.
     """
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.enable_grad():
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.set_grad_enabled(grad):
         fakes = [mode.from_tensor(value) if isinstance(value, torch.Tensor) else value for value in args]
         run = _Recorder(gm, mode)
         run.run(*fakes, enable_io_processing=False)
     return run.values
 
 
-def reaches_all(result: torch.Tensor, values: Iterable[torch.Tensor]) -> bool:
-    """Whether the backward pass of ``result`` gives each of ``values`` a gradient.
+def tracing_mode_of(value: torch.Tensor) -> FakeTensorMode | None:
+    """The mode that a plain fake tensor was made in; None for other tensors (subclasses around fake tensors
+    too, which have no storage of their own).
+    """
+    return value.fake_mode if isinstance(value, FakeTensor) else None
+
+
+def fake_gradients(
+    results: Sequence[torch.Tensor], values: Iterable[torch.Tensor]
+) -> dict[int, torch.Tensor | None]:
+    """The gradients of ``values``, as fake tensors that know shape and strides; by the id of the value.
+
+    None for one that the results do not depend on, and for all where an operator of the backward pass can't
+    be run without computing.
 
     Args:
-        result: from `fake_values`, as are ``values``. Its history is used up.
+        results: from `fake_values`, as are ``values``; they require grad. Their history is used up.
     """
-    wanted = list({id(value): value for value in values}.values())
-    if not wanted:
-        return True
-    if not isinstance(result, FakeTensor):
-        return False
-    with result.fake_mode:
-        found = torch.autograd.grad([result], wanted, [torch.ones_like(result)], allow_unused=True)
-    return all(gradient is not None for gradient in found)
+    wanted = {id(value): value for value in values}
+    modes = [result.fake_mode for result in results if isinstance(result, FakeTensor)]
+    if not wanted or not modes:
+        return dict.fromkeys(wanted)
+    with modes[0]:
+        seeds = [torch.ones_like(result) for result in results]
+        try:
+            found = torch.autograd.grad(results, list(wanted.values()), seeds, allow_unused=True)
+        except (DataDependentOutputException, DynamicOutputShapeException, NotImplementedError):
+            return dict.fromkeys(wanted)
+    return dict(zip(wanted, found, strict=True))
 
 
 class _Recorder(Interpreter):
@@ -51,9 +82,25 @@ class _Recorder(Interpreter):
         self._mode = mode
 
     def run_node(self, n: Node) -> Any:
-        result = super().run_node(n)
+        try:
+            result = super().run_node(n)
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise CaptureError(_unknown(n)) from error
         if n.op == "get_attr" and isinstance(result, torch.Tensor):
             # left to itself the mode runs what it holds for constants, such as a counter's add_, for real
             result = self._mode.from_tensor(result)
         self.values[n.name] = result
         return result
+
+
+def _unknown(node: Node) -> str:
+    frames = _FRAME.findall(str(node.meta.get("stack_trace", "")))
+    users = [frame for frame in frames if not frame[0].startswith(_TORCH)]
+    place = " (at {3}  # {0}:{1} in {2})".format(*users[-1]) if users else ""
+    return (
+        f"what {node.name!r} returns depends on the values of tensors{place}, and not on shapes alone: take "
+        f"it out of "
+        "forward (.item(), nonzero(), a mask as an index), for example with torch.where, or compute it "
+        "before and pass "
+        "it in"
+    )

@@ -21,13 +21,9 @@ _GLOBAL_HOOKS = (
     "_global_backward_pre_hooks",
 )
 _CARRIED = (
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
     "_forward_hooks_always_called",
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-    "_backward_hooks",
-    "_backward_pre_hooks",
+    *(f"_{when}_hooks{how}" for when in ("forward", "forward_pre") for how in ("", "_with_kwargs")),
+    *(f"_{when}_hooks" for when in ("backward", "backward_pre")),
 )
 _EXPORT_CHECK = ("torch.export._unlift", "_check_input_constraints_pre_hook")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

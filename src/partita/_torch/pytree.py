@@ -1,5 +1,6 @@
 """Nested containers as leaves and a shape: typed faces of torch's pytree, which is private but is what fx and
-export use.
+export use. Objects of classes that it does not know are opened (see ``objects``), so that the tensors in them
+are leaves too.
 
 {"x": [a, b]}  --flatten-->  [a, b]  +  the structure {"x": [*, *]}
 """
@@ -10,6 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch.utils._pytree as torch_pytree
+
+from partita._torch.objects import open_objects
 
 __all__ = ["TreeSpec", "flatten", "flatten_up_to", "flatten_with_path", "tree_map", "unflatten"]
 
@@ -22,7 +25,7 @@ def flatten(tree: Any) -> tuple[list[Any], TreeSpec]:
     >>> flatten({"x": [1, None]})[0]
     [1, None]
     """
-    return torch_pytree.tree_flatten(tree)
+    return torch_pytree.tree_flatten(open_objects(tree))
 
 
 def flatten_with_path(tree: Any, root: str = "") -> tuple[list[tuple[str, Any]], TreeSpec]:
@@ -31,7 +34,7 @@ def flatten_with_path(tree: Any, root: str = "") -> tuple[list[tuple[str, Any]],
     >>> flatten_with_path({"x": [1, 2]}, "kwargs")[0]
     [("kwargs['x'][0]", 1), ("kwargs['x'][1]", 2)]
     """
-    leaves, spec = torch_pytree.tree_flatten_with_path(tree)
+    leaves, spec = torch_pytree.tree_flatten_with_path(open_objects(tree))
     return [(root + torch_pytree.keystr(path), leaf) for path, leaf in leaves], spec
 
 
@@ -50,7 +53,7 @@ def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
     >>> tree_map(lambda n: n + 1, (1, [2]))
     (2, [3])
     """
-    return torch_pytree.tree_map(function, tree)
+    return torch_pytree.tree_map(function, open_objects(tree))
 
 
 def flatten_up_to(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]) -> list[Any]:
@@ -66,7 +69,7 @@ def flatten_up_to(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]) -> lis
     found: list[Any] = []
 
     def fill(value: Any, subtree: Any) -> None:
-        found.extend([value] * len(torch_pytree.tree_leaves(subtree)))
+        found.extend([value] * len(flatten(subtree)[0]))
 
     torch_pytree.tree_map_(fill, prefix, tree, is_leaf=is_leaf)
     return found

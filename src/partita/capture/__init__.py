@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from partita.capture.export import Captured, capture
+from partita.capture.export import Captured, Modes, capture
 
-__all__ = ["Captured", "capture"]
+__all__ = ["Captured", "Modes", "capture"]

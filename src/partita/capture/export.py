@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.fx import GraphModule
 
 from partita._torch.export import Signature, export_module, signature_of
+from partita.capture.batch import Example, examples
+from partita.capture.blame import summary, users_line
 from partita.capture.merge import merge_modes
 from partita.capture.modes import copy_flags, in_mode, mode_flag, require_mode
 from partita.capture.regions import settle_regions
+from partita.capture.settle_sizes import settle_sizes
+from partita.capture.sizes import Sizes
+from partita.capture.unchanged import unchanged
 from partita.errors import CaptureError
 
-__all__ = ["Captured", "capture"]
+__all__ = ["Captured", "Modes", "capture"]
+
+Modes = Literal["both", "train", "eval"]
 
 
 @dataclass(frozen=True)
@@ -25,84 +32,191 @@ class Captured:
 
     Attributes:
         module: runs like the model and holds the same parameter and buffer objects under their original
-            names; ``train()`` and ``eval()`` work on it and on its submodules.
+            names; ``train()`` and ``eval()`` work on it and on its submodules. ``Sizes.of(module)`` says
+            which sizes are open.
         signature: how arguments become placeholders, and outputs the model's own structure.
         both_modes: whether one graph serves both modes. If not, running it in the other one is refused with
             an error.
+        other: where it does not, the graph for the other mode, if that could be captured.
+        reason: why there is no graph for the other mode.
     """
 
     module: GraphModule
     signature: Signature
     both_modes: bool
+    other: Captured | None = None
+    reason: str = ""
 
 
-def capture(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Captured:
+def capture(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    modes: Modes = "both",
+) -> Captured:
     """Capture ``model`` with ``torch.export``; the model is as it was afterwards.
 
     Args:
-        args: example arguments, with the shapes that the graph will be run with.
+        args: example arguments.
         kwargs: example keyword arguments.
+        dynamic_shapes: which sizes stay open, as ``torch.export`` has it. None: the first dimension of every
+            tensor that has the size of the batch, where the model allows it; where not, the graph is for the
+            example's sizes, and ``Sizes.of(module).fixed`` says why. False: none.
+        modes: ``"train"`` or ``"eval"`` to capture one mode only, whatever mode the model is in.
 
     Raises:
-        CaptureError: ``torch.export`` can't trace the model; the message shows its reason and what to do.
+        CaptureError: ``torch.export`` can't trace the model; the message shows its reason, the line of the
+            model, and what to do.
 
     >>> import torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.5))
     >>> captured = capture(model, (torch.randn(1, 2),))
     >>> captured.both_modes
     True
+    >>> captured.module(torch.randn(5, 2)).shape
+    torch.Size([5, 2])
     """
     if not isinstance(args, tuple):
         raise CaptureError(
             f"args is a tuple of positional arguments, got {type(args).__name__}: write (x,) for a single one"
         )
-    training = model.training
-    module = _export(model, args, kwargs, training=True)
-    other = _export(model, args, kwargs, training=False)
-    both = merge_modes(module, other, model)
-    if not both:
-        module = module if training else other
-        _restrict(module, training)
-    copy_flags(model, module)
-    return Captured(module, signature_of(module, model.forward), both)
+    if modes not in ("both", "train", "eval"):
+        raise CaptureError(f"modes is {modes!r}: give 'both', 'train' or 'eval'")
+    exporter = _Exporter(model, args, dict(kwargs or {}), dynamic_shapes)
+    if modes != "both":
+        reason = "only that mode was to be captured"
+        return _single(model, exporter.export(modes == "train"), modes == "train", reason)
+    graphs, reason = exporter.export_both()
+    train, evaluation = graphs.get(True), graphs.get(False)
+    if train is not None and evaluation is not None:
+        sizes = Sizes.of(train).joined(Sizes.of(evaluation))
+        if merge_modes(train, evaluation, model):
+            sizes.attach(train)
+            copy_flags(model, train)
+            return Captured(train, signature_of(train, model.forward), True)
+    short = f"that mode can't be captured ({reason.splitlines()[1].strip()})" if reason else ""
+    found = {training: _single(model, graph, training, short) for training, graph in graphs.items()}
+    own = found.get(model.training)
+    if own is None:
+        return next(iter(found.values()))
+    return replace(own, other=found.get(not model.training), reason=reason)
 
 
-def _export(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, *, training: bool
-) -> GraphModule:
-    """Export in one mode: non-strict first, since it follows Python as it is; strict (bytecode) where that
-    fails.
-    """
-    reasons = []
-    for strict in (False, True):
-        try:
-            with torch.enable_grad(), in_mode(model, training):
-                module = export_module(model, args, kwargs or {}, strict=strict)
-        except Exception as error:  # torch.export raises dozens of kinds
-            reasons.append((strict, error))
-            continue
-        settle_regions(module)
-        return module
-    raise CaptureError(_message(model, reasons)) from reasons[0][1]
-
-
-def _restrict(module: GraphModule, training: bool) -> None:
-    """Make the graph check its mode first."""
+def _single(model: nn.Module, module: GraphModule, training: bool, reason: str) -> Captured:
+    """A graph for one mode, which it checks first."""
     flag = mode_flag(module, "")
     with module.graph.inserting_after(flag):
-        module.graph.call_function(require_mode, (flag, training))
+        module.graph.call_function(require_mode, (flag, training, reason))
     module.recompile()
+    copy_flags(model, module)
+    return Captured(module, signature_of(module, model.forward), False)
 
 
-def _message(model: nn.Module, reasons: list[tuple[bool, Exception]]) -> str:
+@dataclass(frozen=True)
+class _Exporter:
+    """Exports one model with one example, in either mode."""
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    dynamic_shapes: Any
+
+    def export_both(self) -> tuple[dict[bool, GraphModule], str]:
+        """The graphs by mode, with the same sizes open, and why one is missing.
+
+        Raises:
+            CaptureError: the model's own mode can't be captured.
+        """
+        closed: frozenset[int] = frozenset()
+        while True:
+            graphs: dict[bool, GraphModule] = {}
+            reason = ""
+            for training in (True, False):
+                try:
+                    graphs[training] = self.export(training, closed)
+                except CaptureError as error:
+                    if training is self.model.training:
+                        raise
+                    reason = str(error)
+            still = self._open_in_one_mode_only(graphs)
+            if not still:
+                return graphs, reason
+            closed |= still
+
+    def _open_in_one_mode_only(self, graphs: Mapping[bool, GraphModule]) -> frozenset[int]:
+        if self.dynamic_shapes is not None or len(graphs) < 2:
+            return frozenset()
+        train, evaluation = (_open_inputs(graphs[training]) for training in (True, False))
+        return train ^ evaluation
+
+    def export(self, training: bool, closed: frozenset[int] = frozenset()) -> GraphModule:
+        """Export in one mode: non-strict first, since it follows Python as it is; strict (bytecode) where
+        that fails. In each, with open sizes first.
+        """
+        reasons = []
+        fixed = ""
+        for strict in (False, True):
+            for example in self._examples(closed):
+                try:
+                    module, sizes = self._attempt(example, training, strict)
+                except Exception as error:  # torch.export raises dozens of kinds
+                    if example.dynamic_shapes is None or self.dynamic_shapes is not None:
+                        reasons.append((strict, error))
+                    else:
+                        fixed = fixed or summary(error)
+                    continue
+                replace(sizes, fixed=sizes.fixed or ("" if sizes.symbols else fixed)).attach(module)
+                return module
+        raise CaptureError(_message(self.model, training, reasons)) from reasons[0][1]
+
+    def _examples(self, closed: frozenset[int]) -> Iterator[Example]:
+        if self.dynamic_shapes is None:
+            yield from examples(self.args, self.kwargs, closed)
+        if self.dynamic_shapes is None or self.dynamic_shapes is False:
+            yield Example(self.args, self.kwargs)
+        else:
+            yield Example(self.args, self.kwargs, self.dynamic_shapes)
+
+    def _attempt(self, example: Example, training: bool, strict: bool) -> tuple[GraphModule, Sizes]:
+        with unchanged(self.model), torch.enable_grad(), in_mode(self.model, training):
+            module = export_module(
+                self.model,
+                example.args,
+                example.kwargs,
+                strict=strict,
+                dynamic_shapes=example.dynamic_shapes,
+            )
+        settle_regions(module)
+        sizes = settle_sizes(module, Example(self.args, self.kwargs).flat)
+        if example.dynamic_shapes is not None and self.dynamic_shapes is None and not sizes.symbols:
+            # the same graph without the detour: exactly what a capture of fixed sizes gives
+            raise CaptureError(sizes.fixed or "no size of the batch stayed open")
+        return module, sizes
+
+
+def _open_inputs(module: GraphModule) -> frozenset[int]:
+    """Positions of the inputs whose first dimension is open."""
+    shapes = Sizes.of(module).shapes
+    names = [node.name for node in module.graph.nodes if node.op == "placeholder"]
+    return frozenset(position for position, name in enumerate(names) if name in shapes)
+
+
+def _message(model: nn.Module, training: bool, reasons: list[tuple[bool, Exception]]) -> str:
+    mode = "training" if training else "evaluation"
     lines = [f"torch.export can't capture {type(model).__name__}:"]
     for strict, error in reasons:
         text = str(error).strip().splitlines() or ["(no message)"]
         lines.append(f"  {'strict' if strict else 'non-strict'} mode, {type(error).__name__}: {text[0]}")
         lines += [f"    {line}" for line in text[1:4]]
+        if line := users_line(error):
+            lines.append(f"    at {line}")
     lines.append(
-        "Take what can't be traced (data-dependent branches, .item(), side effects on Python objects) out of "
-        "forward, for example with torch.where or torch.cond; the full text of the first error is attached "
-        "as its cause"
+        f"(in {mode} mode.) Take what can't be traced (data-dependent branches, .item(), side effects on "
+        f"Python "
+        "objects) out of forward, for example with torch.where or torch.cond; the full text of the first "
+        "error is "
+        "attached as its cause"
     )
     return "\n".join(lines)

@@ -26,6 +26,7 @@ from torch.fx import GraphModule, Node
 from partita._torch.export import all_arguments
 from partita.capture.modes import mode_flag
 from partita.capture.origin import module_paths
+from partita.capture.sizes import Sizes
 from partita.graph.effects import metadata
 from partita.graph.state import lookup
 
@@ -105,8 +106,16 @@ def _alike(
     for fact in ("shape", "dtype"):
         if getattr(value, fact, None) != getattr(other_value, fact, None):
             return False
+    if _open(train, node) != _open(evaluation, other):
+        return False
     left, right = _padded(node, other)
     return _same_structure(left, right, twin) and _same_structure(node.kwargs, other.kwargs, twin)
+
+
+def _open(module: GraphModule, node: Node) -> tuple[Any, Any]:
+    """The sizes of a node's value, and its number, where they are open."""
+    sizes = Sizes.of(module)
+    return sizes.shapes.get(node.name), sizes.numbers.get(node.name)
 
 
 def _padded(node: Node, other: Node) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

@@ -18,13 +18,16 @@ from torch.fx import Graph, GraphModule, Node
 
 from partita.errors import CaptureError
 
-__all__ = ["copy_flags", "in_mode", "mode_flag", "require_mode"]
+__all__ = ["captures_training", "copy_flags", "drop_mode_check", "in_mode", "mode_flag", "require_mode"]
 
 _FLAG = "training"
 
 
-def require_mode(training: bool, captured: bool) -> None:
+def require_mode(training: bool, captured: bool, reason: str = "") -> None:
     """Refuse to run a graph in a mode that it was not captured in.
+
+    Args:
+        reason: why there is no graph for that mode.
 
     Raises:
         CaptureError: always where the two differ.
@@ -32,9 +35,26 @@ def require_mode(training: bool, captured: bool) -> None:
     if training != captured:
         wanted, has = ("train", "eval") if training else ("eval", "train")
         raise CaptureError(
-            f"this graph was captured in {has} mode and can't run in {wanted} mode, because the model takes "
-            f"another path there: call .{has}() on it, or capture the model again after model.{wanted}()"
+            f"this graph was captured in {has} mode and can't run in {wanted} mode, because "
+            f"{reason or 'the model takes another path there'}: call .{has}() on it, or capture the model "
+            f"again "
+            f"after model.{wanted}()"
         )
+
+
+def captures_training(module: GraphModule) -> bool:
+    """Whether a graph that holds for one mode only holds for training."""
+    return any(node.args[1] for node in module.graph.find_nodes(op="call_function", target=require_mode))
+
+
+def drop_mode_check(module: GraphModule) -> None:
+    """Take the check of `require_mode` out of a graph, in place: whoever runs it looks at the mode."""
+    for node in module.graph.find_nodes(op="call_function", target=require_mode):
+        flag = node.args[0]
+        module.graph.erase_node(node)
+        if isinstance(flag, Node) and not flag.users:
+            module.graph.erase_node(flag)
+    module.recompile()
 
 
 @contextmanager

@@ -2,29 +2,65 @@
 
 from __future__ import annotations
 
+from partita.pipelining.annotations import annotate_split_points, clear_split_points
+from partita.pipelining.build import build_stage
 from partita.pipelining.checkpoint import Restored, load_checkpoint, save_checkpoint
+from partita.pipelining.clipping import clip_grad_norm_
 from partita.pipelining.cuts import SplitPoint, pipe_split
 from partita.pipelining.frontend import keyed_graph, measure_units, pipeline
+from partita.pipelining.interop import to_torch_stage
+from partita.pipelining.loss import LossWrapper, TrivialLossWrapper
+from partita.pipelining.loss_weights import LossWeights
+from partita.pipelining.manual import PipelineStage
 from partita.pipelining.materialise import materialise, parameters_on_meta
+from partita.pipelining.multi_use import MultiUseParameterConfig
 from partita.pipelining.pipe import Pipe
+from partita.pipelining.pipe_info import PipeInfo
 from partita.pipelining.reference import UncutReference
-from partita.pipelining.schedules import PipelineSchedule, Schedule1F1B, ScheduleGPipe, get_schedule_class
-from partita.pipelining.stage import PipelineStage
+from partita.pipelining.scaler import GradScaler
+from partita.pipelining.schedule_kinds import (
+    CustomSchedule,
+    ScheduleDualPipeV,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+    ScheduleZBVZeroBubble,
+    get_schedule_class,
+)
+from partita.pipelining.schedules import PipelineSchedule, Schedule1F1B, ScheduleGPipe
+from partita.pipelining.sequential import PipeSequential
 from partita.pipelining.state_report import StateReport, state_report
 from partita.pipelining.weight_files import load_safetensors
 from partita.runtime import TensorChunkSpec
 
 __all__ = [
+    "CustomSchedule",
+    "GradScaler",
+    "LossWeights",
+    "LossWrapper",
+    "MultiUseParameterConfig",
     "Pipe",
+    "PipeInfo",
+    "PipeSequential",
     "PipelineSchedule",
     "PipelineStage",
     "Restored",
     "Schedule1F1B",
+    "ScheduleDualPipeV",
     "ScheduleGPipe",
+    "ScheduleInterleaved1F1B",
+    "ScheduleInterleavedZeroBubble",
+    "ScheduleLoopedBFS",
+    "ScheduleZBVZeroBubble",
     "SplitPoint",
     "StateReport",
     "TensorChunkSpec",
+    "TrivialLossWrapper",
     "UncutReference",
+    "annotate_split_points",
+    "build_stage",
+    "clear_split_points",
+    "clip_grad_norm_",
     "get_schedule_class",
     "keyed_graph",
     "load_checkpoint",
@@ -36,4 +72,5 @@ __all__ = [
     "pipeline",
     "save_checkpoint",
     "state_report",
+    "to_torch_stage",
 ]

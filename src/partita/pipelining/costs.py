@@ -9,6 +9,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from partita.capture.origin import module_path
+from partita.capture.sizes import Sizes
 from partita.graph.cost import NodeCost
 from partita.graph.liveness import Border, borders
 from partita.graph.state import lookup
@@ -28,7 +29,12 @@ def cost_model(gm: GraphModule, measured: Sequence[NodeCost]) -> tuple[CostModel
     """
     nodes = list(gm.graph.nodes)
     index = {node: position for position, node in enumerate(nodes)}
-    gaps = narrow_borders(nodes, borders(nodes, index))
+    numbers = Sizes.of(gm).numbers
+    counted = borders(nodes, index, ignored=numbers)
+    # A result goes straight from where it is made to the end: it does not tell one place to cut from another.
+    passing = borders(nodes, index, ignored=numbers, results=False)
+    chosen = {gap.after for gap in narrow_borders(nodes, passing)}
+    gaps = [gap for gap in counted if gap.after in chosen]
     cuts = [gap.after for gap in gaps]
     costs = {cost.name: cost for cost in measured}
     units: list[Unit] = []

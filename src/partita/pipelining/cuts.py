@@ -2,23 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 
 import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from partita.capture.origin import module_paths
-from partita.errors import AssignmentError, InfeasiblePlan
+from partita._torch.regions import ENTER_AUTOCAST, ENTER_INFERENCE, EXIT_AUTOCAST, EXIT_INFERENCE, SET_GRAD
+from partita.capture.origin import module_calls, module_paths
+from partita.errors import AssignmentError
 
-__all__ = ["SplitPoint", "cuts_at_marks", "cuts_at_points", "pipe_split", "stage_assignment"]
+__all__ = [
+    "Place",
+    "SplitPoint",
+    "cuts_at_annotations",
+    "cuts_at_marks",
+    "cuts_at_points",
+    "find_submodule",
+    "pipe_split",
+    "stage_assignment",
+]
 
 _library = torch.library.Library("partita", "DEF")
 _library.define("pipe_split() -> ()")
 _library.impl("pipe_split", lambda: None, "BackendSelect")
 _MARK = torch.ops.partita.pipe_split.default
 torch.fx.has_side_effect(_MARK)
+_MARKS = {str(_MARK), "pippy._pipe_split.default"}
+"""Ours, and that of ``torch.distributed.pipelining``, which a model's own code may have imported."""
+
+_COMPUTES_NOTHING = {
+    SET_GRAD,
+    ENTER_AUTOCAST,
+    EXIT_AUTOCAST,
+    ENTER_INFERENCE,
+    EXIT_INFERENCE,
+    torch.is_grad_enabled,
+}
+
+
+Place = str | tuple[str, int]
+"""A submodule by its qualified name, ``"block"``; where it is called several times with the number of the
+call, ``"block@1"`` or ``("block", 1)`` for the second.
+"""
 
 
 class SplitPoint(Enum):
@@ -39,7 +66,7 @@ def cuts_at_marks(gm: GraphModule) -> list[int]:
     """
     cuts, position = [], -1
     for node in list(gm.graph.nodes):
-        if node.op == "call_function" and node.target is _MARK:
+        if node.op == "call_function" and str(node.target) in _MARKS:
             cuts.append(position)
             gm.graph.erase_node(node)
         else:
@@ -49,27 +76,53 @@ def cuts_at_marks(gm: GraphModule) -> list[int]:
     return cuts
 
 
-def cuts_at_points(gm: GraphModule, model: nn.Module, points: Mapping[str, SplitPoint]) -> list[int]:
+def cuts_at_points(gm: GraphModule, model: nn.Module, points: Mapping[Place, SplitPoint]) -> list[int]:
     """The cuts that split points ask for.
 
     Raises:
         AttributeError: the model has no submodule of that name.
-        AssignmentError: no operation of the graph belongs to the submodule.
+        AssignmentError: no operation of the graph belongs to the submodule, or it is called several times and
+            the point does not say which call is meant.
     """
     nodes = list(gm.graph.nodes)
     cuts = []
-    for path, point in points.items():
-        _check_submodule(model, path)
-        inside = [position for position, node in enumerate(nodes) if _belongs(node, path)]
-        if not inside:
-            raise AssignmentError(
-                f"no operation of the graph belongs to {path!r}: is the module called in forward?"
-            )
+    for place, point in points.items():
+        path, call = _place(place)
+        find_submodule(model, path)
+        inside = _operations(nodes, path, call)
         cuts.append(inside[0] - 1 if SplitPoint(point) is SplitPoint.BEGINNING else inside[-1])
     return sorted(cuts)
 
 
-def _check_submodule(model: nn.Module, path: str) -> None:
+def cuts_at_annotations(
+    gm: GraphModule, model: nn.Module, noted: Mapping[str, Sequence[SplitPoint]]
+) -> list[int]:
+    """The cuts that annotations of a model's submodules ask for.
+
+    Args:
+        noted: by qualified name. A submodule with several names counts under those that the graph knows.
+
+    Raises:
+        AssignmentError: no operation of the graph belongs to a submodule.
+    """
+    known = {path for node in gm.graph.nodes if node.op.startswith("call_") for path in module_paths(node)}
+    paths: dict[int, list[str]] = {}
+    for path in noted:
+        paths.setdefault(id(model.get_submodule(path)), []).append(path)
+    cuts: list[int] = []
+    for names in paths.values():
+        for path in [name for name in names if name in known] or names[:1]:
+            for point in noted[path]:
+                cuts += cuts_at_points(gm, model, {path: point})
+    return sorted(cuts)
+
+
+def find_submodule(model: nn.Module, path: str) -> nn.Module:
+    """The submodule of that qualified name.
+
+    Raises:
+        AttributeError: there is none; names it, and what is there instead.
+    """
     current = model
     for atom in path.split("."):
         child = getattr(current, atom, None)
@@ -79,29 +132,56 @@ def _check_submodule(model: nn.Module, path: str) -> None:
                 f"it has {', '.join(name for name, _ in current.named_children()) or 'none'}"
             )
         current = child
+    return current
 
 
-def _belongs(node: Node, path: str) -> bool:
-    return node.op.startswith("call_") and path in module_paths(node)
+def _place(place: Place) -> tuple[str, int | None]:
+    if not isinstance(place, str):
+        return place
+    path, at, number = place.rpartition("@")
+    return (path, int(number)) if at and number.isdigit() else (place, None)
+
+
+def _operations(nodes: Sequence[Node], path: str, call: int | None) -> list[int]:
+    """Positions of the operations of one call of a submodule."""
+    calls: dict[int, list[int]] = {}
+    for position, node in enumerate(nodes):
+        if node.op.startswith("call_"):
+            for name, number in module_calls(node):
+                if name == path:
+                    calls.setdefault(number, []).append(position)
+    if not calls:
+        raise AssignmentError(
+            f"no operation of the graph belongs to {path!r}: is the module called in forward?"
+        )
+    if call is None and len(calls) == 1:
+        return next(iter(calls.values()))
+    if call in calls:
+        return calls[call]
+    told = ", ".join(
+        f"'{path}@{number}' ({nodes[inside[0]].name} to {nodes[inside[-1]].name})"
+        for number, inside in calls.items()
+    )
+    which = "which of them is meant" if call is None else f"one of them, there is no {path}@{call}"
+    raise AssignmentError(f"{path!r} is called {len(calls)} times: {told}; say {which}")
 
 
 def stage_assignment(gm: GraphModule, cuts: Iterable[int]) -> dict[str, int]:
     """The stage of every node: one more after each cut.
 
-    Raises:
-        InfeasiblePlan: a cut that leaves a stage without anything to compute.
+    A cut that has nothing to compute on one of its sides (before the first operation, after the last, or next
+    to another cut) is none: every stage computes something.
     """
-    ends = sorted(set(cuts))
-    assignment, stage = {}, 0
+    ends = sorted(set(cuts), reverse=True)
+    assignment, stage, cut, computed = {}, 0, False, False
     for position, node in enumerate(gm.graph.nodes):
-        while stage < len(ends) and position > ends[stage]:
-            stage += 1
-        if node.op not in ("placeholder", "get_attr", "output"):
-            assignment[node.name] = stage
-    empty = set(range(len(ends) + 1)) - set(assignment.values())
-    if empty:
-        raise InfeasiblePlan(
-            f"stage {min(empty)} would have nothing to compute: two cuts fall on one place, or one lies "
-            "before the first or after the last operation; take one of them away"
-        )
+        while ends and position > ends[-1]:
+            ends.pop()
+            cut = True
+        if node.op in ("placeholder", "get_attr", "output"):
+            continue
+        if node.target not in _COMPUTES_NOTHING:
+            stage += cut and computed
+            cut, computed = False, True
+        assignment[node.name] = stage
     return assignment

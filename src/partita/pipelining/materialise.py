@@ -17,7 +17,6 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from partita._torch.modules import is_persistent_buffer
@@ -26,8 +25,9 @@ from partita.errors import CheckpointError
 from partita.pipelining.held_state import Stages, stage_modules
 from partita.pipelining.listing import listed
 from partita.pipelining.move_graph import move_graph
+from partita.pipelining.two_modes import graphs_in
 
-__all__ = ["InitBuffers", "materialise", "parameters_on_meta"]
+__all__ = ["InitBuffers", "Slot", "materialise", "parameters_on_meta", "tensor_slots"]
 
 InitBuffers = Callable[[str], Tensor | None] | Mapping[str, Tensor] | nn.Module
 """Where tensors come from that no checkpoint has: a function of the name, a table, or a module."""
@@ -108,16 +108,16 @@ def materialise(
         )
     for module, (tables, _) in zip(modules, plans, strict=True):
         _fill(module, device, tables)
-        for child in module.modules():
-            if isinstance(child, GraphModule):
-                move_graph(child, torch.device("meta"), device)
+        for child in graphs_in(module):
+            move_graph(child, torch.device("meta"), device)
 
 
 Slot = tuple[nn.Module, str, str, Tensor]
 """A module, the name that it has for a tensor, the name from the root, and the tensor."""
 
 
-def _slots(root: nn.Module) -> Iterator[Slot]:
+def tensor_slots(root: nn.Module) -> Iterator[Slot]:
+    """Every place in a module that holds a tensor: parameters, buffers, and plain attributes."""
     for path, module in root.named_modules(remove_duplicate=False):
         own: list[tuple[str, Tensor]] = [*module.named_parameters(recurse=False, remove_duplicate=False)]
         own += [*module.named_buffers(recurse=False, remove_duplicate=False)]
@@ -145,7 +145,7 @@ def _tables(root: nn.Module, source: Callable[[str], Tensor | None]) -> tuple[di
     """The contents of non-persistent buffers by the tensor that they replace, and the names that have
     none.
     """
-    slots = [slot for slot in _slots(root) if not has_memory(slot[3])]
+    slots = [slot for slot in tensor_slots(root) if not has_memory(slot[3])]
     loadable = {
         id(tensor)
         for module, name, _, tensor in slots
@@ -171,7 +171,7 @@ def _tables(root: nn.Module, source: Callable[[str], Tensor | None]) -> tuple[di
 
 def _fill(root: nn.Module, device: torch.device, tables: Mapping[int, Tensor]) -> None:
     made: dict[int, Tensor] = {}
-    for module, name, _, tensor in list(_slots(root)):
+    for module, name, _, tensor in list(tensor_slots(root)):
         identity = id(tensor)
         if identity not in made:
             made[identity] = _made(tensor, device, tables.get(identity))

@@ -6,12 +6,13 @@ stage.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
-__all__ = ["move_graph"]
+__all__ = ["move_graph", "named_devices"]
 
 
 def move_graph(gm: GraphModule, old: torch.device, new: torch.device) -> int:
@@ -22,21 +23,38 @@ def move_graph(gm: GraphModule, old: torch.device, new: torch.device) -> int:
         old: without an index it stands for every device of its type.
     """
 
-    def moved(value: Any) -> Any:
-        if isinstance(value, torch.device) and value.type == old.type and old.index in (None, value.index):
-            return new
-        if isinstance(value, (list, tuple)):
-            return type(value)([moved(item) for item in value])
-        if isinstance(value, dict):
-            return {key: moved(item) for key, item in value.items()}
-        return value
+    def moved(device: torch.device) -> torch.device:
+        return new if device.type == old.type and old.index in (None, device.index) else device
 
     count = 0
     for node in gm.graph.nodes:
-        args, kwargs = moved(tuple(node.args)), moved(dict(node.kwargs))
+        args, kwargs = _mapped(tuple(node.args), moved), _mapped(dict(node.kwargs), moved)
         if args != tuple(node.args) or kwargs != dict(node.kwargs):
             node.args, node.kwargs = args, kwargs
             count += 1
     if count:
         gm.recompile()
     return count
+
+
+def named_devices(gm: GraphModule) -> frozenset[torch.device]:
+    """The devices that are written out in the graph's arguments."""
+    found: set[torch.device] = set()
+
+    def noted(device: torch.device) -> torch.device:
+        found.add(device)
+        return device
+
+    for node in gm.graph.nodes:
+        _mapped((node.args, node.kwargs), noted)
+    return frozenset(found)
+
+
+def _mapped(value: Any, function: Callable[[torch.device], torch.device]) -> Any:
+    if isinstance(value, torch.device):
+        return function(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)([_mapped(item, function) for item in value])
+    if isinstance(value, dict):
+        return {key: _mapped(item, function) for key, item in value.items()}
+    return value

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,9 +12,13 @@ from torch.fx import GraphModule
 
 from partita._torch.export import signature_of
 from partita._torch.pytree import tree_map
+from partita.capture.sizes import Sizes, sizes_of
 from partita.errors import ExecutionError
 from partita.graph.effects import metadata
+from partita.pipelining.loss_weights import LossWeights, checked_weights
+from partita.pipelining.precision import fresh_casts
 from partita.pipelining.routes import Constant, Value, accept
+from partita.pipelining.two_modes import TwoModes
 from partita.runtime import RandomKey, keyed, merge, plan_microbatches, split_args
 
 __all__ = ["UncutReference", "graph_inputs"]
@@ -34,7 +39,7 @@ class UncutReference:
 
     def __init__(
         self,
-        whole: GraphModule,
+        whole: GraphModule | TwoModes,
         n_microbatches: int,
         loss_fn: Callable[[Any, Any], Tensor] | None = None,
         *,
@@ -44,8 +49,7 @@ class UncutReference:
         self.n_microbatches = n_microbatches
         self.loss_fn = loss_fn
         self.seed = seed
-        self._inputs = graph_inputs(whole)
-        self._signature = signature_of(whole, whole.forward)
+        self._forward = whole.forward
         self._steps = 0
 
     def state_dict(self) -> dict[str, int]:
@@ -56,18 +60,25 @@ class UncutReference:
         """Go on counting where ``state`` stopped."""
         self._steps = state["steps"]
 
-    def step(self, *args: Any, target: Any = None, losses: list[Tensor] | None = None, **kwargs: Any) -> Any:
+    def step(
+        self,
+        *args: Any,
+        target: Any = None,
+        losses: list[Tensor] | None = None,
+        loss_weights: LossWeights | Sequence[float] | None = None,
+        **kwargs: Any,
+    ) -> Any:
         """Forward and backward of one batch; gradients are added to ``.grad``. Returns the merged output."""
         if self.loss_fn is None:
             raise ExecutionError("step() needs a loss: pass loss_fn, or call eval() to run forward only")
-        outputs = self._run(args, kwargs, target, losses, train=True)
+        outputs = self._run(args, kwargs, target, losses, loss_weights, train=True)
         self._steps += 1
         return outputs
 
     def eval(self, *args: Any, target: Any = None, losses: list[Tensor] | None = None, **kwargs: Any) -> Any:
         """Forward of one batch without gradients. ``losses`` is filled where there is a target."""
         with torch.no_grad():
-            return self._run(args, kwargs, target, losses, train=False)
+            return self._run(args, kwargs, target, losses, None, train=False)
 
     def _run(
         self,
@@ -75,16 +86,19 @@ class UncutReference:
         kwargs: dict[str, Any],
         target: Any,
         losses: list[Tensor] | None,
+        loss_weights: LossWeights | Sequence[float] | None,
         *,
         train: bool,
     ) -> Any:
         count = self.n_microbatches
         targets = split_args((target,), None, count)
         weights = plan_microbatches(args, kwargs, count).weights
+        if loss_weights is not None:
+            weights = checked_weights(loss_weights, count)
         outputs, found = [], []
         for microbatch, (given, named) in enumerate(split_args(args, kwargs, count)):
-            accept(self._inputs, self._signature.flatten(given, named), f"microbatch {microbatch}")
-            with keyed(RandomKey(self.seed, self._steps, microbatch)):
+            self._accept(given, named, microbatch)
+            with fresh_casts(), keyed(RandomKey(self.seed, self._steps, microbatch)):
                 output = self.whole(*given, **named)
             if self.loss_fn is not None and (train or target is not None):
                 loss = self.loss_fn(output, targets[microbatch][0][0])
@@ -96,13 +110,26 @@ class UncutReference:
             losses[:] = found
         return merge(outputs)
 
+    def _accept(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], microbatch: int) -> None:
+        whole = self.whole
+        graph, signature = (
+            (whole.current, whole.signature)
+            if isinstance(whole, TwoModes)
+            else (whole, signature_of(whole, self._forward))
+        )
+        flat, inputs = signature.flatten(args, kwargs), graph_inputs(graph)
+        accept(inputs, flat, f"microbatch {microbatch}")
+        sizes = Sizes.of(graph)
+        sizes.check(sizes_of(sizes.symbols, [value.name for value in inputs], flat), whole.training)
+
 
 def graph_inputs(whole: GraphModule) -> tuple[Value | Constant, ...]:
     """What a captured graph takes: a tensor's shape and dtype, or the one value that an input was captured
     with.
     """
+    sizes = Sizes.of(whole)
     return tuple(
-        Value.of(node.name, value)
+        replace(Value.of(node.name, value, sizes), fixed=sizes.fixed)
         if isinstance(value := metadata(node), Tensor)
         else Constant(node.name, value)
         for node in whole.graph.nodes

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from partita.errors import ExecutionError, ScheduleError
-from partita.pipelining.agreement import agree_on_placement, agree_on_step, neighbours
+from partita.errors import ExecutionError, ScheduleError, SignatureMismatch
+from partita.pipelining.agreement import Relay, agree_on_placement, agree_on_step, neighbours, rank_pairs
 from partita.pipelining.executor import Executor, StepInputs
+from partita.pipelining.loss_weights import LossWeights, checked_weights
+from partita.pipelining.precision import Precision, current_autocast, fresh_casts
+from partita.pipelining.settle import Settled, Settling
 from partita.pipelining.stage import PipelineStage
 from partita.pipelining.tied import share_gradients
+from partita.pipelining.tied_sum import TiedGradients, TiedSums, with_chains
 from partita.planning import Schedule, get_schedule, lower
 from partita.runtime import (
     NULL_TRACER,
     Comm,
+    MicrobatchPlan,
     ProcessGroupComm,
     Recorder,
     merge,
@@ -24,7 +30,7 @@ from partita.runtime import (
     split_args,
 )
 
-__all__ = ["PipelineSchedule", "Schedule1F1B", "ScheduleGPipe", "get_schedule_class"]
+__all__ = ["PipelineSchedule", "Schedule1F1B", "ScheduleGPipe"]
 
 
 class PipelineSchedule:
@@ -42,6 +48,9 @@ class PipelineSchedule:
         scale_grads: the losses' gradients are weighted with each microbatch's share of the batch, so that
             they add up to the gradient of the mean; without it they are summed.
         seed: of the random numbers, which depend on (seed, step, microbatch, call site) alone.
+        tied_gradients: of a parameter that several stages hold: ``exact``: bit for bit as uncut, one message
+            of its size a microbatch and holder; ``reduced``: one sum a step, which rounds otherwise (about
+            1e-6). Stages follow the last schedule that was made with them.
         tracer: records what runs when; may be replaced between two steps.
 
     Raises:
@@ -61,27 +70,41 @@ class PipelineSchedule:
         scale_grads: bool = True,
         *,
         seed: int = 0,
+        tied_gradients: TiedGradients = "exact",
         tracer: Recorder = NULL_TRACER,
     ) -> None:
         held = [stages] if isinstance(stages, PipelineStage) else list(stages)
         self._check(held, n_microbatches)
         self.stages = {stage.index: stage for stage in held}
         self.n_microbatches = n_microbatches
-        self.loss_fn = loss_fn
+        self.loss_fn = loss_fn or held[0].loss_fn
         self.args_chunk_spec = args_chunk_spec
         self.kwargs_chunk_spec = kwargs_chunk_spec
         self.output_merge_spec = output_merge_spec
         self.scale_grads = scale_grads
         self.seed = seed
+        self.tied_gradients = tied_gradients
         self.tracer = tracer
+        for stage in held:
+            stage.by_mode = with_chains(stage.by_mode, tied_gradients == "exact")
+            stage.follow(stage.by_mode.in_mode(stage.module.training))
+        self._by_mode = held[0].by_mode
         self.routes = held[0].routes
         self._owns_comm = held[0].comm is None
-        self.comm: Comm = held[0].comm or ProcessGroupComm.from_group()
+        self.comm: Comm = held[0].comm or ProcessGroupComm.from_group(held[0].group)
         self.stage_ranks = self._agree(held)
-        self._peers = neighbours(self.comm.rank, self.routes, self.stage_ranks)
-        pairs = {(self.stage_ranks[a], self.stage_ranks[b]) for a, b in self.routes.edges}
-        self.comm.connect({pair for a, b in sorted(pairs) if a != b for pair in ((a, b), (b, a))})
-        self._executors: dict[bool, Executor] = {}
+        self._plain = self._generate(
+            self.kind
+        )  # refused on all ranks alike, where the stages lie wrong for it
+        self._defer_receives = False
+        self._peers = neighbours(self.comm.rank, self._by_mode, self.stage_ranks)
+        self._settling = Settling.of(self.stages, self.comm, self.stage_ranks)
+        self._relay = Relay.of(self.comm.rank, self._by_mode, self.stage_ranks, n_microbatches)
+        pairs = rank_pairs(self._by_mode, self.stage_ranks)
+        self.comm.connect({pair for a, b in sorted(pairs) for pair in ((a, b), (b, a))})
+        self.loss_scale: Callable[[], float] = lambda: 1.0
+        self._precision = Precision()
+        self._executors: dict[tuple[bool, bool], Executor] = {}
         self._steps = 0
 
     def schedule(self, *, train: bool = True) -> Schedule:
@@ -103,13 +126,26 @@ class PipelineSchedule:
         if self._owns_comm:
             self.comm.close()
 
-    def step(self, *args: Any, target: Any = None, losses: list[Tensor] | None = None, **kwargs: Any) -> Any:
+    def step(
+        self,
+        *args: Any,
+        target: Any = None,
+        losses: list[Tensor] | None = None,
+        loss_weights: LossWeights | Sequence[float] | None = None,
+        return_outputs: bool = True,
+        **kwargs: Any,
+    ) -> Any:
         """Forward and backward of one batch; gradients are added to ``.grad``. Collective.
 
         Args:
             args: the model's arguments, on the rank that holds the first stage; ignored elsewhere.
             target: what ``loss_fn`` compares with, on the rank that holds the last stage.
             losses: gets the loss of each microbatch, on the rank that holds the last stage.
+            loss_weights: what each microbatch's loss counts for, in place of its share of the batch, on the
+                rank that holds the last stage: for a loss that is a mean over what a mask leaves. A plain
+                sequence must sum to 1; `LossWeights` makes weights from counts, or takes another sum.
+            return_outputs: False: the results are needed for the loss only; keeps none of them, which saves
+                memory where they are large (the logits of a language model).
             kwargs: the model's keyword arguments, where ``args`` are.
 
         Returns:
@@ -117,12 +153,12 @@ class PipelineSchedule:
 
         Raises:
             ExecutionError: no ``loss_fn``, or one that does not return a 0-d tensor.
-            MicrobatchError: a batch that can't be cut.
+            MicrobatchError: a batch that can't be cut, or weights that can't be used.
             SignatureMismatch: shapes that the pipeline was not cut for, or ranks that are about to do
                 different things.
             PeerFailed: another rank failed.
         """
-        return self._run(args, kwargs, target, losses, train=True)
+        return self._run(args, kwargs, target, losses, loss_weights, return_outputs, train=True)
 
     def eval(self, *args: Any, target: Any = None, losses: list[Tensor] | None = None, **kwargs: Any) -> Any:
         """Forward of one batch without gradients; touches no ``.grad``. Collective. Arguments are those of
@@ -132,7 +168,7 @@ class PipelineSchedule:
         ``losses`` is filled where there are a ``loss_fn`` and a ``target``.
         """
         with torch.no_grad():
-            return self._run(args, kwargs, target, losses, train=False)
+            return self._run(args, kwargs, target, losses, None, True, train=False)
 
     def _run(
         self,
@@ -140,6 +176,8 @@ class PipelineSchedule:
         kwargs: dict[str, Any],
         target: Any,
         losses: list[Tensor] | None,
+        loss_weights: LossWeights | Sequence[float] | None,
+        return_outputs: bool,
         *,
         train: bool,
     ) -> Any:
@@ -148,22 +186,34 @@ class PipelineSchedule:
                 raise ExecutionError(
                     "step() needs a loss: pass loss_fn to the schedule, or call eval() to run forward only"
                 )
-            inputs = self._cut(args, kwargs, target, train)
-            agree_on_step(self.comm, self._peers, self._announcement(train))
+            self._follow_modes()
+            arguments, sizes = self._cut(args, kwargs, train) if self._settling is None else (None, ())
+            sizes = agree_on_step(self.comm, self._peers, self._announcement(train), self._relay, sizes)
+            settled = None
+            if self._settling is not None:
+                settled = self._settle(args, kwargs)
+                arguments, sizes = settled.arguments, settled.samples
+            inputs = self._inputs(arguments, sizes, target, loss_weights, settled)
+            inputs = replace(inputs, keep_outputs=return_outputs)
             executor = self._executor(train)
+            sums = TiedSums(self.comm, self.stages, self.stage_ranks)
+            if train:
+                sums.begin(self.routes.tied)
         except BaseException as error:
             self.comm.fail(error, "preparing a step")
             raise
-        results = executor.run(inputs, self.tracer)
+        with fresh_casts():
+            results = executor.run(inputs, self.tracer)
         if train:
-            self._share_gradients()
+            self._share_gradients(sums)
             self._steps += 1
         if losses is not None:
             losses[:] = results.losses
         return merge(results.outputs, self.output_merge_spec) if results.outputs else None
 
-    def _share_gradients(self) -> None:
+    def _share_gradients(self, sums: TiedSums) -> None:
         try:
+            sums.end()
             share_gradients(self.comm, self.stages, self.stage_ranks, self.routes)
         except BaseException as error:
             self.comm.fail(error, "sharing the gradients of tied parameters")
@@ -173,17 +223,56 @@ class PipelineSchedule:
         """What the others must be about to do too."""
         modes = {stage.module.training for stage in self.stages.values()}
         mode = "both modes" if len(modes) > 1 else "train mode" if modes.pop() else "eval mode"
-        return f"{'step' if train else 'eval'}() number {self._steps} in {mode}"
+        autocast = current_autocast(next(iter(self.stages.values())).device.type)
+        under = "" if autocast is None else f" under {autocast}"
+        return f"{'step' if train else 'eval'}() number {self._steps} in {mode}{under}"
+
+    def _follow_modes(self) -> None:
+        """Where a model takes another path in evaluation: let its stages take and make what they do in their
+        mode.
+        """
+        if self._by_mode.evaluation is None:
+            return
+        if len({stage.module.training for stage in self.stages.values()}) > 1:
+            raise SignatureMismatch(
+                "this rank's stages are in both modes, but the model takes another path in each: call "
+                "train() or eval() "
+                "on all of them"
+            )
+        for stage in self.stages.values():
+            routes = stage.by_mode.in_mode(stage.module.training)
+            if routes is not stage.routes:
+                stage.follow(routes)
+            self.routes = routes
+
+    def _settle(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Settled:
+        """What will cross in a step of stages that are plain modules."""
+        assert self._settling is not None
+        settled = self._settling.run(
+            args, kwargs, self.n_microbatches, self.args_chunk_spec, self.kwargs_chunk_spec
+        )
+        if settled.changed:
+            self._executors.clear()
+        return settled
 
     def _executor(self, train: bool) -> Executor:
-        if train not in self._executors:
-            kind = get_schedule(self.kind if train else "ForwardOnly")
-            plain = kind.generate(  # type: ignore[call-arg]
-                len(self.stage_ranks), self.n_microbatches, placement=self.stage_ranks
+        key = (train, self.routes is self._by_mode.evaluation)
+        if key not in self._executors:
+            plain = self._plain if train else self._generate("ForwardOnly")
+            lowered = self._lowered(plain)
+            self._executors[key] = Executor(
+                lowered, self.stages, self.comm, self.loss_fn, defer_receives=self._defer_receives
             )
-            lowered = lower(plain, self.routes.edges)
-            self._executors[train] = Executor(lowered, self.stages, self.comm, self.loss_fn)
-        return self._executors[train]
+        return self._executors[key]
+
+    def _lowered(self, plain: Schedule) -> Schedule:
+        """With sends and receives for what crosses."""
+        return lower(plain, self.routes.edges)
+
+    def _generate(self, kind: str) -> Schedule:
+        """The schedule of that kind, without sends and receives."""
+        stages = len(self.stage_ranks)
+        return get_schedule(kind).generate(stages, self.n_microbatches, placement=self.stage_ranks)
 
     def _check(self, held: Sequence[PipelineStage], n_microbatches: int) -> None:
         if not self.kind:
@@ -201,6 +290,7 @@ class PipelineSchedule:
             "n_microbatches": self.n_microbatches,
             "seed": self.seed,
             "scale_grads": self.scale_grads,
+            "tied_gradients": self.tied_gradients,
         }
         try:
             return agree_on_placement(self.comm, held, settings)
@@ -208,24 +298,61 @@ class PipelineSchedule:
             self.comm.fail(error, "agreeing on the stages")
             raise
 
-    def _cut(self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any, train: bool) -> StepInputs:
-        """Arguments and targets in microbatches, on the ranks that have them."""
-        count = self.n_microbatches
-        arguments, targets, weights = None, None, (1.0 / count,) * count
+    def _cut(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool
+    ) -> tuple[list[dict[str, Tensor]] | None, tuple[int, ...]]:
+        """Arguments in microbatches on the rank that has them, and of each its number of samples and its open
+        sizes.
+        """
         first = self.stages.get(0)
-        if first is not None:
-            specs = (self.args_chunk_spec, self.kwargs_chunk_spec)
-            weights = plan_microbatches(args, kwargs, count, *specs).weights
-            arguments = [
-                first.accept(first.signature.flatten(*part), microbatch, train=train)
-                for microbatch, part in enumerate(split_args(args, kwargs, count, *specs))
-            ]
+        if first is None:
+            return None, ()
+        specs = (self.args_chunk_spec, self.kwargs_chunk_spec)
+        arguments, numbers = [], []
+        samples = plan_microbatches(args, kwargs, self.n_microbatches, *specs).sizes
+        for microbatch, part in enumerate(split_args(args, kwargs, self.n_microbatches, *specs)):
+            flat = first.signature.flatten(*part)
+            arguments.append(first.accept(flat, microbatch, train=train))
+            sizes = self.routes.sizes_of(flat)
+            self.routes.at(sizes, first.module.training)  # refused here, before anything is sent
+            numbers += [samples[microbatch], *sizes]
+        return arguments, tuple(numbers)
+
+    def _inputs(
+        self,
+        arguments: list[dict[str, Tensor]] | None,
+        numbers: tuple[int, ...],
+        target: Any,
+        loss_weights: LossWeights | Sequence[float] | None,
+        settled: Settled | None = None,
+    ) -> StepInputs:
+        """What the step is given; ``numbers`` are those of `_cut`, on every rank where sizes are open."""
+        count = self.n_microbatches
+        targets, weights = None, (1.0 / count,) * count
+        width = 1 + len(self.routes.symbols)
+        mode = next(iter(self.stages.values())).module.training
+        if settled is not None:
+            sized = settled.routes
+        else:
+            routes = self._precision.routes(self.comm, self.stages, self.routes, numbers[1:width])
+            sized = tuple(
+                routes.at(numbers[start + 1 : start + width], mode)
+                for start in range(0, count * width if self.routes.symbols else 0, width)
+            )
+            if routes is not self.routes and not sized:
+                sized = (routes,) * count
+        if numbers:
+            weights = MicrobatchPlan(numbers[: count * width : width]).weights
         if target is not None and self.routes.stages - 1 in self.stages:
             targets = [part[0][0] for part in split_args((target,), None, count)]
             weights = plan_microbatches((target,), None, count).weights
-        if not self.scale_grads:
+        if loss_weights is not None:
+            weights = checked_weights(loss_weights, count)
+        elif not self.scale_grads:
             weights = (1.0,) * count
-        return StepInputs(arguments, targets, weights, self.seed, self._steps)
+        scale = self.loss_scale()
+        weights = tuple(weight * scale for weight in weights)
+        return StepInputs(arguments, targets, weights, self.seed, self._steps, sized)
 
 
 class ScheduleGPipe(PipelineSchedule):
@@ -240,20 +367,3 @@ class Schedule1F1B(PipelineSchedule):
     """
 
     kind = "1F1B"
-
-
-def get_schedule_class(name: str) -> type[PipelineSchedule]:
-    """The schedule class of that name; capital and small letters are the same.
-
-    Raises:
-        ScheduleError: there is none.
-
-    >>> get_schedule_class("gpipe").__name__
-    'ScheduleGPipe'
-    """
-    classes = {kind.kind.lower(): kind for kind in (ScheduleGPipe, Schedule1F1B)}
-    wanted = name.lower().removeprefix("schedule")
-    if wanted not in classes:
-        known = ", ".join(kind.kind for kind in classes.values())
-        raise ScheduleError(f"there is no schedule class {name!r}: choose one of {known}")
-    return classes[wanted]

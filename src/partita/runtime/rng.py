@@ -15,6 +15,13 @@ process may overlap in any way (ranks take turns where they wait): every keyed c
 before it draws, so only what stands at the very end matters. A random call without a site, inside a block,
 draws from an unspecified state.
 
+``torch.compile`` finds an operator in its place, so a compiled graph has no breaks. The backends ``eager``
+and ``aot_eager`` then draw the same bits; Inductor has a random number generator of its own, whose numbers
+differ from those and depend on the same key.
+
+What activation checkpointing computes again during a backward pass draws what it drew before, where that
+pass too runs in a block with its microbatch's key, ``backward=True``.
+
 On CPU, torch's generator (mt19937) uses the lower 32 bits of its seed, so two of `n` keyed calls share a
 stream with a probability of about n²/2³³.
 """
@@ -34,6 +41,11 @@ __all__ = ["RandomKey", "enter_site", "key_random_nodes", "keyed", "site_seed"]
 
 _MASK = 2**64 - 1
 
+_library = torch.library.Library("partita", "FRAGMENT")
+_library.define("enter_site(int site) -> ()")
+_OPERATOR = torch.ops.partita.enter_site.default
+has_side_effect(_OPERATOR)
+
 
 @dataclass(frozen=True, slots=True)
 class RandomKey:
@@ -49,6 +61,8 @@ class RandomKey:
 
 
 _active: ContextVar[RandomKey | None] = ContextVar("partita_random_key", default=None)
+_backward: list[RandomKey] = []
+"""For autograd's own threads (there is one for each CUDA device), which see no context variable."""
 
 
 class _Saved:
@@ -58,15 +72,21 @@ class _Saved:
         self.lock = threading.Lock()
         self.open_blocks = 0
         self.states: dict[torch.Generator, torch.Tensor] = {}
+        self.known: set[torch.Generator] = set()
 
     def seed(self, generator: torch.Generator, seed: int) -> None:
         if generator not in self.states:
             self.states[generator] = generator.get_state()
+            self.known.add(generator)
         generator.manual_seed(seed)
 
-    def enter(self) -> None:
+    def enter(self, at_once: bool) -> None:
         with self.lock:
             self.open_blocks += 1
+            if not at_once:
+                return
+            for generator in self.known:
+                self.states.setdefault(generator, generator.get_state())
 
     def leave(self) -> None:
         with self.lock:
@@ -85,6 +105,10 @@ class keyed:  # noqa: N801 - a context manager that reads as a verb
     """Within this block, ``enter_site`` seeds by `key`. Afterwards torch's generators are as they were
     before.
 
+    Args:
+        backward: the block is a backward pass: the key holds in autograd's threads too, and generators are
+            kept from the start, since what is computed again sets their states itself. One at a time.
+
     >>> def draw():
     ...     enter_site(3)
     ...     return torch.rand(2)
@@ -96,15 +120,18 @@ class keyed:  # noqa: N801 - a context manager that reads as a verb
     True
     """
 
-    __slots__ = ("_key", "_token")
+    __slots__ = ("_backward", "_key", "_token")
 
-    def __init__(self, key: RandomKey) -> None:
+    def __init__(self, key: RandomKey, *, backward: bool = False) -> None:
         self._key = key
+        self._backward = backward
         self._token: Token[RandomKey | None] | None = None
 
     def __enter__(self) -> RandomKey:
         self._token = _active.set(self._key)
-        _saved.enter()
+        if self._backward:
+            _backward.append(self._key)
+        _saved.enter(self._backward)
         return self._key
 
     def __exit__(
@@ -112,6 +139,8 @@ class keyed:  # noqa: N801 - a context manager that reads as a verb
     ) -> None:
         assert self._token is not None
         _active.reset(self._token)
+        if self._backward:
+            _backward.pop()
         _saved.leave()
 
 
@@ -140,7 +169,14 @@ def enter_site(site: int) -> None:
     Under an active key it seeds torch's default CPU generator, and the current CUDA device's where CUDA is in
     use. With none it does nothing at all.
     """
-    key = _active.get()
+    if torch.compiler.is_compiling():
+        torch.ops.partita.enter_site(site)
+    else:
+        _seed(site)
+
+
+def _seed(site: int) -> None:
+    key = _active.get() or (_backward[-1] if _backward else None)
     if key is None:
         return
     seed = site_seed(key, site)
@@ -149,6 +185,8 @@ def enter_site(site: int) -> None:
         _saved.seed(torch.cuda.default_generators[torch.cuda.current_device()], seed)
 
 
+_library.impl("enter_site", _seed, "CompositeExplicitAutograd")
+_library.impl("enter_site", lambda _: None, "Meta")
 has_side_effect(enter_site)  # dead-code elimination must leave it where it stands
 
 

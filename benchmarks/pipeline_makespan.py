@@ -1,0 +1,262 @@
+"""Does a pipeline take the time that the simulator says, in real processes, beside torch's own schedules?
+
+``partita bench pipeline-makespan``. One process a rank over gloo on this machine. Stages do not compute,
+they sleep: F 10 ms, B 20 ms, I and W 10 ms each, so that more ranks than cores measure what the runtime
+costs, and not the machine. Both sides run the same stages in turn; a step's time is that from a barrier
+to the end of the slowest rank.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.distributed import pipelining as theirs
+from torch.nn import functional
+
+from benchmarks.harness import MIN_ROUNDS, Ratio, ratio, write_json
+from partita.pipelining import SplitPoint, get_schedule_class, pipeline
+from partita.planning import Schedule, StageCost, get_schedule, simulate
+from partita.runtime import ProcessGroupComm
+
+__all__ = ["Row", "main", "measure"]
+
+_ONE_STAGE = ("GPipe", "1F1B")
+_NAMES = (*_ONE_STAGE, "LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+_WIDTH = 8
+_LIMIT_S = 300.0
+_GRACE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """One schedule on so many ranks.
+
+    Attributes:
+        simulated_s: the simulator's makespan, for links that take no time.
+        ours: the measured step over that, round by round.
+        theirs: the same for torch; None where torch does not run it.
+        theirs_failed: why not.
+    """
+
+    schedule: str
+    ranks: int
+    microbatches: int
+    simulated_s: float
+    ours: Ratio
+    theirs: Ratio | None
+    theirs_failed: str
+
+
+def main(*, quick: bool = False, json_path: Path | None = None, console: Console | None = None) -> list[Row]:
+    """Measure every schedule on 4 and 8 ranks, print a table, and write JSON where a path is given.
+
+    Args:
+        quick: one schedule on two ranks, few and short microbatches, one round: whether it runs, not how
+            fast.
+    """
+    console = console or Console()
+    cases = [("ZBVZeroBubble", 2)] if quick else [(name, ranks) for ranks in (4, 8) for name in _NAMES]
+    rows = []
+    for name, ranks in cases:
+        console.print(f"{name} on {ranks} ranks", style="dim")
+        rows.append(
+            measure(name, ranks, 4 if quick else 32, 0.002 if quick else 0.010, 1 if quick else MIN_ROUNDS)
+        )
+    table = Table("schedule", "ranks", "simulated, s", "here / simulated", "torch / simulated")
+    for row in rows:
+        other = str(row.theirs) if row.theirs is not None else row.theirs_failed
+        table.add_row(row.schedule, str(row.ranks), f"{row.simulated_s:.3f}", str(row.ours), other)
+    console.print(table)
+    if json_path is not None:
+        write_json(json_path, "pipeline_makespan", rows)
+    return rows
+
+
+def measure(name: str, ranks: int, microbatches: int, unit_s: float, rounds: int) -> Row:
+    """One schedule: F takes ``unit_s``, B twice as long, I and W as long each."""
+    plan = _plan(name, ranks, microbatches)
+    cost = StageCost(unit_s, 2 * unit_s, unit_s, unit_s)
+    simulated = simulate(plan, [cost] * plan.stages).makespan_s
+    found = _on_processes(ranks, name, microbatches, unit_s, rounds)
+    theirs_ok = len(found.theirs) == rounds
+    return Row(
+        name,
+        ranks,
+        microbatches,
+        simulated,
+        ratio(found.ours, [simulated] * rounds),
+        ratio(found.theirs, [simulated] * rounds) if theirs_ok else None,
+        found.failed,
+    )
+
+
+def _plan(name: str, ranks: int, microbatches: int) -> Schedule:
+    return get_schedule(name)(ranks * (1 if name in _ONE_STAGE else 2), microbatches, ranks)
+
+
+# --- stages that sleep ---
+
+
+@torch.library.custom_op("partita_bench::nap", mutates_args=())
+def _nap(x: Tensor, forward_s: float, backward_s: float) -> Tensor:  # noqa: ARG001
+    """A copy, after so many seconds; its gradient takes as long as it says."""
+    time.sleep(forward_s)
+    return x.clone()
+
+
+@_nap.register_fake
+def _(x: Tensor, forward_s: float, backward_s: float) -> Tensor:  # noqa: ARG001
+    return torch.empty_like(x)
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, float, float], output: Tensor) -> None:  # noqa: ARG001
+    ctx.backward_s = inputs[2]
+
+
+def _nap_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    return _nap(gradient, ctx.backward_s, 0.0), None, None
+
+
+_nap.register_autograd(_nap_backward, setup_context=_keep)
+
+
+class _Sleeper(nn.Module):
+    """Sleeps on the way of the values, and on the way of the weight's gradient: so I and W are told apart."""
+
+    def __init__(self, unit_s: float) -> None:
+        super().__init__()
+        self.unit_s = unit_s
+        self.weight = nn.Parameter(torch.zeros(_WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _nap(x, self.unit_s, self.unit_s) + _nap(self.weight, 0.0, self.unit_s)
+
+
+# --- processes ---
+
+
+@dataclass
+class _Found:
+    """Seconds of each round."""
+
+    ours: list[float]
+    theirs: list[float]
+    failed: str = ""
+
+
+def _on_processes(ranks: int, *settings: Any) -> _Found:
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        here, there = context.Pipe(duplex=False)
+        processes = [
+            context.Process(
+                target=_body, args=(rank, ranks, f"{folder}/store", there, *settings), daemon=True
+            )
+            for rank in range(ranks)
+        ]
+        for process in processes:
+            process.start()
+        there.close()
+        try:
+            if not here.poll(_LIMIT_S):
+                raise RuntimeError(f"{ranks} ranks still run after {_LIMIT_S:g} s: try fewer ranks or rounds")
+            found: _Found = here.recv()
+        finally:
+            for process in processes:
+                process.join(_GRACE_S)
+                process.kill()
+    return found
+
+
+def _body(
+    rank: int,
+    size: int,
+    path: str,
+    answer: Connection,
+    name: str,
+    microbatches: int,
+    unit_s: float,
+    rounds: int,
+) -> None:
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torch.set_num_threads(1)
+    store = dist.FileStore(path, size)
+    limit = timedelta(seconds=_LIMIT_S)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
+    plan = _plan(name, size, microbatches)
+    with ProcessGroupComm.from_group() as comm:
+        ours = _ours(name, plan, rank, comm, unit_s)
+        other = _theirs(name, plan, rank, unit_s)
+        found = _Found([], [])
+        for number in range(rounds + 1):
+            seconds = _timed(comm, ours)
+            if number:
+                found.ours.append(seconds)
+            if found.failed:
+                continue
+            try:
+                seconds = _timed(comm, other)
+            except RuntimeError as error:  # whatever goes wrong there goes wrong on every rank, or ends all
+                found.failed = f"{type(error).__name__}: {error}".partition("\n")[0]
+                continue
+            if number:
+                found.theirs.append(seconds)
+    if rank == 0:
+        answer.send(found)
+    dist.destroy_process_group()
+
+
+def _timed(comm: ProcessGroupComm, step: Callable[[], object]) -> float:
+    """From the first rank's start to the last rank's end; they share a clock."""
+    comm.barrier()
+    started = time.monotonic()
+    step()
+    spans = comm.all_gather_object((started, time.monotonic()))
+    return max(end for _, end in spans) - min(start for start, _ in spans)
+
+
+def _ours(
+    name: str, plan: Schedule, rank: int, comm: ProcessGroupComm, unit_s: float
+) -> Callable[[], object]:
+    model = nn.Sequential(*(_Sleeper(unit_s) for _ in range(plan.stages)))
+    spec = {str(number): SplitPoint.END for number in range(plan.stages - 1)}
+    pipe = pipeline(model, (torch.zeros(1, _WIDTH),), split_spec=spec)
+    stages = [pipe.build_stage(stage, comm=comm) for stage in _held(plan, rank)]
+    schedule = get_schedule_class(name)(stages, plan.microbatches, functional.mse_loss)
+    x = torch.zeros(plan.microbatches, _WIDTH)
+    return lambda: schedule.step(x, target=x)
+
+
+def _theirs(name: str, plan: Schedule, rank: int, unit_s: float) -> Callable[[], object]:
+    device = torch.device("cpu")
+    stages = [
+        theirs.PipelineStage(_Sleeper(unit_s), stage, plan.stages, device) for stage in _held(plan, rank)
+    ]
+    kind = theirs.schedules.get_schedule_class(name)
+    schedule: Any = kind(
+        stages[0] if name in _ONE_STAGE else stages,  # type: ignore[arg-type]
+        plan.microbatches,
+        loss_fn=functional.mse_loss,
+    )
+    x = torch.zeros(plan.microbatches, _WIDTH)
+    args = (x,) if plan.stage_ranks[0] == rank else ()
+    given = {"target": x} if plan.stage_ranks[-1] == rank else {}
+    return lambda: schedule.step(*args, **given)
+
+
+def _held(plan: Schedule, rank: int) -> list[int]:
+    return [stage for stage, holder in enumerate(plan.stage_ranks) if holder == rank]

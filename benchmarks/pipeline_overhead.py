@@ -1,0 +1,259 @@
+"""How much Python does a pipeline's runtime cost per action, beside torch's own schedules?
+
+``partita bench pipeline-overhead``. CPU time of a whole ``step()`` on each of four ranks in turn, over
+torch's fake process group (nothing is sent, nobody waits), with stages of one tiny linear layer; less the
+time of the same forward and whole backward passes in a plain loop; divided by the number of actions. An
+action is an F, B, I, W, or a send or receive, which is how torch counts.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.distributed import pipelining as theirs
+from torch.nn import functional
+from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC2701 - made for this
+
+from benchmarks.harness import MIN_ROUNDS, Ratio, in_turn, ratio, write_json
+from partita.pipelining import Pipe, PipelineSchedule, SplitPoint, get_schedule_class, pipeline
+from partita.planning import Schedule, get_schedule
+from partita.runtime import Handle, ProcessGroupComm
+
+__all__ = ["Row", "main", "measure"]
+
+_WIDTH = 4
+_RANKS = 4
+_STAGES_PER_RANK = {"GPipe": 1, "1F1B": 1}
+_NAMES = (
+    "GPipe",
+    "1F1B",
+    "LoopedBFS",
+    "Interleaved1F1B",
+    "DualPipeV",
+    "InterleavedZeroBubble",
+    "ZBVZeroBubble",
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One schedule: microseconds of Python an action, over all ranks; medians of rounds.
+
+    Attributes:
+        actions: of all ranks in one step.
+        gain: torch's over ours, round by round.
+    """
+
+    schedule: str
+    ranks: int
+    stages: int
+    microbatches: int
+    actions: int
+    ours_us: float
+    theirs_us: float
+    gain: Ratio
+
+
+def main(*, quick: bool = False, json_path: Path | None = None, console: Console | None = None) -> list[Row]:
+    """Measure every schedule, print a table, and write JSON where a path is given.
+
+    Args:
+        quick: two schedules, few microbatches and one round: whether it runs, not how fast.
+    """
+    console = console or Console()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        names = ("1F1B", "ZBVZeroBubble") if quick else _NAMES
+        rows = [measure(name, 8 if quick else 32, 1 if quick else MIN_ROUNDS) for name in names]
+    finally:
+        torch.set_num_threads(threads)
+    table = Table("schedule", "actions", "here, µs an action", "torch, µs an action", "torch / here")
+    for row in rows:
+        table.add_row(
+            row.schedule, str(row.actions), f"{row.ours_us:.1f}", f"{row.theirs_us:.1f}", str(row.gain)
+        )
+    console.print(table)
+    if json_path is not None:
+        write_json(json_path, "pipeline_overhead", rows)
+    return rows
+
+
+def measure(name: str, microbatches: int, rounds: int) -> Row:
+    """One schedule."""
+    stages = _RANKS * _STAGES_PER_RANK.get(name, 2)
+    layers = [nn.Linear(_WIDTH, _WIDTH) for _ in range(stages)]
+    example = torch.randn(1, _WIDTH)
+    spec = {str(number): SplitPoint.END for number in range(stages - 1)}
+    pipe = pipeline(nn.Sequential(*layers), (example,), split_spec=spec)
+    plan = get_schedule(name)(stages, microbatches, _RANKS)
+    x, target = torch.randn(microbatches, _WIDTH), torch.randn(microbatches, _WIDTH)
+    taken: dict[str, list[list[float]]] = {"ours": [], "theirs": [], "bare": []}
+    actions = 0
+    for rank in range(_RANKS):
+        with _fake_world(rank, _RANKS) as group:
+            ours = _ours(name, pipe, plan, rank, microbatches, group)
+            other = _theirs(name, layers, plan, rank, microbatches, example)
+            actions += sum(len(action.parts) or 1 for action in ours.schedule().actions(rank))
+            subjects = {
+                "ours": lambda ours=ours: ours.step(x, target=target),
+                "theirs": _their_step(other, plan, rank, x, target),
+                "bare": _bare(layers, plan, rank, example),
+            }
+            for side, seconds in in_turn(subjects, rounds=rounds, clock=time.thread_time).items():
+                taken[side].append(seconds)
+    totals = {side: [sum(of_rank) for of_rank in zip(*parts, strict=True)] for side, parts in taken.items()}
+    overhead = {
+        side: [
+            1e6 * (whole - bare) / actions for whole, bare in zip(totals[side], totals["bare"], strict=True)
+        ]
+        for side in ("ours", "theirs")
+    }
+    return Row(
+        name,
+        _RANKS,
+        stages,
+        microbatches,
+        actions,
+        statistics.median(overhead["ours"]),
+        statistics.median(overhead["theirs"]),
+        ratio(overhead["theirs"], overhead["ours"]),
+    )
+
+
+@contextmanager
+def _fake_world(rank: int, size: int) -> Iterator[dist.ProcessGroup]:
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+    try:
+        group = dist.group.WORLD
+        assert group is not None
+        yield group
+    finally:
+        dist.destroy_process_group()
+
+
+class _FakeComm(ProcessGroupComm):
+    """The comm of real runs over a group that sends nothing. What other ranks would say, it knows."""
+
+    def __init__(self, group: dist.ProcessGroup, stage_ranks: tuple[int, ...]) -> None:
+        self.rank = group.rank()
+        self.size = group.size()
+        self.timeout = timedelta(seconds=60)
+        self._use_nccl = False
+        self._closed = False
+        self._groups = {}
+        self._unsent = deque()
+        self._data = group  # type: ignore[assignment]
+        self._lookout: Any = SimpleNamespace(failure=None)
+        self._stage_ranks = stage_ranks
+        self._said = torch.empty(0)
+
+    def all_gather_object(self, obj: Any) -> list[Any]:
+        _, *rest = obj
+        held = [
+            tuple(stage for stage, rank in enumerate(self._stage_ranks) if rank == number)
+            for number in range(self.size)
+        ]
+        return [(stages, *rest) for stages in held]
+
+    def send(self, tensor: Tensor, dst: int, tag: int = 0) -> Handle:
+        if not tag:
+            self._said = tensor
+        return super().send(tensor, dst, tag)
+
+    def recv(self, buffer: Tensor, src: int, tag: int = 0) -> Handle:
+        handle = super().recv(buffer, src, tag)
+        return handle if tag else _Echo(self, buffer)
+
+    def echo(self, buffer: Tensor) -> None:
+        """The other rank says what this one has said, and that each microbatch has one sample."""
+        buffer.fill_(1)
+        buffer[0] = self._said[0]
+
+    def fail(self, error: BaseException, where: str) -> None:
+        """Nobody is there to be told."""
+
+
+class _Echo:
+    def __init__(self, comm: _FakeComm, buffer: Tensor) -> None:
+        self._comm = comm
+        self._buffer = buffer
+
+    def wait(self) -> None:
+        self._comm.echo(self._buffer)
+
+
+def _ours(
+    name: str, pipe: Pipe, plan: Schedule, rank: int, microbatches: int, group: dist.ProcessGroup
+) -> PipelineSchedule:
+    comm = _FakeComm(group, plan.stage_ranks)
+    stages = [pipe.build_stage(stage, comm=comm) for stage in _held(plan, rank)]
+    return get_schedule_class(name)(stages, microbatches, functional.mse_loss)
+
+
+class _TheirStage(theirs.PipelineStage):
+    """Hears from all others that shapes are known."""
+
+    def _warmup_backward_result(self, received_result: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        return torch.ones(1, dtype=torch.int32)
+
+
+def _theirs(
+    name: str, layers: list[nn.Linear], plan: Schedule, rank: int, microbatches: int, example: Tensor
+) -> Any:
+    device = torch.device("cpu")
+    stages = [
+        _TheirStage(
+            layers[stage],
+            stage,
+            plan.stages,
+            device,
+            input_args=example.clone().requires_grad_(stage > 0),
+            output_args=example.clone().requires_grad_(),
+        )
+        for stage in _held(plan, rank)
+    ]
+    kind = theirs.schedules.get_schedule_class(name)
+    given = stages[0] if name in _STAGES_PER_RANK else stages
+    return kind(given, microbatches, loss_fn=functional.mse_loss)
+
+
+def _their_step(schedule: Any, plan: Schedule, rank: int, x: Tensor, target: Tensor) -> Callable[[], object]:
+    args = (x,) if plan.stage_ranks[0] == rank else ()
+    given = {"target": target} if plan.stage_ranks[-1] == rank else {}
+    return lambda: schedule.step(*args, **given)
+
+
+def _bare(layers: list[nn.Linear], plan: Schedule, rank: int, example: Tensor) -> Callable[[], object]:
+    """The same passes without a runtime: whole backward passes, also where the schedule cuts them."""
+    held, last = _held(plan, rank), plan.stages - 1
+    gradient = torch.ones_like(example)
+
+    def run() -> None:
+        for _ in range(plan.microbatches):
+            for stage in held:
+                value = layers[stage](example.detach().requires_grad_(stage > 0))
+                if stage == last:
+                    torch.autograd.backward(functional.mse_loss(value, gradient))
+                else:
+                    torch.autograd.backward(value, gradient)
+
+    return run
+
+
+def _held(plan: Schedule, rank: int) -> list[int]:
+    return [stage for stage, holder in enumerate(plan.stage_ranks) if holder == rank]

@@ -1,0 +1,128 @@
+"""Parts of a backward pass: torch's engine without the checks around it, and what a node does not tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import GradientEdge, Node
+from torch.utils.hooks import RemovableHandle
+
+__all__ = [
+    "AsSaved",
+    "accumulates_inside",
+    "hooks_made",
+    "hooks_paused",
+    "is_opaque",
+    "leaf_of",
+    "run_backward",
+    "sequence_number",
+]
+
+
+class AsSaved:
+    """For ``torch.autograd.graph.saved_tensors_hooks``: gives back what was packed, so it may run twice."""
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """The tensor itself."""
+        return tensor
+
+
+def run_backward(
+    roots: Sequence[Tensor | GradientEdge],
+    seeds: Sequence[Tensor],
+    inputs: Sequence[Tensor | GradientEdge] = (),
+    *,
+    accumulate: bool,
+    keep_graph: bool = False,
+) -> tuple[Tensor | None, ...]:
+    """One run of the autograd engine, without the checks of ``torch.autograd.backward`` and ``grad``.
+
+    Args:
+        roots: where it starts.
+        seeds: the gradient of each root.
+        inputs: where it ends; everywhere if there are none.
+        accumulate: add to ``.grad`` of the inputs and return nothing, rather than return the gradients.
+        keep_graph: the nodes that run may run again.
+
+    Returns:
+        The gradient of each input, None for one that no root depends on; nothing where it accumulates.
+    """
+    engine = torch.autograd.Variable._execution_engine
+    return engine.run_backward(
+        tuple(roots),
+        tuple(seeds),
+        keep_graph,
+        False,
+        tuple(inputs),
+        allow_unreachable=True,
+        accumulate_grad=accumulate,
+    )
+
+
+def hooks_made() -> int:
+    """A number that grows with each hook that Python code registers, on whatever."""
+    return RemovableHandle.next_id
+
+
+def is_opaque(node: Node) -> bool:
+    """Whether running the node twice, each time for some of its inputs, costs more than running it once.
+
+    So it is where Python code (a custom ``autograd.Function``, what ``torch.compile`` made) or unknown C++
+    computes the gradients of all inputs together, and where unpacking a saved tensor runs a hook: a
+    checkpoint computes its forward again, an offloaded tensor is fetched.
+    """
+    if isinstance(node, BackwardCFunction) or type(node).__name__ == "CppFunction":
+        return True
+    return any(_is_hooked(getattr(node, name)) for name in _saved_names(type(node)))
+
+
+def accumulates_inside(node: Node) -> bool:
+    """Whether the node is a reentrant checkpoint: running it adds to ``.grad`` of parameters that the graph
+    does not show, and it runs in a backward pass without ``inputs`` only.
+    """
+    return isinstance(node, BackwardCFunction) and node.name() == "CheckpointFunctionBackward"
+
+
+def leaf_of(node: Node) -> Tensor | None:
+    """The tensor into whose ``.grad`` the node accumulates; None for a node that does not."""
+    return getattr(node, "variable", None)
+
+
+def sequence_number(node: Node) -> int:
+    """The engine runs the node with the largest first, among those that can run."""
+    return node._sequence_nr()
+
+
+@contextmanager
+def hooks_paused(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Within this block, the hooks of these leaves (``Tensor.register_hook``,
+    ``register_post_accumulate_grad_hook``) do not run.
+    """
+    kinds = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    found = [getattr(tensor, kind, None) for tensor in tensors for kind in kinds]
+    paused = [(hooks, dict(hooks)) for hooks in found if hooks]
+    for hooks, _ in paused:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, content in paused:
+            hooks.update(content)
+
+
+@cache
+def _saved_names(kind: type) -> tuple[str, ...]:
+    return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
+
+
+def _is_hooked(saved: Any) -> bool:
+    if isinstance(saved, (tuple, list)):
+        return any(map(_is_hooked, saved))
+    hook = getattr(saved, "unpack_hook", None)
+    return hook is not None and not isinstance(hook, AsSaved)

@@ -1,0 +1,150 @@
+"""What autograd knows of the backward pass that is running: which one, which node, and what it will reach.
+
+Autograd runs a backward pass as a task with a number; a backward pass inside a node of another (a reentrant
+checkpoint) is a task of its own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import Node, _engine_run_backward, get_gradient_edge
+
+__all__ = [
+    "accumulator",
+    "at_end_of_pass",
+    "compiled_nodes",
+    "current_node",
+    "current_pass",
+    "fills_grad",
+    "grad_version",
+    "has_foreign_hooks",
+    "inside_another_pass",
+    "leaves_after",
+    "storage_users",
+    "will_reach",
+]
+
+_COMPILED = "CompiledFunctionBackward"
+_SEARCH_LIMIT = 64
+
+
+def current_pass() -> int:
+    """The number of the backward pass that this thread runs, or -1."""
+    return torch._C._current_graph_task_id()
+
+
+def current_node() -> Any:
+    """The node of the autograd graph that this thread runs, or None."""
+    return torch._C._current_autograd_node()
+
+
+def accumulator(parameter: torch.Tensor) -> Node:
+    """The node that adds gradients to ``parameter.grad``. It lives on as long as somebody holds it."""
+    return get_gradient_edge(parameter).node
+
+
+def will_reach(node: Node) -> bool:
+    """Whether the backward pass that this thread runs will run ``node`` (or has run it already).
+
+    False in a pass of ``torch.autograd.grad`` for a node of `accumulator`: it fills no ``grad``.
+    """
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:
+        return False
+
+
+def fills_grad(node: Node) -> bool:
+    """Whether the backward pass that this thread runs adds to ``grad`` of leaves, as ``backward()`` does and
+    ``torch.autograd.grad`` does not.
+
+    Args:
+        node: any of `accumulator`.
+    """
+    try:
+        torch._C._will_engine_execute_node(node)
+    except RuntimeError:
+        return False
+    return True
+
+
+def at_end_of_pass(function: Callable[[], None]) -> None:
+    """Call ``function`` in the thread of the backward pass, when all of its nodes have run.
+
+    What it raises comes out of ``backward()``.
+    """
+    torch.autograd.Variable._execution_engine.queue_callback(function)
+
+
+def inside_another_pass() -> bool:
+    """Whether the backward pass of this thread was started by a node of another one."""
+    frame = sys._getframe()
+    started_here = False
+    while frame is not None:
+        if frame.f_code is _engine_run_backward.__code__:
+            started_here = True
+        elif started_here and frame.f_code in _PYTHON_NODES:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+_PYTHON_NODES = frozenset(
+    function.__code__
+    for name in ("apply", "apply_boxed")
+    if (function := vars(BackwardCFunction).get(name)) is not None
+)
+
+
+def compiled_nodes(outputs: Any) -> list[Any]:
+    """The autograd nodes of compiled graphs that ``outputs``, a flat sequence, directly come from.
+
+    An output that is a view of another has a few nodes in between; they are looked through.
+    """
+    found: dict[int, Any] = {}
+    seen: set[int] = set()
+    queue = [
+        value.grad_fn for value in outputs if isinstance(value, torch.Tensor) and value.grad_fn is not None
+    ]
+    while queue and len(seen) < _SEARCH_LIMIT + len(outputs):
+        node = queue.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if node.name() == _COMPILED:
+            found[id(node)] = node
+            continue
+        queue += [following for following, _ in node.next_functions if following is not None]
+    return list(found.values())
+
+
+def leaves_after(node: Any) -> Iterator[torch.Tensor | None]:
+    """For each tensor that ``node`` hands a gradient to: the leaf that gets it, or None for all else."""
+    for following, _ in node.next_functions:
+        yield getattr(following, "variable", None)
+
+
+def grad_version(parameter: torch.Tensor) -> tuple[int, int]:
+    """Two equal values of one backward pass: nobody has written ``parameter.grad`` in between."""
+    gradient = parameter.grad
+    return (0, 0) if gradient is None else (id(gradient), gradient._version)
+
+
+def has_foreign_hooks(parameter: torch.Tensor, own: int) -> bool:
+    """Whether anybody else wants to see the gradients of ``parameter``.
+
+    Args:
+        own: how many post-accumulate hooks are the caller's.
+    """
+    post = parameter._post_accumulate_grad_hooks
+    return bool(parameter._backward_hooks) or len(post or ()) > own
+
+
+def storage_users(tensor: torch.Tensor) -> int:
+    """How many tensors share the storage of ``tensor``, itself among them."""
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) - 1

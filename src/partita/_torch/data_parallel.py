@@ -1,0 +1,39 @@
+"""When torch's data parallel wrappers reduce gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+
+__all__ = ["expect_backward", "reduces", "sharded_roots"]
+
+
+def expect_backward(module: DistributedDataParallel, outputs: Iterable[Tensor]) -> None:
+    """Make ``module`` reduce all gradients in the backward pass that comes, though its forward pass ran under
+    ``no_sync()``.
+
+    Args:
+        outputs: what that backward pass starts from; looked at only where unused parameters must be found.
+    """
+    search = module.find_unused_parameters and not module.static_graph
+    module.reducer.prepare_for_backward(list(outputs) if search else [])
+
+
+def sharded_roots(module: nn.Module) -> list[FSDPModule]:
+    """The outermost modules, ``module`` itself or below, that ``fully_shard`` was applied to."""
+    if isinstance(module, FSDPModule):
+        return [module]
+    return [root for child in module.children() for root in sharded_roots(child)]
+
+
+def reduces(module: FSDPModule) -> bool:
+    """Whether it is set to reduce gradients (``set_requires_gradient_sync``)."""
+    for child in module.modules():  # type: ignore[attr-defined]
+        if isinstance(child, FSDPModule):
+            group = child._get_fsdp_state()._fsdp_param_group
+            if group is not None:
+                return bool(group.reduce_grads)
+    return True

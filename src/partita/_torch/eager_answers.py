@@ -1,0 +1,67 @@
+"""A model that asks whether it is being exported, answered as when it simply runs.
+
+Some models take another way while they are traced: they build a mask where they would have used
+``is_causal``, or choose another algorithm. The graph then computes something that the model, as its user runs
+it, never does: other bits, slower kernels. So while partita traces, ``torch.compiler.is_compiling()`` and
+``is_exporting()`` answer False to everybody but torch itself.
+
+What such a model also does when it believes that it simply runs is to keep tensors for later. Those that it
+keeps in a ``functools.lru_cache`` belong to the trace, so caches that were filled meanwhile are emptied.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+__all__ = ["eager_answers"]
+
+_QUESTIONS = ("is_compiling", "is_exporting")
+
+
+@contextmanager
+def eager_answers() -> Iterator[None]:
+    """Within it, code outside of torch is told that nothing is compiled or exported.
+
+    >>> with eager_answers():
+    ...     torch.compiler.is_exporting()
+    False
+    """
+    before = {name: getattr(torch.compiler, name) for name in _QUESTIONS}
+    caches = {id(cache): cache.cache_info().misses for cache in _caches()}
+    try:
+        for name, function in before.items():
+            setattr(torch.compiler, name, _for_torch_only(function))
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(torch.compiler, name, function)
+        for cache in _caches():
+            if cache.cache_info().misses != caches.get(id(cache), 0):
+                cache.cache_clear()
+
+
+def _for_torch_only(function: Callable[[], bool]) -> Callable[[], bool]:
+    @functools.wraps(function)
+    def answer() -> bool:
+        asker = str(sys._getframe(1).f_globals.get("__name__", ""))
+        return _of_torch(asker) and function()
+
+    return answer
+
+
+def _caches() -> list[Any]:
+    """All ``lru_cache`` functions that are not torch's own."""
+    kind = functools._lru_cache_wrapper
+    found = [value for value in gc.get_objects() if type(value) is kind]
+    return [cache for cache in found if not _of_torch(str(getattr(cache, "__module__", "")))]
+
+
+def _of_torch(module: str) -> bool:
+    return module == "torch" or module.startswith("torch.")

@@ -1,0 +1,80 @@
+"""Which of a model's inputs have the batch in their first dimension, and how to export the model with it
+open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from partita._torch.pytree import flatten, unflatten
+from partita._torch.symbolic import open_batch
+
+__all__ = ["Example", "examples", "in_batch"]
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """Arguments to export a model with.
+
+    Attributes:
+        dynamic_shapes: what ``torch.export`` is told about them; None: all sizes are fixed.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    dynamic_shapes: Any = None
+
+    @property
+    def flat(self) -> list[Any]:
+        """One value a placeholder."""
+        return flatten((self.args, self.kwargs))[0]
+
+
+def in_batch(flat: Sequence[Any]) -> list[int]:
+    """Positions of the tensors whose first dimension is that of the batch.
+
+    The batch is what most first dimensions have that are not 1 (one sample, to be broadcast), and the first
+    of those that are equally many.
+
+    >>> in_batch([torch.zeros(2, 8), 3, torch.zeros(1, 8), torch.zeros(2)])
+    [0, 3]
+    """
+    first = {
+        position: int(value.shape[0])
+        for position, value in enumerate(flat)
+        if isinstance(value, Tensor) and value.dim()
+    }
+    sizes = [size for size in first.values() if size != 1] or list(first.values())
+    if not sizes:
+        return []
+    batch = max(dict.fromkeys(sizes), key=sizes.count)
+    return [position for position, size in first.items() if size == batch]
+
+
+def examples(args: tuple[Any, ...], kwargs: Mapping[str, Any], closed: frozenset[int]) -> Iterator[Example]:
+    """The ways to export with an open batch, best first.
+
+    A batch of one is doubled first: with it, torch's own rules would fix some sizes to 1.
+
+    Args:
+        closed: positions of the tensors whose batch stays fixed.
+    """
+    flat, structure = flatten((args, dict(kwargs)))
+    chosen = [position for position in in_batch(flat) if position not in closed]
+    if not chosen:
+        return
+    if flat[chosen[0]].shape[0] == 1:
+        doubled = [_doubled(value) if position in chosen else value for position, value in enumerate(flat)]
+        more, named = unflatten(doubled, structure)
+        yield Example(more, named, open_batch([doubled[position] for position in chosen]))
+    yield Example(args, dict(kwargs), open_batch([flat[position] for position in chosen]))
+
+
+def _doubled(value: Tensor) -> Tensor:
+    with torch.no_grad():
+        return torch.cat((value, value)).requires_grad_(value.requires_grad)

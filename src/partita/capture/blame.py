@@ -1,0 +1,31 @@
+"""Which line of the user's own code an error comes from."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+import torch
+
+__all__ = ["summary", "users_line"]
+
+_NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent), "<")
+
+
+def users_line(error: BaseException) -> str:
+    """Where in the user's code an error was raised, as ``code  # file:line in function``; empty where none of
+    it ran.
+
+    Torch's own modules (``nn.Linear``) don't count as the user's: what is shown is who calls them.
+    """
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(_NOT_THE_USERS):
+            return f"{frame.line}  # {frame.filename}:{frame.lineno} in {frame.name}"
+    return ""
+
+
+def summary(error: BaseException) -> str:
+    """The first line of an error's message, and the user's line where one is known."""
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    line = users_line(error)
+    return f"{first} (at {line})" if line and line not in first else first

@@ -1,0 +1,234 @@
+"""Which nodes of an autograd graph lead to inputs, which to parameters only, and where they part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+
+from partita._torch.autograd import accumulates_inside, is_opaque, leaf_of, sequence_number
+
+__all__ = ["AutogradCut", "AutogradGraph", "Catch"]
+
+_Nexts = tuple[tuple[Node | None, int], ...]
+_ROOTS, _SEVERAL = object(), object()
+
+
+@dataclass(frozen=True)
+class AutogradGraph:
+    """The nodes below some tensors.
+
+    Attributes:
+        starts: the node of each tensor.
+        order: every node, with the nodes that it passes gradients to, after all of those.
+        leaves: the tensor of each node that accumulates into a ``.grad``.
+        accumulates_inside: whether a node does so on its own account.
+    """
+
+    starts: tuple[Node, ...]
+    order: list[tuple[Node, _Nexts]]
+    leaves: dict[Node, Tensor]
+    accumulates_inside: bool
+
+    @classmethod
+    def of(cls, roots: Sequence[Tensor]) -> AutogradGraph:
+        """The graph of ``roots``, each of which wants a gradient."""
+        starts = tuple(root.grad_fn or get_gradient_edge(root).node for root in roots)
+        order: list[tuple[Node, _Nexts]] = []
+        leaves: dict[Node, Tensor] = {}
+        seen = set()
+        inside = False
+        for start in starts:
+            if start in seen:
+                continue
+            seen.add(start)
+            nexts = start.next_functions
+            stack = [(start, nexts, iter(nexts))]
+            while stack:
+                node, nexts, rest = stack[-1]
+                for child, _ in rest:
+                    if child is not None and child not in seen:
+                        seen.add(child)
+                        below = child.next_functions
+                        stack.append((child, below, iter(below)))
+                        break
+                else:
+                    stack.pop()
+                    order.append((node, nexts))
+                    if not nexts:
+                        leaf = leaf_of(node)
+                        if leaf is not None:
+                            leaves[node] = leaf
+                    elif accumulates_inside(node):
+                        inside = True
+        return cls(starts, order, leaves, inside)
+
+
+class AutogradCut:
+    """Where W parts from I.
+
+    Args:
+        graph: the whole of it.
+        wanted: the leaves whose gradients I is to give.
+        hooked: make all parameters early.
+
+    Attributes:
+        leads: whether I runs a node (or, of a leaf, computes its gradient).
+        early: the parameters, besides those wanted, whose gradients I computes.
+        frontier: the nodes that I runs and from which W starts.
+        private: of those on the frontier, the ones that lead to parameters of their own, and to which.
+    """
+
+    def __init__(self, graph: AutogradGraph, wanted: Sequence[Tensor], *, hooked: bool = False) -> None:
+        self._graph = graph
+        ids = {id(leaf) for leaf in wanted}
+        self._wanted = {node for node, leaf in graph.leaves.items() if id(leaf) in ids}
+        self._early: dict[Node, None] = {}
+        if hooked:
+            self._early = dict.fromkeys(node for node in graph.leaves if node not in self._wanted)
+        self._settle()
+        while bad := self._unfit():
+            self._early.update(dict.fromkeys(self._leaves_below(bad)))
+            self._settle()
+        self.early = [graph.leaves[node] for node in self._early]
+        self.frontier = list(self._hung)
+        self.private = self._find_private()
+
+    def branches(self, node: Node) -> list[GradientEdge]:
+        """The edges, each once, from a node on the frontier to what W runs."""
+        hung = set(self._hung[node])
+        edges = dict.fromkeys(edge for edge in node.next_functions if edge[0] in hung)
+        return [GradientEdge(child, number) for child, number in edges if child is not None]
+
+    def _settle(self) -> None:
+        """Find who leads to what I wants, given what is early."""
+        order, targets = self._graph.order, self._wanted | self._early.keys()
+        leads: dict[Node, bool] = {}
+        for node, nexts in order:
+            found = node in targets
+            for child, _ in nexts:
+                if child is not None and leads[child]:
+                    found = True
+                    break
+            leads[node] = found
+        self.leads = leads
+        source: dict[Node, object] = {start: _ROOTS for start in self._graph.starts if not leads[start]}
+        self._source = source
+        self._hung: dict[Node, list[Node]] = {}
+        self._merges = False
+        for node, nexts in reversed(order):
+            if not nexts:
+                continue
+            inner = leads[node]
+            hung = [child for child, _ in nexts if child is not None and not leads[child]]
+            if not hung:
+                continue
+            origin = node if inner else source[node]
+            for child in hung:
+                known = source.setdefault(child, origin)
+                if known is not origin:
+                    source[child] = _SEVERAL
+                    self._merges = True
+            if inner:
+                self._hung[node] = hung
+
+    def _unfit(self) -> list[Node]:
+        """Nodes that W can't or should not run."""
+        bad = []
+        for node, hung in self._hung.items():
+            if is_opaque(node):
+                bad += hung
+            elif self._merges:
+                bad += [child for child in hung if self._source[child] is _SEVERAL]
+        return bad or (self._unordered() if self._merges else [])
+
+    def _unordered(self) -> list[Node]:
+        """Nodes that add up three or more gradients (the order of two does not matter) in an order that may
+        be another in W, because some node was made after one that uses its result.
+        """
+        counts: dict[Node, int] = {}
+        for node, nexts in self._graph.order:
+            if not self.leads[node]:
+                for child, _ in nexts:
+                    if child is not None and self._source[child] is _SEVERAL:
+                        counts[child] = counts.get(child, 0) + 1
+        for start in self._graph.starts:
+            if start in counts:
+                counts[start] += 1
+        large = [node for node, count in counts.items() if count > 2]
+        return large if large and not self._is_chronological() else []
+
+    def _is_chronological(self) -> bool:
+        return all(
+            child is None or child in self._graph.leaves or sequence_number(node) > sequence_number(child)
+            for node, nexts in self._graph.order
+            for child, _ in nexts
+        )
+
+    def _leaves_below(self, nodes: Sequence[Node]) -> list[Node]:
+        below = set(nodes)
+        found = []
+        for node, nexts in reversed(self._graph.order):
+            if node in below:
+                below.update(child for child, _ in nexts if child)
+                if node in self._graph.leaves:
+                    found.append(node)
+        return found
+
+    def _find_private(self) -> dict[Node, list[Tensor]]:
+        found: dict[object, list[Tensor]] = {node: [] for node in self._hung}
+        for node, leaf in self._graph.leaves.items():
+            if not self.leads[node]:
+                of_source = found.get(self._source[node])
+                if of_source is not None:
+                    of_source.append(leaf)
+        if self._merges:
+            for node, nexts in self._graph.order:
+                shared = [
+                    child for child, _ in nexts if child is not None and self._source.get(child) is _SEVERAL
+                ]
+                if shared and not self.leads[node]:
+                    found.pop(self._source[node], None)
+        return cast(dict[Node, list[Tensor]], found)
+
+
+class Catch:
+    """The gradients that arrive at a node in I, to start from in W.
+
+    Where the node has hooks of its own, they have run by then; when it runs again in W, what they make of it
+    is replaced by what they made the first time.
+    """
+
+    __slots__ = ("_arrived", "node")
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self._arrived: list[tuple[Tensor | None, ...]] = []
+        node.register_prehook(_Kept(self._arrived))
+
+    def starts(self) -> tuple[list[GradientEdge], list[Tensor]]:
+        """Where W starts, and with which gradients; nothing where none arrived."""
+        edges, gradients = [], []
+        for number, gradient in enumerate(self._arrived[0] if self._arrived else ()):
+            if gradient is not None:
+                edges.append(GradientEdge(self.node, number))
+                gradients.append(gradient)
+        return edges, gradients
+
+
+class _Kept:
+    """A hook that keeps what it is given first. It does not know its node: that would be a cycle."""
+
+    __slots__ = ("_arrived",)
+
+    def __init__(self, arrived: list[tuple[Tensor | None, ...]]) -> None:
+        self._arrived = arrived
+
+    def __call__(self, gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
+        if self._arrived:
+            return self._arrived[0]
+        self._arrived.append(gradients)
+        return None

@@ -1,0 +1,116 @@
+"""Data parallel stages: gradients are reduced once a step, in the last of its backward passes.
+
+Left to themselves, torch's wrappers would reduce after every microbatch, or, as forward and backward passes
+interleave, in the wrong one::
+
+    microbatch      0    1    2    3
+    forward         F    F    F    F      quietly (DDP: under no_sync)
+    backward        B    B    B    B!     only here gradients travel between the data parallel ranks
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+
+from partita._torch.data_parallel import expect_backward, reduces, sharded_roots
+from partita.errors import ExecutionError
+
+__all__ = ["GradientReduction", "gradient_reduction"]
+
+
+def gradient_reduction(module: nn.Module) -> GradientReduction | None:
+    """How the gradients of a stage's module are reduced; None where it is neither wrapped in
+    ``DistributedDataParallel`` (under ``torch.compile`` or not) nor sharded with ``fully_shard``.
+    """
+    inner = getattr(module, "_orig_mod", module)
+    if isinstance(inner, DistributedDataParallel):
+        return GradientReduction(module, replicated=inner)
+    sharded = sharded_roots(module)
+    return GradientReduction(module, sharded=sharded) if sharded else None
+
+
+class GradientReduction:
+    """One stage's. `begin` before each step; then each pass of the module goes through `forward` or
+    `backward`.
+
+    A user who asks for no reduction (``no_sync()``, ``set_requires_gradient_sync(False)``) around a step gets
+    none, and accumulates over steps.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        replicated: DistributedDataParallel | None = None,
+        sharded: Iterable[FSDPModule] = (),
+    ) -> None:
+        self.module = module
+        self._replicated = replicated
+        self._sharded = tuple(sharded)
+        self._wanted = True
+        self._left = 0
+
+    @property
+    def at_once(self) -> bool:
+        """Whether a backward pass can't be cut into gradients of inputs and gradients of weights: a sharded
+        module gives its gathered weights away as soon as its inputs have their gradients, and a replicated
+        one that looks for unused parameters wants the whole graph.
+        """
+        ddp = self._replicated
+        return ddp is None or ddp.find_unused_parameters or ddp.static_graph
+
+    def begin(self, microbatches: int) -> None:
+        """A step of so many microbatches starts."""
+        self._left = microbatches
+        if self._replicated is not None:
+            self._wanted = self._replicated.require_backward_grad_sync
+            self._replicated.require_forward_param_sync = True  # buffers, in the first forward pass
+        else:
+            self._wanted = all(reduces(module) for module in self._sharded)
+
+    def forward(self, *args: Any) -> Any:
+        """Call the module."""
+        if self._replicated is None:
+            return self.module(*args)
+        with self._replicated.no_sync():
+            return self.module(*args)
+
+    def backward(self, outputs: Sequence[Tensor] | None, run: Callable[[], object]) -> None:
+        """Run a pass that adds to the gradients of weights; one for each microbatch.
+
+        Args:
+            outputs: what it starts from; None where it starts in the middle.
+            run: the pass.
+
+        Raises:
+            ExecutionError: the last microbatch gives this stage no gradient, so nothing would be reduced.
+        """
+        self._left -= 1
+        last = self._wanted and not self._left
+        if outputs is not None and not outputs:
+            if last:
+                raise ExecutionError(
+                    "the loss of the last microbatch does not depend on this stage, which is data parallel "
+                    "and reduces its gradients then: leave that microbatch out, or let the loss use all "
+                    "results"
+                )
+            return
+        if self._replicated is not None:
+            if last:
+                expect_backward(self._replicated, outputs or ())
+            run()
+            return
+        for module in self._sharded:
+            module.set_is_last_backward(not self._left)
+            module.set_requires_gradient_sync(last)
+        try:
+            run()
+        finally:
+            for module in self._sharded:
+                module.set_is_last_backward(True)
+                module.set_requires_gradient_sync(self._wanted)

@@ -1,0 +1,136 @@
+"""The loss as a part of the model: wrappers that compute it, and which of the outputs it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from partita.errors import ExecutionError
+
+__all__ = ["LossSpec", "LossWrapper", "OutputLoss", "TrivialLossWrapper", "checked_loss"]
+
+LossSpec = bool | tuple[Any, ...] | list[Any] | dict[str, Any]
+"""A tree like the model's output in which one leaf is True: the loss."""
+
+
+class LossWrapper(nn.Module):
+    """A model and its loss function as one module; subclasses say in ``forward`` how they are connected.
+
+    >>> class Regression(LossWrapper):
+    ...     def forward(self, x, targets):
+    ...         prediction = self.module(x)
+    ...         return {"loss": self.loss_fn(prediction, targets), "prediction": prediction}
+    >>> model = Regression(nn.Linear(2, 1), nn.MSELoss())  # loss_spec={"loss": True, "prediction": False}
+    """
+
+    loss_spec: ClassVar[LossSpec | None] = None
+    """What to pass as ``loss_spec`` to `pipeline`, where the class knows it."""
+
+    def __init__(self, module: nn.Module, loss_fn: Callable[..., Any]) -> None:
+        super().__init__()
+        self.module = module
+        self.loss_fn = loss_fn
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """To be written by subclasses."""
+        raise NotImplementedError(
+            f"{type(self).__name__} has no forward: write one that runs self.module, then self.loss_fn, and "
+            "returns the loss; or take TrivialLossWrapper"
+        )
+
+
+class TrivialLossWrapper(LossWrapper):
+    """``loss_fn(module(x), targets)``: the output is the loss."""
+
+    loss_spec = True
+
+    def forward(self, x: Any, targets: Any) -> Any:
+        """The loss of one batch."""
+        return self.loss_fn(self.module(x), targets)
+
+
+class OutputLoss:
+    """Picks the loss out of what the model returns. Can stand in for a schedule's ``loss_fn``.
+
+    Args:
+        spec: see `LossSpec`.
+        output: a tree like the model's output; a leaf that is no ``leaf`` can't be the loss.
+        leaf: the type of a leaf that can.
+
+    Raises:
+        ValueError: the tree does not fit the output, or does not mark exactly one tensor.
+
+    >>> OutputLoss((False, True), ("prediction", "loss"), str)(("prediction", 3.0))
+    3.0
+    """
+
+    def __init__(self, spec: LossSpec, output: Any, leaf: type) -> None:
+        found = list(_marked(spec, output, leaf, ()))
+        if len(found) != 1:
+            raise ValueError(
+                f"the loss_spec {spec!r} marks {len(found)} outputs as the loss: mark exactly one with True"
+            )
+        self.spec = spec
+        self.path: tuple[Any, ...] = found[0]
+
+    def __call__(self, output: Any, target: Any = None) -> Any:  # noqa: ARG002 - as a loss_fn is called
+        """The loss; ``target`` is not looked at: the model has it among its inputs."""
+        for key in self.path:
+            output = output[key]
+        return output
+
+
+def checked_loss(loss: Any) -> Tensor:
+    """``loss`` where gradients can start from it.
+
+    Raises:
+        ExecutionError: no tensor, more than one number, or nothing that is trained takes part in it.
+    """
+    if not isinstance(loss, Tensor) or loss.dim() != 0:
+        found = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise ExecutionError(
+            f"the output that the loss_spec marks has {found}: a loss is a tensor of one number, such as a "
+            "mean()"
+        )
+    if not loss.requires_grad:
+        raise ExecutionError(
+            "the loss does not depend on any parameter that is trained: unfreeze one, or call the pipe under "
+            "torch.no_grad()"
+        )
+    return loss
+
+
+def _marked(spec: Any, output: Any, leaf: type, path: tuple[Any, ...]) -> Any:
+    """Paths to the leaves that are marked."""
+    where = "".join(f"[{key!r}]" for key in path) or "the output"
+    if spec is False:
+        return
+    if spec is True:
+        if not isinstance(output, leaf):
+            raise ValueError(
+                f"the loss_spec marks {where} as the loss, which is a {type(output).__name__} and no tensor"
+            )
+        yield path
+    elif isinstance(spec, Mapping):
+        if not isinstance(output, Mapping) or output.keys() != spec.keys():
+            found = f"keys {list(output)}" if isinstance(output, Mapping) else f"a {type(output).__name__}"
+            raise ValueError(
+                f"the loss_spec has keys {list(spec)} for {where}, which has {found}: give the same keys"
+            )
+        for key, item in spec.items():
+            yield from _marked(item, output[key], leaf, (*path, key))
+    elif isinstance(spec, (tuple, list)):
+        if not isinstance(output, (tuple, list)) or len(output) != len(spec):
+            found = f"{len(output)}" if isinstance(output, (tuple, list)) else f"a {type(output).__name__}"
+            raise ValueError(
+                f"the loss_spec has {len(spec)} items for {where}, which has {found}: give one for each"
+            )
+        for number, item in enumerate(spec):
+            yield from _marked(item, output[number], leaf, (*path, number))
+    else:
+        raise ValueError(
+            f"the loss_spec has a {type(spec).__name__} for {where}: it is made of bools, tuples, lists and "
+            "dicts"
+        )

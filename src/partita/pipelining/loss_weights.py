@@ -1,0 +1,82 @@
+"""What each microbatch's loss counts for, where that is not its share of the samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from partita.errors import MicrobatchError
+
+__all__ = ["LossWeights", "checked_weights"]
+
+_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True)
+class LossWeights:
+    """Weights for ``step(loss_weights=…)``: each microbatch's loss, and so its gradient, is multiplied by its
+    own.
+
+    Attributes:
+        values: one for each microbatch, in order; finite, not negative.
+        total: what they must sum to (relative tolerance 1e-6); None where any sum is meant.
+
+    Raises:
+        MicrobatchError: a value that can't be a weight, or another sum.
+
+    >>> LossWeights((0.5, 0.25, 0.25)).total
+    1.0
+    """
+
+    values: tuple[float, ...]
+    total: float | None = 1.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", tuple(float(value) for value in self.values))
+        for number, value in enumerate(self.values):
+            if not math.isfinite(value) or value < 0:
+                raise MicrobatchError(
+                    f"loss_weights has {value} for microbatch {number}: give finite numbers of at least 0"
+                )
+        found = math.fsum(self.values)
+        if self.total is not None and not math.isclose(found, self.total, rel_tol=_TOLERANCE):
+            raise MicrobatchError(
+                f"loss_weights sum to {found:g}, not to {self.total:g}: use LossWeights.proportional(counts) "
+                "for a mean over the whole batch, or say LossWeights(values, total=None) where another sum "
+                "is meant"
+            )
+
+    @classmethod
+    def proportional(cls, counts: Sequence[float]) -> LossWeights:
+        """The weights of means over different numbers of elements: then the pipeline's gradient is that of
+        the mean over all of them.
+
+        Args:
+            counts: how many elements (tokens that are not padding) each microbatch's mean goes over.
+
+        >>> LossWeights.proportional([3, 1]).values
+        (0.75, 0.25)
+        """
+        total = math.fsum(counts)
+        if not total > 0:
+            raise MicrobatchError(
+                f"the counts {list(counts)} sum to {total:g}: a mean needs at least one element; leave a "
+                "batch out that is all padding"
+            )
+        return cls(tuple(float(count) / total for count in counts))
+
+
+def checked_weights(given: LossWeights | Sequence[float], microbatches: int) -> tuple[float, ...]:
+    """One weight for each microbatch; a plain sequence must sum to 1.
+
+    Raises:
+        MicrobatchError: another number of weights, or weights that `LossWeights` refuses.
+    """
+    weights = given if isinstance(given, LossWeights) else LossWeights(tuple(given))
+    if len(weights.values) != microbatches:
+        raise MicrobatchError(
+            f"loss_weights has {len(weights.values)} values for {microbatches} microbatches: give one for "
+            "each"
+        )
+    return weights.values

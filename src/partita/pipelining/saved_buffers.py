@@ -1,0 +1,69 @@
+"""Buffers that a microbatch saves for its backward pass and a later one writes to.
+
+Uncut, each microbatch goes back before the next one comes, and finds the buffer as it left it. With several
+in flight it does not, and autograd refuses::
+
+    microbatch 0   F (writes 0, saves the buffer)                  B (needs 0, finds 1)
+    microbatch 1                                  F (writes 1)
+
+So a stage whose buffers are both written and saved keeps a copy of what is saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from partita._torch.autograd import AsSaved
+from partita._torch.storage import storage_key
+from partita._torch.versions import writes_to
+
+__all__ = ["SavedBuffers"]
+
+
+class SavedBuffers:
+    """Watches the first forward pass of a stage in each mode, and from then on copies only where it is
+    needed.
+
+    Args:
+        module: whose buffers they are.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._needed: dict[bool, bool] = {}
+
+    @property
+    def idle(self) -> bool:
+        """Whether `kept` is known to do nothing in the present mode, or nothing is saved at all."""
+        return not torch.is_grad_enabled() or self._needed.get(self._module.training) is False
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Around the forward pass of one microbatch: what autograd saves of a buffer is a copy of its own."""
+        training = self._module.training
+        if self.idle:
+            yield
+            return
+        buffers = {storage_key(buffer): buffer for buffer in self._module.buffers()}
+        if not buffers:
+            self._needed[training] = False
+            yield
+            return
+        before = {key: writes_to(buffer) for key, buffer in buffers.items()}
+        saved: set[int] = set()
+
+        def pack(tensor: Tensor) -> Tensor:
+            key = storage_key(tensor)
+            if key not in buffers:
+                return tensor
+            saved.add(key)
+            return tensor.detach().clone()
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, AsSaved()):
+            yield
+        if training not in self._needed:
+            self._needed[training] = any(writes_to(buffers[key]) != before[key] for key in saved)

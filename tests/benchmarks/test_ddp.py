@@ -1,0 +1,49 @@
+"""The benchmarks of data parallel training: their arithmetic, and that they run where they may."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+from typing import Any
+
+import pytest
+from benchmarks.ddp_models import MODELS, make_model
+from rich.console import Console
+
+from benchmarks import ddp_compile_time, ddp_network, ddp_overlap
+from partita.errors import UsageError
+
+
+def test_rows_are_measured_against_the_longer_of_computing_and_network() -> None:
+    seconds = {"alone": [1.0, 1.0], "network": [0.5, 2.0], "DDP": [1.5, 3.0]}
+    found: dict[str, Any] = {"relation": 1.0, "megabits_per_s": 100.0, "seconds": seconds}
+    (row,) = ddp_overlap._rows("mlp", 2, found)
+    assert row.way == "DDP"
+    assert row.over_limit.median == 1.5
+    assert row.exposed_s == row.step_s - row.compute_s == 1.25
+
+
+def test_without_permission_it_says_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_args: Any, **_kwargs: Any) -> Any:
+        return subprocess.CompletedProcess([], 1, "", "Operation not permitted")
+
+    monkeypatch.setattr(ddp_network.subprocess, "run", refused)
+    monkeypatch.setattr(ddp_network.shutil, "which", lambda _name: "/sbin/ip")
+    with pytest.raises(UsageError, match=r"Operation not permitted. This benchmark"), ddp_network.hosts(2):
+        pass
+    monkeypatch.setattr(ddp_network.shutil, "which", lambda _name: None)
+    with pytest.raises(UsageError, match="install iproute2"), ddp_network.hosts(2):
+        pass
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_take_their_batches(name: str) -> None:
+    sizes = MODELS[name]
+    batch = sizes.batch(0)[:1]
+    assert make_model(sizes)(batch).shape == batch.shape
+
+
+@pytest.mark.slow
+def test_compile_time_runs() -> None:
+    rows = ddp_compile_time.main(quick=True, console=Console(file=io.StringIO()))
+    assert [row.way for row in rows] == list(ddp_compile_time.WAYS)

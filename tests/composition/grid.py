@@ -1,0 +1,99 @@
+"""Two pipelines of two stages, side by side: four processes, each data parallel with one other.
+
+::
+
+                 stage 0    stage 1
+    pipeline 0   rank 0 --- rank 1
+                   |          |
+    pipeline 1   rank 2 --- rank 3
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tests.pipelining.models import Case
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from partita.pipelining import Pipe, PipelineStage, UncutReference, keyed_graph, pipeline
+from partita.runtime import ProcessGroupComm
+
+SAMPLES = 16
+"""In a batch; each of the two pipelines takes half."""
+
+MICROBATCHES = 4
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this process stands."""
+
+    pipeline: int
+    stage: int
+    replicas: DeviceMesh
+    comm: ProcessGroupComm
+
+
+def place() -> Place:
+    """Of this process in a world of four. Collective."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
+    comm = ProcessGroupComm.from_group(mesh["pp"].get_group())
+    return Place(mesh["dp"].get_local_rank(), mesh["pp"].get_local_rank(), mesh["dp"], comm)
+
+
+def cut(case: Case) -> Pipe:
+    """The case's model in two stages, cut for the microbatches of half a batch."""
+    args, kwargs, _ = case.data(SAMPLES // 2 // MICROBATCHES)
+    return pipeline(case.model(), args, kwargs, split_spec=case.split_spec(2))
+
+
+def data(case: Case, seed: int, pipeline: int | None) -> tuple[tuple[Any, ...], Tensor]:
+    """The whole batch, or one pipeline's half of it."""
+    args, _, target = case.data(SAMPLES, seed)
+    if pipeline is None:
+        return args, target
+    half = slice(pipeline * SAMPLES // 2, (pipeline + 1) * SAMPLES // 2)
+    return tuple(arg[half] for arg in args), target[half]
+
+
+def wrap(stage: PipelineStage, how: str, replicas: DeviceMesh) -> None:
+    """Make a stage data parallel: ``ddp`` or ``fsdp``."""
+    if how == "ddp":
+        stage.module = DistributedDataParallel(stage.module, process_group=replicas.get_group())
+    else:
+        fully_shard(stage.module, mesh=replicas)
+
+
+def full(tensor: Tensor | None) -> Tensor | None:
+    """All of a sharded tensor. Collective where it is one."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def plain(module: nn.Module) -> nn.Module:
+    """What is in the wrapper."""
+    return module.module if isinstance(module, DistributedDataParallel) else module
+
+
+def _named(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    return plain(module).named_parameters(remove_duplicate=False)
+
+
+def gradients(module: nn.Module) -> dict[str, Tensor | None]:
+    return {name: full(value.grad) for name, value in _named(module)}
+
+
+def weights(module: nn.Module) -> dict[str, Tensor]:
+    return {name: full(value.detach()) for name, value in _named(module)}
+
+
+def uncut(case: Case, train: Callable[[UncutReference, nn.Module], Any]) -> Any:
+    """Runs ``train`` with the uncut model over both pipelines' microbatches."""
+    args, kwargs, _ = case.data(SAMPLES // 2 // MICROBATCHES)
+    whole = keyed_graph(case.model(), args, kwargs)
+    return train(UncutReference(whole, 2 * MICROBATCHES, case.loss), whole)

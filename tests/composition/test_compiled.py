@@ -1,0 +1,69 @@
+"""Stages under ``torch.compile``: no graph breaks, and the bits of the uncut model."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from tests.pipelining.models import NORMED, PLAIN, TRANSFORMER, WIDTH, Case
+from tests.pipelining.running import Record, assert_equal, assert_same, cut, train, uncut
+from torch import Tensor, nn
+
+from partita.pipelining import PipelineSchedule, Schedule1F1B, ScheduleGPipe
+from partita.runtime import Comm, InProcessWorld
+
+STAGES = 2
+DROPS = Case(
+    "drops", lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5), nn.Linear(WIDTH, WIDTH))
+)
+
+
+def _compiled(case: Case, kind: type[PipelineSchedule], **how: Any) -> list[Record]:
+    pipe = cut(case, STAGES)
+
+    def body(comm: Comm) -> Record:
+        stage = copy.deepcopy(pipe).build_stage(comm.rank, comm=comm)
+        module, record = stage.module, Record()
+        stage.module = torch.compile(module, fullgraph=True, **how)
+        train(kind(stage, 4, case.loss), [module], case, record)
+        return record
+
+    return InProcessWorld(STAGES).run(body)
+
+
+@pytest.mark.parametrize(
+    ("case", "kind"),
+    [(TRANSFORMER, Schedule1F1B), (NORMED, ScheduleGPipe)],
+    ids=["dropout and a tied parameter", "batch norm"],
+)
+def test_compiled_stages_equal_the_uncut_model_bit_for_bit(case: Case, kind: type[PipelineSchedule]) -> None:
+    assert_same(_compiled(case, kind, backend="aot_eager"), uncut(case))
+
+
+def test_stages_that_inductor_compiled_equal_the_uncut_model() -> None:
+    """Its kernels round otherwise."""
+    expected = uncut(PLAIN)
+    for record in _compiled(PLAIN, Schedule1F1B):
+        for name, gradient in record.gradients.items():
+            torch.testing.assert_close(gradient, expected.gradients[name], rtol=1e-4, atol=1e-6)
+
+
+def test_inductors_random_numbers_are_the_same_in_every_run() -> None:
+    """They are its own, not those of the uncut model, but follow the seed, the step and the microbatch."""
+    pipe = cut(DROPS, 1)
+    args, _, target = DROPS.data(8)
+
+    def runs(comm: Comm) -> list[list[Tensor]]:
+        stage = copy.deepcopy(pipe).build_stage(0, comm=comm)
+        stage.module = torch.compile(stage.module, fullgraph=True)
+        found: list[list[Tensor]] = [[], [], []]
+        for seed, losses in zip((0, 0, 1), found, strict=True):
+            torch.rand(3)
+            Schedule1F1B(stage, 4, DROPS.loss, seed=seed).step(*args, target=target, losses=losses)
+        return found
+
+    first, again, other = InProcessWorld(1).run(runs)[0]
+    assert_equal(first, again)
+    assert all(not torch.equal(*pair) for pair in zip(first, other, strict=True))

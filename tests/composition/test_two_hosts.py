@@ -1,0 +1,118 @@
+"""``torchrun --nnodes 2`` between two network namespaces: two hosts, as far as the processes can tell.
+
+::
+
+    namespace partita-...-0                       namespace partita-...-1
+    10.213.7.1  veth -------------------------- veth  10.213.7.2
+    torchrun: rendezvous, rank 0                  torchrun: rank 1
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from tests.composition.two_hosts import STEPS
+from tests.pipelining.models import TRANSFORMER
+
+from partita.pipelining import UncutReference, keyed_graph
+
+ROOT = Path(__file__).parent.parent.parent
+ADDRESSES = ("10.213.7.1", "10.213.7.2")
+LIMIT_S = 100.0
+
+
+def _ip(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def hosts() -> Iterator[tuple[str, str]]:
+    """Names of two namespaces that a cable joins; skips where this user may not make any."""
+    if shutil.which("ip") is None:
+        pytest.skip("needs the ip command")
+    names = (f"partita-{os.getpid()}-0", f"partita-{os.getpid()}-1")
+    cable = (f"pt{os.getpid() % 100000}a", f"pt{os.getpid() % 100000}b")
+    try:
+        for name in names:
+            made = _ip("netns", "add", name)
+            if made.returncode:
+                pytest.skip(f"this user may not make network namespaces: {made.stderr.strip()}")
+        _checked("link", "add", cable[0], "type", "veth", "peer", "name", cable[1])
+        for name, end, address in zip(names, cable, ADDRESSES, strict=True):
+            _checked("link", "set", end, "netns", name)
+            _checked("-n", name, "addr", "add", f"{address}/24", "dev", end)
+            _checked("-n", name, "link", "set", end, "up")
+            _checked("-n", name, "link", "set", "lo", "up")
+        yield names
+    finally:
+        for name in names:
+            _ip("netns", "del", name)
+        _ip("link", "del", cable[0])  # still here where it was not moved
+
+
+def _checked(*words: str) -> None:
+    made = _ip(*words)
+    if made.returncode:
+        pytest.skip(f"ip {' '.join(words)} is not permitted here: {made.stderr.strip()}")
+
+
+def _start(name: str, number: int, folder: Path) -> subprocess.Popen[bytes]:
+    interface = _ip("-n", name, "-o", "-4", "addr", "show", "to", ADDRESSES[number]).stdout.split()[1]
+    environment = os.environ | {
+        "GLOO_SOCKET_IFNAME": interface,
+        "OMP_NUM_THREADS": "1",
+        "PARTITA_HOST": str(number),
+        "PYTHONPATH": str(ROOT),
+    }
+    command = ["ip", "netns", "exec", name, sys.executable, "-m", "torch.distributed.run"]
+    command += ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "partita"]
+    command += ["--rdzv-endpoint", f"{ADDRESSES[0]}:29513", "--local-addr", ADDRESSES[number]]
+    command += ["--rdzv-conf", f"is_host={int(number == 0)}"]  # names don't lead to these addresses
+    command += [str(ROOT / "tests" / "composition" / "two_hosts.py"), str(folder)]
+    with (folder / f"{number}.log").open("w") as log:
+        return subprocess.Popen(
+            command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+
+
+def test_two_hosts_train_what_one_process_trains(hosts: tuple[str, str], tmp_path: Path) -> None:
+    processes = [_start(name, number, tmp_path) for number, name in enumerate(hosts)]
+    try:
+        codes = [process.wait(LIMIT_S) for process in processes]
+    except subprocess.TimeoutExpired:
+        codes = [None, None]
+    finally:
+        for process in processes:
+            process.terminate()  # so that the launcher takes its worker along
+        for process in processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(10.0)
+            process.kill()
+            process.wait()
+    assert codes == [0, 0], "".join((tmp_path / f"{number}.log").read_text() for number in range(2))
+    found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    assert {record["host"] for record in found} == {"0", "1"}
+
+    whole = keyed_graph(TRANSFORMER.model(), TRANSFORMER.data(2)[0])
+    runner = UncutReference(whole, 4, TRANSFORMER.loss)
+    optimizer = torch.optim.SGD(whole.parameters(), lr=0.1)
+    for step in range(STEPS):
+        args, _, target = TRANSFORMER.data(8, seed=step)
+        losses: list[torch.Tensor] = []
+        runner.step(*args, target=target, losses=losses)
+        torch.nn.utils.clip_grad_norm_(list(whole.parameters()), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+    (last,) = [record["losses"] for record in found if record["losses"]]
+    assert all(torch.equal(one, other) for one, other in zip(last, losses, strict=True))
+    for record in found:
+        for name, value in record["state"].items():
+            assert torch.equal(value, whole.get_parameter(name)), name

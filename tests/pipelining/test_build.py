@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.pipelining.models import PLAIN, TRANSFORMER
+from tests.pipelining.running import assert_equal, cut
+from torch import nn
+
+from partita.pipelining import PipeInfo, Schedule1F1B, build_stage
+from partita.runtime import Comm, InProcessWorld
+
+
+def test_a_stage_from_the_function_is_that_of_the_pipe() -> None:
+    pipe = cut(TRANSFORMER, 2)
+    args, _, target = TRANSFORMER.data(8)
+
+    def body(comm: Comm, own: bool) -> list[torch.Tensor]:
+        copied = copy.deepcopy(pipe)
+        if own:
+            stage = copied.build_stage(comm.rank, comm=comm)
+        else:
+            module, info = copied.get_stage_module(comm.rank), copied.info()
+            stage = build_stage(module, comm.rank, info, "cpu", comm=comm)
+        losses: list[torch.Tensor] = []
+        Schedule1F1B(stage, 4, TRANSFORMER.loss).step(*args, target=target, losses=losses)
+        return [*losses, *(p.grad for p in stage.module.parameters() if p.grad is not None)]
+
+    assert_equal(InProcessWorld(2).run(body, True), InProcessWorld(2).run(body, False))
+
+
+def test_a_wrapped_module_stays_wrapped_and_its_tied_parameters_are_found() -> None:
+    pipe = cut(TRANSFORMER, 2)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        wrapped = nn.parallel.DistributedDataParallel(pipe.get_stage_module(0))
+        stage = build_stage(wrapped, 0, pipe.info(), "cpu")
+    finally:
+        dist.destroy_process_group()
+    assert stage.module is wrapped
+    (group,) = stage.routes.tied
+    assert stage.parameter(group) is pipe.get_stage_module(0).get_parameter("embedding.weight")
+
+
+def test_info_is_data_and_text_and_keeps_no_module_alive() -> None:
+    pipe = cut(PLAIN, 3)
+    info = pipe.info()
+    assert isinstance(info, PipeInfo)
+    assert (info.num_stages, info.has_loss_and_backward) == (3, False)
+    calls = [node.target for node in info.graph.find_nodes(op="call_module")]
+    assert calls == ["submod_pp_0", "submod_pp_1", "submod_pp_2"]
+    assert info.graph.owning_module is None
+    assert str(info) == str(pipe)
+    assert "stage 1: " in str(info)
+
+
+def test_what_can_not_be_built_is_refused() -> None:
+    pipe = cut(PLAIN, 2)
+
+    def both(comm: Comm) -> None:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        try:
+            with pytest.raises(ValueError, match="through a process group or a comm, not both"):
+                pipe.build_stage(0, "cpu", dist.group.WORLD, comm=comm)
+        finally:
+            dist.destroy_process_group()
+
+    InProcessWorld(1).run(both)
+    with pytest.raises(IndexError, match="there is no stage 2: this pipe has stages 0 to 1"):
+        build_stage(pipe.get_stage_module(0), 2, pipe.info(), "cpu")

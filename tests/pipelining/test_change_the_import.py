@@ -1,0 +1,164 @@
+"""Programs in the manner of torch's guide to pipelining, run with each of the two packages: nothing but the
+name of the package differs.
+"""
+
+from __future__ import annotations
+
+import pickle
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.pipelining.running import assert_equal
+from tests.runtime.worlds import endings
+from torch import Tensor, nn
+from torch.nn import functional
+
+from partita.runtime import Comm
+
+PACKAGES = ("torch.distributed.pipelining", "partita.pipelining")
+WORDS, WIDTH = 12, 8
+
+
+class Decoder(nn.Module):
+    """Parts may be taken away: what is left runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding: nn.Module | None = nn.Embedding(WORDS, WIDTH)
+        self.layers = nn.ModuleDict(
+            {str(n): nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for n in range(2)}
+        )
+        self.norm: nn.Module | None = nn.LayerNorm(WIDTH)
+        self.output: nn.Module | None = nn.Linear(WIDTH, WORDS)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        h = self.embedding(tokens) if self.embedding is not None else tokens
+        for layer in self.layers.values():
+            h = layer(h)
+        h = self.norm(h) if self.norm is not None else h
+        return self.output(h).float() if self.output is not None else h
+
+
+class Layered(nn.Module):
+    """A loop over a list of layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.emb = nn.Embedding(WORDS, WIDTH)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+        self.lm = nn.Linear(WIDTH, WORDS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.emb(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.lm(x)
+
+
+def loss_fn(output: Tensor, target: Tensor) -> Tensor:
+    return functional.cross_entropy(output, target)
+
+
+def _batch() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(1)
+    return torch.randint(WORDS, (8,)), torch.randint(WORDS, (8,))
+
+
+def _step(schedule: Any, rank: int) -> tuple[list[Tensor], Tensor | None]:
+    x, target = _batch()
+    losses: list[Tensor] = []
+    if rank == 0:
+        schedule.step(x)
+        return [], None
+    output = schedule.step(target=target, losses=losses)
+    return [loss.detach() for loss in losses], output
+
+
+def _results(schedule: Any, stage: Any, rank: int) -> Any:
+    losses, output = _step(schedule, rank)
+    gradients = {name: parameter.grad for name, parameter in stage.submod.named_parameters()}
+    return losses, None if output is None else output.detach(), gradients
+
+
+def manual(package: Any, rank: int) -> Any:
+    """Each rank takes away what is not its own."""
+    model = Decoder()
+    if rank == 0:
+        del model.layers["1"]
+        model.norm = model.output = None
+    else:
+        model.embedding = None
+        del model.layers["0"]
+    stage = package.PipelineStage(model, rank, 2, torch.device("cpu"))
+    schedule = package.ScheduleGPipe(stage, 4, loss_fn)
+    return _results(schedule, stage, rank)
+
+
+def traced(package: Any, rank: int) -> Any:
+    """The model is cut where a split point says."""
+    x = torch.LongTensor([1, 2])
+    pipe = package.pipeline(
+        module=Layered(), mb_args=(x,), split_spec={"layers.1": package.SplitPoint.BEGINNING}
+    )
+    assert str(pipe)
+    assert pipe.num_stages == 2
+    stage = pipe.build_stage(rank, torch.device("cpu"), dist.group.WORLD)
+    schedule = package.Schedule1F1B(stage, 4, loss_fn=loss_fn)
+    return _results(schedule, stage, rank)
+
+
+def from_module(package: Any, rank: int) -> Any:
+    """The module of a stage is taken, and the stage built around it."""
+    pipe = package.pipeline(
+        Layered(), (torch.LongTensor([1, 2]),), None, {"layers.0": package.SplitPoint.END}
+    )
+    module = pipe.get_stage_module(rank)
+    stage = package.build_stage(module, rank, pipe.info(), torch.device("cpu"))
+    home = ".schedules" if package.__name__.startswith("torch") else ""
+    kind = import_module(package.__name__ + home).get_schedule_class("gpipe")
+    schedule = kind(stage, 4, loss_fn)
+    return _results(schedule, stage, rank)
+
+
+PROGRAMS = (manual, traced, from_module)
+
+
+def _all(comm: Comm) -> bytes:
+    torch.set_num_threads(1)
+    return pickle.dumps(
+        {
+            (program.__name__, name): program(import_module(name), comm.rank)
+            for program in PROGRAMS
+            for name in PACKAGES
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def by_rank() -> list[dict[tuple[str, str], Any]]:
+    """What two processes found."""
+    ends = endings(2, _all)
+    assert [ending.error for ending in ends] == [None, None], "\n".join(ending.text for ending in ends)
+    return [pickle.loads(ending.result) for ending in ends]
+
+
+@pytest.mark.parametrize("program", [program.__name__ for program in PROGRAMS])
+def test_a_program_gives_the_same_with_the_import_changed(by_rank: list[Any], program: str) -> None:
+    theirs, ours = ([found[program, name] for found in by_rank] for name in PACKAGES)
+    assert_equal(ours, theirs)
+    model = Decoder() if program == "manual" else Layered()
+    x, target = _batch()
+    loss_fn(model(x), target).backward()
+    for _, _, found in ours:
+        for name, gradient in found.items():
+            torch.testing.assert_close(gradient, model.get_parameter(name).grad)
+
+
+@pytest.mark.parametrize("name", sorted(import_module(PACKAGES[0]).__all__))
+def test_every_public_name_of_torchs_package_is_here(name: str) -> None:
+    assert hasattr(import_module(PACKAGES[1]), name)

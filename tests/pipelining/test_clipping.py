@@ -1,0 +1,163 @@
+"""Clipping over all stages equals clipping the uncut model."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch
+from tests.pipelining.models import CASES, PLAIN, TRANSFORMER, Case
+from tests.pipelining.running import assert_equal, cut
+from torch import Tensor, nn
+from torch.fx import GraphModule
+from torch.nn.utils import clip_grad_norm_ as torchs
+
+from partita.errors import ExecutionError, PeerFailed
+from partita.pipelining import Pipe, Schedule1F1B, UncutReference, clip_grad_norm_, keyed_graph
+from partita.runtime import Comm, InProcessWorld
+
+Clipped = tuple[Tensor, dict[str, Tensor | None]]
+
+
+@lru_cache(maxsize=4)
+def _pipe(case: Case, stages: int) -> Pipe:
+    return cut(case, stages)
+
+
+@lru_cache(maxsize=4)
+def _graph(case: Case) -> GraphModule:
+    args, kwargs, _ = case.data(2)
+    return keyed_graph(case.model(), args, kwargs)
+
+
+def _noted(norm: Tensor, *modules: nn.Module) -> Clipped:
+    named = [item for module in modules for item in module.named_parameters(remove_duplicate=False)]
+    return norm, {name: None if value.grad is None else value.grad.clone() for name, value in named}
+
+
+def _piped(case: Case, placement: tuple[int, ...], max_norm: float, *options: Any) -> list[Clipped]:
+    pipe = _pipe(case, len(placement))
+
+    def body(comm: Comm) -> Clipped:
+        own = copy.deepcopy(pipe)
+        stages = [own.build_stage(i, comm=comm) for i, rank in enumerate(placement) if rank == comm.rank]
+        schedule = Schedule1F1B(stages, 4, case.loss)
+        args, kwargs, target = case.data(8)
+        schedule.step(*args, target=target, **kwargs)
+        return _noted(clip_grad_norm_(schedule, max_norm, *options), *(stage.module for stage in stages))
+
+    return InProcessWorld(max(placement) + 1).run(body)
+
+
+def _uncut(case: Case, max_norm: float, *options: Any) -> Clipped:
+    whole = copy.deepcopy(_graph(case))
+    args, kwargs, target = case.data(8)
+    UncutReference(whole, 4, case.loss).step(*args, target=target, **kwargs)
+    return _noted(torchs(list(whole.parameters()), max_norm, *options), whole)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_norm_and_the_gradients_are_those_of_the_uncut_model_bit_for_bit(case: Case) -> None:
+    norm, gradients = _uncut(case, 0.1)
+    for found, mine in _piped(case, tuple(range(len(case.after) + 1)), 0.1):
+        assert_equal(found, norm)
+        assert_equal(mine, {name: gradients[name] for name in mine})
+
+
+@pytest.mark.parametrize("placement", [(0, 0, 0, 0), (0, 1, 1, 0), (1, 0, 1, 0)], ids=str)
+def test_a_tied_parameter_counts_once_wherever_its_copies_are(placement: tuple[int, ...]) -> None:
+    norm, gradients = _uncut(TRANSFORMER, 0.1)
+    for found, mine in _piped(TRANSFORMER, placement, 0.1):
+        assert_equal(found, norm)
+        assert_equal(mine, {name: gradients[name] for name in mine})
+
+
+@pytest.mark.parametrize(
+    ("norm_type", "foreach"),
+    [(1.0, None), (2.0, None), (2.0, True), (2.0, False), (3.5, False), (float("inf"), None), ("inf", True)],
+)
+def test_any_norm_with_and_without_foreach(norm_type: float, foreach: bool | None) -> None:
+    norm, gradients = _uncut(TRANSFORMER, 0.1, norm_type, False, foreach)
+    for found, mine in _piped(TRANSFORMER, (0, 1), 0.1, norm_type, False, foreach):
+        assert_equal(found, norm)
+        assert_equal(mine, {name: gradients[name] for name in mine})
+
+
+def test_gradients_within_the_limit_stay_as_they_are() -> None:
+    _, gradients = _uncut(TRANSFORMER, 1e9)
+    for _, mine in _piped(TRANSFORMER, (0, 1), 1e9):
+        assert_equal(mine, {name: gradients[name] for name in mine})
+
+
+def test_several_dtypes_are_put_together_too() -> None:
+    def mixed() -> nn.Module:
+        model = TRANSFORMER.make()
+        model.blocks[0].feed[0].double()
+        model.blocks[0].feed[0].register_forward_pre_hook(lambda _, args: (args[0].double(),))
+        model.blocks[0].feed[0].register_forward_hook(lambda _, __, out: out.float())
+        return model
+
+    case = Case("mixed", mixed, TRANSFORMER.after, TRANSFORMER.batch, TRANSFORMER.loss)
+    norm, gradients = _uncut(case, 0.1)
+    for found, mine in _piped(case, (0, 1), 0.1):
+        torch.testing.assert_close(found, norm, rtol=1e-6, atol=0)
+        for name, gradient in mine.items():
+            torch.testing.assert_close(gradient, gradients[name], rtol=1e-6, atol=1e-12)
+
+
+def _overflow(comm: Comm, error_if_nonfinite: bool, found: dict[int, Any]) -> None:
+    stage = copy.deepcopy(_pipe(PLAIN, 2)).build_stage(comm.rank, comm=comm)
+    schedule = Schedule1F1B(stage, 4, PLAIN.loss)
+    args, _, target = PLAIN.data(8)
+    schedule.step(*args, target=target)
+    if comm.rank == 0:
+        stage.module.get_parameter("a.bias").grad[0] = float("inf")
+    before = _noted(torch.zeros(()), stage.module)[1]
+    try:
+        found[comm.rank] = clip_grad_norm_(schedule, 1.0, error_if_nonfinite=error_if_nonfinite)
+    except ExecutionError as error:
+        found[comm.rank] = error
+        assert_equal(_noted(torch.zeros(()), stage.module)[1], before)
+
+
+def test_a_norm_that_is_not_finite_is_the_same_error_on_every_rank_and_changes_nothing() -> None:
+    found: dict[int, Any] = {}
+    InProcessWorld(2).run(_overflow, True, found)
+    for rank in range(2):
+        assert "is inf (not finite: a.bias), so they can't be clipped" in str(found[rank])
+
+
+def test_a_norm_that_is_not_finite_passes_where_torchs_default_lets_it() -> None:
+    found: dict[int, Any] = {}
+    InProcessWorld(2).run(_overflow, False, found)
+    assert_equal([found[0].item(), found[1].item()], [float("inf")] * 2)
+
+
+def test_a_rank_that_can_not_clip_is_an_error_on_every_rank() -> None:
+    pipe, errors = _pipe(TRANSFORMER, 2), [None, None]
+
+    def body(comm: Comm) -> None:
+        schedule = Schedule1F1B(copy.deepcopy(pipe).build_stage(comm.rank, comm=comm), 4)
+        try:
+            clip_grad_norm_(schedule, 1.0, "no number" if comm.rank else 2.0)
+        except Exception as error:
+            errors[comm.rank] = error
+            raise
+
+    with suppress(ValueError):
+        InProcessWorld(2).run(body)
+    assert isinstance(errors[1], ValueError)
+    assert isinstance(errors[0], PeerFailed)
+
+
+def test_without_any_gradient_the_norm_is_zero() -> None:
+    pipe = _pipe(TRANSFORMER, 2)
+
+    def body(comm: Comm) -> Tensor:
+        schedule = Schedule1F1B(copy.deepcopy(pipe).build_stage(comm.rank, comm=comm), 4)
+        return clip_grad_norm_(schedule, 1.0)
+
+    assert_equal(InProcessWorld(2).run(body), [torch.tensor(0.0)] * 2)

@@ -1,0 +1,109 @@
+"""Models whose output is no plain tensor: objects with tensors in them, as caches and records are."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import partita
+from partita.capture import capture
+from partita.pipelining import Schedule1F1B, SplitPoint, UncutReference, pipeline
+from partita.runtime import Comm, InProcessWorld
+
+
+class Layer:
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        self.keys, self.values = keys, values
+
+
+class Cache:
+    """Not known to torch's pytree, like the caches of language models."""
+
+    def __init__(self) -> None:
+        self.layers: list[Layer] = []
+
+
+@dataclass
+class Output:
+    logits: Tensor
+    cache: Cache
+    note: str = "as it is"
+    nothing: None = None
+
+
+class Decoder(nn.Module):
+    def __init__(self, blocks: int = 4) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(blocks))
+        self.dropout = nn.Dropout(0.2)
+
+    def forward(self, x: Tensor) -> Output:
+        cache = Cache()
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+            cache.layers.append(Layer(x * 2, self.dropout(x)))
+        return Output(x, cache)
+
+
+def _decoder(blocks: int = 4) -> Decoder:
+    torch.manual_seed(0)
+    return Decoder(blocks)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_an_output_object_comes_back_as_the_class_that_it_is(training: bool) -> None:
+    model, x = _decoder().train(training), torch.randn(2, 8)
+    pipe = pipeline(model, (x,), split_spec={"blocks.1": SplitPoint.END})
+    output = pipe(x)
+    assert type(output) is Output
+    assert type(output.cache.layers[3]) is Layer
+    assert output.note == "as it is"
+    partita.verify(pipe, model, (x,)).check()
+
+
+def test_each_call_makes_an_object_of_its_own() -> None:
+    model, x = _decoder().eval(), torch.randn(2, 8)
+    module = capture(model, (x,)).module
+    first, second = module(x), module(2 * x)
+    assert first.cache is not second.cache
+    assert not torch.equal(first.logits, second.logits)
+
+
+def test_a_cut_whose_output_is_an_object_can_be_copied_and_pickled() -> None:
+    model, x = _decoder().eval(), torch.randn(2, 8)
+    pipe = pipeline(model, (x,), split_spec={"blocks.1": SplitPoint.END})
+    again = pickle.loads(pickle.dumps(copy.deepcopy(pipe)))
+    assert torch.equal(again(x).cache.layers[0].values, pipe(x).cache.layers[0].values)
+
+
+def test_tensors_in_objects_are_merged_over_microbatches() -> None:
+    model, x = _decoder(), torch.randn(8, 8)
+    pipe = pipeline(model, (x[:2],), split_spec={"blocks.1": SplitPoint.END})
+    expected = UncutReference(copy.deepcopy(pipe.whole), 4, _loss).step(x, target=torch.zeros(8))
+
+    def body(comm: Comm) -> Any:
+        stage = copy.deepcopy(pipe).build_stage(comm.rank, comm=comm)
+        return Schedule1F1B(stage, 4, _loss).step(x, target=torch.zeros(8))
+
+    found = InProcessWorld(2).run(body)[-1]
+    assert type(found) is Output
+    assert found.logits.shape == (8, 8)
+    for mine, theirs in zip(found.cache.layers, expected.cache.layers, strict=True):
+        assert torch.equal(mine.keys, theirs.keys)
+        assert torch.equal(mine.values, theirs.values)
+
+
+def test_results_of_early_layers_do_not_keep_the_planner_from_cutting_late() -> None:
+    # Each layer's cache goes out of the model: the later the border, the more results lie behind it.
+    model, x = _decoder(blocks=8), torch.randn(2, 8)
+    assert pipeline(model, (x,), stages=8).num_stages == 8
+
+
+def _loss(output: Output, target: Tensor) -> Tensor:
+    return output.logits.square().mean() + sum(layer.keys.mean() for layer in output.cache.layers)

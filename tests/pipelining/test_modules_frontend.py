@@ -1,0 +1,317 @@
+"""Models cut between their own submodules, without capturing them."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.pipelining.models import WIDTH
+from tests.pipelining.running import assert_equal
+from torch import Tensor, nn
+from torch.nn import functional
+
+from partita.errors import CaptureError, SignatureMismatch
+from partita.pipelining import (
+    MultiUseParameterConfig,
+    Pipe,
+    Schedule1F1B,
+    ScheduleGPipe,
+    SplitPoint,
+    annotate_split_points,
+    build_stage,
+    pipeline,
+)
+from partita.runtime import Comm, InProcessWorld
+
+END, BEGINNING = SplitPoint.END, SplitPoint.BEGINNING
+
+
+class Branching(nn.Module):
+    """Which way it goes depends on the data, and it counts the ways: nothing that could be captured."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin, self.norm, self.ways = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), [0, 0]
+
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        way = int(x.sum() > 0)
+        self.ways[way] += 1
+        h = self.norm(self.lin(x))
+        for _ in range(int(x.abs().max().item()) % 3):
+            h = h.tanh()
+        return h + x if way else h if scale is None else h * scale
+
+
+class Looping(nn.Module):
+    """A loop over a ModuleList with a skip over stages, an input that later blocks use, and a tied weight."""
+
+    def __init__(self, block: Callable[[], nn.Module] = Branching) -> None:
+        super().__init__()
+        self.embed = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.blocks = nn.ModuleList(block() for _ in range(4))
+        self.head = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.head.weight = self.embed.weight
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor, factor: Tensor, power: int = 1, *, skip: bool = True) -> dict[str, Any]:
+        h = first = self.embed(x) * self.scale
+        for block in self.blocks:
+            h = block(h, factor)
+        if skip:
+            h = h + first
+        return {"out": self.head(h) ** power, "power": power}
+
+
+def _model(make: Callable[[], nn.Module] = Looping) -> nn.Module:
+    torch.manual_seed(0)
+    return make()
+
+
+def _data(samples: int, seed: int = 1) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    torch.manual_seed(seed)
+    return (torch.randn(samples, WIDTH), torch.rand(samples, 1)), torch.randn(samples, WIDTH)
+
+
+def _loss(output: Any, target: Tensor) -> Tensor:
+    return functional.mse_loss(output["out"] if isinstance(output, dict) else output, target)
+
+
+SPEC = {"blocks.0": END, "blocks.2": BEGINNING, "head": BEGINNING}
+
+
+def _cut(model: nn.Module, spec: Any = SPEC, args: Any = None, **options: Any) -> Pipe:
+    return pipeline(model, args or _data(2)[0], split_spec=spec, frontend="modules", **options)
+
+
+def _whole(model: nn.Module, steps: tuple[int, ...]) -> list[Any]:
+    seen: list[Any] = []
+    for number, samples in enumerate(steps):
+        args, target = _data(samples, number)
+        outputs = []
+        for part in range(4):
+            given = [value.tensor_split(4)[part] for value in (*args, target)]
+            outputs.append(model(*given[:2])["out"])
+            torch.autograd.backward(_loss(outputs[-1], given[2]), torch.tensor(len(given[0]) / samples))
+        seen += [
+            torch.cat(outputs).detach(),
+            {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None},
+        ]
+    return [*seen, dict(model.state_dict())]
+
+
+@pytest.mark.parametrize("kind", [ScheduleGPipe, Schedule1F1B])
+@pytest.mark.parametrize("ranks", [4, 2])
+def test_a_model_that_can_not_be_captured_trains_bit_for_bit_like_the_whole(kind: Any, ranks: int) -> None:
+    steps = (8, 8, 12)
+    with pytest.raises(CaptureError):
+        pipeline(_model(), _data(2)[0], split_spec=SPEC)
+    expected = _whole(_model(), steps)
+
+    def body(comm: Comm) -> list[Any]:
+        pipe = _cut(_model())
+        held = [index for index in range(4) if index % ranks == comm.rank]
+        stages = [pipe.build_stage(index, comm=comm) for index in held]
+        schedule, seen = kind(stages, 4, _loss), []
+        for number, samples in enumerate(steps):
+            args, target = _data(samples, number)
+            output = schedule.step(*args, target=target)
+            gradients = {
+                name: parameter.grad.clone()
+                for stage in stages
+                for name, parameter in stage.module.named_parameters(remove_duplicate=False)
+                if parameter.grad is not None
+            }
+            seen += [output and output["out"], gradients]
+        return [*seen, {k: v for stage in stages for k, v in stage.module.state_dict().items()}]
+
+    found = InProcessWorld(ranks).run(body)
+    for place, value in enumerate(expected):
+        if isinstance(value, Tensor):
+            assert_equal(found[-1][place], value)
+            continue
+        names = set().union(*(seen[place] for seen in found))
+        assert names >= value.keys()
+        for seen in found:
+            for name, tensor in seen[place].items():
+                wanted = value.get(name, value.get("embed.weight"))  # the tied one has two names
+                assert_equal(tensor, wanted, f"{place}: {name}")
+
+
+def test_the_model_is_not_changed_and_stages_run_its_own_modules() -> None:
+    model = _model()
+    before, hooks = copy.deepcopy(model.state_dict()), model.forward
+    pipe = _cut(model)
+    assert pipe.num_stages == 4
+    assert_equal(dict(model.state_dict()), dict(before))
+    assert model.forward == hooks
+    assert [block.ways for block in model.blocks] == [[0, 0]] * 4
+    assert pipe.get_stage_module(1).get_submodule("blocks.1") is model.blocks[1]
+    states = [pipe.get_stage_module(index).state_dict() for index in range(4)]
+    assert set().union(*states) == model.state_dict().keys()
+    assert _cut(model, {"blocks.3": END}).num_stages == 2
+    assert "stage 1: blocks.1, " in str(pipe)
+    assert "tied: embed.weight = head.weight in stages [0, 3]" in str(pipe.info())
+    assert pipe.replicated_params == [{"submod_pp_0": "embed.weight", "submod_pp_3": "embed.weight"}]
+
+
+def test_a_local_call_is_the_models_own() -> None:
+    model = _model()
+    pipe, other = _cut(model), copy.deepcopy(model)
+    for mode in (True, False):
+        args, target = _data(6)
+        results = [runner(args[0], factor=args[1]) for runner in (pipe.train(mode), other.train(mode))]
+        assert_equal(results[0], results[1])
+        for result in results:
+            _loss(result, target).backward()
+    assert model.embed.weight.grad is not None
+    assert_equal(model.embed.weight.grad, other.embed.weight.grad)
+    assert not model.blocks[0].training
+
+
+def test_arguments_that_hold_no_tensor_are_those_of_the_example() -> None:
+    pipe = pipeline(_model(), _data(2)[0], {"power": 2, "skip": False}, split_spec=SPEC, frontend="modules")
+    x, factor = _data(4)[0]
+    assert_equal(pipe(x, factor, power=2, skip=False), _model()(x, factor, power=2, skip=False))
+    with pytest.raises(
+        SignatureMismatch, match="'power' was 2 when the model was cut, and is another value now"
+    ):
+        pipe(x, factor, 3, skip=False)
+    with pytest.raises(
+        SignatureMismatch, match="the model was cut with the argument 'skip': give it, or cut it"
+    ):
+        pipe(x, factor, 2)
+    with pytest.raises(SignatureMismatch, match="'skip' was left out when the model was cut"):
+        _cut(_model())(x, factor, skip=True)
+
+
+def test_a_sequential_is_cut_inside_and_annotations_count() -> None:
+    torch.manual_seed(0)
+    chain = nn.Sequential(
+        nn.Linear(WIDTH, WIDTH), nn.Sequential(nn.ReLU(), nn.Linear(WIDTH, WIDTH)), nn.Tanh()
+    )
+    annotate_split_points(chain, {"1.0": END})
+    x = _data(4)[0][0]
+    pipe = pipeline(chain, (x,), frontend="modules")
+    assert [list(pipe.get_stage_module(index).state_dict()) for index in range(2)] == [
+        ["0.weight", "0.bias"],
+        ["1.1.weight", "1.1.bias"],
+    ]
+    assert torch.equal(pipe(x), chain(x))
+
+
+def test_a_pipe_and_its_stages_can_be_pickled_and_copied() -> None:
+    args, target = _data(4)
+    for pipe in (pickle.loads(pickle.dumps(_cut(_model()))), copy.deepcopy(_cut(_model()))):
+        output = pipe(*args)
+        assert_equal(output, _model()(*args))
+        _loss(output, target).backward()
+
+
+def test_the_loss_may_be_inside() -> None:
+    class WithLoss(Looping):
+        def forward(self, x: Tensor, factor: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+            out = super().forward(x, factor)["out"]
+            return out, functional.mse_loss(out, target)
+
+    args, target = _data(4)
+    pipe = _cut(_model(WithLoss), args=(*args, target), loss_spec=(False, True))
+    model = _model(WithLoss)
+    loss = model(*args, target)[1]
+    loss.backward()
+    assert torch.equal(pipe(*args, target)[1], loss)
+    assert_equal(pipe.get_stage_module(0).get_parameter("embed.weight").grad, model.embed.weight.grad)
+
+
+def test_a_built_stage_keeps_only_its_own_modules_alive() -> None:
+    model = _model()
+    watched = {name: weakref.ref(parameter) for name, parameter in model.named_parameters()}
+    stage = _cut(model).build_stage(1)
+    del model
+    gc.collect()
+    assert {name for name, reference in watched.items() if reference() is not None} == {
+        f"blocks.1.{name}" for name in ("lin.weight", "lin.bias", "norm.weight", "norm.bias")
+    }
+    assert stage.index == 1
+
+
+class Peeks(Looping):
+    def forward(self, x: Tensor, factor: Tensor) -> Tensor:  # type: ignore[override]
+        h = self.embed(x)
+        return self.head(h) if h.sum() > 0 else h
+
+
+class Modal(Looping):
+    def forward(self, x: Tensor, factor: Tensor) -> Tensor:  # type: ignore[override]
+        h = self.embed(x)
+        return self.head(h) if self.training else self.blocks[0](h)
+
+
+class Shares(Looping):
+    def forward(self, x: Tensor, factor: Tensor) -> Tensor:  # type: ignore[override]
+        return self.blocks[0](self.head(self.blocks[0](x)))
+
+
+class Starred(Looping):
+    def forward(self, *values: Tensor) -> Tensor:  # type: ignore[override]
+        return self.head(self.embed(values[0]))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (Peeks, r"follows Peeks\.forward without data, with its submodules closed, and can't: TraceError"),
+        (Modal, r"Modal\.forward takes another way in training than in evaluation: move the code"),
+        (Shares, r"'blocks\.0' has buffers and runs in stages 0 and 1, which can't share them"),
+        (Starred, "the model takes tensors through 'values', which has no names for them"),
+    ],
+)
+def test_what_can_not_be_proven_is_refused(make: Callable[[], nn.Module], message: str) -> None:
+    with pytest.raises(CaptureError, match=message):
+        _cut(_model(make), {"head": END})
+
+
+def test_what_it_does_not_take_is_refused() -> None:
+    args = _data(2)[0]
+    with pytest.raises(ValueError, match='frontend="modules" does not take stages: it knows of no operation'):
+        pipeline(_model(), args, stages=2, frontend="modules")
+    with pytest.raises(ValueError, match="does not take multi_use_param_spec"):
+        _cut(_model(), multi_use_param_spec=MultiUseParameterConfig.TRANSMIT)
+    with pytest.raises(ValueError, match="does not know where to cut"):
+        pipeline(_model(), args, frontend="modules")
+    with pytest.raises(ValueError, match="frontend is 'trace': choose 'export' or 'modules'"):
+        pipeline(_model(), args, split_spec=SPEC, frontend="trace")  # type: ignore[arg-type]
+    with pytest.raises(AttributeError, match="ModuleList has no submodule '9'"):
+        _cut(_model(), {"blocks.9": END})
+    pipe = _cut(_model())
+    with pytest.raises(ValueError, match="are plain modules: call the pipe's own build_stage"):
+        build_stage(pipe.get_stage_module(0), 0, pipe.info())
+    with pytest.raises(IndexError, match="there is no stage 4: this pipe has stages 0 to 3"):
+        pipe.get_stage_module(4)
+
+
+def test_tied_parameters_may_be_summed_once_a_step() -> None:
+    args, target = _data(8)
+
+    def body(comm: Comm) -> Any:
+        stage = _cut(_model()).build_stage(comm.rank, comm=comm)
+        schedule = Schedule1F1B(stage, 4, _loss, tied_gradients="reduced")
+        for _ in range(2):
+            schedule.step(*args, target=target)
+        return {name: p.grad for name, p in stage.module.named_parameters(remove_duplicate=False)}
+
+    model = _model()
+    _whole(model, ())
+    for _ in range(2):
+        for part in range(4):
+            given = [value.tensor_split(4)[part] for value in (*args, target)]
+            (_loss(model(*given[:2]), given[2]) / 4).backward()
+    found = InProcessWorld(4).run(body)
+    assert torch.equal(found[0]["embed.weight"], found[3]["head.weight"])
+    torch.testing.assert_close(found[0]["embed.weight"], model.embed.weight.grad)
