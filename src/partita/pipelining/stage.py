@@ -208,7 +208,12 @@ class PipelineStage:
             self._flights[microbatch] = _Flight(leaves, outputs, sources, hooked)
         return leaves | outputs
 
-    def _compute(self, microbatch: int, call: Callable[..., Any], given: Sequence[Any]) -> Sequence[Tensor]:
+    def _compute(
+        self,
+        microbatch: int,  # noqa: ARG002 - stages of plain modules need it
+        call: Callable[..., Any],
+        given: Sequence[Any],
+    ) -> Sequence[Tensor]:
         """What the module makes, in the order of the border's outputs."""
         result = call(*given)
         made: Sequence[Tensor] = (result,) if len(self.border.outputs) == 1 else result
@@ -277,8 +282,8 @@ class PipelineStage:
             run_backward(roots, seeds, accumulate=True)
 
     def backward_input(self, microbatch: int, gradients: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
-        """The first half of `backward`: the same results, and no parameter's ``.grad`` is touched, unless data
-        parallel wrappers need the whole pass at once.
+        """The first half of `backward`: the same results, and no parameter's ``.grad`` is touched, unless
+        data parallel wrappers need the whole pass at once.
         """
         if self._reduction is not None and self._reduction.at_once:
             self._late[microbatch] = WeightPass()

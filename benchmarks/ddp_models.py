@@ -1,0 +1,66 @@
+"""The models of the benchmarks of data parallel training: blocks that are all equal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+__all__ = ["MODELS", "Blocks", "Sizes", "make_model"]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large a model and its batch are.
+
+    Attributes:
+        kind: ``mlp`` or ``transformer``.
+        rows: of a batch, for each rank.
+        tokens: of a row; 1 for the MLP.
+    """
+
+    kind: str
+    blocks: int
+    width: int
+    rows: int
+    tokens: int = 1
+
+    def batch(self, seed: int) -> torch.Tensor:
+        """One batch; float32, (rows, width) or (rows, tokens, width)."""
+        shape = (self.rows, self.width) if self.kind == "mlp" else (self.rows, self.tokens, self.width)
+        return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+MODELS = {
+    "mlp": Sizes("mlp", blocks=12, width=768, rows=384),
+    "transformer": Sizes("transformer", blocks=4, width=384, rows=8, tokens=64),
+    "tiny": Sizes("mlp", blocks=3, width=64, rows=8),
+}
+
+
+class Blocks(nn.Module):
+    """Equal blocks, one after the other."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(_block(sizes) for _ in range(sizes.blocks))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def make_model(sizes: Sizes) -> Blocks:
+    """The same on every rank."""
+    torch.manual_seed(0)
+    return Blocks(sizes)
+
+
+def _block(sizes: Sizes) -> nn.Module:
+    if sizes.kind == "mlp":
+        return nn.Sequential(nn.Linear(sizes.width, sizes.width), nn.GELU())
+    return nn.TransformerEncoderLayer(
+        sizes.width, 6, 4 * sizes.width, dropout=0.0, batch_first=True, norm_first=True
+    )

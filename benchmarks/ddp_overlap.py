@@ -1,0 +1,170 @@
+"""How much of the communication of data parallel training is hidden, by DDP in four ways and by
+``partita_ddp``?
+
+``partita bench ddp-overlap``. Needs root: hosts are network namespaces with links of a set speed, one rank
+and one thread each. Every way of training takes its steps in turn in one run. The speed of the links is set
+so that communication takes 0.3, 1 and 2 times as long as computing alone, which is measured first. The limit
+is the longer of the two; `exposed` is what a step takes beyond computing alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.ddp_network import INTERFACE, hosts
+from benchmarks.harness import MIN_ROUNDS, Ratio, ratio, write_json
+from partita.errors import ExecutionError
+
+__all__ = ["Row", "main", "measure"]
+
+_ROOT = Path(__file__).resolve().parent.parent
+_LIMIT_S = 1500
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way of training at one speed of the links. Seconds are medians.
+
+    Attributes:
+        relation: communication over computing, as aimed at.
+        step_s: of a whole step, on the slowest rank.
+        compute_s: the same step without communication.
+        network_s: the communication alone.
+        exposed_s: the step beyond computing.
+        over_limit: the step over the longer of computing and communication, round by round.
+    """
+
+    model: str
+    hosts: int
+    relation: float
+    megabits_per_s: float
+    way: str
+    step_s: float
+    compute_s: float
+    network_s: float
+    exposed_s: float
+    over_limit: Ratio
+
+
+def main(*, quick: bool = False, json_path: Path | None = None, console: Console | None = None) -> list[Row]:
+    """Measure every case, print a table for each, and write JSON where a path is given.
+
+    Args:
+        quick: a tiny model, not compiled, two hosts and one round: whether it runs, not how fast.
+
+    Raises:
+        UsageError: this process may not make network namespaces.
+    """
+    console = console or Console()
+    cases = (
+        [("tiny", 2)] if quick else [(model, count) for model in ("mlp", "transformer") for count in (2, 4)]
+    )
+    rows: list[Row] = []
+    for model, count in cases:
+        if count > (os.cpu_count() or 1):
+            console.print(
+                f"{count} hosts share {os.cpu_count()} cores: they take computing time from each other, so "
+                "communication is hidden less well than on machines of their own",
+                style="yellow",
+            )
+        found = measure(
+            model,
+            count,
+            relations=(1.0,) if quick else (0.3, 1.0, 2.0),
+            rounds=1 if quick else MIN_ROUNDS + 2,
+            backend="aot_eager" if quick else "inductor",
+        )
+        console.print(_table(found))
+        rows += found
+    if json_path is not None:
+        write_json(json_path, "ddp_overlap", rows)
+    return rows
+
+
+def measure(model: str, count: int, *, relations: tuple[float, ...], rounds: int, backend: str) -> list[Row]:
+    """All ways at all speeds, for one model on so many hosts."""
+    settings = {"model": model, "relations": relations, "rounds": rounds, "backend": backend}
+    with tempfile.TemporaryDirectory() as folder, hosts(count) as names:
+        (Path(folder) / "settings.json").write_text(json.dumps(settings), encoding="utf-8")
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": INTERFACE}
+        ranks = [
+            subprocess.Popen(
+                [
+                    *("ip", "netns", "exec", name, sys.executable, "-m", "benchmarks.ddp_worker"),
+                    *(str(rank), str(count), folder),
+                ],
+                cwd=_ROOT,
+                env=environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank, name in enumerate(names)
+        ]
+        try:
+            errors = [rank.communicate(timeout=_LIMIT_S)[1] for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+        result = Path(folder) / "result.json"
+        if not result.exists():
+            said = "\n".join(
+                f"rank {rank} ended with {process.returncode} and wrote:\n{text[-1500:]}"
+                for rank, (process, text) in enumerate(zip(ranks, errors, strict=True))
+            )
+            raise ExecutionError(f"the measurement did not come to its end\n{said}")
+        found = json.loads(result.read_text(encoding="utf-8"))
+    return [row for item in found for row in _rows(model, count, item)]
+
+
+def _rows(model: str, count: int, item: dict[str, object]) -> list[Row]:
+    seconds: dict[str, list[float]] = item["seconds"]  # type: ignore[assignment]
+    compute_s = statistics.median(seconds["alone"])
+    network_s = statistics.median(seconds["network"])
+    limit = [max(pair) for pair in zip(seconds["alone"], seconds["network"], strict=True)]
+    rows = []
+    for way, taken in seconds.items():
+        if way in ("alone", "network"):
+            continue
+        step_s = statistics.median(taken)
+        rows.append(
+            Row(
+                model=model,
+                hosts=count,
+                relation=float(item["relation"]),  # type: ignore[arg-type]
+                megabits_per_s=float(item["megabits_per_s"]),  # type: ignore[arg-type]
+                way=way,
+                step_s=step_s,
+                compute_s=compute_s,
+                network_s=network_s,
+                exposed_s=step_s - compute_s,
+                over_limit=ratio(taken, limit),
+            )
+        )
+    return rows
+
+
+def _table(rows: list[Row]) -> Table:
+    table = Table(
+        *("network / computing", "way", "step (s)", "exposed (s)", "step / limit"),
+        title=f"{rows[0].model}, {rows[0].hosts} hosts",
+    )
+    for row in rows:
+        table.add_row(
+            f"{row.network_s / row.compute_s:.2f} ({row.megabits_per_s:.0f} Mbit/s)",
+            row.way,
+            f"{row.step_s:.3f}",
+            f"{row.exposed_s:.3f}",
+            str(row.over_limit),
+        )
+    return table

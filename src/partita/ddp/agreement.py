@@ -1,0 +1,147 @@
+"""What all ranks have to agree on before they reduce anything: parameters, graphs, the order of gradients."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from partita.errors import SignatureMismatch
+from partita.graph.effects import metadata
+from partita.runtime import Comm
+
+__all__ = ["GraphPrint", "Proposal", "agree", "check_same_parameters", "print_of"]
+
+
+@dataclass(frozen=True)
+class GraphPrint:
+    """What a backward graph has in common with that of another rank, whatever the sizes of the batch.
+
+    Attributes:
+        gradients: names of the parameters whose gradients it computes, in the order in which they are ready.
+        operators: how often it computes with each operator; views and arithmetic on sizes do not count.
+    """
+
+    gradients: tuple[str, ...]
+    operators: tuple[tuple[str, int], ...]
+
+    def __str__(self) -> str:
+        digest = hashlib.blake2b(repr((self.gradients, self.operators)).encode(), digest_size=4).hexdigest()
+        return (
+            f"graph {digest} ({len(self.gradients)} gradients, {sum(n for _, n in self.operators)} operators)"
+        )
+
+    def difference(self, other: GraphPrint) -> str:
+        """The first thing in which two prints differ."""
+        mine, theirs = set(self.gradients), set(other.gradients)
+        if mine != theirs:
+            return f"the gradient of {min(mine ^ theirs)!r} is computed by one of them only"
+        here, there = Counter(dict(self.operators)), Counter(dict(other.operators))
+        for name in sorted(here.keys() | there.keys()):
+            if here[name] != there[name]:
+                return (
+                    f"operator {name} stands {here[name]} times in one and {there[name]} times in the other"
+                )
+        return "the gradients get ready in another order"
+
+
+def print_of(gm: GraphModule, gradients: Sequence[str]) -> GraphPrint:
+    """The print of a backward graph from AOTAutograd."""
+    counts: Counter[str] = Counter()
+    for node in gm.graph.nodes:
+        if node.op != "call_function" or not isinstance(metadata(node), torch.Tensor):
+            continue
+        schema = getattr(node.target, "_schema", None)
+        if schema is not None and any(result.alias_info is not None for result in schema.returns):
+            continue
+        counts[str(node.target)] += 1
+    return GraphPrint(tuple(gradients), tuple(sorted(counts.items())))
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What a rank says at the beginning of a backward pass.
+
+    Attributes:
+        step: which synchronised backward pass this is for it, from 0.
+        order: the order in which it expects gradients to get ready, by parameter index.
+        graphs: what it has compiled so far, without repetitions.
+    """
+
+    step: int
+    order: tuple[int, ...]
+    graphs: tuple[GraphPrint, ...]
+
+
+def agree(comm: Comm, proposal: Proposal, *, check_graphs: bool) -> Proposal:
+    """Rank 0's proposal, once it is clear that all ranks are in the same step of the same model. Collective.
+
+    Raises:
+        SignatureMismatch: they are not; on every rank.
+    """
+    proposals: list[Proposal] = comm.all_gather_object(proposal)
+    first = proposals[0]
+    for rank, other in enumerate(proposals):
+        if other.step != first.step:
+            raise SignatureMismatch(
+                f"rank 0 is in synchronised backward pass {first.step}, rank {rank} in {other.step}: see "
+                f"that "
+                "all ranks take the same number of steps, and enter no_sync() in the same ones"
+            )
+        if check_graphs and set(other.graphs) != set(first.graphs):
+            raise SignatureMismatch(_graphs_differ(first.graphs, rank, other.graphs))
+    return first
+
+
+def _graphs_differ(first: Sequence[GraphPrint], rank: int, other: Sequence[GraphPrint]) -> str:
+    mine = [item for item in first if item not in other]
+    theirs = [item for item in other if item not in first]
+    lines = [f"rank 0 and rank {rank} have compiled different backward graphs:"]
+    lines += [f"  only rank 0: {item}" for item in mine] or ["  only rank 0: none"]
+    lines += [f"  only rank {rank}: {item}" for item in theirs] or [f"  only rank {rank}: none"]
+    if mine and theirs:
+        lines.append(f"  {mine[0].difference(theirs[0])}")
+    lines.append(
+        "See that no branch of the model depends on the rank or on its data, or pass check_graphs=False to "
+        "replicate() where that is meant; gradients are reduced rightly in both cases"
+    )
+    return "\n".join(lines)
+
+
+def check_same_parameters(comm: Comm, facts: Sequence[tuple[Any, ...]]) -> None:
+    """Check that all ranks replicate the same model. Collective.
+
+    Args:
+        facts: for each parameter and buffer a tuple that starts with its name.
+
+    Raises:
+        SignatureMismatch: the message names the first difference; on every rank.
+    """
+    gathered: list[list[tuple[Any, ...]]] = comm.all_gather_object(list(facts))
+    for rank, other in enumerate(gathered):
+        if other == gathered[0]:
+            continue
+        here = {fact[0]: fact for fact in gathered[0]}
+        there = {fact[0]: fact for fact in other}
+        for name in [*here, *there]:
+            if here.get(name) != there.get(name):
+                raise SignatureMismatch(
+                    f"rank 0 and rank {rank} replicate different models: {name!r} is "
+                    f"{_described(here.get(name))} on rank 0 and {_described(there.get(name))} on rank "
+                    f"{rank}; "
+                    "build the same model on every rank"
+                )
+        raise SignatureMismatch(
+            f"rank 0 and rank {rank} name the same parameters in another order: build the same model on "
+            f"every "
+            "rank"
+        )
+
+
+def _described(fact: tuple[Any, ...] | None) -> str:
+    return "not there" if fact is None else " ".join(str(part) for part in fact[1:])

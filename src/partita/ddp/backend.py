@@ -1,0 +1,208 @@
+"""The backend for ``torch.compile``: one forward graph, and a backward graph that is cut where buckets are
+ready.
+
+::
+
+    dynamo graph -- AOTAutograd --> forward     compiled as it is
+                                    backward    cut_backward -> pieces, compiled one by one
+                                                run: piece 0, offer its gradients, piece 1, ...
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from partita._torch.backward_pass import compiled_nodes, current_node
+from partita._torch.training_graphs import Boxed, PieceCompiler, compile_training
+from partita.ddp.agreement import print_of
+from partita.ddp.cutting import BackwardGraph, cut_backward
+from partita.ddp.inner import InnerCompiler, resolve_inner
+from partita.ddp.owners import owner_of
+from partita.ddp.program import Program, program_of
+from partita.ddp.reducer import Reducer
+from partita.errors import UsageError
+from partita.graph.effects import metadata
+
+__all__ = ["partita_ddp"]
+
+_LOG = logging.getLogger("partita.ddp")
+
+
+def partita_ddp(
+    gm: GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
+    """The backend ``"partita_ddp"``, for modules that `partita.ddp.replicate` has prepared.
+
+    A graph without parameters of such a module is compiled as it is.
+
+    Args:
+        options: ``{"inner": ...}``: another compiler than the one that ``replicate`` was given.
+
+    Raises:
+        UsageError: an unknown option, or an unknown compiler.
+    """
+    given = dict(options or {})
+    unknown = sorted(given.keys() - {"inner"})
+    if unknown:
+        raise UsageError(f"unknown option {unknown[0]!r}: partita_ddp takes inner")
+    owners = [owner_of(value) for value in inputs]
+    replications = [owner[0] for owner in owners if owner is not None]
+    default = replications[0].inner if replications else "inductor"
+    graph = _Training(resolve_inner(given.get("inner", default)))
+    return graph.compile(gm, inputs, owned=bool(replications))
+
+
+class _Training:
+    """One graph of Dynamo's."""
+
+    def __init__(self, inner: InnerCompiler) -> None:
+        self._inner = inner
+        self._tensors: list[int] = []
+
+    def compile(self, gm: GraphModule, inputs: Sequence[Any], *, owned: bool) -> Callable[..., Any]:
+        """What runs the graph."""
+        owners = [owner_of(value) for value in inputs]
+        expected = {
+            position: (owner[0].reducer, owner[1])
+            for position, owner in enumerate(owners)
+            if owner is not None
+        }
+        run = compile_training(
+            gm,
+            inputs,
+            inner=self._inner,
+            forward=self._see_forward,
+            backward=lambda graph, _examples, pieces: _BackwardRunner(graph, pieces, self._tensors, expected),
+        )
+        return _registering(run) if owned else run
+
+    def _see_forward(self, gm: GraphModule) -> None:
+        """Which inputs are tensors: autograd counts only those."""
+        placeholders = gm.graph.find_nodes(op="placeholder")
+        self._tensors[:] = [
+            position for position, node in enumerate(placeholders) if isinstance(metadata(node), torch.Tensor)
+        ]
+
+
+def _registering(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Let the reducers know of the autograd node of each run."""
+
+    def registered(*args: Any) -> Any:
+        results = run(*args)
+        if torch.is_grad_enabled():
+            for node in compiled_nodes(results if isinstance(results, (list, tuple)) else [results]):
+                for reducer in {owner[0].reducer for owner in map(owner_of, args) if owner is not None}:
+                    reducer.add_node(node)
+        return results
+
+    return registered
+
+
+class _BackwardRunner:
+    """Runs one backward graph, and offers its gradients to the reducers of their parameters.
+
+    It is cut when it first runs, for by then all ranks have agreed on the buckets; and cut anew where the
+    buckets have changed. A graph with symbolic sizes is cut when it is compiled, and stays as it is: torch
+    would not hear of assumptions about sizes that are made later.
+
+    Args:
+        tensors: which inputs of the forward graph are tensors.
+        expected: for output positions, the reducer and the index of the parameter.
+    """
+
+    def __init__(
+        self,
+        gm: GraphModule,
+        pieces: PieceCompiler,
+        tensors: Sequence[int],
+        expected: Mapping[int, tuple[Reducer, int]],
+    ) -> None:
+        self._graph = BackwardGraph(gm)
+        self._pieces = pieces
+        self._compiled: dict[str, Boxed] = {}
+        count = len(self._graph.outputs)
+        self._tensors = [position for position in tensors if position < count]
+        self._expected = {position: owner for position, owner in expected.items() if position < count}
+        self._program: Program | None = None
+        self._versions: tuple[int, ...] = ()
+        self._order = self._graph.in_order(self._expected)
+        for reducer in self._reducers():
+            names = [reducer.names[index] for index in self._order_for(reducer)]
+            reducer.add_graph(print_of(gm, names))
+        self._symbolic = any(
+            not isinstance(metadata(node), torch.Tensor)
+            for node in gm.graph.nodes
+            if node.op == "placeholder"
+        )
+        if self._symbolic:
+            self._cut()
+
+    def __call__(self, values: list[Any]) -> Sequence[Any]:
+        bound = self._bind()
+        for reducer in {reducer: None for reducer, _ in bound.values()}:
+            order = self._order_for(reducer)
+            if not reducer.begin(order):
+                bound = {position: owner for position, owner in bound.items() if owner[0] is not reducer}
+        if self._program is None or not (self._symbolic or self._versions == self._current()):
+            self._cut()
+        assert self._program is not None
+
+        def deliver(position: int, value: Any) -> Any:
+            owner = bound.get(position)
+            return value if owner is None else owner[0].offer(owner[1], value)
+
+        results = self._program.run(values, deliver)
+        for position, (reducer, index) in bound.items():
+            if self._graph.outputs[position] is None:
+                results[position] = reducer.offer(index, None)
+        return results
+
+    def _bind(self) -> dict[int, tuple[Reducer, int]]:
+        """The parameters that this run's gradients belong to: equal layers may share the graph."""
+        node = current_node()
+        if node is None:
+            return {}
+        bound: dict[int, tuple[Reducer, int]] = {}
+        for reducer in self._reducers():
+            indices = reducer.indices_after(node)
+            if len(indices) != len(self._tensors):
+                continue
+            for position, index in zip(self._tensors, indices, strict=True):
+                if index is not None:
+                    bound[position] = (reducer, index)
+        return bound
+
+    def _reducers(self) -> list[Reducer]:
+        return list({reducer: None for reducer, _ in self._expected.values()})
+
+    def _order_for(self, reducer: Reducer) -> list[int]:
+        owners = (self._expected[position] for position in self._order)
+        return [index for other, index in owners if other is reducer]
+
+    def _current(self) -> tuple[int, ...]:
+        return tuple(reducer.version for reducer in self._reducers())
+
+    def _cut(self) -> None:
+        buckets = {
+            position: (id(reducer), index if reducer.measuring else reducer.bucket_of[index])
+            for position, (reducer, index) in self._expected.items()
+        }
+        cut = cut_backward(self._graph, buckets)
+        self._versions = self._current()
+        self._program = program_of(self._graph.gm, cut, self._compile_piece)
+        _LOG.info(
+            "backward graph of %d gradients: %d pieces, %d of them different",
+            len(self._order),
+            len(self._program.steps),
+            len(self._compiled),
+        )
+
+    def _compile_piece(self, key: str, gm: GraphModule) -> Boxed:
+        if key not in self._compiled:
+            self._compiled[key] = self._pieces(gm)
+        return self._compiled[key]

@@ -1,0 +1,86 @@
+"""Where a backward graph is cut: after the last gradient of each bucket.
+
+node     mm  mm  sum  relu' mm  mm  sum  relu' mm  sum
+gradient w3      b3         w2      b2         w1  b1
+bucket   0       0          0       1          1   1
+piece    |------- 0 -------->|------------ 1 ---->|
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch.fx import GraphModule, Node
+
+from partita.errors import OrderConflict
+from partita.splitter import Split, split
+
+__all__ = ["BackwardGraph", "cut_backward"]
+
+
+@dataclass(frozen=True)
+class BackwardGraph:
+    """A backward graph from AOTAutograd: inputs to a tuple with a gradient, or None, for each input of the
+    forward graph.
+    """
+
+    gm: GraphModule
+
+    @property
+    def outputs(self) -> tuple[Any, ...]:
+        """Nodes, None, or numbers."""
+        (values,) = self.gm.graph.output_node().args
+        return tuple(values)  # type: ignore[arg-type]
+
+    def in_order(self, positions: Mapping[int, Hashable]) -> list[int]:
+        """Those of the ``positions`` whose output is a node, in the order in which they are computed."""
+        place = {node: number for number, node in enumerate(self.gm.graph.nodes)}
+        outputs = self.outputs
+        known = [position for position in positions if isinstance(outputs[position], Node)]
+        return sorted(known, key=lambda position: place[outputs[position]])
+
+
+def cut_backward(graph: BackwardGraph, buckets: Mapping[int, Hashable]) -> Split | None:
+    """Cut after the last gradient of each bucket.
+
+    What is only needed later is moved there (an activation that is computed again, a transposed weight), so
+    that the first buckets are ready early and little crosses the cuts.
+
+    Args:
+        buckets: for output positions, the bucket of that gradient.
+
+    Returns:
+        The cut graph; None where there is nothing to cut.
+    """
+    nodes = list(graph.gm.graph.nodes)
+    place = {node: number for number, node in enumerate(nodes)}
+    outputs = graph.outputs
+    ready: dict[Hashable, int] = {}
+    for position in graph.in_order(buckets):
+        ready[buckets[position]] = place[outputs[position]]
+    work = [
+        number for number, node in enumerate(nodes) if node.op not in ("placeholder", "get_attr", "output")
+    ]
+    cuts = sorted({number for number in ready.values() if work and work[0] <= number < work[-1]})
+    if not cuts:
+        return None
+    plain = {nodes[number]: bisect_left(cuts, number) for number in work}
+    try:
+        return split(graph.gm, _sunk(nodes, plain), tuple_return=True)
+    except OrderConflict:
+        return split(graph.gm, plain, tuple_return=True)
+
+
+def _sunk(nodes: list[Node], plain: dict[Node, int]) -> dict[Node, int]:
+    """Each node in the first piece that needs it. What nobody needs has an effect, and stays."""
+    sunk = dict(plain)
+    for node in reversed(nodes):
+        if node not in sunk:
+            continue
+        users = [user for user in node.users if user in sunk]
+        if users and len(users) == len(node.users):
+            sunk[node] = max(sunk[node], min(sunk[user] for user in users))
+    return sunk

@@ -1,0 +1,348 @@
+"""``replicate``: data parallel training of a module, in eager mode and compiled."""
+
+from __future__ import annotations
+
+import copyreg
+import logging
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, cast
+from weakref import ref
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from partita._torch.backward_pass import current_pass
+from partita._torch.compiled import inside_compiled
+from partita.ddp.agreement import check_same_parameters
+from partita.ddp.hooks import CommHook
+from partita.ddp.inner import InnerCompiler, resolve_inner
+from partita.ddp.listing import BucketRow, bucket_rows, bucket_table
+from partita.ddp.owners import claim, owner_of, release
+from partita.ddp.reducer import Reducer, ReducerSettings
+from partita.ddp.state import StateBroadcast
+from partita.ddp.tuning import measure_links, plan_from_samples
+from partita.errors import ExecutionError, UsageError
+from partita.planning import BucketPlan, Cluster
+from partita.runtime import NULL_TRACER, Comm, ProcessGroupComm, Recorder
+
+__all__ = ["Replicated", "Replication", "replicate"]
+
+_LOG = logging.getLogger("partita.ddp")
+_MIB = 2**20
+_DEFAULT_CAP_MB = 25.0
+_FIRST_BUCKET_BYTES = _MIB
+
+
+class Replicated(nn.Module):
+    """What `replicate` turns a module into: the same object, whose class is also this one."""
+
+    @property
+    def replication(self) -> Replication:
+        """What reduces its gradients."""
+        found = vars(self).get("_partita_replication")
+        if found is None:
+            raise ExecutionError(
+                "this is a copy of a replicated module, and not replicated itself: call replicate()"
+            )
+        return cast("Replication", found)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Gradients of forward passes in this block stay on their rank, and add up there until a later pass
+        is reduced.
+        """
+        replication = self.replication
+        before, replication.sync = replication.sync, False
+        try:
+            yield
+        finally:
+            replication.sync = before
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copies and pickles are of the class that the module had before."""
+        reduced = super().__reduce_ex__(protocol)
+        if not isinstance(reduced, tuple) or reduced[0] is not copyreg.__newobj__:  # type: ignore[attr-defined]
+            return reduced
+        plain = type(self).__mro__[2]
+        _, args, state, *rest = reduced
+        state = {key: value for key, value in state.items() if key != "_partita_replication"}
+        return (_created, (plain, *args[1:]), _without_hook(state), *rest)
+
+
+class Replication:
+    """Keeps the replicas of a module equal. Made by `replicate`.
+
+    Attributes:
+        sync: whether the gradients of the next forward pass will be reduced.
+        inner: the compiler of its graphs.
+        reducer: what reduces its gradients.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        comm: Comm,
+        settings: ReducerSettings,
+        *,
+        inner: InnerCompiler,
+        ignored: Collection[str],
+        broadcast_buffers: bool,
+        initial: Literal["broadcast", "check"],
+        tracer: Recorder,
+    ) -> None:
+        self.comm = comm
+        self.inner = resolve_inner(inner)
+        self.sync = True
+        self._undo: Callable[[], None] = _nothing
+        named = dict(module.named_parameters())
+        trained = {
+            name: value for name, value in named.items() if value.requires_grad and name not in ignored
+        }
+        _check(module, named, trained, ignored)
+        self._frozen = [
+            (name, value) for name, value in named.items() if name not in trained and name not in ignored
+        ]
+        buffers = {name: value for name, value in module.named_buffers() if name not in ignored}
+        kept = {name: value for name, value in named.items() if name not in ignored}
+        self._buffers = StateBroadcast(comm, list(buffers.values())) if broadcast_buffers else None
+        self._last_synced = True
+        check_same_parameters(comm, [_fact(name, value) for name, value in (kept | buffers).items()])
+        if initial == "broadcast":
+            StateBroadcast(comm, [*kept.values(), *buffers.values()]).run()
+        else:
+            StateBroadcast(comm, [*kept.values(), *buffers.values()]).check([*kept, *buffers])
+        self.reducer = Reducer(list(trained), list(trained.values()), comm, settings, tracer)
+        for index, parameter in enumerate(trained.values()):
+            claim(parameter, self, index)
+
+    def on_close(self, undo: Callable[[], None]) -> None:
+        """What has to be undone at the end."""
+        self._undo = undo
+
+    def before_forward(self) -> None:
+        """What has to happen before each forward pass: buffers as on rank 0."""
+        if current_pass() >= 0:
+            return  # a checkpoint computes its activations again
+        for name, parameter in self._frozen:
+            if parameter.requires_grad:
+                raise ExecutionError(
+                    f"parameter {name!r} was frozen when the module was replicated, and is trained now, so "
+                    f"its "
+                    "gradient would not be reduced: call replication.close() and replicate() again"
+                )
+        if self._buffers is not None and self._last_synced:
+            self._buffers.run()
+        self._last_synced = self.sync and torch.is_grad_enabled()
+        if torch.is_grad_enabled():
+            self.reducer.forward_begins(sync=self.sync)
+
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Note when each gradient is ready in the synchronised backward passes of this block.
+
+        Compiled graphs are cut after each gradient meanwhile, and compiled anew before and after, so let the
+        block hold at least four steps, of which the first two do not count. The same on every rank.
+        """
+        self.reducer.measure(on=True)
+        try:
+            yield
+        finally:
+            self.reducer.measure(on=False)
+
+    def plan(self, cluster: Cluster | None = None) -> BucketPlan:
+        """The buckets whose reduction ends first, for the backward times that `measuring` has seen.
+        Collective.
+
+        Args:
+            cluster: the links between the ranks; None measures them, see `measure_links`.
+
+        Raises:
+            PlanError: nothing has been measured.
+        """
+        return plan_from_samples(self.reducer, cluster if cluster is not None else measure_links(self.comm))
+
+    def use(self, plan: BucketPlan) -> None:
+        """Reduce gradients in the buckets of ``plan`` from now on; compiled graphs are cut anew at their next
+        run. The same plan on every rank.
+
+        Raises:
+            PlanError: a plan for other parameters.
+        """
+        self.reducer.use_plan(plan)
+        _LOG.info("planned buckets:\n%s", self)
+
+    def rows(self) -> tuple[BucketRow, ...]:
+        """The buckets, with the times of the last synchronised backward pass."""
+        return bucket_rows(self.reducer.buckets, self.reducer.last)
+
+    def __str__(self) -> str:
+        return bucket_table(self.rows())
+
+    def close(self) -> None:
+        """End replication: the module is a plain one again; gradients stay on their rank. Collective."""
+        self._undo()
+        self.reducer.detach()
+        for parameter in self.reducer.parameters:
+            release(parameter)
+        self.comm.close()
+
+
+def replicate(
+    module: nn.Module,
+    process_group: dist.ProcessGroup | Comm | None = None,
+    *,
+    bucket_cap_mb: float = _DEFAULT_CAP_MB,
+    plan: BucketPlan | None = None,
+    comm_hook: CommHook | None = None,
+    inner: InnerCompiler = "inductor",
+    broadcast_buffers: bool = True,
+    initial: Literal["broadcast", "check"] = "broadcast",
+    ignored: Collection[str] = (),
+    late: Collection[str] = (),
+    check_graphs: bool = True,
+    tracer: Recorder = NULL_TRACER,
+) -> Replicated:
+    """Train equal replicas of ``module``, one a rank: gradients are averaged over all ranks, in buckets,
+    while the backward pass runs. Collective.
+
+    The module stays the object that it is, with its names of parameters and buffers, so checkpoints and
+    optimizers see no difference. Compile it afterwards, ``torch.compile(module, backend="partita_ddp")``;
+    without that, the same buckets run from hooks on the gradients. Parameters that get no gradient, in some
+    steps or on some ranks, need no option.
+
+    Args:
+        process_group: of ``torch.distributed`` (None: the default group), or a `partita.runtime.Comm`.
+        bucket_cap_mb: a bucket is closed as soon as it holds so many MiB. With the default, the first one is
+            closed at 1 MiB, so that communication starts early.
+        plan: which parameters share a bucket, from `partita.planning.plan_buckets`; the cap is not used then.
+        comm_hook: how a bucket is averaged, see `CommHook`.
+        inner: compiles the graphs: ``"inductor"``, ``"aot_eager"`` (runs them as they are), or a function of
+            a graph and example inputs.
+        broadcast_buffers: take the buffers of rank 0 over, before each forward pass that follows a
+            synchronised one.
+        initial: take parameters and buffers of rank 0 over, or check that they are equal on all ranks.
+        ignored: names of parameters and buffers that stay on their rank.
+        late: names of parameters that compiled graphs use and other code too; their gradients are sent when
+            autograd has added up all of them.
+        check_graphs: raise where ranks compile different backward graphs.
+        tracer: is given a span for each bucket and each wait.
+
+    Returns:
+        ``module``.
+
+    Raises:
+        UsageError: an argument that can't be used, a module that is replicated or compiled already.
+        PlanError: a plan for other parameters.
+        SignatureMismatch: ranks replicate different models; on every rank.
+        ExecutionError: the ranks can't be connected.
+    """
+    if inside_compiled(module) is not None:
+        raise UsageError(
+            "the module is compiled already: replicate it first and compile it then, "
+            'torch.compile(replicate(module), backend="partita_ddp")'
+        )
+    if isinstance(module, Replicated):
+        raise UsageError("the module is replicated already: call replicate() once, on the plain module")
+    if not bucket_cap_mb > 0:
+        raise UsageError(f"bucket_cap_mb is {bucket_cap_mb}: give a size above 0, in MiB")
+    if initial not in ("broadcast", "check"):
+        raise UsageError(f"initial is 'broadcast' or 'check', got {initial!r}")
+    cap = max(1, int(bucket_cap_mb * _MIB))
+    first = min(cap, _FIRST_BUCKET_BYTES) if bucket_cap_mb == _DEFAULT_CAP_MB else cap
+    settings = ReducerSettings(cap, first, plan, comm_hook, check_graphs, frozenset(late))
+    comm = process_group if isinstance(process_group, Comm) else ProcessGroupComm.from_group(process_group)
+    replication = Replication(
+        module,
+        comm,
+        settings,
+        inner=inner,
+        ignored=frozenset(ignored),
+        broadcast_buffers=broadcast_buffers,
+        initial=initial,
+        tracer=tracer,
+    )
+    plain = type(module)
+    body: dict[str, Any] = {"__module__": plain.__module__, "__qualname__": plain.__qualname__}
+    if plain.forward.__module__.startswith("torch."):
+        body["forward"] = _forward  # Dynamo would trace through the hook of a module of torch's own
+    module.__class__ = type(plain.__name__, (Replicated, plain), body)
+    vars(module)["_partita_replication"] = replication
+    handle = module.register_forward_pre_hook(_before_forward, prepend=True)
+    found = ref(module)
+
+    def undo() -> None:
+        handle.remove()
+        replicated = found()
+        if replicated is not None:
+            replicated.__class__ = plain
+            del vars(replicated)["_partita_replication"]
+
+    replication.on_close(undo)
+    _LOG.info("buckets of %s:\n%s", plain.__name__, replication)
+    return cast(Replicated, module)
+
+
+def _nothing() -> None:
+    """There is nothing to undo yet."""
+
+
+def _created(cls: type[nn.Module], *args: Any) -> nn.Module:
+    return cls.__new__(cls, *args)
+
+
+def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+    return super(Replicated, self).forward(*args, **kwargs)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _before_forward(module: nn.Module, _args: Any) -> None:
+    replication = vars(module).get("_partita_replication")
+    if replication is not None:
+        replication.before_forward()
+
+
+def _without_hook(state: dict[str, Any]) -> dict[str, Any]:
+    hooks = state.get("_forward_pre_hooks")
+    if not hooks:
+        return state
+    kept = type(hooks)((key, hook) for key, hook in hooks.items() if hook is not _before_forward)
+    return {**state, "_forward_pre_hooks": kept}
+
+
+def _fact(name: str, value: torch.Tensor) -> tuple[Any, ...]:
+    return name, str(value.dtype).removeprefix("torch."), tuple(value.shape), value.requires_grad
+
+
+def _check(
+    module: nn.Module,
+    named: dict[str, nn.Parameter],
+    trained: dict[str, nn.Parameter],
+    ignored: Collection[str],
+) -> None:
+    known = named.keys() | {name for name, _ in module.named_buffers()}
+    unknown = sorted(set(ignored) - known)
+    if unknown:
+        raise UsageError(f"ignored names {unknown[0]!r}, which the module does not have")
+    if not trained:
+        raise UsageError("the module has no parameter that requires a gradient: there is nothing to reduce")
+    for name, parameter in trained.items():
+        if owner_of(parameter) is not None:
+            raise UsageError(
+                f"parameter {name!r} belongs to a replicated module already: replicate the outer one only"
+            )
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise UsageError(f"parameter {name!r} has no shape yet: run the module once before replicate()")
+        if parameter.device.type == "meta":
+            raise UsageError(
+                f"parameter {name!r} is on the meta device: load or initialise it before replicate()"
+            )
+    for name, child in module.named_modules():
+        if isinstance(child, (nn.Embedding, nn.EmbeddingBag)) and child.sparse:
+            weight = f"{name}.weight" if name else "weight"
+            if weight in trained:
+                raise UsageError(
+                    f"{weight!r} has sparse gradients, and buckets are dense: build the embedding with "
+                    f"sparse=False, or leave it out with ignored=[{weight!r}] and reduce it yourself"
+                )

@@ -1,0 +1,80 @@
+"""Parameters and buffers as they are on rank 0."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from partita.errors import SignatureMismatch
+from partita.runtime import Comm
+
+__all__ = ["StateBroadcast"]
+
+
+class StateBroadcast:
+    """Overwrites tensors with those of rank 0; tensors of one kind travel together.
+
+    Args:
+        tensors: the same kinds, in the same order, on every rank.
+    """
+
+    def __init__(self, comm: Comm, tensors: Sequence[torch.Tensor]) -> None:
+        self._comm = comm
+        self._kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+        for tensor in tensors:
+            if tensor.numel():
+                self._kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+
+    def run(self) -> None:
+        """Broadcast. Collective."""
+        if self._comm.size == 1:
+            return
+        with torch.no_grad():
+            under_way = []
+            for tensors in self._kinds.values():
+                flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+                under_way.append((tensors, flat, self._comm.broadcast(_plain(flat), 0)))
+            for tensors, flat, handle in under_way:
+                handle.wait()
+                if self._comm.rank != 0:
+                    _unpack(flat, tensors)
+
+    def check(self, names: Sequence[str]) -> None:
+        """Compare with rank 0. Collective.
+
+        Args:
+            names: for the message; unused where all are equal.
+
+        Raises:
+            SignatureMismatch: values differ; on every rank.
+        """
+        wrong = None
+        with torch.no_grad():
+            for (dtype, _), tensors in self._kinds.items():
+                flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+                other = flat.clone()
+                self._comm.broadcast(_plain(other), 0).wait()
+                if not torch.equal(flat, other) and wrong is None:
+                    wrong = str(dtype).removeprefix("torch.")
+        found = self._comm.all_gather_object(wrong)
+        for rank, dtype_name in enumerate(found):
+            if dtype_name is not None:
+                raise SignatureMismatch(
+                    f"parameters or buffers ({dtype_name}, {len(names)} in all) of rank {rank} have other "
+                    f"values "
+                    "than those of rank 0: load the same checkpoint, or pass initial='broadcast'"
+                )
+
+
+def _plain(flat: torch.Tensor) -> torch.Tensor:
+    if flat.dtype == torch.bool:
+        return flat.view(torch.uint8)
+    return torch.view_as_real(flat) if flat.is_complex() else flat
+
+
+def _unpack(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+    offset = 0
+    for tensor in tensors:
+        tensor.copy_(flat[offset : offset + tensor.numel()].view(tensor.shape))
+        offset += tensor.numel()

@@ -1,0 +1,120 @@
+"""What ranks do in tests of what goes wrong: each returns the text of the error it got, or what it saw."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import torch
+from tests.ddp import models
+from tests.ddp.models import batch, loss_of, seeded
+from tests.ddp.scenarios import TINY_MB
+from torch import nn
+
+from partita.ddp import partita_ddp, replicate
+from partita.runtime import Comm
+
+
+def text_of(function: Any, *args: Any, **kwargs: Any) -> str:
+    try:
+        function(*args, **kwargs)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+class ByRank(nn.Module):
+    """Every rank computes something else."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.body = models.mlp()
+        self.rank = rank
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.body(x)
+        return x.sin() if self.rank else x.cos()
+
+
+def disagreements(comm: Comm) -> dict[str, str]:
+    torch.set_num_threads(1)
+    found = {}
+    found["shape"] = text_of(replicate, nn.Linear(3, 3 + comm.rank))
+    names = ("a", "b") if comm.rank else ("b", "a")
+    found["names"] = text_of(replicate, nn.ModuleDict({name: nn.Linear(2, 2) for name in names}))
+    torch.manual_seed(comm.rank)
+    found["values"] = text_of(replicate, nn.Linear(3, 3), initial="check")
+    module = replicate(seeded(lambda: ByRank(comm.rank)), inner="aot_eager")
+    run = torch.compile(module, backend=partita_ddp)
+    found["graphs"] = text_of(lambda: loss_of(run(batch(0, comm.rank))).backward())
+    module.replication.close()
+    module = replicate(seeded(lambda: ByRank(comm.rank)), inner="aot_eager", check_graphs=False)
+    run = torch.compile(module, backend=partita_ddp)
+    found["graphs allowed"] = text_of(lambda: loss_of(run(batch(0, comm.rank))).backward())
+    module.replication.close()
+    module = replicate(seeded(lambda: ByRank(0)), inner="aot_eager")
+    run = torch.compile(module, backend=partita_ddp)
+    for step in range(3):
+        loss_of(run(batch(step, comm.rank))).backward()
+    module.rank = comm.rank  # rank 1 compiles another graph, later
+    found["graphs later"] = text_of(
+        lambda: [loss_of(run(batch(step, comm.rank))).backward() for step in range(3)]
+    )
+    module = replicate(seeded(models.mlp))
+    found["steps"] = text_of(_out_of_step, module, comm.rank)
+    found["raised"] = raising(comm)
+    return found
+
+
+def _out_of_step(module: Any, rank: int) -> None:
+    if rank:
+        with module.no_sync():
+            loss_of(module(batch(0, rank))).backward()
+    loss_of(module(batch(0, rank))).backward()
+    loss_of(module(batch(1, rank))).backward()
+    module.replication.close()
+
+
+def survivors(comm: Comm) -> tuple[str, float]:
+    """Rank 1 is killed between two steps; how the others learn of it, and after how many seconds."""
+    torch.set_num_threads(1)
+    module = replicate(seeded(models.mlp), bucket_cap_mb=TINY_MB, inner="aot_eager")
+    run = torch.compile(module, backend=partita_ddp)
+    for step in range(3):
+        loss_of(run(batch(step, comm.rank))).backward()
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    started = time.monotonic()
+    text = text_of(lambda: loss_of(run(batch(9, comm.rank))).backward())
+    return text, time.monotonic() - started
+
+
+def raising(comm: Comm) -> str:
+    """Rank 1 raises within its backward pass and goes on; at its next step all learn of it."""
+    module = replicate(seeded(models.mlp), bucket_cap_mb=TINY_MB)
+
+    def refuse(_gradient: torch.Tensor) -> None:
+        raise ValueError("not today")
+
+    if comm.rank == 1:
+        module[0].weight.register_hook(refuse)
+        text_of(lambda: loss_of(module(batch(0, 1))).backward())
+    return text_of(lambda: [loss_of(module(batch(step, comm.rank))).backward() for step in range(2)])
+
+
+def four_ranks(comm: Comm) -> float:
+    """The largest difference from torch's DDP."""
+    torch.set_num_threads(1)
+    wrapped = nn.parallel.DistributedDataParallel(seeded(models.mlp))
+    module: Any = replicate(seeded(models.mlp), bucket_cap_mb=TINY_MB, inner="aot_eager")
+    run = torch.compile(module, backend=partita_ddp)
+    worst = 0.0
+    for step in range(4):
+        for each in (wrapped, run):
+            each.zero_grad()
+            loss_of(each(batch(step, comm.rank))).backward()
+        for left, right in zip(wrapped.parameters(), module.parameters(), strict=True):
+            worst = max(worst, float((left.grad - right.grad).abs().max()))
+    return worst

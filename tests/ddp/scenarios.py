@@ -1,0 +1,460 @@
+"""What every rank of a world does to compare ``replicate`` with torch's DDP. Each scenario returns a
+difference, or an empty text.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tests.ddp import models
+from tests.ddp.models import batch, loss_of, seeded
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+
+from partita.ddp import bf16_compress, fp16_compress, partita_ddp, replicate
+from partita.runtime import Comm
+
+SCENARIOS: dict[str, Callable[[int], str]] = {}
+TINY_MB = 0.0005
+"""A few hundred bytes: several buckets even for the models here."""
+
+
+def scenario(function: Callable[[int], str]) -> Callable[[int], str]:
+    SCENARIOS[function.__name__] = function
+    return function
+
+
+def run_all(comm: Comm, names: list[str]) -> dict[str, str]:
+    torch.set_num_threads(1)
+    found = {}
+    for name in names:
+        torch._dynamo.reset()
+        try:
+            found[name] = SCENARIOS[name](comm.rank)
+        except Exception:
+            found[name] = traceback.format_exc()
+    return found
+
+
+Trainer = Callable[[Any, int], list[Any]]
+
+
+def gradients(module: nn.Module) -> list[torch.Tensor | None]:
+    return [None if p.grad is None else p.grad.clone() for p in module.parameters()]
+
+
+def ordinary(module: Any, rank: int) -> list[Any]:
+    """Four steps of plain training; the gradients of each, and the state at the end."""
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    seen: list[Any] = []
+    for step in range(4):
+        optimizer.zero_grad()
+        loss_of(module(batch(step, rank))).backward()
+        seen += gradients(module)
+        optimizer.step()
+    return [*seen, *(value.clone() for value in module.state_dict().values())]
+
+
+def difference(expected: list[Any], found: list[Any]) -> str:
+    if len(expected) != len(found):
+        return f"{len(expected)} values expected, got {len(found)}"
+    for number, (left, right) in enumerate(zip(expected, found, strict=True)):
+        if left is None or right is None:
+            if left is not right:
+                return f"value {number}: {left} expected, got {right}"
+        elif left.stride() != right.stride() or not torch.equal(left, right):
+            return f"value {number}: {left} of strides {left.stride()}, {right} of {right.stride()}"
+    return ""
+
+
+def compare(
+    make: Callable[[], nn.Module],
+    rank: int,
+    train: Trainer = ordinary,
+    *,
+    ways: tuple[str, ...] = ("eager", "compiled"),
+    ddp: dict[str, Any] | None = None,
+    hook: Any = None,
+    dynamic: bool | None = None,
+    **options: Any,
+) -> str:
+    """Train under DDP and under replicate, eager and compiled, from the same start."""
+    reference = DistributedDataParallel(seeded(make), bucket_cap_mb=1, **(ddp or {}))
+    if hook is not None:
+        reference.register_comm_hook(None, hook)
+    expected = train(reference, rank)
+    for way in ways:
+        module: Any = replicate(seeded(make), bucket_cap_mb=TINY_MB, inner="aot_eager", **options)
+        assert list(module.state_dict()) == list(reference.module.state_dict())
+        run = module if way == "eager" else torch.compile(module, backend=partita_ddp, dynamic=dynamic)
+        found = difference(expected, train(run, rank))
+        if len(module.replication.reducer.buckets) < 2:
+            return "a single bucket tests little"
+        module.replication.close()
+        if found:
+            return f"{way}: {found}"
+    return ""
+
+
+@scenario
+def plain(rank: int) -> str:
+    return compare(models.mlp, rank)
+
+
+@scenario
+def inductor(rank: int) -> str:
+    """Kernels that are fused otherwise add in another order, so this is equal but for rounding."""
+    with torch._dynamo.config.patch(optimize_ddp=False):
+        reference = DistributedDataParallel(seeded(models.mlp), bucket_cap_mb=1)
+        expected = ordinary(torch.compile(reference), rank)
+    module = replicate(seeded(models.mlp), bucket_cap_mb=TINY_MB)
+    found = ordinary(torch.compile(module, backend=partita_ddp), rank)
+    for left, right in zip(expected, found, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-6, atol=1e-7)
+    return ""
+
+
+@scenario
+def strides(rank: int) -> str:
+    return compare(models.Transposed, rank, ddp={"find_unused_parameters": True})
+
+
+@scenario
+def kept_gradients(rank: int) -> str:
+    """Gradients that are set to zero, not to None, stay the same tensors."""
+
+    def train(module: Any, rank: int) -> list[Any]:
+        seen: list[Any] = []
+        for step in range(4):
+            before = [p.grad for p in module.parameters()]
+            module.zero_grad(set_to_none=False)
+            loss_of(module(batch(step, rank))).backward()
+            if step and any(p.grad is not b for p, b in zip(module.parameters(), before, strict=True)):
+                raise AssertionError("another tensor")
+            seen += gradients(module)
+        return seen
+
+    return compare(models.mlp, rank, train)
+
+
+@scenario
+def retained_gradients(rank: int) -> str:
+    """A gradient that the user keeps does not change in the next step."""
+
+    def train(module: Any, rank: int) -> list[Any]:
+        kept, seen = [], []
+        for step in range(4):
+            module.zero_grad()
+            loss_of(module(batch(step, rank))).backward()
+            kept += [p.grad for p in module.parameters()]
+            seen += gradients(module)
+        assert all(torch.equal(a, b) for a, b in zip(kept, seen, strict=True))
+        return seen
+
+    return compare(models.mlp, rank, train)
+
+
+@scenario
+def accumulation(rank: int) -> str:
+    """Passes that are not synchronised, and passes that are, without zero_grad in between."""
+
+    def train(module: Any, rank: int) -> list[Any]:
+        seen: list[Any] = []
+        for step in range(9):
+            if step == 5:
+                module.zero_grad()
+            sync = step % 3 == 2 or step > 6
+            with nullcontext() if sync else module.no_sync():
+                loss_of(module(batch(step, rank))).backward()
+            if sync:
+                seen += gradients(module)
+        return seen
+
+    return compare(models.mlp, rank, train)
+
+
+@scenario
+def local_gradients(rank: int) -> str:
+    """Within no_sync nothing is reduced."""
+
+    def train(module: Any, rank: int) -> list[Any]:
+        with module.no_sync():
+            loss_of(module(batch(0, rank))).backward()
+        return gradients(module)
+
+    return compare(models.mlp, rank, train)
+
+
+@scenario
+def unused_always(rank: int) -> str:
+    return compare(models.WithUnused, rank, ddp={"find_unused_parameters": True})
+
+
+@scenario
+def unused_by_step_and_rank(rank: int) -> str:
+    def train(module: Any, rank: int) -> list[Any]:
+        inside = module.module if isinstance(module, DistributedDataParallel) else module
+        seen: list[Any] = []
+        for step in range(8):
+            inside.which = (step // 2 if step % 2 else step // 2 + rank) % 3
+            module.zero_grad()
+            loss_of(module(batch(step, rank))).backward()
+            seen += gradients(module)
+        return seen
+
+    return compare(models.Branching, rank, train, ddp={"find_unused_parameters": True}, check_graphs=False)
+
+
+@scenario
+def graph_break(rank: int) -> str:
+    return compare(models.Broken, rank)
+
+
+@scenario
+def tied_across_a_graph_break(rank: int) -> str:
+    return compare(lambda: models.Broken(tied=True), rank)
+
+
+@scenario
+def tied(rank: int) -> str:
+    return compare(models.Tied, rank)
+
+
+@scenario
+def mixed_dtypes(rank: int) -> str:
+    return compare(models.Mixed, rank)
+
+
+@scenario
+def buffers(rank: int) -> str:
+    return compare(models.Normed, rank)
+
+
+@scenario
+def fp16_hook(rank: int) -> str:
+    return compare(models.mlp, rank, hook=default_hooks.fp16_compress_hook, comm_hook=fp16_compress)
+
+
+@scenario
+def bf16_hook(rank: int) -> str:
+    """DDP refuses torch's hook where there is no GPU, though gloo sums bfloat16; by another name it takes
+    it.
+    """
+
+    def as_theirs(state, bucket):  # type: ignore[no-untyped-def]  # DDP reads annotations, but not as text
+        return default_hooks.bf16_compress_hook(state, bucket)
+
+    return compare(models.mlp, rank, hook=as_theirs, comm_hook=bf16_compress)
+
+
+@scenario
+def checkpointed_blocks(rank: int) -> str:
+    return compare(models.Checkpointed, rank)
+
+
+@scenario
+def checkpointed_whole(rank: int) -> str:
+    return compare(lambda: models.Checkpointed(whole=True), rank)
+
+
+@scenario
+def reentrant_checkpoints(rank: int) -> str:
+    def train(module: Any, rank: int) -> list[Any]:
+        seen: list[Any] = []
+        for step in range(3):
+            module.zero_grad()
+            loss_of(module(batch(step, rank).requires_grad_())).backward()
+            seen += gradients(module)
+        return seen
+
+    return compare(lambda: models.Checkpointed(reentrant=True), rank, train, ways=("eager",))
+
+
+@scenario
+def autocast(rank: int) -> str:
+    def train(module: Any, rank: int) -> list[Any]:
+        seen: list[Any] = []
+        for step in range(3):
+            module.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = loss_of(module(batch(step, rank)))
+            loss.backward()
+            seen += gradients(module)
+        return seen
+
+    return compare(models.mlp, rank, train)
+
+
+@scenario
+def dynamic_shapes(rank: int) -> str:
+    """Other sizes on other ranks and in other steps."""
+
+    def train(module: Any, rank: int) -> list[Any]:
+        seen: list[Any] = []
+        for step, rows in enumerate((6, 5, 9, 6, 7)):
+            module.zero_grad()
+            loss_of(module(batch(step, rank, rows + 2 * rank))).backward()
+            seen += gradients(module)
+        return seen
+
+    return compare(models.mlp, rank, train, dynamic=True) or compare(models.mlp, rank, train)
+
+
+@scenario
+def part_of_the_outputs(rank: int) -> str:
+    def train(module: Any, rank: int) -> list[Any]:
+        seen: list[Any] = []
+        for step in range(5):
+            module.zero_grad()
+            left, right, _ = module(batch(step, rank))
+            loss_of((left, right)[step % 2]).backward()
+            seen += gradients(module)
+        return seen
+
+    # a compiled graph gives zeros where DDP gives None to the head that is left out
+    return compare(models.TwoHeads, rank, train, ways=("eager",), ddp={"find_unused_parameters": True})
+
+
+@scenario
+def two_forwards(rank: int) -> str:
+    def train(module: Any, rank: int) -> list[Any]:
+        seen: list[Any] = []
+        for step in range(4):
+            module.zero_grad()
+            (loss_of(module(batch(step, rank))) + loss_of(module(batch(step + 50, rank)))).backward()
+            seen += gradients(module)
+        return seen
+
+    return compare(models.mlp, rank, train)
+
+
+@scenario
+def used_outside_too(rank: int) -> str:
+    """A penalty on the weights goes around the module."""
+
+    def train(module: Any, rank: int) -> list[Any]:
+        seen: list[Any] = []
+        for step in range(4):
+            module.zero_grad()
+            loss = loss_of(module(batch(step, rank))) + 0.1 * sum(
+                p.square().sum() for p in module.parameters()
+            )
+            loss.backward()
+            seen += gradients(module)
+        return seen
+
+    return compare(models.mlp, rank, train)
+
+
+@scenario
+def hooks_of_the_user(rank: int) -> str:
+    """Hooks on gradients see them before they are averaged."""
+
+    def train(module: Any, rank: int) -> list[Any]:
+        seen: list[Any] = []
+        parameters = list(module.parameters())
+        parameters[1].register_hook(lambda g: g.clamp(-0.001, 0.001))
+        parameters[2].register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
+        for step in range(4):
+            module.zero_grad()
+            loss_of(module(batch(step, rank))).backward()
+            seen += gradients(module)
+        return seen
+
+    return compare(models.mlp, rank, train)
+
+
+@scenario
+def backward_twice(rank: int) -> str:
+    """DDP leaves the second backward pass of one forward pass on its rank; here each is averaged."""
+    reference = seeded(models.TwoHeads)
+    for other in range(dist.get_world_size()):
+        left, right, _ = reference(batch(0, other))
+        for loss in (loss_of(left), loss_of(right) + loss_of(left)):
+            (loss / dist.get_world_size()).backward(retain_graph=True)
+    for way in ("eager", "compiled"):
+        module: Any = replicate(seeded(models.TwoHeads), bucket_cap_mb=TINY_MB, inner="aot_eager")
+        run = module if way == "eager" else torch.compile(module, backend=partita_ddp)
+        for _ in range(3):
+            module.zero_grad()
+            left, right, _ = run(batch(0, rank))
+            loss_of(left).backward(retain_graph=True)
+            (loss_of(right) + loss_of(left)).backward()
+            for mine, theirs in zip(module.parameters(), reference.parameters(), strict=True):
+                torch.testing.assert_close(mine.grad, theirs.grad)
+    wrapped = DistributedDataParallel(seeded(models.TwoHeads), find_unused_parameters=True)
+    left, right, _ = wrapped(batch(0, rank))
+    loss_of(left).backward(retain_graph=True)
+    (loss_of(right) + loss_of(left)).backward()
+    theirs_right = all(
+        torch.allclose(a.grad, b.grad)
+        for a, b in zip(wrapped.parameters(), reference.parameters(), strict=True)
+    )
+    return "torch has learnt it" if theirs_right else ""
+
+
+@scenario
+def gradients_without_backward(rank: int) -> str:
+    """``torch.autograd.grad`` stays on its rank: only rank 0 calls it."""
+    for way in ("eager", "compiled"):
+        plain = seeded(models.mlp)
+        module: Any = replicate(seeded(models.mlp), bucket_cap_mb=TINY_MB, inner="aot_eager")
+        run = module if way == "eager" else torch.compile(module, backend=partita_ddp)
+        for step in range(3):
+            loss_of(run(batch(step, rank))).backward()
+        module.zero_grad()
+        result = run(batch(9, rank))
+        if rank == 0:
+            expected = torch.autograd.grad(loss_of(plain(batch(9, rank))), list(plain.parameters()))
+            found = torch.autograd.grad(loss_of(result), list(module.parameters()))
+            if any(p.grad is not None for p in module.parameters()):
+                return "grad was filled"
+            if any(not torch.equal(a, b) for a, b in zip(expected, found, strict=True)):
+                return f"{way}: other gradients"
+    return ""
+
+
+@scenario
+def overlaps(rank: int) -> str:
+    """Buckets are sent before the backward pass is over, in the compiled graph."""
+    module: Any = replicate(seeded(lambda: models.mlp(6)), bucket_cap_mb=TINY_MB, inner="aot_eager")
+    ordinary(torch.compile(module, backend=partita_ddp), rank)
+    times = module.replication.reducer.last
+    end = times.backward_end_s - times.started_s
+    if sum(bucket.sent_s < end for bucket in times.buckets) < len(times.buckets) - 1:
+        return f"sent {[bucket.sent_s for bucket in times.buckets]}, end {end}"
+    ready = [bucket.ready_s for bucket in times.buckets]
+    return "" if ready == sorted(ready) and len(ready) > 4 else f"ready {ready}"
+
+
+@scenario
+def measured_plan(rank: int) -> str:
+    """Buckets from measurements, in the middle of training: other buckets, the same gradients."""
+
+    def train(module: Any, rank: int) -> list[Any]:
+        inside = getattr(module, "_orig_mod", module)
+        seen: list[Any] = []
+        for step in range(12):
+            if not isinstance(module, DistributedDataParallel):
+                if step == 2:
+                    block = inside.replication.measuring()
+                    block.__enter__()
+                if step == 8:
+                    block.__exit__(None, None, None)
+                    inside.replication.use(inside.replication.plan())
+            module.zero_grad()
+            loss_of(module(batch(step, rank))).backward()
+            seen += gradients(module)
+        if not isinstance(module, DistributedDataParallel):
+            rows = inside.replication.rows()
+            assert rows[0].sent_s is not None
+            assert "exposed" in str(inside.replication)
+        return seen
+
+    return compare(models.Mixed, rank, train)

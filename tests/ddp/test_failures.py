@@ -1,0 +1,77 @@
+"""Ranks that disagree, that die, that raise: every rank gets an error that says what to do, and none
+hangs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.ddp.failing import disagreements, four_ranks, survivors
+from tests.runtime import worlds
+from tests.runtime.worlds import ProcessWorld, endings
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _patience() -> Iterator[None]:
+    """Several processes start, each with a compiler, and the machine may be busy."""
+    before, worlds.LIMIT_S = worlds.LIMIT_S, 120.0
+    yield
+    worlds.LIMIT_S = before
+
+
+@pytest.fixture(scope="module")
+def texts(_patience: None) -> list[dict[str, str]]:
+    return ProcessWorld(2).run(disagreements)
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("shape", r"different models: 'weight' is float32 \(3, 3\) True on rank 0 and float32 \(4, 3\) True"),
+        ("names", "name the same parameters in another order"),
+        (
+            "values",
+            "parameters or buffers .float32, 2 in all. of rank 1 have other values than those of rank 0",
+        ),
+        (
+            "graphs",
+            r"(?s)rank 0 and rank 1 have compiled different backward graphs.*operator aten.cos.default",
+        ),
+        (
+            "graphs later",
+            r"(?s)rank 0 and rank 1 have compiled different backward graphs.*check_graphs=False",
+        ),
+    ],
+)
+def test_all_ranks_learn_what_they_disagree_about(
+    texts: list[dict[str, str]], case: str, message: str
+) -> None:
+    for found in texts:
+        assert found[case].startswith("SignatureMismatch")
+        with pytest.raises(AssertionError, match=message):
+            raise AssertionError(found[case])
+
+
+def test_ranks_may_compile_different_graphs_where_that_is_meant(texts: list[dict[str, str]]) -> None:
+    assert [found["graphs allowed"] for found in texts] == ["no error", "no error"]
+
+
+def test_a_rank_that_takes_fewer_steps_is_no_deadlock(texts: list[dict[str, str]]) -> None:
+    # rank 0 has two synchronised passes; so has rank 1, after one of its own: that is in order
+    assert [found["steps"] for found in texts] == ["no error", "no error"]
+
+
+def test_a_rank_that_raises_in_backward_and_goes_on_is_an_error_to_all(texts: list[dict[str, str]]) -> None:
+    assert texts[0]["raised"].startswith("PeerFailed: rank 1 failed in the backward pass before")
+    assert texts[1]["raised"].startswith("ExecutionError: the backward pass before did not come to its end")
+
+
+def test_a_rank_that_dies_is_an_error_to_the_others_within_ten_seconds() -> None:
+    text, seconds = endings(2, survivors)[0].result
+    assert text.startswith("PeerFailed: rank 1 died without a word")
+    assert seconds < 10
+
+
+def test_four_ranks_equal_torch_but_for_rounding() -> None:
+    assert max(ProcessWorld(4).run(four_ranks)) < 1e-6
