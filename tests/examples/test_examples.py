@@ -1,0 +1,57 @@
+"""The scripts in ``examples/`` run on two processes, and find themselves equal to the uncut model."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SCRIPTS = sorted(EXAMPLES.glob("*.py"))
+LIMIT_S = 170
+
+
+def _run(script: Path, processes: int = 2) -> str:
+    """What it prints; the whole process group goes if it takes too long."""
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(processes),
+    ]
+    with subprocess.Popen(
+        [*command, str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    ) as process:
+        try:
+            text, _ = process.communicate(timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    assert process.returncode == 0, text
+    return text
+
+
+def test_there_are_examples() -> None:
+    assert {script.name for script in SCRIPTS} == {"gpt.py", "translation_hf.py", "unet.py"}
+
+
+@pytest.mark.timeout(LIMIT_S + 10)
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def test_an_example_ends_equal_to_the_uncut_model(script: Path) -> None:
+    if script.stem.endswith("_hf") and importlib.util.find_spec("transformers") is None:
+        pytest.skip("transformers is not installed: pip install 'partita[hf]'")
+    text = _run(script)
+    assert text.count("equal to the uncut model's, bit for bit") == 2
+    assert "loss" in text

@@ -1,0 +1,64 @@
+"""The table of architectures is honest about what went wrong."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from tools import hf_table
+from tools.hf import page as pages
+from tools.hf.row import CELLS, Row
+from tools.hf.zoo import ZOO
+
+
+def _row(name: str, **cells: str) -> Row:
+    return Row(name, "decoder", "Model", cells=dict.fromkeys(CELLS, "") | cells, torch_own="equal")
+
+
+@pytest.fixture
+def _versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "version", lambda name: "1.2.3")
+
+
+def test_names_in_the_zoo_are_unique() -> None:
+    assert len({architecture.name for architecture in ZOO}) == len(ZOO) >= 40
+
+
+@pytest.mark.usefixtures("_versions")
+def test_the_page_counts_what_passed_and_says_why_the_rest_did_not() -> None:
+    text = pages.page([_row("good"), _row("bad", **{"4 eval": "ValueError: odd | number"})])
+    assert "**1 of 2 are equal in everything" in text
+    assert "- **bad** (4 eval): `ValueError: odd / number`" in text
+    assert "| good | `Model` | equal |" in text
+    assert "torch 1.2.3, transformers 1.2.3" in text
+
+
+@pytest.mark.usefixtures("_versions")
+def test_the_page_names_no_path_of_the_machine_that_made_it() -> None:
+    text = pages.page(
+        [_row("bad", **{"2 step": "at x = y  # /home/me/site-packages/transformers/models/a/b.py:3"})]
+    )
+    assert "/home/me" not in text
+    assert "…/a/b.py:3" in text
+
+
+def test_a_row_whose_process_dies_is_a_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script = tmp_path / "python"
+    script.write_text("#!/bin/sh\necho 'Segmentation fault' >&2\nexit 139\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    row = hf_table.run_row(ZOO[0], limit=60)
+    assert not row.passed
+    assert set(row.cells.values()) == {"exit status 139: Segmentation fault"}
+
+
+def test_a_row_that_takes_too_long_keeps_what_it_had(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    done = '{"name": "a", "family": "decoder", "model": "Model", "cells": {"2 train": ""}}'
+    script = tmp_path / "python"
+    script.write_text(f"#!/bin/sh\necho '{done}'\nexec sleep 600\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    row = hf_table.run_row(ZOO[0], limit=1)
+    assert row.cells["2 train"] == ""
+    assert row.cells["4 step"] == "not done after 1 s"

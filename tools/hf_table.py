@@ -1,0 +1,132 @@
+"""Cut Hugging Face architectures and write ``docs/models.md``: which are equal to the uncut model, which are
+not, and why.
+
+    python -m tools.hf_table                     all of them, two at a time; rewrites docs/models.md
+    python -m tools.hf_table --only llama --only t5     some; prints, writes nothing
+    python -m tools.hf_table --json rows.json    keep the rows as data; goes on where a run was stopped
+
+Each architecture has a process of its own with a time limit, so that a crash is a row and not the end.
+Needs the extra ``hf``: pip install 'partita[hf]'.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from tools.hf.page import page
+from tools.hf.row import CELLS, Row
+from tools.hf.zoo import ZOO, Architecture
+
+__all__ = ["main"]
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "models.md"
+
+
+def run_row(architecture: Architecture, limit: float) -> Row:
+    """The row of one architecture, made in a process of its own.
+
+    Args:
+        limit: seconds; what is not compared by then says so in its cell.
+    """
+    command = [sys.executable, "-m", "tools.hf.row", architecture.name]
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=limit, check=False
+        )
+        text, end = done.stdout, f"exit status {done.returncode}: {_last_line(done.stderr)}"
+    except subprocess.TimeoutExpired as expired:
+        text = expired.stdout.decode() if isinstance(expired.stdout, bytes) else expired.stdout or ""
+        end = f"not done after {limit:.0f} s"
+    lines = [line for line in text.splitlines() if line.startswith("{")]
+    row = (
+        Row(**json.loads(lines[-1]))
+        if lines
+        else Row(architecture.name, architecture.family, architecture.model)
+    )
+    for cell in CELLS:
+        row.cells.setdefault(cell, end)
+    row.torch_own = row.torch_own or end
+    return row
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else ""
+
+
+def main(
+    only: Annotated[
+        list[str] | None, typer.Option(help="An architecture; may be given several times.")
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Keep rows here; those found in it are not made again.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(help="How many at a time.")] = 2,
+    limit: Annotated[float, typer.Option(help="Seconds for one architecture.")] = 300.0,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the page here; docs/models.md for a run of all.")
+    ] = None,
+) -> None:
+    """Cut Hugging Face architectures in 2 and 4 stages and compare them with the uncut models."""
+    console = Console(stderr=True)
+    known = [architecture.name for architecture in ZOO]
+    unknown = [name for name in only or [] if name not in known]
+    if unknown:
+        console.print(f"there is no architecture {', '.join(unknown)}; there are {', '.join(known)}")
+        raise typer.Exit(2)
+    chosen = [architecture for architecture in ZOO if not only or architecture.name in only]
+    rows = _kept(json_file)
+    waiting = [architecture for architecture in chosen if architecture.name not in rows]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress, ThreadPoolExecutor(jobs) as pool:
+        task = progress.add_task("architectures", total=len(waiting))
+        for future in as_completed([pool.submit(run_row, architecture, limit) for architecture in waiting]):
+            row = future.result()
+            rows[row.name] = row
+            _keep(rows, json_file)
+            progress.advance(task)
+            progress.console.print(_told(row))
+    ordered = [rows[architecture.name] for architecture in chosen]
+    target = out or (None if only else PAGE)
+    if target is not None:
+        target.write_text(page(ordered), encoding="utf-8")
+    passed = sum(row.passed for row in ordered)
+    console.print(f"{passed} of {len(ordered)} equal to the uncut model in everything that was compared")
+
+
+def _kept(file: Path | None) -> dict[str, Row]:
+    if file is None or not file.exists():
+        return {}
+    return {row["name"]: Row(**row) for row in json.loads(file.read_text(encoding="utf-8"))}
+
+
+def _keep(rows: dict[str, Row], file: Path | None) -> None:
+    if file is not None:
+        file.write_text(json.dumps([asdict(row) for row in rows.values()], indent=1) + "\n", encoding="utf-8")
+
+
+def _told(row: Row) -> str:
+    if row.passed:
+        return f"{row.name}: equal ({row.seconds:.0f} s)"
+    wrong = {text: cell for cell, text in reversed(row.cells.items()) if text}
+    return "\n".join([f"{row.name}:", *(f"  {cell}: {text[:300]}" for text, cell in wrong.items())])
+
+
+if __name__ == "__main__":
+    typer.run(main)
