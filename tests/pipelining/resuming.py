@@ -13,7 +13,7 @@ from tests.pipelining.running import cut
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from partita.pipelining import Pipe, PipelineStage, Schedule1F1B, UncutReference, keyed_graph
+from partita.pipelining import Pipe, Schedule1F1B, UncutReference, keyed_graph
 from partita.runtime import Comm, InProcessWorld
 
 CASE = TRANSFORMER
@@ -57,7 +57,7 @@ def stages_of(number: int, *, seed: int | None = None) -> Trained:
 
 def modules_of(stages: Sequence[Any]) -> list[nn.Module]:
     """Their modules; a whole model is its own."""
-    return [stage.module if isinstance(stage, PipelineStage) else stage for stage in stages]
+    return [stage if isinstance(stage, nn.Module) else stage.module for stage in stages]
 
 
 def whole(*, seed: int | None = None) -> Trained:
