@@ -122,3 +122,13 @@ def test_each_rank_starts_with_the_grad_mode_of_the_caller() -> None:
     with torch.no_grad():
         assert InProcessWorld(2).run(lambda comm: torch.is_grad_enabled()) == [False, False]
     assert InProcessWorld(1).run(lambda comm: torch.is_grad_enabled()) == [True]
+
+
+def test_ranks_use_as_many_threads_as_the_caller() -> None:
+    before = torch.get_num_threads()
+    try:
+        for number in (1, 3):
+            torch.set_num_threads(number)
+            assert InProcessWorld(2).run(lambda _comm: torch.get_num_threads()) == [number, number]
+    finally:
+        torch.set_num_threads(before)

@@ -81,7 +81,8 @@ class InProcessWorld:
     def run(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
         """Calls ``fn(comm, *args)`` once for each rank and returns the results by rank.
 
-        `args` are shared, not copied. Each thread starts with the caller's grad mode and context variables.
+        `args` are shared, not copied. Each thread starts with the caller's grad mode, context variables, and
+        number of threads for operators: some sum in another order with another number.
 
         Raises:
             DeadlockError: every rank that has not ended waits for another.
@@ -89,11 +90,12 @@ class InProcessWorld:
         """
         baton, board = Baton(self.size), _Board()
         results: list[Any] = [None] * self.size
-        grad = torch.is_grad_enabled()
+        grad, threads = torch.is_grad_enabled(), torch.get_num_threads()
 
         def body(rank: int) -> None:
             baton.take(rank)
             try:
+                torch.set_num_threads(threads)  # new threads start with the machine's
                 with torch.set_grad_enabled(grad):
                     results[rank] = fn(InProcessComm(baton, board, rank, self.size), *args)
             except BaseException as error:
