@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -132,3 +133,18 @@ def assert_same(found: Sequence[Record], expected: Record) -> None:
     for record in found:
         assert_equal(record.state, {name: expected.state[name] for name in record.state}, "state")
         assert_equal(record.gradients, {name: expected.gradients[name] for name in record.gradients}, "grad")
+
+
+def errors_of(size: int, body: Callable[[Comm], Any]) -> list[BaseException | None]:
+    """What each rank raises."""
+    found: list[BaseException | None] = [None] * size
+
+    def caught(comm: Comm) -> None:
+        try:
+            body(comm)
+        except Exception as error:
+            found[comm.rank] = error
+
+    with suppress(Exception):
+        InProcessWorld(size).run(caught)
+    return found

@@ -9,14 +9,13 @@ import pickle
 import re
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Any
 
 import pytest
 import torch
 from tests.pipelining.models import CALLED, CASES, PLAIN, REUSED, SKIP, TRANSFORMER, WIDTH, Case, Noisy
-from tests.pipelining.running import Record, assert_same, cut, piped, train, uncut
+from tests.pipelining.running import Record, assert_same, cut, errors_of, piped, train, uncut
 from tests.runtime.worlds import endings
 from torch import Tensor, nn
 from torch.distributed.pipelining.schedules import get_schedule_class as get_their_class
@@ -162,27 +161,13 @@ def test_processes_equal_the_uncut_model_under_schedules_with_several_stages() -
 # --- what is refused, and what fails ---
 
 
-def _errors(size: int, body: Callable[[Comm], Any]) -> list[BaseException | None]:
-    found: list[BaseException | None] = [None] * size
-
-    def caught(comm: Comm) -> None:
-        try:
-            body(comm)
-        except Exception as error:
-            found[comm.rank] = error
-
-    with suppress(Exception):
-        InProcessWorld(size).run(caught)
-    return found
-
-
 @pytest.mark.parametrize("name", ["ZBVZeroBubble", "DualPipeV"])
 def test_a_placement_that_a_schedule_can_not_serve_says_what_to_build(name: str) -> None:
     def body(comm: Comm) -> None:
         stages = [_pipe(PLAIN, 4).build_stage(2 * index + comm.rank, comm=comm) for index in range(2)]
         get_schedule_class(name)(stages, 4, PLAIN.loss)
 
-    for error in _errors(2, body):
+    for error in errors_of(2, body):
         assert isinstance(error, ScheduleError)
         text = (
             r"with the placement \(0, 1, 0, 1\): .* build stages r and 3 - r on rank r, or take Interleaved"
@@ -195,7 +180,7 @@ def test_dualpipe_with_fewer_microbatches_than_stages_is_refused() -> None:
         stages = [_pipe(PLAIN, 4).build_stage(stage, comm=comm) for stage in (comm.rank, 3 - comm.rank)]
         get_schedule_class("DualPipeV")(stages, 3, PLAIN.loss)
 
-    for error in _errors(2, body):
+    for error in errors_of(2, body):
         assert "DualPipeV with 3 microbatches on 4 stages: give at least 4" in str(error)
 
 
@@ -216,7 +201,7 @@ def test_a_failure_in_half_a_backward_pass_is_named_on_every_rank(half: str) -> 
         finally:
             assert all(stage.in_flight == 0 for stage in stages)
 
-    first, second = _errors(2, body)
+    first, second = errors_of(2, body)
     assert isinstance(first, PeerFailed)
     assert re.search(rf"rank 1 failed in stage 2, microbatch 1, action 2{half}1: .*not finite", str(first))
     assert isinstance(second, ValueError)
@@ -308,9 +293,9 @@ def test_a_schedule_for_other_stages_or_ranks_is_refused() -> None:
     def body(text: str, comm: Comm) -> None:
         CustomSchedule(_pipe(PLAIN, 2).build_stage(comm.rank, comm=comm), text, PLAIN.loss)
 
-    for error in _errors(2, partial(body, "1F0,1B0\n0F0,0B0\n")):
+    for error in errors_of(2, partial(body, "1F0,1B0\n0F0,0B0\n")):
         assert "has stage 0 on rank 1, but it was built on rank 0: build it there, or move" in str(error)
-    for error in _errors(2, partial(body, "0F0,0B0,2F0,2B0\n1F0,1B0\n")):
+    for error in errors_of(2, partial(body, "0F0,0B0,2F0,2B0\n1F0,1B0\n")):
         assert "is for 3 stages, but the model was cut into 2: cut it into as many" in str(error)
 
 

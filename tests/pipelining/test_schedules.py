@@ -2,14 +2,12 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import pytest
 import torch
 from tests.pipelining.models import MASK, NORMED, OUTPUTS, PLAIN, TRANSFORMER, WIDTH, Case, first_loss
-from tests.pipelining.running import assert_equal, cut, piped, uncut
+from tests.pipelining.running import assert_equal, cut, errors_of, piped, uncut
 from torch import Tensor, nn
 
 from partita.errors import ExecutionError, MicrobatchError, PeerFailed, ScheduleError, SignatureMismatch
@@ -26,21 +24,6 @@ from partita.pipelining import (
     pipeline,
 )
 from partita.runtime import Comm, InProcessWorld, Replicate, TensorChunkSpec, Tracer
-
-
-def _errors(size: int, body: Callable[[Comm], Any]) -> list[BaseException | None]:
-    """What each rank raises."""
-    found: list[BaseException | None] = [None] * size
-
-    def caught(comm: Comm) -> None:
-        try:
-            body(comm)
-        except Exception as error:
-            found[comm.rank] = error
-
-    with suppress(Exception):
-        InProcessWorld(size).run(caught)
-    return found
 
 
 def _stage(pipe: Pipe, comm: Comm) -> PipelineStage:
@@ -296,22 +279,22 @@ def test_settings_that_differ_are_an_error_on_both_ranks(
 
     (name, values), *_ = settings.items()
     said = [value.kind if name == "kind" else value for value in values]
-    for rank, error in enumerate(_errors(2, body)):
+    for rank, error in enumerate(errors_of(2, body)):
         assert isinstance(error, (SignatureMismatch, PeerFailed))
         assert any(text.format(value) in str(error) for value in said), (rank, error)
 
 
 def test_stages_of_different_cuts_are_an_error_on_both_ranks() -> None:
     pipes = (cut(PLAIN, 2), pipeline(PLAIN.model(), PLAIN.data(4)[0], split_spec={"b": SplitPoint.END}))
-    for error in _errors(2, lambda comm: ScheduleGPipe(_stage(pipes[comm.rank], comm), 4, PLAIN.loss)):
+    for error in errors_of(2, lambda comm: ScheduleGPipe(_stage(pipes[comm.rank], comm), 4, PLAIN.loss)):
         assert "hold stages of different cuts: cut the same model in the same way on both" in str(error)
 
 
 def test_a_missing_or_doubled_stage_is_an_error_on_all_ranks() -> None:
     pipe = cut(PLAIN, 3)
-    for error in _errors(2, lambda comm: ScheduleGPipe(_stage(pipe, comm), 4)):
+    for error in errors_of(2, lambda comm: ScheduleGPipe(_stage(pipe, comm), 4)):
         assert "no rank holds stage 2: build all of the 3 stages, several on a rank if need be" in str(error)
-    for error in _errors(2, lambda comm: ScheduleGPipe(pipe.build_stage(0, comm=comm), 4)):
+    for error in errors_of(2, lambda comm: ScheduleGPipe(pipe.build_stage(0, comm=comm), 4)):
         assert "stage 0 is on rank 0 and on rank 1: build each stage once" in str(error)
 
 
@@ -333,7 +316,7 @@ def test_ranks_that_are_about_to_do_different_things_say_so(calls: tuple[str, st
         schedule = ScheduleGPipe(stage, 4, PLAIN.loss)
         (schedule.eval if call == "eval" else schedule.step)(*args, target=target)
 
-    first, last = _errors(2, body)
+    first, last = errors_of(2, body)
     assert isinstance(first, SignatureMismatch)
     assert text in str(first)
     assert isinstance(last, (SignatureMismatch, PeerFailed))
@@ -348,7 +331,7 @@ def test_one_rank_more_steps_than_the_other_is_no_hang() -> None:
         for _ in range(1 + comm.rank):
             _step(schedule, PLAIN)
 
-    errors = _errors(2, body)
+    errors = errors_of(2, body)
     assert errors[0] is None
     assert isinstance(errors[1], PeerFailed)
     assert "rank 0 left" in str(errors[1])
@@ -357,13 +340,13 @@ def test_one_rank_more_steps_than_the_other_is_no_hang() -> None:
 def test_a_batch_of_the_wrong_size_names_shapes_and_reaches_all_ranks() -> None:
     pipe = cut(PLAIN, 2, dynamic_shapes=False)
     text = r"microbatch 0 brings float32[3, 8] for x: float32[2, 8]: give what the model was captured with"
-    for error in _errors(2, lambda comm: _step(ScheduleGPipe(_stage(pipe, comm), 4, PLAIN.loss), PLAIN, 9)):
+    for error in errors_of(2, lambda comm: _step(ScheduleGPipe(_stage(pipe, comm), 4, PLAIN.loss), PLAIN, 9)):
         assert text in str(error)
 
 
 def test_a_batch_smaller_than_the_microbatches_is_refused() -> None:
     pipe = cut(PLAIN, 1)
-    (error,) = _errors(1, lambda comm: _step(ScheduleGPipe(_stage(pipe, comm), 4, PLAIN.loss), PLAIN, 3))
+    (error,) = errors_of(1, lambda comm: _step(ScheduleGPipe(_stage(pipe, comm), 4, PLAIN.loss), PLAIN, 3))
     assert isinstance(error, MicrobatchError)
 
 
@@ -382,7 +365,7 @@ def test_a_batch_smaller_than_the_microbatches_is_refused() -> None:
 )
 def test_a_loss_that_can_not_be_used_says_why(loss: Any, text: str) -> None:
     pipe = cut(PLAIN, 2)
-    for error in _errors(2, lambda comm: _step(ScheduleGPipe(_stage(pipe, comm), 4, loss), PLAIN)):
+    for error in errors_of(2, lambda comm: _step(ScheduleGPipe(_stage(pipe, comm), 4, loss), PLAIN)):
         assert isinstance(error, (ExecutionError, PeerFailed))
         assert text in str(error)
 
@@ -396,7 +379,7 @@ def test_parameters_frozen_after_the_cut_are_refused() -> None:
             stage.module.requires_grad_(False)
         _step(ScheduleGPipe(stage, 4, PLAIN.loss), PLAIN)
 
-    for error in _errors(2, body):
+    for error in errors_of(2, body):
         assert (
             "stage 0 makes linear: float32[2, 8], but the pipeline was cut for linear: float32[2, 8], with"
             in str(error)
@@ -411,7 +394,7 @@ def test_a_tied_parameter_frozen_after_the_cut_is_refused() -> None:
         stage.module.get_parameter("embedding.weight").requires_grad_(False)
         _step(ScheduleGPipe(stage, 4, TRANSFORMER.loss), TRANSFORMER)
 
-    for error in _errors(2, body):
+    for error in errors_of(2, body):
         assert (
             "the tied parameter 'head.weight' was trained when the pipeline was cut, and is not now"
             in str(error)
@@ -425,7 +408,7 @@ def test_an_input_that_wants_a_gradient_the_example_did_not_is_refused() -> None
         schedule = ScheduleGPipe(_stage(pipe, comm), 4, PLAIN.loss)
         schedule.step(torch.randn(8, WIDTH, requires_grad=True), target=torch.zeros(8, WIDTH))
 
-    (error,) = _errors(1, body)
+    (error,) = errors_of(1, body)
     assert "the input 'x' wants a gradient, but the pipeline was cut with an example that does not" in str(
         error
     )
@@ -440,7 +423,7 @@ def test_an_error_in_a_stage_names_rank_stage_microbatch_and_action_on_every_ran
             raise KeyError("weights")
         return PLAIN.loss(output, target)
 
-    first, last = _errors(2, lambda comm: _step(ScheduleGPipe(_stage(pipe, comm), 4, loss), PLAIN))
+    first, last = errors_of(2, lambda comm: _step(ScheduleGPipe(_stage(pipe, comm), 4, loss), PLAIN))
     assert isinstance(first, PeerFailed)
     assert first.rank == 1
     assert "rank 1 failed in stage 1, microbatch 2, action 1F2: KeyError: 'weights'" in str(first)

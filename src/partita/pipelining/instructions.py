@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import torch
@@ -18,7 +19,17 @@ from partita.pipelining.step import StepState
 from partita.planning import Action, ActionKind
 from partita.runtime import Comm, keyed
 
-__all__ = ["Backward", "Call", "Forward", "InputBackward", "Instruction", "Receive", "Send", "WeightBackward"]
+__all__ = [
+    "Backward",
+    "Call",
+    "Forward",
+    "InputBackward",
+    "Instruction",
+    "Message",
+    "Receive",
+    "Send",
+    "WeightBackward",
+]
 
 LossFunction = Callable[[Any, Any], Tensor]
 
@@ -154,44 +165,50 @@ class WeightBackward:
             self._stage.backward_weight(self._microbatch)
 
 
-class Send:
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What goes from one rank to another for one microbatch.
+
+    Attributes:
+        rank: the other one.
+        values: what the message is made of, each with its tag.
+        mask_tag: where some of them may be missing.
+    """
+
+    action: Action
+    microbatch: int
+    step: StepState
+    comm: Comm
+    rank: int
+    values: Sequence[tuple[Value, int]]
+    mask_tag: int | None
+
+
+class _Transfer:
+    """What sending and receiving have in common: the message, laid out for the step."""
+
+    __slots__ = ("_comm", "_mask_tag", "_microbatch", "_rank", "_step", "_values", "action", "inbox")
+
+    def __init__(self, message: Message) -> None:
+        self.action = message.action
+        self.inbox: Inbox | None = None
+        self._microbatch = message.microbatch
+        self._step = message.step
+        self._comm = message.comm
+        self._rank = message.rank
+        self._values = tuple((value.name, value, tag) for value, tag in message.values)
+        self._mask_tag = message.mask_tag
+
+
+class Send(_Transfer):
     """SEND_F or SEND_B: starts sending, and leaves."""
 
-    __slots__ = (
-        "_comm",
-        "_mask_tag",
-        "_microbatch",
-        "_outbox",
-        "_rank",
-        "_step",
-        "_values",
-        "action",
-        "inbox",
-    )
+    __slots__ = ("_outbox",)
 
-    def __init__(
-        self,
-        action: Action,
-        microbatch: int,
-        step: StepState,
-        comm: Comm,
-        rank: int,
-        outbox: Outbox,
-        values: Sequence[tuple[Value, int]],
-        mask_tag: int | None,
-    ) -> None:
-        """``values``: what the message is made of, each with its tag; ``mask_tag``: where some may be
-        missing.
-        """
-        self.action = action
-        self.inbox: Inbox | None = None
-        self._microbatch = microbatch
-        self._step = step
-        self._comm = comm
-        self._rank = rank
+    def __init__(self, message: Message, outbox: Outbox) -> None:
+        """``outbox``: where the values wait."""
+        super().__init__(message)
         self._outbox = outbox
-        self._values = tuple((value.name, value, tag) for value, tag in values)
-        self._mask_tag = mask_tag
 
     def run(self) -> None:
         outbox, send, rank, sends = self._outbox, self._comm.send, self._rank, self._step.sends
@@ -208,7 +225,7 @@ class Send:
         self._step.trim()
 
 
-class Receive:
+class Receive(_Transfer):
     """RECV_F or RECV_B: makes room, and starts receiving.
 
     Room is made when the receive is posted and belongs to whoever takes the value: autograd keeps some of it
@@ -216,43 +233,14 @@ class Receive:
     last user lets go.
     """
 
-    __slots__ = (
-        "_comm",
-        "_gradients",
-        "_mask_tag",
-        "_microbatch",
-        "_names",
-        "_rank",
-        "_step",
-        "_to",
-        "_values",
-        "action",
-        "inbox",
-    )
+    __slots__ = ("_gradients", "_names", "_to")
 
-    def __init__(
-        self,
-        action: Action,
-        microbatch: int,
-        step: StepState,
-        comm: Comm,
-        rank: int,
-        to: Inbox,
-        values: Sequence[tuple[Value, int]],
-        mask_tag: int | None,
-    ) -> None:
-        """As for `Send`; ``to``: who takes it."""
-        self.action = action
-        self.inbox: Inbox | None = None
-        self._microbatch = microbatch
-        self._step = step
-        self._comm = comm
-        self._rank = rank
+    def __init__(self, message: Message, to: Inbox) -> None:
+        """``to``: who takes it."""
+        super().__init__(message)
         self._to = to
-        self._values = tuple((value.name, value, tag) for value, tag in values)
-        self._names = [value.name for value, _ in values]
-        self._mask_tag = mask_tag
-        self._gradients = action.kind is ActionKind.RECV_B
+        self._names = [name for name, _, _ in self._values]
+        self._gradients = self.action.kind is ActionKind.RECV_B
 
     def run(self) -> None:
         to, receive, rank, stage = self._to, self._comm.recv, self._rank, self.action.stage

@@ -13,6 +13,7 @@ from partita.pipelining.instructions import (
     Forward,
     InputBackward,
     Instruction,
+    Message,
     Receive,
     Send,
     WeightBackward,
@@ -116,11 +117,10 @@ class Program:
         values = [(self._value(name), self._tag(name, pair, microbatch)) for name in names]
         masked = which == "G" and self._routes.masked
         mask_tag = self._tag(MASK, pair, microbatch) if masked else None
+        message = Message(action, microbatch, self.step, self._comm, rank, values, mask_tag)
         if action.is_send:
-            outbox = self._outbox(which, stage, other, microbatch)
-            return Send(action, microbatch, self.step, self._comm, rank, outbox, values, mask_tag)
-        inbox = self._inbox(which, stage, microbatch)
-        return Receive(action, microbatch, self.step, self._comm, rank, inbox, values, mask_tag)
+            return Send(message, self._outbox(which, stage, other, microbatch))
+        return Receive(message, self._inbox(which, stage, microbatch))
 
     def _delivery(self, which: str, stage: int, microbatch: int) -> Delivery:
         targets: dict[str, tuple[list[Inbox], list[Outbox]]] = {}

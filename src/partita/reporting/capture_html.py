@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from partita.reporting.capture_report import CaptureReport
 from partita.reporting.capture_tables import operator_list
+from partita.reporting.pages import environment
 from partita.reporting.units import format_count, format_seconds, format_share
 
 __all__ = ["render_capture_html"]
@@ -20,18 +19,6 @@ def render_capture_html(report: CaptureReport) -> str:
     return _ENVIRONMENT.get_template("capture.html.j2").render(report=report, share=share)
 
 
-def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("partita.reporting"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(
-        count=format_count, operators=operator_list, seconds=format_seconds, share=format_share
-    )
-    return environment
-
-
-_ENVIRONMENT = _environment()
+_ENVIRONMENT = environment(
+    count=format_count, operators=operator_list, seconds=format_seconds, share=format_share
+)

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from partita.reporting.data import Figure, RunReport, StageRow, Timeline
 from partita.reporting.gantt_chart import gantt_chart
 from partita.reporting.loss_chart import difference_summary, loss_chart, thin_out
+from partita.reporting.pages import environment
 from partita.reporting.palette import KINDS, hexadecimal, kind_style
 from partita.reporting.units import (
     format_bytes,
@@ -113,23 +113,11 @@ def _legend(timelines: Sequence[Timeline]) -> list[tuple[str, str]]:
     return [(style.name, hexadecimal(style.colour)) for style in map(kind_style, ordered)]
 
 
-def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("partita.reporting"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(
-        bytes=format_bytes,
-        count=format_count,
-        loss=format_loss,
-        number=format_number,
-        seconds=format_seconds,
-        share=format_share,
-    )
-    return environment
-
-
-_ENVIRONMENT = _environment()
+_ENVIRONMENT = environment(
+    bytes=format_bytes,
+    count=format_count,
+    loss=format_loss,
+    number=format_number,
+    seconds=format_seconds,
+    share=format_share,
+)
