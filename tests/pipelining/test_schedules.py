@@ -353,7 +353,6 @@ def test_a_batch_smaller_than_the_microbatches_is_refused() -> None:
 @pytest.mark.parametrize(
     ("loss", "text"),
     [
-        (None, r"step() needs a loss: pass loss_fn to the schedule, or call eval()"),
         (
             lambda output, target: output - target,
             "loss_fn returns a tensor of shape [2, 8]: return one number",
@@ -361,13 +360,63 @@ def test_a_batch_smaller_than_the_microbatches_is_refused() -> None:
         (lambda output, target: 3.0, "loss_fn returns float: return a tensor of one number"),
         (lambda output, target: target.sum(), "the loss does not depend on any parameter that is trained"),
     ],
-    ids=["none", "not scalar", "not a tensor", "constant"],
+    ids=["not scalar", "not a tensor", "constant"],
 )
 def test_a_loss_that_can_not_be_used_says_why(loss: Any, text: str) -> None:
     pipe = cut(PLAIN, 2)
     for error in errors_of(2, lambda comm: _step(ScheduleGPipe(_stage(pipe, comm), 4, loss), PLAIN)):
         assert isinstance(error, (ExecutionError, PeerFailed))
         assert text in str(error)
+
+
+def test_a_step_without_a_loss_function_runs_forward_only() -> None:
+    pipe = cut(PLAIN, 2)
+    (x,), _, _ = PLAIN.data(8)
+
+    def body(comm: Comm) -> tuple[Any, bool]:
+        stage = _stage(pipe, comm)
+        found = ScheduleGPipe(stage, 4).step(x)
+        return found, all(parameter.grad is None for parameter in stage.module.parameters())
+
+    (nothing, untouched), (output, also_untouched) = InProcessWorld(2).run(body)
+    assert nothing is None
+    assert untouched
+    assert also_untouched
+    assert not output.requires_grad
+    assert_equal(output, UncutReference(keyed_graph(PLAIN.model(), (x[:2],)), 4).step(x), "output")
+
+
+def test_a_step_with_a_loss_function_on_one_rank_only_is_an_error_on_both() -> None:
+    pipe = cut(PLAIN, 2)
+    errors = errors_of(
+        2,
+        lambda comm: _step(ScheduleGPipe(_stage(pipe, comm), 4, PLAIN.loss if comm.rank else None), PLAIN),
+    )
+    for error in errors:
+        assert "is about to run" in str(error)
+        assert "eval() or step() without loss_fn number 0 in train mode" in str(error)
+
+
+def test_keyword_arguments_of_the_loss_function_reach_each_microbatch_whole() -> None:
+    pipe = cut(PLAIN, 2)
+    args, _, target = PLAIN.data(8)
+    weight = torch.linspace(0.1, 2, WIDTH)
+
+    def loss(output: Tensor, target: Tensor, *, weight: Tensor) -> Tensor:
+        return (weight * (output - target) ** 2).mean()
+
+    def body(comm: Comm) -> dict[str, Tensor | None]:
+        stage = _stage(pipe, comm)
+        given = {"weight": weight} if comm.rank else {"weight": None}
+        Schedule1F1B(stage, 4, loss).step(*args, target=target, loss_kwargs=given)
+        return {name: parameter.grad for name, parameter in stage.module.named_parameters()}
+
+    model = PLAIN.model()
+    reference = UncutReference(keyed_graph(model, (args[0][:2],)), 4, loss)
+    reference.step(*args, target=target, loss_kwargs={"weight": weight})
+    expected = {name: parameter.grad for name, parameter in model.named_parameters()}
+    for found in InProcessWorld(2).run(body):
+        assert_equal(found, {name: expected[name] for name in found}, "gradients")
 
 
 def test_parameters_frozen_after_the_cut_are_refused() -> None:

@@ -12,7 +12,6 @@ step is::
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,7 +42,7 @@ class Executor:
         schedule: Schedule,
         stages: Mapping[int, PipelineStage],
         comm: Comm,
-        loss_fn: Callable[[Any, Any], Tensor] | None,
+        loss_fn: Callable[..., Tensor] | None,
         *,
         defer_receives: bool = False,
     ) -> None:

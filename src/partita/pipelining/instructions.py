@@ -31,7 +31,7 @@ __all__ = [
     "WeightBackward",
 ]
 
-LossFunction = Callable[[Any, Any], Tensor]
+LossFunction = Callable[..., Tensor]
 
 
 class Instruction(Protocol):
@@ -100,7 +100,8 @@ class Forward:
         if self._loss_fn is None or not (self._train or targets):
             return
         before = hooks_made()
-        loss = _checked(self._loss_fn(output, targets[microbatch] if targets else None))
+        target = targets[microbatch] if targets else None
+        loss = _checked(self._loss_fn(output, target, **step.inputs.loss_kwargs))
         step.losses[microbatch] = loss.detach()
         if self._train:
             seed = torch.full_like(loss, step.inputs.weights[microbatch])

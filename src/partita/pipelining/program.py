@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from torch import Tensor
 
@@ -62,7 +61,7 @@ class Program:
         schedule: Schedule,
         stages: Mapping[int, PipelineStage],
         comm: Comm,
-        loss_fn: Callable[[Any, Any], Tensor] | None,
+        loss_fn: Callable[..., Tensor] | None,
         ahead: int = AHEAD,
     ) -> None:
         self.step = StepState(stages)

@@ -13,7 +13,6 @@ from torch.fx import GraphModule
 from partita._torch.export import signature_of
 from partita._torch.pytree import tree_map
 from partita.capture.sizes import Sizes, sizes_of
-from partita.errors import ExecutionError
 from partita.graph.effects import metadata
 from partita.pipelining.loss_weights import LossWeights, checked_weights
 from partita.pipelining.precision import fresh_casts
@@ -41,7 +40,7 @@ class UncutReference:
         self,
         whole: GraphModule | TwoModes,
         n_microbatches: int,
-        loss_fn: Callable[[Any, Any], Tensor] | None = None,
+        loss_fn: Callable[..., Tensor] | None = None,
         *,
         seed: int = 0,
     ) -> None:
@@ -66,19 +65,22 @@ class UncutReference:
         target: Any = None,
         losses: list[Tensor] | None = None,
         loss_weights: LossWeights | Sequence[float] | None = None,
+        loss_kwargs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Forward and backward of one batch; gradients are added to ``.grad``. Returns the merged output."""
+        """Forward and backward of one batch; gradients are added to ``.grad``. Returns the merged output.
+        Without ``loss_fn`` it is `eval`.
+        """
         if self.loss_fn is None:
-            raise ExecutionError("step() needs a loss: pass loss_fn, or call eval() to run forward only")
-        outputs = self._run(args, kwargs, target, losses, loss_weights, train=True)
+            return self.eval(*args, target=target, losses=losses, **kwargs)
+        outputs = self._run(args, kwargs, target, losses, loss_weights, loss_kwargs or {}, train=True)
         self._steps += 1
         return outputs
 
     def eval(self, *args: Any, target: Any = None, losses: list[Tensor] | None = None, **kwargs: Any) -> Any:
         """Forward of one batch without gradients. ``losses`` is filled where there is a target."""
         with torch.no_grad():
-            return self._run(args, kwargs, target, losses, None, train=False)
+            return self._run(args, kwargs, target, losses, None, {}, train=False)
 
     def _run(
         self,
@@ -87,6 +89,7 @@ class UncutReference:
         target: Any,
         losses: list[Tensor] | None,
         loss_weights: LossWeights | Sequence[float] | None,
+        loss_kwargs: Mapping[str, Any],
         *,
         train: bool,
     ) -> Any:
@@ -101,7 +104,7 @@ class UncutReference:
             with fresh_casts(), keyed(RandomKey(self.seed, self._steps, microbatch)):
                 output = self.whole(*given, **named)
             if self.loss_fn is not None and (train or target is not None):
-                loss = self.loss_fn(output, targets[microbatch][0][0])
+                loss = self.loss_fn(output, targets[microbatch][0][0], **loss_kwargs)
                 if train:
                     torch.autograd.backward(loss, torch.full_like(loss, weights[microbatch]))
                 found.append(loss.detach())

@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 _Stages = PipelineStage | Sequence[PipelineStage]
-_Loss = Callable[[Any, Any], Tensor] | None
+_Loss = Callable[..., Tensor] | None
 
 
 class _SeveralStages(PipelineSchedule):

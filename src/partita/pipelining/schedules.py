@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from partita.errors import ExecutionError, ScheduleError, SignatureMismatch
+from partita.errors import ScheduleError, SignatureMismatch
 from partita.pipelining.agreement import Relay, agree_on_placement, agree_on_step, neighbours, rank_pairs
 from partita.pipelining.executor import Executor, StepInputs
 from partita.pipelining.loss_weights import LossWeights, checked_weights
@@ -33,6 +33,15 @@ from partita.runtime import (
 __all__ = ["PipelineSchedule", "Schedule1F1B", "ScheduleGPipe"]
 
 
+@dataclass(frozen=True, slots=True)
+class _ForLoss:
+    """What a step is given for its loss: see `PipelineSchedule.step`."""
+
+    target: Any
+    weights: LossWeights | Sequence[float] | None = None
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+
+
 class PipelineSchedule:
     """Runs this rank's stages. `Schedule1F1B` and `ScheduleGPipe` are the ones to use.
 
@@ -41,7 +50,8 @@ class PipelineSchedule:
     Args:
         stages: the stage of this rank, or all of its stages.
         n_microbatches: into how many the batch is cut.
-        loss_fn: from (output, target) to a 0-d tensor; needed by `step`.
+        loss_fn: from (output, target) to a 0-d tensor; on all ranks or none. Without it `step` only runs
+            forward.
         args_chunk_spec: how positional arguments are cut; along dim 0 if not given.
         kwargs_chunk_spec: how keyword arguments are cut.
         output_merge_spec: how the microbatches' outputs are merged; along dim 0 if not given.
@@ -63,7 +73,7 @@ class PipelineSchedule:
         self,
         stages: PipelineStage | Sequence[PipelineStage],
         n_microbatches: int,
-        loss_fn: Callable[[Any, Any], Tensor] | None = None,
+        loss_fn: Callable[..., Tensor] | None = None,
         args_chunk_spec: Sequence[Any] | None = None,
         kwargs_chunk_spec: Mapping[str, Any] | None = None,
         output_merge_spec: Any = None,
@@ -133,9 +143,11 @@ class PipelineSchedule:
         losses: list[Tensor] | None = None,
         loss_weights: LossWeights | Sequence[float] | None = None,
         return_outputs: bool = True,
+        loss_kwargs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Forward and backward of one batch; gradients are added to ``.grad``. Collective.
+        """Forward and backward of one batch; gradients are added to ``.grad``. Collective. In a schedule
+        without ``loss_fn`` it is `eval`.
 
         Args:
             args: the model's arguments, on the rank that holds the first stage; ignored elsewhere.
@@ -146,19 +158,24 @@ class PipelineSchedule:
                 sequence must sum to 1; `LossWeights` makes weights from counts, or takes another sum.
             return_outputs: False: the results are needed for the loss only; keeps none of them, which saves
                 memory where they are large (the logits of a language model).
+            loss_kwargs: what ``loss_fn`` is called with besides, whole for each microbatch, on the rank that
+                holds the last stage.
             kwargs: the model's keyword arguments, where ``args`` are.
 
         Returns:
             The merged output on the rank that holds the last stage, None elsewhere.
 
         Raises:
-            ExecutionError: no ``loss_fn``, or one that does not return a 0-d tensor.
+            ExecutionError: a ``loss_fn`` that does not return a 0-d tensor.
             MicrobatchError: a batch that can't be cut, or weights that can't be used.
             SignatureMismatch: shapes that the pipeline was not cut for, or ranks that are about to do
                 different things.
             PeerFailed: another rank failed.
         """
-        return self._run(args, kwargs, target, losses, loss_weights, return_outputs, train=True)
+        if self.loss_fn is None:
+            return self.eval(*args, target=target, losses=losses, **kwargs)
+        given = _ForLoss(target, loss_weights, loss_kwargs or {})
+        return self._run(args, kwargs, given, losses, return_outputs=return_outputs, train=True)
 
     def eval(self, *args: Any, target: Any = None, losses: list[Tensor] | None = None, **kwargs: Any) -> Any:
         """Forward of one batch without gradients; touches no ``.grad``. Collective. Arguments are those of
@@ -168,24 +185,19 @@ class PipelineSchedule:
         ``losses`` is filled where there are a ``loss_fn`` and a ``target``.
         """
         with torch.no_grad():
-            return self._run(args, kwargs, target, losses, None, True, train=False)
+            return self._run(args, kwargs, _ForLoss(target), losses, return_outputs=True, train=False)
 
     def _run(
         self,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        target: Any,
+        given: _ForLoss,
         losses: list[Tensor] | None,
-        loss_weights: LossWeights | Sequence[float] | None,
-        return_outputs: bool,
         *,
+        return_outputs: bool,
         train: bool,
     ) -> Any:
         try:
-            if train and self.loss_fn is None:
-                raise ExecutionError(
-                    "step() needs a loss: pass loss_fn to the schedule, or call eval() to run forward only"
-                )
             self._follow_modes()
             arguments, sizes = self._cut(args, kwargs, train) if self._settling is None else (None, ())
             sizes = agree_on_step(self.comm, self._peers, self._announcement(train), self._relay, sizes)
@@ -193,7 +205,7 @@ class PipelineSchedule:
             if self._settling is not None:
                 settled = self._settle(args, kwargs)
                 arguments, sizes = settled.arguments, settled.samples
-            inputs = self._inputs(arguments, sizes, target, loss_weights, settled)
+            inputs = self._inputs(arguments, sizes, given, settled)
             inputs = replace(inputs, keep_outputs=return_outputs)
             executor = self._executor(train)
             sums = TiedSums(self.comm, self.stages, self.stage_ranks)
@@ -225,7 +237,8 @@ class PipelineSchedule:
         mode = "both modes" if len(modes) > 1 else "train mode" if modes.pop() else "eval mode"
         autocast = current_autocast(next(iter(self.stages.values())).device.type)
         under = "" if autocast is None else f" under {autocast}"
-        return f"{'step' if train else 'eval'}() number {self._steps} in {mode}{under}"
+        what = "step()" if train else "eval()" if self.loss_fn else "eval() or step() without loss_fn"
+        return f"{what} number {self._steps} in {mode}{under}"
 
     def _follow_modes(self) -> None:
         """Where a model takes another path in evaluation: let its stages take and make what they do in their
@@ -322,8 +335,7 @@ class PipelineSchedule:
         self,
         arguments: list[dict[str, Tensor]] | None,
         numbers: tuple[int, ...],
-        target: Any,
-        loss_weights: LossWeights | Sequence[float] | None,
+        given: _ForLoss,
         settled: Settled | None = None,
     ) -> StepInputs:
         """What the step is given; ``numbers`` are those of `_cut`, on every rank where sizes are open."""
@@ -343,16 +355,18 @@ class PipelineSchedule:
                 sized = (routes,) * count
         if numbers:
             weights = MicrobatchPlan(numbers[: count * width : width]).weights
-        if target is not None and self.routes.stages - 1 in self.stages:
-            targets = [part[0][0] for part in split_args((target,), None, count)]
-            weights = plan_microbatches((target,), None, count).weights
-        if loss_weights is not None:
-            weights = checked_weights(loss_weights, count)
+        if given.target is not None and self.routes.stages - 1 in self.stages:
+            targets = [part[0][0] for part in split_args((given.target,), None, count)]
+            weights = plan_microbatches((given.target,), None, count).weights
+        if given.weights is not None:
+            weights = checked_weights(given.weights, count)
         elif not self.scale_grads:
             weights = (1.0,) * count
         scale = self.loss_scale()
         weights = tuple(weight * scale for weight in weights)
-        return StepInputs(arguments, targets, weights, self.seed, self._steps, sized)
+        return StepInputs(
+            arguments, targets, weights, self.seed, self._steps, sized, loss_kwargs=given.keywords
+        )
 
 
 class ScheduleGPipe(PipelineSchedule):

@@ -74,7 +74,7 @@ class PipelineStage:
         self.signature = signature
         self.comm = comm
         self.group: dist.ProcessGroup | None = None
-        self.loss_fn: Callable[[Any, Any], Tensor] | None = None
+        self.loss_fn: Callable[..., Tensor] | None = None
         self.hooks: dict[ActionKind, Callable[[], object]] = {}
         self._held = module  # stays when the user wraps `module`
         self.by_mode = routes

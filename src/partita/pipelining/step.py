@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ class StepInputs:
         number: which step it is; random numbers differ from step to step.
         routes: for each microbatch, with its sizes; empty where no size is open.
         keep_outputs: whether the model's results are wanted.
+        loss_kwargs: what the loss function is called with besides.
     """
 
     arguments: Sequence[Mapping[str, Tensor]] | None
@@ -42,6 +43,7 @@ class StepInputs:
     number: int
     routes: tuple[Routes, ...] = ()
     keep_outputs: bool = True
+    loss_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
