@@ -24,6 +24,8 @@ LAYERS = (
     ("demo",),
     ("cli",),
 )
+# Likewise within `pipelining`; what lies beside these folders stands below them all.
+PIPELINING = ("stages", "steps", "cutting", "checkpoints")
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 FILES = sorted(SOURCE.rglob("*.py"))
 PRIVATE = (
@@ -68,6 +70,19 @@ def test_imports_go_down_the_layers(path: Path) -> None:
         assert LEVEL[parts[1]] < LEVEL[layer], (
             f"{path}:{line}: {layer} imports {parts[1]}, which is not below it"
         )
+
+
+@pytest.mark.parametrize("path", sorted((SOURCE / "pipelining").rglob("*.py")), ids=lambda path: path.stem)
+def test_imports_go_down_within_pipelining(path: Path) -> None:
+    folder = path.parent.name
+    if path == SOURCE / "pipelining" / "__init__.py":
+        return
+    own = -1 if folder == "pipelining" else PIPELINING.index(folder)
+    for name, line in imported(path):
+        parts = name.split(".")
+        if parts[:2] == ["partita", "pipelining"] and len(parts) > 2:
+            other = PIPELINING.index(parts[2]) if parts[2] in PIPELINING else -1
+            assert other <= own, f"{path}:{line}: {folder} imports {parts[2]}, which is not below it"
 
 
 def test_every_folder_has_a_layer() -> None:

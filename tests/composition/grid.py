@@ -21,7 +21,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from partita.pipelining import Pipe, PipelineStage, UncutReference, keyed_graph, pipeline
+from partita.pipelining import Pipe, Stage, UncutReference, keyed_graph, pipeline
 from partita.runtime import ProcessGroupComm
 
 SAMPLES = 16
@@ -62,7 +62,7 @@ def data(case: Case, seed: int, pipeline: int | None) -> tuple[tuple[Any, ...], 
     return tuple(arg[half] for arg in args), target[half]
 
 
-def wrap(stage: PipelineStage, how: str, replicas: DeviceMesh) -> None:
+def wrap(stage: Stage, how: str, replicas: DeviceMesh) -> None:
     """Make a stage data parallel: ``ddp`` or ``fsdp``."""
     if how == "ddp":
         stage.module = DistributedDataParallel(stage.module, process_group=replicas.get_group())

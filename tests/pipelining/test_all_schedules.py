@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.distributed.pipelining.schedules import get_schedule_class as get_their_class
 
 from partita.errors import PeerFailed, ScheduleError
-from partita.pipelining import CustomSchedule, Pipe, PipelineSchedule, PipelineStage, get_schedule_class
-from partita.pipelining.program import receives_ahead
+from partita.pipelining import CustomSchedule, Pipe, PipelineSchedule, Stage, get_schedule_class
+from partita.pipelining.steps.program import receives_ahead
 from partita.planning import ActionKind, get_schedule, loop_placement, lower, schedule_names, v_placement
 from partita.runtime import Comm, InProcessComm, InProcessWorld, Tracer
 
@@ -243,9 +243,7 @@ def test_a_tracer_records_both_halves_and_the_parts_of_an_overlap() -> None:
 # --- one's own ---
 
 
-def _trained(
-    comm: Comm, make: Callable[[list[PipelineStage]], PipelineSchedule], ranks: tuple[int, ...]
-) -> Record:
+def _trained(comm: Comm, make: Callable[[list[Stage]], PipelineSchedule], ranks: tuple[int, ...]) -> Record:
     own = copy.deepcopy(_pipe(SKIP, len(ranks)))
     stages = [own.build_stage(stage, comm=comm) for stage, rank in enumerate(ranks) if rank == comm.rank]
     record = Record()
@@ -265,7 +263,7 @@ def test_a_schedule_of_ones_own_runs_from_its_text() -> None:
 def test_a_lowered_schedule_keeps_its_messages_or_gets_those_of_the_model() -> None:
     neighbours = lower(get_schedule("1F1B")(3, 4))  # knows nothing of this model's skips
 
-    def make(stages: list[PipelineStage]) -> PipelineSchedule:
+    def make(stages: list[Stage]) -> PipelineSchedule:
         schedule = CustomSchedule(stages, neighbours.to_csv(), SKIP.loss)
         again = CustomSchedule(stages, schedule.schedule(), SKIP.loss)
         assert again.schedule() == schedule.schedule() != neighbours

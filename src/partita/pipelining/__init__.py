@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from partita.pipelining.annotations import annotate_split_points, clear_split_points
-from partita.pipelining.build import build_stage
-from partita.pipelining.checkpoint import Restored, load_checkpoint, save_checkpoint
-from partita.pipelining.clipping import clip_grad_norm_
-from partita.pipelining.cuts import SplitPoint, pipe_split
-from partita.pipelining.frontend import keyed_graph, measure_units, pipeline
-from partita.pipelining.interop import to_torch_stage
+from partita.pipelining.checkpoints.checkpoint import Restored, load_checkpoint, save_checkpoint
+from partita.pipelining.checkpoints.state_report import StateReport, state_report
+from partita.pipelining.checkpoints.weight_files import load_safetensors
+from partita.pipelining.cutting.annotations import annotate_split_points, clear_split_points
+from partita.pipelining.cutting.cuts import SplitPoint, pipe_split
+from partita.pipelining.cutting.frontend import keyed_graph, measure_units, pipeline
+from partita.pipelining.cutting.multi_use import MultiUseParameterConfig
+from partita.pipelining.cutting.pipe import Pipe
+from partita.pipelining.cutting.sequential import PipeSequential
 from partita.pipelining.loss import LossWrapper, TrivialLossWrapper
-from partita.pipelining.loss_weights import LossWeights
-from partita.pipelining.manual import PipelineStage
-from partita.pipelining.materialise import materialise, parameters_on_meta
-from partita.pipelining.multi_use import MultiUseParameterConfig
-from partita.pipelining.pipe import Pipe
 from partita.pipelining.pipe_info import PipeInfo
-from partita.pipelining.reference import UncutReference
-from partita.pipelining.scaler import GradScaler
-from partita.pipelining.schedule_kinds import (
+from partita.pipelining.stages.build import build_stage
+from partita.pipelining.stages.interop import to_torch_stage
+from partita.pipelining.stages.manual import PipelineStage
+from partita.pipelining.stages.materialise import materialise, parameters_on_meta
+from partita.pipelining.stages.stage import Stage
+from partita.pipelining.steps.clipping import clip_grad_norm_
+from partita.pipelining.steps.loss_weights import LossWeights
+from partita.pipelining.steps.reference import UncutReference
+from partita.pipelining.steps.scaler import GradScaler
+from partita.pipelining.steps.schedule_kinds import (
     CustomSchedule,
     ScheduleDualPipeV,
     ScheduleInterleaved1F1B,
@@ -27,10 +31,7 @@ from partita.pipelining.schedule_kinds import (
     ScheduleZBVZeroBubble,
     get_schedule_class,
 )
-from partita.pipelining.schedules import PipelineSchedule, Schedule1F1B, ScheduleGPipe
-from partita.pipelining.sequential import PipeSequential
-from partita.pipelining.state_report import StateReport, state_report
-from partita.pipelining.weight_files import load_safetensors
+from partita.pipelining.steps.schedules import PipelineSchedule, Schedule1F1B, ScheduleGPipe
 from partita.runtime import TensorChunkSpec
 
 __all__ = [
@@ -53,6 +54,7 @@ __all__ = [
     "ScheduleLoopedBFS",
     "ScheduleZBVZeroBubble",
     "SplitPoint",
+    "Stage",
     "StateReport",
     "TensorChunkSpec",
     "TrivialLossWrapper",

@@ -1,0 +1,1 @@
+"""State by the names that the uncut model has, between any numbers of stages."""

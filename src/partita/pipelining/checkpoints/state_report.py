@@ -1,0 +1,108 @@
+"""Where a model's parameters and buffers went when it was cut: the proof that none was lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from partita.errors import CheckpointError
+from partita.graph.state import lookup
+from partita.pipelining.cutting.pipe import Pipe
+from partita.pipelining.listing import listed
+from partita.pipelining.stages.held_state import held_state
+
+__all__ = ["StateReport", "state_report"]
+
+
+@dataclass(frozen=True)
+class StateReport:
+    """What `state_report` found.
+
+    Attributes:
+        stages: for each name of a parameter or buffer the stages that hold it, ascending. Together these are
+            all names that a checkpoint made from the stages has, and the non-persistent buffers.
+        unused: names that no operation uses, with the stage that keeps them, so that a checkpoint has them.
+        missing: names in the model's own ``state_dict()`` that no stage has.
+        surplus: names in a stage's ``state_dict()`` that the model's has not.
+    """
+
+    stages: Mapping[str, tuple[int, ...]]
+    unused: Mapping[str, int]
+    missing: tuple[str, ...] = ()
+    surplus: tuple[str, ...] = ()
+
+    def check(self) -> StateReport:
+        """Itself.
+
+        Raises:
+            CheckpointError: a checkpoint made from the stages would not have just the names of the model's
+                own.
+        """
+        if self.missing:
+            raise CheckpointError(
+                f"no stage has {listed(self.missing)} of the model's state_dict(): state that is no "
+                "parameter or buffer (get_extra_state, a hook of state_dict) is not captured; save it "
+                "beside, as extra"
+            )
+        if self.surplus:
+            raise CheckpointError(
+                f"stages have {listed(self.surplus)} in their state_dict(), which the model's own leaves "
+                "out: was the report made with the model that was cut?"
+            )
+        return self
+
+
+def state_report(pipe: Pipe, model: nn.Module | None = None) -> StateReport:
+    """Which stage holds what, and what nothing uses.
+
+    Args:
+        model: what was cut: its state dict is what the stages are held against.
+
+    >>> import torch
+    >>> from partita.pipelining import SplitPoint, pipeline
+    >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    >>> model.spare = nn.Parameter(torch.zeros(1))
+    >>> pipe = pipeline(model, (torch.zeros(1, 2),), split_spec={"0": SplitPoint.END})
+    >>> report = state_report(pipe, model).check()
+    >>> report.unused, report.stages["1.bias"]
+    ({'spare': 0}, (1,))
+    """
+    modules = [pipe.get_stage_module(index) for index in range(pipe.num_stages)]
+    stages: dict[str, list[int]] = {}
+    unused: dict[str, int] = {}
+    used = {identity for module in modules for identity in _used(module)}
+    for index, module in enumerate(modules):
+        for name, tensor in _tensors(module):
+            stages.setdefault(name, []).append(index)
+            if id(tensor) not in used:
+                unused.setdefault(name, index)
+    there = {name for module in modules for name in held_state(module)}
+    wanted = there if model is None else held_state(model).keys()
+    return StateReport(
+        {name: tuple(found) for name, found in sorted(stages.items())},
+        dict(sorted(unused.items())),
+        tuple(sorted(wanted - there)),
+        tuple(sorted(there - wanted)),
+    )
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from module.named_parameters(remove_duplicate=False)
+    yield from module.named_buffers(remove_duplicate=False)
+
+
+def _used(module: GraphModule) -> Iterator[int]:
+    """Identities of what the graph, and the graphs and modules that it calls, refer to."""
+    for node in module.graph.nodes:
+        if node.op not in ("get_attr", "call_module"):
+            continue
+        value = lookup(module, node)
+        if isinstance(value, GraphModule):
+            yield from _used(value)
+        elif isinstance(value, nn.Module):
+            yield from (id(tensor) for _, tensor in _tensors(value))
+        else:
+            yield id(value)

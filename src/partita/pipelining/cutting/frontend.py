@@ -1,0 +1,331 @@
+"""``pipeline``: from a model to a `Pipe`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from partita._torch.tensors import has_memory
+from partita.capture import Captured, Modes, capture
+from partita.capture.modes import captures_training, copy_flags, drop_mode_check
+from partita.errors import InfeasiblePlan, PlanError
+from partita.graph.cost import NodeCost, estimate, measure
+from partita.graph.effects import analyse
+from partita.pipelining.cutting.annotations import split_points
+from partita.pipelining.cutting.costs import cost_model
+from partita.pipelining.cutting.coverage import check_state
+from partita.pipelining.cutting.cuts import (
+    Place,
+    SplitPoint,
+    cuts_at_annotations,
+    cuts_at_marks,
+    cuts_at_points,
+    stage_assignment,
+)
+from partita.pipelining.cutting.modules_frontend import cut_modules
+from partita.pipelining.cutting.multi_use import (
+    MultiUseParameterConfig,
+    MultiUseParamSpec,
+    transmit_parameters,
+)
+from partita.pipelining.cutting.other_mode import check_shared_buffers, matched_assignment
+from partita.pipelining.cutting.pipe import Pipe
+from partita.pipelining.cutting.writes import check_writes
+from partita.pipelining.listing import listed
+from partita.pipelining.loss import LossSpec
+from partita.pipelining.two_modes import ModeCut, TwoModes
+from partita.planning import Cluster, CostModel, Plan, plan_stages
+from partita.runtime import key_random_nodes
+from partita.splitter import Split, split
+
+__all__ = ["keyed_graph", "measure_units", "pipeline"]
+
+SplitPolicy = Callable[[GraphModule], GraphModule]
+
+
+def pipeline(
+    module: nn.Module,
+    mb_args: tuple[Any, ...],
+    mb_kwargs: Mapping[str, Any] | None = None,
+    split_spec: Mapping[Place, SplitPoint] | None = None,
+    split_policy: SplitPolicy | None = None,
+    *,
+    stages: int | None = None,
+    plan: Plan | None = None,
+    cluster: Cluster | None = None,
+    schedule: str = "1F1B",
+    microbatches: int = 8,
+    loss_spec: LossSpec | None = None,
+    multi_use_param_spec: MultiUseParamSpec = MultiUseParameterConfig.REPLICATE,
+    dynamic_shapes: Any = None,
+    modes: Modes = "both",
+    frontend: Literal["export", "modules"] = "export",
+) -> Pipe:
+    """Cut a model into pipeline stages. The model is not changed and can be cut again.
+
+    The cuts come from exactly one of: ``split_spec``; `annotate_split_points`; `pipe_split` marks in the
+    model's ``forward``, or put into the captured graph by ``split_policy``; ``stages`` (so many, planned for
+    the smallest bottleneck from costs measured here and now); ``plan`` (made before with `measure_units` and
+    `plan_stages`). A cut with nothing to compute on one side of it is none.
+
+    Args:
+        module: the model. Captured in training and in evaluation mode; the pipe follows ``train()`` and
+            ``eval()``.
+        mb_args: example arguments, such as one microbatch has.
+        mb_kwargs: example keyword arguments.
+        split_spec: from qualified module name to `SplitPoint`. Where a module is called several times,
+            ``"block@1"`` or ``("block", 1)`` is its second call.
+        split_policy: takes the captured graph module and returns it with `pipe_split` marks in it.
+        stages: how many stages to plan for, from costs measured here, or, for a model on the meta device,
+            from what its operators compute and move. Where ``torch.distributed`` is initialised this is
+            collective over the default group: rank 0's plan is used by all.
+        plan: cut as this plan says.
+        cluster: links and memory that the planner should count with.
+        schedule: the schedule that the planner should count with.
+        microbatches: how many the planner should count with.
+        loss_spec: a tree like the model's output with True at the loss, where the model returns it: then a
+            call of the pipe runs the backward pass too, and schedules need no ``loss_fn``.
+        multi_use_param_spec: what happens to parameters that several stages use, for all or by name.
+        dynamic_shapes: which sizes stay open, as ``torch.export`` has it, over the arguments of the model.
+            None: that of the batch, if the model allows it (otherwise ``info()`` says why not); False: none.
+        modes: ``"train"`` or ``"eval"`` to capture one mode only. A model that takes another path in each is
+            captured in both, and its stages run the one of their mode; the cuts of the second follow those of
+            the first.
+
+        frontend: ``"export"`` captures the model; ``"modules"`` cuts between its own submodules, which stay
+            as they are, at split points only: for models that can't be captured because of what happens
+            inside of a block.
+
+    Raises:
+        ValueError: no way to find the cuts was given, or more than one.
+        CaptureError: the model can't be captured, or the cut goes through memory that the model writes to.
+        InfeasiblePlan: more stages than the model can be cut into.
+
+    >>> import torch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    >>> pipe = pipeline(model, (torch.randn(2, 4),), split_spec={"1": SplitPoint.END})
+    >>> pipe.num_stages, list(pipe.get_stage_module(1).state_dict())
+    (2, ['2.weight', '2.bias'])
+    """
+    ways = {"split_spec": split_spec, "split_policy": split_policy, "stages": stages, "plan": plan}
+    given = [name for name, value in ways.items() if value is not None]
+    if len(given) > 1:
+        raise ValueError(f"pipeline got {' and '.join(given)}: give one of them, each says where to cut")
+    if frontend == "modules":
+        others = {
+            "multi_use_param_spec": multi_use_param_spec is not MultiUseParameterConfig.REPLICATE,
+            "dynamic_shapes": dynamic_shapes is not None,
+            "modes": modes != "both",
+            **{name: ways[name] is not None for name in ("split_policy", "stages", "plan")},
+        }
+        points = _module_points(module, split_spec, [name for name, used in others.items() if used])
+        return cut_modules(module, mb_args, mb_kwargs or {}, points, loss_spec)
+    if frontend != "export":
+        raise ValueError(f"frontend is {frontend!r}: choose 'export' or 'modules'")
+    captured, evaluation = _by_mode(
+        capture(module, mb_args, mb_kwargs, dynamic_shapes=dynamic_shapes, modes=modes)
+    )
+    whole = captured.module if split_policy is None else split_policy(captured.module)
+    marks = cuts_at_marks(whole)
+    noted = split_points(module)
+    _check_ways(given, marks, list(noted))
+    if noted:
+        cuts = cuts_at_annotations(whole, module, noted)
+    elif split_spec is not None:
+        cuts = cuts_at_points(whole, module, split_spec)
+    elif stages is not None or plan is not None:
+        flat = captured.signature.flatten(mb_args, mb_kwargs or {})
+        costs, ends = cost_model(whole, _costs(whole, flat))
+        if plan is None:
+            assert stages is not None
+            planned = plan_stages(
+                costs, stages, cluster=cluster, schedule=schedule, microbatches=microbatches
+            )
+            plan = _same_on_all_ranks(planned)
+        cuts = _plan_cuts(plan, costs, ends)
+    else:
+        cuts = marks
+    assignment = stage_assignment(whole, cuts)
+    other = None
+    if evaluation is not None:
+        there = evaluation.module
+        cuts_at_marks(there)
+        matched = matched_assignment(whole, assignment, there)
+        check_shared_buffers(whole, assignment, there, matched)
+        transmit_parameters(there, matched, multi_use_param_spec)
+        other = ModeCut(there, _cut(there, matched), evaluation.signature)
+    transmit_parameters(whole, assignment, multi_use_param_spec)
+    pipe = Pipe(whole, _cut(whole, assignment), captured.signature, plan, loss_spec, other)
+    if other is not None:
+        _follow_flags(module, pipe)
+    check_state(module, [pipe.get_stage_module(index) for index in range(pipe.num_stages)])
+    return pipe
+
+
+def _by_mode(captured: Captured) -> tuple[Captured, Captured | None]:
+    """The graph that is cut first, and that of evaluation where it is another. Both run in either mode."""
+    if captured.other is None:
+        return captured, None
+    train, evaluation = captured, captured.other
+    if not captures_training(train.module):
+        train, evaluation = evaluation, train
+    for graph, training in ((train.module, True), (evaluation.module, False)):
+        drop_mode_check(graph)
+        graph.train(training)
+    return train, evaluation
+
+
+def _follow_flags(model: nn.Module, pipe: Pipe) -> None:
+    """Let a pipe with two graphs be in the model's mode."""
+    pipe.train(model.training)
+    for index in range(pipe.num_stages):
+        copy_flags(model, pipe.get_stage_module(index))
+    copy_flags(model, pipe.whole)
+
+
+def _module_points(
+    module: nn.Module, split_spec: Mapping[Place, SplitPoint] | None, others: list[str]
+) -> dict[str, tuple[SplitPoint, ...]]:
+    """Where ``frontend="modules"`` cuts."""
+    if others:
+        raise ValueError(
+            f'frontend="modules" does not take {others[0]}: it knows of no operation inside the blocks; give '
+            "a split_spec, or annotate_split_points"
+        )
+    noted = split_points(module)
+    _check_ways(["split_spec"] if split_spec is not None else [], [], list(noted))
+    if split_spec is None:
+        return noted
+    for place in split_spec:
+        if not isinstance(place, str):
+            raise ValueError(
+                f'the split point {place!r} names one call of several; frontend="modules" cuts before the '
+                "first or after the last: give the module's name alone"
+            )
+    return {str(path): (point,) for path, point in split_spec.items()}
+
+
+def _check_ways(given: list[str], marks: list[int], noted: list[str]) -> None:
+    if not given and not marks and not noted:
+        raise ValueError(
+            "pipeline does not know where to cut: give stages=N, a split_spec, a split_policy or a plan, "
+            "annotate_split_points, or call pipe_split() in the model's forward"
+        )
+    if noted and (given or marks):
+        other = f"pipeline got {given[0]}" if given else "its forward calls pipe_split()"
+        raise ValueError(
+            f"the model is annotated with split points at {listed(noted)} and {other}: use one of the two "
+            "(clear_split_points(model) takes the annotations off)"
+        )
+    if given == ["split_policy"] and not marks:
+        raise ValueError(
+            "the split_policy returned a graph without pipe_split marks: put one where a stage ends"
+        )
+    if marks and given not in ([], ["split_policy"]):
+        raise ValueError(f"the model calls pipe_split() and pipeline got {given[0]}: use one of the two")
+
+
+def measure_units(
+    module: nn.Module,
+    mb_args: tuple[Any, ...],
+    mb_kwargs: Mapping[str, Any] | None = None,
+    *,
+    repeats: int = 3,
+    progress: Callable[[float], None] | None = None,
+    dynamic_shapes: Any = None,
+) -> CostModel:
+    """What the parts of a model cost on this machine: what `plan_stages` plans with. For a model on the meta
+    device, seconds are worked out (see ``partita.graph.cost.estimate``): good for ratios only.
+
+    Args:
+        repeats: every operation's time is the fastest of so many runs.
+        progress: told the share of the work that is done, from 0.0 to 1.0.
+        dynamic_shapes: as for `pipeline`.
+    """
+    captured, _ = _by_mode(capture(module, mb_args, mb_kwargs, dynamic_shapes=dynamic_shapes))
+    flat = captured.signature.flatten(mb_args, mb_kwargs or {})
+    return cost_model(captured.module, _costs(captured.module, flat, repeats=repeats, progress=progress))[0]
+
+
+def _costs(whole: GraphModule, flat: Sequence[Any], **options: Any) -> list[NodeCost]:
+    """Measured, or worked out where the model has no memory."""
+    tensors = (*whole.parameters(), *whole.buffers(), *flat)
+    if all(has_memory(tensor) for tensor in tensors if isinstance(tensor, Tensor)):
+        return measure(whole, flat, **options)
+    return estimate(whole, flat)
+
+
+def _same_on_all_ranks(plan: Plan) -> Plan:
+    """Rank 0's plan, since every rank measures other times and a cut must be the same everywhere."""
+    if not dist.is_available() or not dist.is_initialized():
+        return plan
+    texts = [plan.to_json()]
+    dist.broadcast_object_list(texts, src=0)
+    return Plan.from_json(texts[0])
+
+
+def _plan_cuts(plan: Plan, costs: CostModel, ends: list[int]) -> list[int]:
+    planned = [name for stage in plan.stages for name in stage.units]
+    found = [unit.name for unit in costs.units]
+    if planned != found:
+        missing = next(
+            (name for name, other in zip(planned, found, strict=False) if name != other), "its length"
+        )
+        raise PlanError(
+            f"the plan was made for another model or other shapes: it has {len(planned)} units, this model "
+            f"{len(found)}, and they first differ at {missing!r}; measure and plan again"
+        )
+    return [ends[stage.last_unit] for stage in plan.stages[:-1]]
+
+
+def keyed_graph(
+    module: nn.Module,
+    mb_args: tuple[Any, ...],
+    mb_kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+) -> GraphModule | TwoModes:
+    """The uncut model as a graph whose random numbers follow the pipeline's rule (see
+    ``partita.runtime.rng``).
+
+    It holds the model's own parameters. Run it with `UncutReference` to get what a pipeline of any number of
+    stages computes.
+    """
+    captured = capture(module, mb_args, mb_kwargs, dynamic_shapes=dynamic_shapes)
+    first, evaluation = _by_mode(captured)
+    graphs = [first.module] if evaluation is None else [first.module, evaluation.module]
+    for graph in graphs:
+        cuts_at_marks(graph)
+        _key(graph)
+    if evaluation is None:
+        return first.module
+    whole = TwoModes(graphs[0], graphs[1], {True: first.signature, False: evaluation.signature})
+    copy_flags(module, whole)
+    return whole
+
+
+def _key(whole: GraphModule) -> None:
+    effects = analyse(whole)
+    random = {effects.nodes[position] for position in effects.random}
+    key_random_nodes(whole, random.__contains__)
+
+
+def _cut(whole: GraphModule, assignment: dict[str, int]) -> Split:
+    check_writes(whole, assignment)
+    _key(whole)
+    for node in whole.graph.nodes:
+        if node.name not in assignment and node.op.startswith("call_"):
+            # a seeding node goes with the random node behind it
+            assignment[node.name] = assignment[node.next.name]
+    stages = max(assignment.values()) + 1
+    cut = split(whole, {name: f"pp_{stage}" for name, stage in assignment.items()})
+    if [piece.key for piece in cut.pieces] != [f"pp_{stage}" for stage in range(stages)]:
+        raise InfeasiblePlan(
+            f"the cuts ask for {stages} stages, but {len(cut.pieces)} have anything to compute: some hold "
+            "nothing but switches of a grad or autocast region; move the cut"
+        )
+    return cut

@@ -1,0 +1,65 @@
+"""From a stage's module to a stage that a rank can run."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from partita.pipelining.pipe_info import PipeInfo
+from partita.pipelining.stages.held_state import stage_modules
+from partita.pipelining.stages.relocate import relocated
+from partita.pipelining.stages.stage import Stage
+from partita.runtime import Comm
+
+__all__ = ["build_stage"]
+
+
+def build_stage(
+    stage_module: nn.Module,
+    stage_index: int,
+    pipe_info: PipeInfo,
+    device: torch.device | str | None = None,
+    group: dist.ProcessGroup | None = None,
+    *,
+    comm: Comm | None = None,
+) -> Stage:
+    """A stage around a module from ``Pipe.get_stage_module``, which may have been wrapped since (in torch's
+    DDP, or compiled).
+
+    Args:
+        stage_index: which stage it is.
+        pipe_info: from ``Pipe.info()``.
+        device: where it runs (see ``Pipe.build_stage``); a module that is wrapped stays where it is.
+        group: the process group of the pipeline's ranks.
+        comm: what the ranks talk through, in place of ``group``.
+
+    Raises:
+        IndexError: there is no such stage.
+        ValueError: both ``group`` and ``comm``.
+
+    >>> from partita.pipelining import SplitPoint, pipeline
+    >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    >>> pipe = pipeline(model, (torch.zeros(1, 2),), split_spec={"0": SplitPoint.END})
+    >>> build_stage(pipe.get_stage_module(1), 1, pipe.info(), "cpu").index
+    1
+    """
+    if not 0 <= stage_index < pipe_info.num_stages:
+        raise IndexError(
+            f"there is no stage {stage_index}: this pipe has stages 0 to {pipe_info.num_stages - 1}"
+        )
+    if group is not None and comm is not None:
+        raise ValueError("a stage talks through a process group or a comm, not both: give one of them")
+    if pipe_info.signature is None:
+        raise ValueError(
+            'the stages of frontend="modules" are plain modules: call the pipe\'s own build_stage(), or make '
+            "a PipelineStage of the module"
+        )
+    (held,) = stage_modules(stage_module)
+    if device is not None and held is stage_module:
+        held = stage_module = relocated(stage_module, torch.device(device), pipe_info.homes)
+    stage = Stage(held, stage_index, pipe_info.routes, pipe_info.signature, comm=comm)
+    stage.module = stage_module
+    stage.group = group
+    stage.loss_fn = pipe_info.loss
+    return stage

@@ -1,0 +1,83 @@
+"""What the modules of stages hold, under the names of the model that they were cut from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from partita.pipelining.stages.stage import Stage
+
+__all__ = ["Held", "Stages", "by_identity", "held_state", "is_opaque", "stage_modules"]
+
+Stages = Stage | nn.Module | Sequence[Stage | nn.Module]
+"""Stages, or whole models: one or several."""
+
+_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
+"""What ``torch.compile`` and torch's activation checkpointing put into names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One value with all of its names, in order of the state dict: more than one where it is tied."""
+
+    value: Any
+    names: tuple[str, ...]
+
+
+def is_opaque(held: Held) -> bool:
+    """Whether it is what a module's ``get_extra_state`` returned, which only ``set_extra_state`` can take."""
+    return held.names[0].rpartition(".")[2] == "_extra_state" or not isinstance(held.value, Tensor)
+
+
+def stage_modules(stages: Stages) -> list[nn.Module]:
+    """The modules themselves, without what the user wrapped around them (DDP, ``torch.compile``)."""
+    given = [stages] if isinstance(stages, (Stage, nn.Module)) else list(stages)
+    return [_unwrapped(stage.module if isinstance(stage, Stage) else stage) for stage in given]
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    while True:
+        inner = (
+            module.module
+            if isinstance(module, DistributedDataParallel)
+            else getattr(module, "_orig_mod", None)
+        )
+        if not isinstance(inner, nn.Module):
+            return module
+        module = inner
+
+
+def held_state(module: nn.Module) -> dict[str, Any]:
+    """Its state dict with the tensors themselves (not detached) under the model's own names.
+
+    Non-persistent buffers are left out, as in the model's state dict.
+    """
+    state: Mapping[str, Any] = module.state_dict(keep_vars=True)
+    return {_clean(name): value for name, value in state.items()}
+
+
+def _clean(name: str) -> str:
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+def by_identity(state: Mapping[str, Any]) -> list[Held]:
+    """Each tensor once, with all of its names. Anything else stands alone.
+
+    >>> layer = nn.Linear(2, 2)
+    >>> tied = nn.ModuleDict({"a": layer, "b": layer})
+    >>> [held.names for held in by_identity(held_state(tied))]
+    [('a.weight', 'b.weight'), ('a.bias', 'b.bias')]
+    """
+    groups: dict[object, list[str]] = {}
+    values: dict[object, Any] = {}
+    for name, value in state.items():
+        identity = id(value) if isinstance(value, Tensor) else name
+        groups.setdefault(identity, []).append(name)
+        values[identity] = value
+    return [Held(values[identity], tuple(names)) for identity, names in groups.items()]

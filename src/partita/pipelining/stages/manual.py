@@ -1,0 +1,244 @@
+"""Stages that are plain modules: each rank brings its own, nothing is captured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, pairwise
+from typing import Any, NoReturn, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import Module
+
+from partita._torch.export import Signature
+from partita._torch.pytree import flatten
+from partita.pipelining.routes import MASK, Routes, StageBorder, Tied
+from partita.pipelining.stages.crossing import Crossing, arguments_of, inferred, output_name
+from partita.pipelining.stages.declared import Declared, declared_outputs
+from partita.pipelining.stages.held_state import stage_modules
+from partita.pipelining.stages.materialise import tensor_slots
+from partita.pipelining.stages.stage import Stage
+from partita.runtime import Comm, enter_site
+
+__all__ = ["MOST_VALUES", "PipelineStage", "draft_routes", "tag_of"]
+
+Bind = Callable[[tuple[Any, ...], Mapping[str, Any]], tuple[Any, ...]]
+
+MOST_VALUES = 512
+"""How many tensors may cross one border, so that tags can be numbered without asking the other side."""
+
+_KEPT = 256
+"""For how many kinds of inputs a stage remembers what it returns."""
+
+
+class PipelineStage(Stage):
+    """A stage around a module of the user's own, in a chain: what one returns, the next one takes.
+
+    A tuple or list becomes several positional arguments, anything else (a tensor, a dict, None) a single
+    one. Tensors may be of any dtype and layout; whatever else is returned (numbers, strings, None) travels
+    too, ahead of the data, and so must not depend on it. Positional arguments of ``step()`` go to the first
+    stage; keyword arguments go to all stages of the rank that is given them. The last stage's result is the
+    pipeline's.
+
+    Shapes are found where a step needs them, by running a copy of the module on tensors without memory: no
+    data is touched, no statistics or random numbers move. They are sent from stage to stage, and remembered:
+    a step, or an ``eval()``, with the same shapes as one before finds nothing anew.
+
+    Random numbers follow (seed, step, microbatch, stage): every stage's forward draws from a stream of its
+    own, whatever the schedule.
+
+    Args:
+        submodule: the module, on ``device``. It stays the user's own object.
+        stage_index: which stage it is, from 0.
+        num_stages: how many there are.
+        device: where it runs.
+        input_args: for ``output_args``: the inputs that the example belongs to.
+        output_args: what the stage returns, where that can't be found without data: an example of it (tensors
+            on the meta device will do), or a function from the stage's inputs (on the meta device) to one.
+            Of an example with ``input_args``, the first dimension follows that of the inputs.
+        output_grads: not needed: gradients are like what they belong to.
+        input_grads: likewise.
+        group: the process group of the pipeline's ranks; None: the default group.
+        dw_builder: not supported; the backward pass is split for any module.
+        get_mesh: not supported.
+        comm: what the ranks talk through, in place of ``group``.
+        routes: from `draft_routes`, where parameters of several stages are tied; the same on every rank.
+        bind: from what ``step()`` is given to the positional arguments that the module is called with (on the
+            first stage), in place of all of it; there are no keyword arguments then.
+
+    Raises:
+        ValueError: an index out of range, or something that is not supported.
+
+    >>> stage = PipelineStage(nn.Linear(4, 4), 0, 2, torch.device("cpu"))
+    >>> stage.index, stage.is_last
+    (0, False)
+    """
+
+    def __init__(
+        self,
+        submodule: Module,
+        stage_index: int,
+        num_stages: int,
+        device: torch.device | str,
+        input_args: Any = None,
+        output_args: Any = None,
+        output_grads: Any = None,  # noqa: ARG002 - torch's
+        input_grads: Any = None,  # noqa: ARG002 - likewise
+        group: dist.ProcessGroup | None = None,
+        dw_builder: Callable[..., Any] | None = None,
+        get_mesh: Callable[..., Any] | None = None,
+        *,
+        comm: Comm | None = None,
+        routes: Routes | None = None,
+        bind: Bind | None = None,
+    ) -> None:
+        if not 0 <= stage_index < num_stages:
+            raise ValueError(
+                f"stage_index is {stage_index}: of {num_stages} stages it is 0 to {num_stages - 1}"
+            )
+        if group is not None and comm is not None:
+            raise ValueError("a stage talks through a process group or a comm, not both: give one of them")
+        if dw_builder is not None:
+            raise ValueError("dw_builder is not supported: leave it out, any module's backward pass is split")
+        if get_mesh is not None:
+            raise ValueError(
+                "get_mesh is not supported: stages hand plain tensors on; call to_local() on a DTensor"
+            )
+        signature = cast("Signature", _Unused())
+        super().__init__(submodule, stage_index, routes or draft_routes(num_stages), signature, comm=comm)
+        self.bind = bind
+        self.group = group
+        self._device = torch.device(device)
+        self._declared: Declared | None = declared_outputs(input_args, output_args)
+        self._known: dict[Any, tuple[Crossing, tuple[bool, ...]]] = {}
+        self._incoming: Sequence[Crossing] = ()
+        self._outgoing: Sequence[Crossing] = ()
+        self._keywords: Sequence[Mapping[str, Any]] = ()
+        self._own_memory: frozenset[int] = frozenset()
+        self._result: Any = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where its parameters or buffers are; what was given where it has neither."""
+        tensors = chain(self._held.parameters(), self._held.buffers())
+        return next((tensor.device for tensor in tensors), self._device)
+
+    def outgoing(self, incoming: Crossing, keywords: Mapping[str, Any]) -> tuple[Crossing, tuple[bool, ...]]:
+        """What it returns for such inputs, and which leaves of them (keyword arguments last) it writes to."""
+        (module,) = stage_modules(self.module)
+        key = (incoming.data, Crossing.of(dict(keywords), "kwargs").data, _state(module, self.device))
+        if key not in self._known:
+            if len(self._known) >= _KEPT:
+                self._known.clear()
+            args = arguments_of(incoming.on_meta())
+            if self._declared is not None:
+                output, written = (
+                    self._declared(module, args, keywords),
+                    [True] * len(flatten((args, dict(keywords)))[0]),
+                )
+            else:
+                output, written = inferred(module, args, keywords, self.device, self.index)
+            self._known[key] = Crossing.of(output, output_name(self.index)), tuple(written)
+        return self._known[key]
+
+    def prepare(
+        self,
+        incoming: Sequence[Crossing],
+        outgoing: Sequence[Crossing],
+        keywords: Sequence[Mapping[str, Any]],
+        routes: Routes,
+    ) -> None:
+        """Get ready for a step: what comes in and goes out for each microbatch."""
+        self._incoming, self._outgoing, self._keywords = incoming, outgoing, keywords
+        slots = tensor_slots(self._held)
+        own = (tensor for *_, tensor in slots if not isinstance(tensor, nn.Parameter))
+        self._own_memory = frozenset(tensor.untyped_storage().data_ptr() for tensor in own) - {0}
+        self.follow(routes)
+
+    def assemble(self, made: Mapping[str, Tensor], routes: Routes | None = None) -> Any:  # noqa: ARG002
+        """What the module returned for the microbatch that was run last."""
+        result, self._result = self._result, None
+        return result
+
+    def _compute(self, microbatch: int, call: Callable[..., Any], given: Sequence[Any]) -> Sequence[Tensor]:
+        incoming = self._incoming[microbatch]
+        tensors = {value.name: tensor for value, tensor in zip(incoming.values, given, strict=True)}
+        args = arguments_of(incoming.filled(tensors))
+        enter_site(self.index)
+        output = call(*args, **self._keywords[microbatch])
+        if self.is_last:
+            self._result = output
+            return ()
+        outgoing = self._outgoing[microbatch]
+        found = outgoing.tensors(output, f"stage {self.index}")
+        return [
+            self._ready(tensor, value.requires_grad)
+            for tensor, value in zip(found, outgoing.values, strict=True)
+        ]
+
+    def _ready(self, tensor: Tensor, requires_grad: bool) -> Tensor:
+        """What may leave: a copy of what lies in a buffer, which the next microbatch may write to; and where
+        the others will send a gradient, a tensor that can take one.
+        """
+        if tensor.untyped_storage().data_ptr() in self._own_memory:
+            tensor = tensor.clone()
+        if requires_grad and torch.is_grad_enabled() and not tensor.requires_grad:
+            tensor = tensor.detach().requires_grad_()
+        return tensor
+
+
+class _Unused:
+    """Stands where a captured stage has its signature."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"a stage that is a plain module has no signature, and so no {name!r}")
+
+
+def draft_routes(stages: int, tied: Sequence[Tied] = ()) -> Routes:
+    """The routes of a chain of stages before any shape is known.
+
+    Args:
+        tied: parameters that several stages hold.
+    """
+    ways = range(stages - 1)
+    backward: dict[tuple[int, int], tuple[str, ...]] = {(stage + 1, stage): () for stage in ways}
+    for group in tied:
+        if group.value.requires_grad:
+            for earlier, later in pairwise(group.stages):
+                backward[later, earlier] = (*backward.get((later, earlier), ()), group.value.name)
+    return Routes(
+        borders=(StageBorder((), ()),) * stages,
+        values={group.value.name: group.value for group in tied},
+        forward={(stage, stage + 1): () for stage in ways},
+        backward=backward,
+        inputs=(),
+        results=(),
+        tied=tuple(tied),
+        tags=_tags(backward),
+    )
+
+
+def tag_of(start: int, to: int, number: int) -> int:
+    """Of the value of that number among those that cross from one stage to its neighbour; 0 is the mask."""
+    return 2 * (min(start, to) * MOST_VALUES + number) + (start > to)
+
+
+def _tags(backward: Mapping[tuple[int, int], Sequence[str]]) -> dict[tuple[str, int, int], int]:
+    """Of tied parameters' gradients: after those of all borders."""
+    links = [(name, *pair) for pair, names in sorted(backward.items()) for name in (MASK, *names)]
+    last = 2 * MOST_VALUES * (1 + max((start for start, _ in backward), default=0))
+    return {link: last + number for number, link in enumerate(links)}
+
+
+def _state(module: nn.Module, device: torch.device) -> Any:
+    """What of a module and around it decides what it returns, besides its inputs."""
+    kind = device.type
+    autocast = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
+    return (
+        id(module),
+        tuple(child.training for child in module.modules()),
+        tuple((value.requires_grad, value.dtype, value.shape) for value in module.parameters()),
+        autocast,
+        torch.get_default_dtype(),
+    )

@@ -1,0 +1,167 @@
+"""Cuts one backward pass in two, for any module: I, the gradients of inputs, and W, those of weights.
+
+Of the autograd graph below, I runs the upper row from right to left. At the nodes where something branches
+off to parameters only, it keeps the gradient that arrives. W starts from there, and runs the lower row::
+
+    x --- linear --- relu --- linear --- loss
+            |                   |
+           w1                  w2
+
+Both compute what the whole pass computes, in the order in which it does: the engine always runs the latest
+node that can run, so leaving nodes out does not change the order of the others. Each node computes the
+gradient of each of its inputs once, in I or in W, and what accumulates into ``.grad``, with all of its hooks,
+does so in W.
+
+Some weights' gradients are *early*: computed in I, added to ``.grad`` in W. They are
+
+- of a parameter that several nodes of the upper row use directly (a normalisation that is called twice):
+  their shares must be added up in the order of the upper row;
+- what a node computes that would cost more if it ran twice: a custom ``autograd.Function``, a compiled graph,
+  a region that is checkpointed;
+- all, where hooks were registered in the forward pass: those on activations must run once.
+
+A reentrant checkpoint hides its parameters from the graph. There, all is done in I, and W has nothing to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from partita._torch.autograd import hooks_paused, leaf_of, run_backward
+from partita.pipelining.stages.autograd_cut import AutogradCut, AutogradGraph, Catch
+
+__all__ = ["InputPass", "WeightPass", "input_pass"]
+
+_Root = tuple[Tensor | GradientEdge, Tensor]
+
+
+class WeightPass:
+    """What is left for W. Run it once.
+
+    Args:
+        private: nodes of the upper row with the parameters that they alone lead to.
+        shared: nodes of the upper row that lead to what others lead to as well, with the edges to it.
+        roots: where the rest starts, and with which gradients.
+    """
+
+    def __init__(
+        self,
+        private: Sequence[tuple[Catch, list[Tensor]]] = (),
+        shared: Sequence[tuple[Catch, list[GradientEdge]]] = (),
+        roots: Sequence[_Root] = (),
+    ) -> None:
+        self._private = private
+        self._shared = shared
+        self._roots = roots
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return not (self._private or self._shared or self._roots)
+
+    def run(self) -> None:
+        """Add to ``.grad`` of the parameters."""
+        for catch, parameters in self._private:
+            starts, seeds = catch.starts()
+            if starts and parameters:
+                run_backward(starts, seeds, parameters, accumulate=True)
+        roots = [*self._roots]
+        for catch, branches in self._shared:
+            starts, seeds = catch.starts()
+            if starts:
+                leaves = [leaf for edge in branches if (leaf := leaf_of(edge.node)) is not None]
+                with hooks_paused(leaves):
+                    found = run_backward(starts, seeds, branches, accumulate=False)
+                roots += [(edge, it) for edge, it in zip(branches, found, strict=True) if it is not None]
+        if roots:
+            run_backward([root for root, _ in roots], [seed for _, seed in roots], accumulate=True)
+        self._private, self._shared, self._roots = (), (), ()
+
+
+@dataclass(frozen=True, slots=True)
+class InputPass:
+    """What I computed.
+
+    Attributes:
+        gradients: of each leaf; None where nothing depends on it.
+        shares: of each parameter that was asked for.
+        weights: what is left for W.
+    """
+
+    gradients: Sequence[Tensor | None]
+    shares: Sequence[Tensor | None]
+    weights: WeightPass
+
+
+def input_pass(
+    roots: Sequence[Tensor],
+    seeds: Sequence[Tensor],
+    leaves: Sequence[Tensor],
+    shared: Sequence[Tensor] = (),
+    *,
+    hooked: bool = False,
+) -> InputPass:
+    """Run I.
+
+    Args:
+        roots: what the pass starts from; each wants a gradient.
+        seeds: their gradients.
+        leaves: tensors without history whose gradients are wanted now.
+        shared: parameters whose gradients are wanted now too: returned, not left in ``.grad``, and not shown
+            to the parameters' hooks.
+        hooked: whether hooks were registered during the forward pass.
+    """
+    if not leaves and not shared:
+        return InputPass((), (), WeightPass(roots=[*zip(map(get_gradient_edge, roots), seeds, strict=True)]))
+    graph = AutogradGraph.of(roots)
+    if graph.accumulates_inside:
+        return _whole_pass(roots, seeds, leaves, shared)
+    cut = AutogradCut(graph, [*leaves, *shared], hooked=hooked)
+    catches = [Catch(node) for node in cut.frontier]
+    sooner = cut.early
+    found: Sequence[Tensor | None] = (None,) * (len(leaves) + len(shared) + len(sooner))
+    now = [number for number, start in enumerate(graph.starts) if cut.leads[start]]
+    if now:
+        with hooks_paused([*shared, *sooner]):
+            found = run_backward(
+                [roots[number] for number in now],
+                [seeds[number] for number in now],
+                [*leaves, *shared, *sooner],
+                accumulate=False,
+                keep_graph=bool(catches),
+            )
+    gradients, shares, rest = (
+        found[: len(leaves)],
+        found[len(leaves) : len(found) - len(sooner)],
+        found[len(found) - len(sooner) :],
+    )
+    later: list[_Root] = [
+        (get_gradient_edge(root), seed)
+        for root, seed, start in zip(roots, seeds, graph.starts, strict=True)
+        if not cut.leads[start]
+    ]
+    later += [(weight, it) for weight, it in zip(sooner, rest, strict=True) if it is not None]
+    private = [(catch, cut.private[catch.node]) for catch in catches if catch.node in cut.private]
+    merging = [(catch, cut.branches(catch.node)) for catch in catches if catch.node not in cut.private]
+    return InputPass(gradients, shares, WeightPass(private, merging, later))
+
+
+def _whole_pass(
+    roots: Sequence[Tensor], seeds: Sequence[Tensor], leaves: Sequence[Tensor], shared: Sequence[Tensor]
+) -> InputPass:
+    before = [parameter.grad for parameter in shared]
+    for parameter in shared:
+        parameter.grad = None
+    try:
+        with hooks_paused(shared):
+            torch.autograd.backward(roots, seeds)
+        shares = [parameter.grad for parameter in shared]
+    finally:
+        for parameter, gradient in zip(shared, before, strict=True):
+            parameter.grad = gradient
+    return InputPass([leaf.grad for leaf in leaves], shares, WeightPass())

@@ -1,0 +1,438 @@
+"""One stage as a rank runs it: forward and backward of one microbatch at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from partita._torch.autograd import hooks_made, hooks_paused, run_backward
+from partita._torch.export import Signature
+from partita._torch.pytree import tree_map
+from partita.errors import ExecutionError, SignatureMismatch
+from partita.pipelining.routes import Named, Routes, Tied, Value, accept, describe
+from partita.pipelining.stages.data_parallel import GradientReduction, gradient_reduction
+from partita.pipelining.stages.saved_buffers import SavedBuffers
+from partita.pipelining.stages.split_backward import WeightPass, input_pass
+from partita.planning import ActionKind
+from partita.runtime import Comm
+
+__all__ = ["Stage", "detached"]
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A microbatch between its forward and its backward pass.
+
+    Attributes:
+        leaves: what the stage was given, as it saw it: where gradients arrive.
+        outputs: what it made.
+        sources: the caller's own tensors that want a gradient (stage 0 only).
+        hooked: whether hooks were registered meanwhile.
+        loss: the last stage's loss, and the gradient that it starts with.
+    """
+
+    leaves: dict[str, Tensor]
+    outputs: dict[str, Tensor]
+    sources: dict[str, Tensor]
+    hooked: bool
+    loss: tuple[Tensor, Tensor] | None = None
+
+
+class Stage:
+    """A stage's module with what it needs to know about its neighbours. Made by ``Pipe.build_stage``.
+
+    Attributes:
+        module: the stage; move it, wrap or compile it, give its parameters to an optimizer.
+        index: which stage it is.
+        routes: what crosses all the borders of the pipeline, in the present mode.
+        by_mode: the same for both modes.
+        signature: how the model's arguments and results are flattened.
+        comm: what the ranks talk through; None: made from ``group``.
+        group: the process group of the pipeline's ranks; None: the default group.
+        loss_fn: picks the loss out of the model's results, where it is among them.
+        hooks: what to call for the actions of a schedule that concern the whole stage (UNSHARD, RESHARD,
+            REDUCE_GRAD); those without a hook do nothing.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        index: int,
+        routes: Routes,
+        signature: Signature,
+        *,
+        comm: Comm | None = None,
+    ) -> None:
+        self.module = module
+        self.index = index
+        self.signature = signature
+        self.comm = comm
+        self.group: dist.ProcessGroup | None = None
+        self.loss_fn: Callable[..., Tensor] | None = None
+        self.hooks: dict[ActionKind, Callable[[], object]] = {}
+        self._held = module  # stays when the user wraps `module`
+        self.by_mode = routes
+        self.follow(routes.in_mode(module.training))
+        self._flights: dict[int, _Flight] = {}
+        self._late: dict[int, WeightPass] = {}
+        self._saved = SavedBuffers(module)
+        self._reduction: GradientReduction | None = None
+
+    def follow(self, routes: Routes) -> None:
+        """Take and make what ``routes`` say from now on."""
+        self.routes = routes
+        self.border = routes.borders[self.index]
+        self._names = {
+            group: next(name for name in group.names if _has_parameter(self._held, name))
+            for group in routes.tied
+            if self.index in group.stages
+        }
+        self._shared = tuple(group for group in self._names if group.value.requires_grad and group.chained)
+        extra = dict.fromkeys(routes.result_names if self.is_last else ()).keys() - {*self.border.outputs}
+        takes = dict.fromkeys((*self.border.inputs, *sorted(extra)))
+        self._takes = tuple((name, routes.values.get(name)) for name in takes if name not in routes.numbers)
+        self._inputs = frozenset(value.name for value in routes.inputs)
+        self._is_plain = not (routes.numbers or self.border.written)
+
+    @property
+    def submod(self) -> nn.Module:
+        """Another name of `module`, as ``torch.distributed.pipelining`` calls it."""
+        return self.module
+
+    @property
+    def stage_index(self) -> int:
+        """Another name of `index`, likewise."""
+        return self.index
+
+    @property
+    def num_stages(self) -> int:
+        """How many stages the whole pipeline has."""
+        return self.routes.stages
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it is given the model's arguments."""
+        return self.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it returns the model's results."""
+        return self.index == self.routes.stages - 1
+
+    @property
+    def in_flight(self) -> int:
+        """How many microbatches are between forward and the end of backward."""
+        return len(self._flights) + len(self._late)
+
+    @property
+    def device(self) -> torch.device:
+        """Where its parameters (or, without any, its buffers) are; the CPU where it has neither."""
+        tensors = chain(self._held.parameters(), self._held.buffers())
+        return next((tensor.device for tensor in tensors), torch.device("cpu"))
+
+    def parameter(self, group: Tied) -> nn.Parameter:
+        """Its copy of a tied parameter."""
+        return self._held.get_parameter(self._names[group])
+
+    def accept(self, flat: Sequence[Any], microbatch: int, *, train: bool) -> dict[str, Tensor]:
+        """The tensors among the model's flat arguments for one microbatch, by name.
+
+        Raises:
+            SignatureMismatch: a shape, dtype or constant that the pipeline was not cut for, or a tensor that
+                wants a gradient where the example did not.
+        """
+        accept(self.routes.inputs, flat, f"microbatch {microbatch}")
+        found = {}
+        for expected, value in zip(self.routes.inputs, flat, strict=True):
+            if not isinstance(value, Tensor):
+                continue
+            wants = train and value.requires_grad
+            if wants and not getattr(expected, "requires_grad", False):
+                raise SignatureMismatch(
+                    f"the input {expected.name!r} wants a gradient, but the pipeline was cut with an example "
+                    "that does not: detach it, or cut with an example that requires grad"
+                )
+            found[expected.name] = value
+        return found
+
+    def forward(
+        self, microbatch: int, values: Mapping[str, Tensor], *, train: bool, routes: Routes | None = None
+    ) -> dict[str, Tensor]:
+        """Run one microbatch.
+
+        Args:
+            values: the tensors that the stage is given, by name.
+            train: keep what the backward pass needs.
+            routes: for the sizes of this microbatch; `routes` if not given.
+
+        Returns:
+            What the stage makes, and on the last one also what it only hands out, by name.
+
+        Raises:
+            SignatureMismatch: an output of another shape, dtype or gradient flag than the others expect.
+        """
+        if train:
+            self._check_tied()
+        before = hooks_made()
+        routes = routes or self.routes
+        numbers = routes.numbers
+        leaves = {name: _leaf(values[name], expected, train) for name, expected in self._takes}
+        call = self.module if self._reduction is None else self._reduction.forward
+        given = [
+            leaves[name]
+            if self._is_plain
+            else numbers[name]
+            if name in numbers
+            else self._given(name, leaves[name])
+            for name in self.border.inputs
+        ]
+        if self._saved.idle:
+            made = self._compute(microbatch, call, given)
+        else:
+            with self._saved.kept():
+                made = self._compute(microbatch, call, given)
+        outputs = dict(zip(self.border.outputs, made, strict=True))
+        for name, value in outputs.items():
+            self._check(name, value, train, routes)
+        for name in self.border.reused:
+            outputs[name] = outputs[name].clone()
+        if train:
+            sources = {name: value for name, value in values.items() if value.requires_grad}
+            hooked = hooks_made() != before
+            self._flights[microbatch] = _Flight(leaves, outputs, sources, hooked)
+        return leaves | outputs
+
+    def _compute(
+        self,
+        microbatch: int,  # noqa: ARG002 - stages of plain modules need it
+        call: Callable[..., Any],
+        given: Sequence[Any],
+    ) -> Sequence[Tensor]:
+        """What the module makes, in the order of the border's outputs."""
+        result = call(*given)
+        made: Sequence[Tensor] = (result,) if len(self.border.outputs) == 1 else result
+        return made
+
+    def assemble(self, made: Mapping[str, Tensor], routes: Routes | None = None) -> Any:
+        """What the model returns, from what `forward` of the last stage returned."""
+        routes = routes or self.routes
+        results = routes.results
+        flat = [made[item.name] if isinstance(item, Named) else item for item in results]
+        return (routes.signature or self.signature).unflatten(flat)
+
+    def start_from(self, microbatch: int, loss: Tensor, seed: Tensor, *, hooked: bool = False) -> None:
+        """Let the backward pass of a microbatch start from a loss, too.
+
+        Args:
+            seed: its gradient.
+            hooked: whether hooks were registered while it was computed.
+        """
+        flight = self._flights[microbatch]
+        flight.loss = (loss, seed)
+        flight.hooked |= hooked
+
+    def backward(
+        self, microbatch: int, gradients: Mapping[str, Tensor], loss: tuple[Tensor, Tensor] | None = None
+    ) -> dict[str, Tensor | None]:
+        """Gradients of one microbatch: the whole backward pass.
+
+        Args:
+            gradients: by name: of the stage's outputs; of its inputs where later users sent their share; of
+                tied parameters.
+            loss: as in `start_from`.
+
+        Returns:
+            The gradients of the stage's inputs and of tied parameters that an earlier stage owns, by name;
+            None for one that the loss does not depend on.
+        """
+        if loss is not None:
+            self.start_from(microbatch, *loss)
+        flight = self._flights.pop(microbatch)
+        roots, seeds = _roots(flight, gradients)
+        shares = self._shares(gradients, roots, seeds)
+        for share in shares:
+            share.begin()
+        try:
+            if shares:  # hooks see the whole gradient, where the owner has it
+                with hooks_paused([share.parameter for share in shares if not share.owned]):
+                    self._accumulate(roots, seeds)
+            else:
+                self._accumulate(roots, seeds)
+        finally:
+            results: dict[str, Tensor | None] = {
+                share.name: share.end() for share in shares if not share.owned
+            }
+        for name, leaf in flight.leaves.items():
+            if leaf.requires_grad:
+                results[name] = leaf.grad
+        if flight.sources:
+            _hand_to_caller(flight.sources, {**gradients, **results})
+        return results
+
+    def _accumulate(self, roots: list[Tensor], seeds: list[Tensor]) -> None:
+        if self._reduction is not None:
+            self._reduction.backward(roots, lambda: run_backward(roots, seeds, accumulate=True))
+        elif roots:
+            run_backward(roots, seeds, accumulate=True)
+
+    def backward_input(self, microbatch: int, gradients: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
+        """The first half of `backward`: the same results, and no parameter's ``.grad`` is touched, unless
+        data parallel wrappers need the whole pass at once.
+        """
+        if self._reduction is not None and self._reduction.at_once:
+            self._late[microbatch] = WeightPass()
+            return self.backward(microbatch, gradients)
+        flight = self._flights.pop(microbatch)
+        roots, seeds = _roots(flight, gradients)
+        shares = [share for share in self._shares(gradients, roots, seeds) if not share.owned]
+        names = [name for name, leaf in flight.leaves.items() if leaf.requires_grad]
+        found = input_pass(
+            roots,
+            seeds,
+            [flight.leaves[name] for name in names],
+            [share.parameter for share in shares],
+            hooked=flight.hooked,
+        )
+        results = dict(zip(names, found.gradients, strict=True))
+        results |= zip((share.name for share in shares), found.shares, strict=True)
+        self._late[microbatch] = found.weights
+        if flight.sources:
+            _hand_to_caller(flight.sources, {**gradients, **results})
+        return results
+
+    def backward_weight(self, microbatch: int) -> None:
+        """The second half of `backward`: adds to ``.grad`` of the parameters."""
+        late = self._late.pop(microbatch)
+        if self._reduction is None or self._reduction.at_once:
+            late.run()
+        else:
+            self._reduction.backward(None, late.run)
+
+    def begin(self, microbatches: int) -> None:
+        """A training step of so many microbatches starts."""
+        self._reduction = gradient_reduction(self.module)
+        if self._reduction is not None:
+            self._reduction.begin(microbatches)
+
+    def forget(self) -> None:
+        """Drop all microbatches in flight (after a failure)."""
+        self._flights.clear()
+        self._late.clear()
+
+    def _shares(
+        self, gradients: Mapping[str, Tensor], roots: list[Tensor], seeds: list[Tensor]
+    ) -> list[_Share]:
+        """Its parts in the gradients of tied parameters; what later stages sent of them becomes a root."""
+        if not self._shared:
+            return []
+        shares = [_Share(group, self.parameter(group), self.index) for group in self._shared]
+        for share in shares:
+            if share.name in gradients:
+                roots.append(share.parameter)
+                seeds.append(gradients[share.name])
+        return shares
+
+    def _given(self, name: str, leaf: Tensor) -> Tensor:
+        """What the module gets: a copy of what it writes to, since autograd refuses to write to a leaf and
+        the memory is the sender's where both stages are on one rank. What the caller gave is the caller's to
+        see.
+        """
+        own = name in self._inputs and not leaf.requires_grad
+        return leaf.clone() if name in self.border.written and not own else leaf
+
+    def _check(self, name: str, value: Any, train: bool, routes: Routes) -> None:
+        """What leaves the stage must be what the others made room for."""
+        expected = routes.values.get(name)
+        if expected is None:
+            return
+        if not expected.fits(value) or (train and value.requires_grad != expected.requires_grad):
+            raise SignatureMismatch(
+                f"stage {self.index} makes {name}: {describe(value)}, but the pipeline was cut for "
+                f"{expected.describe()}: run it with the shapes, the autocast and the frozen parameters that "
+                "it was cut with, or cut it again"
+            )
+
+    def _check_tied(self) -> None:
+        for group in self._names:
+            if self.parameter(group).requires_grad != group.value.requires_grad:
+                was = "trained" if group.value.requires_grad else "frozen"
+                raise SignatureMismatch(
+                    f"the tied parameter {group.names[0]!r} was {was} when the pipeline was cut, and is not "
+                    "now: cut it again"
+                )
+
+
+class _Share:
+    """This stage's part of a tied parameter's gradient for one microbatch, kept apart from what lies in
+    ``.grad`` already.
+
+    The stage that comes first owns the sum: the shares arrive there along the chain, and only there are they
+    added to ``.grad``.
+    """
+
+    def __init__(self, group: Tied, parameter: nn.Parameter, stage: int) -> None:
+        self.name = group.value.name
+        self.parameter = parameter
+        self.owned = group.stages[0] == stage
+        self._before: Tensor | None = None
+
+    def begin(self) -> None:
+        if not self.owned:
+            self._before, self.parameter.grad = self.parameter.grad, None
+
+    def end(self) -> Tensor | None:
+        share, self.parameter.grad = self.parameter.grad, self._before
+        return share
+
+
+def detached(tree: Any) -> Any:
+    """The same nested value with every tensor cut off from its history."""
+    if isinstance(tree, Tensor):
+        return tree.detach()
+    return tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, tree)
+
+
+def _roots(flight: _Flight, gradients: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """What a backward pass starts from: the loss, and the values that have a gradient from elsewhere."""
+    roots, seeds = [], []
+    if flight.loss is not None:
+        if not flight.loss[0].requires_grad:
+            raise ExecutionError(
+                "the loss does not depend on any parameter that is trained: unfreeze one, or call eval()"
+            )
+        roots.append(flight.loss[0])
+        seeds.append(flight.loss[1])
+    for values in (flight.outputs, flight.leaves):
+        for name, value in values.items():
+            if name in gradients and value.requires_grad:
+                roots.append(value)
+                seeds.append(gradients[name])
+    return roots, seeds
+
+
+def _leaf(value: Tensor, expected: Value | None, train: bool) -> Tensor:
+    """The value cut off from its history, so that its gradient stops here."""
+    leaf = value.detach()
+    wants = value.requires_grad if expected is None else expected.requires_grad
+    return leaf.requires_grad_() if train and wants else leaf
+
+
+def _hand_to_caller(sources: Mapping[str, Tensor], gradients: Mapping[str, Tensor | None]) -> None:
+    """Let the gradients of the model's own inputs flow on to where the caller has them from."""
+    known = [name for name in sources if gradients.get(name) is not None]
+    if known:  # together: they may come from one graph, which can go back only once
+        torch.autograd.backward([sources[name] for name in known], [gradients[name] for name in known])
+
+
+def _has_parameter(module: nn.Module, name: str) -> bool:
+    try:
+        module.get_parameter(name)
+    except AttributeError:
+        return False
+    return True

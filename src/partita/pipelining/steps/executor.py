@@ -1,0 +1,100 @@
+"""Runs one rank's part of a schedule: compute in the order that the schedule says, receives posted ahead,
+sends that never wait.
+
+Indices as in the papers: ``stage`` of the model, ``microbatch`` of the batch, ``rank`` of the process. One
+step is::
+
+    for each action of this rank:   F  take inputs, run, hand on          RECV_*  make room, start receiving
+                                    B  take gradients, run, hand back     SEND_*  start sending
+                                    I  the same without gradients of weights, which are left to W
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from partita.errors import PartitaError
+from partita.pipelining.stages.stage import Stage
+from partita.pipelining.steps.instructions import Instruction
+from partita.pipelining.steps.program import AHEAD, Program
+from partita.pipelining.steps.step import StepInputs, StepResults
+from partita.planning import Action, Schedule
+from partita.runtime import NULL_TRACER, Comm, NullTracer, Recorder
+
+__all__ = ["Executor", "StepInputs", "StepResults"]
+
+
+class Executor:
+    """One rank of a pipeline.
+
+    Args:
+        schedule: with sends and receives written out.
+        stages: those of this rank, by index.
+        loss_fn: from (output, target) to a 0-d tensor; None to run forward only.
+        defer_receives: post none ahead.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        stages: Mapping[int, Stage],
+        comm: Comm,
+        loss_fn: Callable[..., Tensor] | None,
+        *,
+        defer_receives: bool = False,
+    ) -> None:
+        self.schedule = schedule
+        self.comm = comm
+        self.train = schedule.has_backward
+        self._stages = tuple(stages.values())
+        self._program = Program(schedule, dict(stages), comm, loss_fn, ahead=0 if defer_receives else AHEAD)
+
+    def run(self, inputs: StepInputs, tracer: Recorder = NULL_TRACER) -> StepResults:
+        """Run one step.
+
+        Raises:
+            BaseException: whatever went wrong here is published to the other ranks first.
+        """
+        step = self._program.step
+        instruction: Instruction | None = None
+        try:
+            step.begin(inputs)
+            if self.train:
+                for stage in self._stages:
+                    stage.begin(self.schedule.microbatches)
+            with torch.set_grad_enabled(self.train):
+                if isinstance(tracer, NullTracer):
+                    for instruction in self._program.instructions:
+                        instruction.run()
+                else:
+                    for instruction in self._program.instructions:
+                        _run_traced(instruction, tracer)
+                instruction = None
+                return step.finish()
+        except BaseException as error:
+            self._program.clear()
+            where = _where(instruction.action if instruction is not None else None)
+            self.comm.fail(error, where)
+            if not isinstance(error, PartitaError):
+                error.add_note(f"(rank {self.comm.rank}, {where})")
+            raise
+
+
+def _run_traced(instruction: Instruction, tracer: Recorder) -> None:
+    action, inbox = instruction.action, instruction.inbox
+    category = "compute" if action.is_compute else "comm"
+    about = {"stage": action.stage, "microbatch": action.microbatch}
+    with tracer.span(str(action), category, **about):
+        if inbox is not None and inbox.handles:
+            with tracer.span(f"wait {action}", "wait", **about):
+                inbox.wait()
+        instruction.run()
+
+
+def _where(action: Action | None) -> str:
+    if action is None:
+        return "a step"
+    return f"stage {action.stage}, microbatch {action.microbatch}, action {action}"

@@ -1,0 +1,290 @@
+"""What a rank does in a step, one small object an action, with all that can be known before looked up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from partita._torch.autograd import hooks_made
+from partita.errors import ExecutionError
+from partita.pipelining.layout import room
+from partita.pipelining.routes import Value
+from partita.pipelining.stages.stage import Stage, detached
+from partita.pipelining.steps.mailbox import Delivery, Inbox, Outbox
+from partita.pipelining.steps.step import StepState
+from partita.planning import Action, ActionKind
+from partita.runtime import Comm, keyed
+
+__all__ = [
+    "Backward",
+    "Call",
+    "Forward",
+    "InputBackward",
+    "Instruction",
+    "Message",
+    "Receive",
+    "Send",
+    "WeightBackward",
+]
+
+LossFunction = Callable[..., Tensor]
+
+
+class Instruction(Protocol):
+    """One action, ready to run.
+
+    Attributes:
+        action: for messages and traces.
+        inbox: what it waits for first; None where it waits for nothing.
+    """
+
+    action: Action
+    inbox: Inbox | None
+
+    def run(self) -> None:
+        """Do it."""
+        ...
+
+
+class Forward:
+    """F."""
+
+    __slots__ = ("_delivery", "_loss_fn", "_microbatch", "_stage", "_step", "_train", "action", "inbox")
+
+    def __init__(
+        self,
+        action: Action,
+        microbatch: int,
+        stage: Stage,
+        step: StepState,
+        inbox: Inbox,
+        delivery: Delivery,
+        *,
+        loss_fn: LossFunction | None,
+        train: bool,
+    ) -> None:
+        self.action = action
+        self.inbox: Inbox | None = inbox
+        self._microbatch = microbatch
+        self._stage = stage
+        self._step = step
+        self._delivery = delivery
+        self._loss_fn = loss_fn
+        self._train = train
+
+    def run(self) -> None:
+        step, stage, microbatch = self._step, self._stage, self._microbatch
+        assert self.inbox is not None
+        values = self.inbox.take()
+        if stage.is_first and step.inputs.arguments is not None:
+            values.update(step.inputs.arguments[microbatch])
+        with keyed(step.key(microbatch)):
+            made = stage.forward(microbatch, values, train=self._train, routes=step.routes(microbatch))
+        if values:
+            made = values | made
+        if stage.is_last:
+            self._finish(made)
+        self._delivery.put(made)
+
+    def _finish(self, made: dict[str, Tensor]) -> None:
+        """The model's result, and its loss."""
+        step, microbatch = self._step, self._microbatch
+        output = self._stage.assemble(made, step.routes(microbatch))
+        if step.inputs.keep_outputs:
+            step.outputs[microbatch] = detached(output)
+        targets = step.inputs.targets
+        if self._loss_fn is None or not (self._train or targets):
+            return
+        before = hooks_made()
+        target = targets[microbatch] if targets else None
+        loss = _checked(self._loss_fn(output, target, **step.inputs.loss_kwargs))
+        step.losses[microbatch] = loss.detach()
+        if self._train:
+            seed = torch.full_like(loss, step.inputs.weights[microbatch])
+            self._stage.start_from(microbatch, loss, seed, hooked=hooks_made() != before)
+
+
+class Backward:
+    """B."""
+
+    __slots__ = ("_backward", "_delivery", "_microbatch", "_step", "action", "inbox")
+
+    def __init__(
+        self,
+        action: Action,
+        microbatch: int,
+        stage: Stage,
+        step: StepState,
+        inbox: Inbox,
+        delivery: Delivery,
+    ) -> None:
+        self.action = action
+        self.inbox: Inbox | None = inbox
+        self._microbatch = microbatch
+        self._step = step
+        self._delivery = delivery
+        self._backward = self._of(stage)
+
+    def _of(self, stage: Stage) -> Callable[[int, dict[str, Tensor]], dict[str, Tensor | None]]:
+        return stage.backward
+
+    def run(self) -> None:
+        assert self.inbox is not None
+        gradients = self.inbox.take()
+        with keyed(self._step.key(self._microbatch), backward=True):
+            results = self._backward(self._microbatch, gradients)
+        self._delivery.put(results)
+
+
+class InputBackward(Backward):
+    """I."""
+
+    __slots__ = ()
+
+    def _of(self, stage: Stage) -> Callable[[int, dict[str, Tensor]], dict[str, Tensor | None]]:
+        return stage.backward_input
+
+
+class WeightBackward:
+    """W."""
+
+    __slots__ = ("_microbatch", "_stage", "_step", "action", "inbox")
+
+    def __init__(self, action: Action, microbatch: int, stage: Stage, step: StepState) -> None:
+        self.action = action
+        self.inbox: Inbox | None = None
+        self._microbatch = microbatch
+        self._stage = stage
+        self._step = step
+
+    def run(self) -> None:
+        with keyed(self._step.key(self._microbatch), backward=True):
+            self._stage.backward_weight(self._microbatch)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What goes from one rank to another for one microbatch.
+
+    Attributes:
+        rank: the other one.
+        values: what the message is made of, each with its tag.
+        mask_tag: where some of them may be missing.
+    """
+
+    action: Action
+    microbatch: int
+    step: StepState
+    comm: Comm
+    rank: int
+    values: Sequence[tuple[Value, int]]
+    mask_tag: int | None
+
+
+class _Transfer:
+    """What sending and receiving have in common: the message, laid out for the step."""
+
+    __slots__ = ("_comm", "_mask_tag", "_microbatch", "_rank", "_step", "_values", "action", "inbox")
+
+    def __init__(self, message: Message) -> None:
+        self.action = message.action
+        self.inbox: Inbox | None = None
+        self._microbatch = message.microbatch
+        self._step = message.step
+        self._comm = message.comm
+        self._rank = message.rank
+        self._values = tuple((value.name, value, tag) for value, tag in message.values)
+        self._mask_tag = message.mask_tag
+
+
+class Send(_Transfer):
+    """SEND_F or SEND_B: starts sending, and leaves."""
+
+    __slots__ = ("_outbox",)
+
+    def __init__(self, message: Message, outbox: Outbox) -> None:
+        """``outbox``: where the values wait."""
+        super().__init__(message)
+        self._outbox = outbox
+
+    def run(self) -> None:
+        outbox, send, rank, sends = self._outbox, self._comm.send, self._rank, self._step.sends
+        if self._mask_tag is not None:
+            device = self._step.devices[self.action.stage]
+            mask = torch.tensor([name in outbox for name, _, _ in self._values], device=device)
+            sends.append(send(mask, rank, self._mask_tag))
+        for name, value, tag in self._values:
+            tensor = outbox.get(name)
+            if tensor is None:  # a message has all of its values: zeros stand for what is not there
+                tensor = _room(self._step, self.action.stage, self._microbatch, value, gradient=True).zero_()
+            sends.append(send(tensor, rank, tag))
+        outbox.clear()
+        self._step.trim()
+
+
+class Receive(_Transfer):
+    """RECV_F or RECV_B: makes room, and starts receiving.
+
+    Room is made when the receive is posted and belongs to whoever takes the value: autograd keeps some of it
+    for the backward pass. So it is never used for another microbatch; torch's allocator has it back when its
+    last user lets go.
+    """
+
+    __slots__ = ("_gradients", "_names", "_to")
+
+    def __init__(self, message: Message, to: Inbox) -> None:
+        """``to``: who takes it."""
+        super().__init__(message)
+        self._to = to
+        self._names = [name for name, _, _ in self._values]
+        self._gradients = self.action.kind is ActionKind.RECV_B
+
+    def run(self) -> None:
+        to, receive, rank, stage = self._to, self._comm.recv, self._rank, self.action.stage
+        if self._mask_tag is not None:
+            mask = torch.empty(len(self._names), dtype=torch.bool, device=self._step.devices[stage])
+            to.masks.append((self._names, mask))
+            to.handles.append(receive(mask, rank, self._mask_tag))
+        for name, value, tag in self._values:
+            buffer = _room(self._step, stage, self._microbatch, value, gradient=self._gradients)
+            to.values[name] = buffer
+            to.handles.append(receive(buffer, rank, tag))
+
+
+class Call:
+    """UNSHARD, RESHARD or REDUCE_GRAD: whatever the stage has for it."""
+
+    __slots__ = ("_stage", "action", "inbox")
+
+    def __init__(self, action: Action, stage: Stage) -> None:
+        self.action = action
+        self.inbox: Inbox | None = None
+        self._stage = stage
+
+    def run(self) -> None:
+        hook = self._stage.hooks.get(self.action.kind)
+        if hook is not None:
+            hook()
+
+
+def _room(step: StepState, stage: int, microbatch: int, value: Value, *, gradient: bool) -> Tensor:
+    sized = step.inputs.routes
+    if sized:
+        value = sized[microbatch].values[value.name]
+    order = value.gradient_order if gradient else value.order
+    shape = cast(tuple[int, ...], value.shape)  # the sizes of a microbatch are numbers
+    return room(shape, order, dtype=value.dtype, device=step.devices[stage])
+
+
+def _checked(loss: Any) -> Tensor:
+    if not isinstance(loss, Tensor):
+        raise ExecutionError(f"loss_fn returns {type(loss).__name__}: return a tensor of one number")
+    if loss.dim() != 0:
+        raise ExecutionError(
+            f"loss_fn returns a tensor of shape {list(loss.shape)}: return one number, such as its mean()"
+        )
+    return loss

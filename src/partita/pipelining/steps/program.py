@@ -1,0 +1,171 @@
+"""Compiles one rank's part of a schedule into instructions, once; every step replays them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from torch import Tensor
+
+from partita.pipelining.routes import MASK, Routes, Value
+from partita.pipelining.stages.stage import Stage
+from partita.pipelining.steps.instructions import (
+    Backward,
+    Call,
+    Forward,
+    InputBackward,
+    Instruction,
+    Message,
+    Receive,
+    Send,
+    WeightBackward,
+)
+from partita.pipelining.steps.mailbox import Delivery, Inbox, Outbox
+from partita.pipelining.steps.step import StepState
+from partita.planning import Action, ActionKind, Schedule
+from partita.runtime import Comm
+
+__all__ = ["AHEAD", "Program", "receives_ahead"]
+
+AHEAD = 2
+"""How many compute actions before the one that needs it a receive is posted. Each costs the memory of a
+message."""
+
+_PASS = {
+    ActionKind.F: "F",
+    ActionKind.B: "G",
+    ActionKind.I: "G",
+    ActionKind.SEND_F: "F",
+    ActionKind.RECV_F: "F",
+    ActionKind.SEND_B: "G",
+    ActionKind.RECV_B: "G",
+}
+"""Values go with F, gradients (G) with the others."""
+
+
+class Program:
+    """One rank's.
+
+    Args:
+        schedule: with sends and receives written out.
+        stages: those of this rank, by index.
+        loss_fn: from (output, target) to a 0-d tensor; None to run forward only.
+        ahead: how far ahead receives are posted; see `receives_ahead`.
+
+    Attributes:
+        instructions: in order.
+        step: what they share.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        stages: Mapping[int, Stage],
+        comm: Comm,
+        loss_fn: Callable[..., Tensor] | None,
+        ahead: int = AHEAD,
+    ) -> None:
+        self.step = StepState(stages)
+        self._schedule = schedule
+        self._stages = stages
+        self._comm = comm
+        self._loss_fn = loss_fn
+        self._routes: Routes = next(iter(stages.values())).routes
+        self._inboxes: dict[tuple[str, int, int], Inbox] = {}
+        self._outboxes: dict[tuple[str, int, int, int], Outbox] = {}
+        actions = receives_ahead(schedule.actions(comm.rank), ahead)
+        parts = [part for action in actions for part in action.parts or (action,)]
+        self.instructions = [made for part in parts if (made := self._instruction(part)) is not None]
+
+    def clear(self) -> None:
+        """Drop everything that is under way, after a failure."""
+        self.step.clear()
+        for inbox in self._inboxes.values():
+            inbox.clear()
+        for outbox in self._outboxes.values():
+            outbox.clear()
+        for stage in self._stages.values():
+            stage.forget()
+
+    def _instruction(self, action: Action) -> Instruction | None:
+        """None for a message of nothing."""
+        stage, microbatch = self._stages[action.stage], action.microbatch
+        if microbatch is None:
+            return Call(action, stage)
+        if action.is_communication:
+            return self._message(action, microbatch)
+        if action.kind is ActionKind.W:
+            return WeightBackward(action, microbatch, stage, self.step)
+        which = _PASS[action.kind]
+        inbox = self._inbox(which, action.stage, microbatch)
+        delivery = self._delivery(which, action.stage, microbatch)
+        if action.kind is ActionKind.F:
+            train = self._schedule.has_backward
+            return Forward(
+                action, microbatch, stage, self.step, inbox, delivery, loss_fn=self._loss_fn, train=train
+            )
+        kind = Backward if action.kind is ActionKind.B else InputBackward
+        return kind(action, microbatch, stage, self.step, inbox, delivery)
+
+    def _message(self, action: Action, microbatch: int) -> Instruction | None:
+        which, stage, other = _PASS[action.kind], action.stage, action.other_stage
+        pair = (stage, other) if action.is_send else (other, stage)
+        names = self._links(which).get(pair, ())
+        if not names:
+            return None
+        rank = self._schedule.stage_ranks[other]
+        values = [(self._value(name), self._tag(name, pair, microbatch)) for name in names]
+        masked = which == "G" and self._routes.masked
+        mask_tag = self._tag(MASK, pair, microbatch) if masked else None
+        message = Message(action, microbatch, self.step, self._comm, rank, values, mask_tag)
+        if action.is_send:
+            return Send(message, self._outbox(which, stage, other, microbatch))
+        return Receive(message, self._inbox(which, stage, microbatch))
+
+    def _delivery(self, which: str, stage: int, microbatch: int) -> Delivery:
+        targets: dict[str, tuple[list[Inbox], list[Outbox]]] = {}
+        for (start, to), names in self._links(which).items():
+            if start != stage:
+                continue
+            for name in names:
+                inboxes, outboxes = targets.setdefault(name, ([], []))
+                if to in self._stages:
+                    inboxes.append(self._inbox(which, to, microbatch))
+                else:
+                    outboxes.append(self._outbox(which, stage, to, microbatch))
+        return Delivery(targets)
+
+    def _inbox(self, which: str, stage: int, microbatch: int) -> Inbox:
+        return self._inboxes.setdefault((which, stage, microbatch), Inbox())
+
+    def _outbox(self, which: str, stage: int, to: int, microbatch: int) -> Outbox:
+        return self._outboxes.setdefault((which, stage, to, microbatch), {})
+
+    def _links(self, which: str) -> Mapping[tuple[int, int], tuple[str, ...]]:
+        return self._routes.forward if which == "F" else self._routes.backward
+
+    def _value(self, name: str) -> Value:
+        return self._routes.values[name]
+
+    def _tag(self, name: str, pair: tuple[int, int], microbatch: int) -> int:
+        # 0 is taken by the agreement before a step.
+        return 1 + self._routes.tags[name, *pair] * self._schedule.microbatches + microbatch
+
+
+def receives_ahead(actions: Sequence[Action], ahead: int) -> tuple[Action, ...]:
+    """Post each receive up to ``ahead`` compute actions before the one that needs it, so that its message
+    travels meanwhile. Receives keep their order::
+
+        1RECV_F0 1F0 1RECV_F1 1F1 1RECV_F2 1F2   ->   1RECV_F0 1RECV_F1 1F0 1RECV_F2 1F1 1F2      (ahead 1)
+    """
+    if not ahead:
+        return tuple(actions)
+    program: list[Action] = []
+    for action in actions:
+        at = len(program)
+        if action.is_receive:
+            left = ahead
+            while at and not program[at - 1].is_receive and (left or not program[at - 1].is_compute):
+                left -= program[at - 1].is_compute
+                at -= 1
+        program.insert(at, action)
+    return tuple(program)

@@ -1,0 +1,185 @@
+"""The schedules for ranks with several stages, those that cut the backward pass in two, and one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from partita.errors import ScheduleError
+from partita.pipelining.stages.stage import Stage
+from partita.pipelining.steps.agreement import digest
+from partita.pipelining.steps.schedules import PipelineSchedule, Schedule1F1B, ScheduleGPipe
+from partita.planning import Schedule, lower, validate
+
+__all__ = [
+    "CustomSchedule",
+    "ScheduleDualPipeV",
+    "ScheduleInterleaved1F1B",
+    "ScheduleInterleavedZeroBubble",
+    "ScheduleLoopedBFS",
+    "ScheduleZBVZeroBubble",
+    "get_schedule_class",
+]
+
+_Stages = Stage | Sequence[Stage]
+_Loss = Callable[..., Tensor] | None
+
+
+class _SeveralStages(PipelineSchedule):
+    """What those for several stages on a rank take beside the arguments of `PipelineSchedule`.
+
+    Args:
+        backward_requires_autograd: has no effect: stages here always go back through autograd, and those that
+            train nothing are known.
+        defer_pp_recv: post each receive right before the pass that needs its message, rather than ahead of
+            it.
+    """
+
+    def __init__(
+        self,
+        stages: _Stages,
+        n_microbatches: int,
+        loss_fn: _Loss = None,
+        args_chunk_spec: Sequence[Any] | None = None,
+        kwargs_chunk_spec: Mapping[str, Any] | None = None,
+        output_merge_spec: Any = None,
+        scale_grads: bool = True,
+        backward_requires_autograd: bool = True,  # noqa: ARG002
+        defer_pp_recv: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            stages,
+            n_microbatches,
+            loss_fn,
+            args_chunk_spec,
+            kwargs_chunk_spec,
+            output_merge_spec,
+            scale_grads,
+            **options,
+        )
+        self._defer_receives = defer_pp_recv
+
+
+class ScheduleLoopedBFS(_SeveralStages):
+    """All microbatches through a rank's first stage, then its next; backward from the last (Lamy-Poirier
+    2022).
+    """
+
+    kind = "LoopedBFS"
+
+
+class ScheduleInterleaved1F1B(_SeveralStages):
+    """1F1B in which a rank takes turns among its stages (Narayanan et al. 2021)."""
+
+    kind = "Interleaved1F1B"
+
+
+class ScheduleInterleavedZeroBubble(_SeveralStages):
+    """Interleaved 1F1B whose idle time is filled with gradients of weights (Qi et al. 2023)."""
+
+    kind = "InterleavedZeroBubble"
+
+
+class ScheduleZBVZeroBubble(_SeveralStages):
+    """A V of stages, two a rank, whose idle time is filled with gradients of weights (Qi et al. 2023): of
+    ``n`` ranks, rank ``r`` has stages ``r`` and ``2 * n - 1 - r``.
+    """
+
+    kind = "ZBVZeroBubble"
+
+
+class ScheduleDualPipeV(_SeveralStages):
+    """The same V, in which the forward pass of one microbatch runs together with the backward pass of another
+    (DeepSeek-AI 2024; Sea AI Lab 2025). Needs as many microbatches as stages.
+    """
+
+    kind = "DualPipeV"
+
+
+class CustomSchedule(PipelineSchedule):
+    """Runs a schedule of one's own.
+
+    Args:
+        schedule: what every rank does, or its text as CSV (torch's files too). Its sends and receives are
+            kept where they are right for what crosses this model's borders, and written anew where not.
+        options: those of `PipelineSchedule`.
+
+    Raises:
+        ScheduleError: it breaks a rule (see `planning.validate`), or has a stage on another rank.
+
+    >>> from partita.planning import Schedule
+    >>> mine = Schedule.from_csv("0F0,0F1,,0B0,,0B1\\n,1F0,1B0,1F1,1B1\\n")
+    >>> CustomSchedule(stage, mine, loss_fn).step(x, target=y)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self, stages: _Stages, schedule: Schedule | str, loss_fn: _Loss = None, **options: Any
+    ) -> None:
+        self._given = Schedule.from_csv(schedule) if isinstance(schedule, str) else schedule
+        super().__init__(stages, self._given.microbatches, loss_fn, **options)
+
+    @property
+    def kind(self) -> str:  # type: ignore[override]
+        """Its name, and a number that tells it from others of that name."""
+        return f"{self._given.name} ({digest(self._given.to_csv()) & 0xFFFFFF:06x})"
+
+    def _generate(self, kind: str) -> Schedule:
+        if kind != self.kind:
+            return super()._generate(kind)
+        for stage, (wanted, found) in enumerate(zip(self._given.stage_ranks, self.stage_ranks, strict=False)):
+            if wanted != found:
+                raise ScheduleError(
+                    f"schedule {self._given.name!r} has stage {stage} on rank {wanted}, but it was built on "
+                    f"rank {found}: build it there, or move its actions"
+                )
+        if self._given.stages != len(self.stage_ranks):
+            raise ScheduleError(
+                f"schedule {self._given.name!r} is for {self._given.stages} stages, but the model was cut "
+                f"into {len(self.stage_ranks)}: cut it into as many"
+            )
+        return self._given
+
+    def _lowered(self, plain: Schedule) -> Schedule:
+        if not plain.is_lowered:
+            return super()._lowered(plain)
+        edges = self.routes.edges
+        try:
+            validate(plain, edges)
+        except ScheduleError:
+            rows = tuple(
+                tuple(action for action in row if action is not None and not action.is_communication)
+                for row in plain.rows
+            )
+            return lower(Schedule(plain.name, plain.stage_ranks, plain.microbatches, rows), edges)
+        return plain
+
+
+_KINDS = (
+    ScheduleGPipe,
+    Schedule1F1B,
+    ScheduleLoopedBFS,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
+    ScheduleDualPipeV,
+)
+
+
+def get_schedule_class(name: str) -> type[PipelineSchedule]:
+    """The schedule class of that name; capital and small letters are the same.
+
+    Raises:
+        ScheduleError: there is none.
+
+    >>> get_schedule_class("gpipe").__name__
+    'ScheduleGPipe'
+    """
+    classes = {kind.kind.lower(): kind for kind in _KINDS}
+    wanted = name.lower().removeprefix("schedule")
+    if wanted not in classes:
+        known = ", ".join(kind.kind for kind in _KINDS)
+        raise ScheduleError(f"there is no schedule class {name!r}: choose one of {known}")
+    return classes[wanted]

@@ -1,0 +1,389 @@
+"""The schedules that users call: ``ScheduleGPipe(stage, n_microbatches, loss_fn).step(x, target=y)``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from partita.errors import ScheduleError, SignatureMismatch
+from partita.pipelining.stages.stage import Stage
+from partita.pipelining.steps.agreement import (
+    Relay,
+    agree_on_placement,
+    agree_on_step,
+    neighbours,
+    rank_pairs,
+)
+from partita.pipelining.steps.executor import Executor, StepInputs
+from partita.pipelining.steps.loss_weights import LossWeights, checked_weights
+from partita.pipelining.steps.precision import Precision, current_autocast, fresh_casts
+from partita.pipelining.steps.settle import Settled, Settling
+from partita.pipelining.steps.tied import share_gradients
+from partita.pipelining.steps.tied_sum import TiedGradients, TiedSums, with_chains
+from partita.planning import Schedule, get_schedule, lower
+from partita.runtime import (
+    NULL_TRACER,
+    Comm,
+    MicrobatchPlan,
+    ProcessGroupComm,
+    Recorder,
+    merge,
+    plan_microbatches,
+    split_args,
+)
+
+__all__ = ["PipelineSchedule", "Schedule1F1B", "ScheduleGPipe"]
+
+
+@dataclass(frozen=True, slots=True)
+class _ForLoss:
+    """What a step is given for its loss: see `PipelineSchedule.step`."""
+
+    target: Any
+    weights: LossWeights | Sequence[float] | None = None
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+
+
+class PipelineSchedule:
+    """Runs this rank's stages. `Schedule1F1B` and `ScheduleGPipe` are the ones to use.
+
+    Making one is collective: all ranks do it, with stages of the same cut.
+
+    Args:
+        stages: the stage of this rank, or all of its stages.
+        n_microbatches: into how many the batch is cut.
+        loss_fn: from (output, target) to a 0-d tensor; on all ranks or none. Without it `step` only runs
+            forward.
+        args_chunk_spec: how positional arguments are cut; along dim 0 if not given.
+        kwargs_chunk_spec: how keyword arguments are cut.
+        output_merge_spec: how the microbatches' outputs are merged; along dim 0 if not given.
+        scale_grads: the losses' gradients are weighted with each microbatch's share of the batch, so that
+            they add up to the gradient of the mean; without it they are summed.
+        seed: of the random numbers, which depend on (seed, step, microbatch, call site) alone.
+        tied_gradients: of a parameter that several stages hold: ``exact``: bit for bit as uncut, one message
+            of its size a microbatch and holder; ``reduced``: one sum a step, which rounds otherwise (about
+            1e-6). Stages follow the last schedule that was made with them.
+        tracer: records what runs when; may be replaced between two steps.
+
+    Raises:
+        SignatureMismatch: the ranks do not agree on stages, schedule or microbatches.
+    """
+
+    kind: ClassVar[str] = ""
+
+    def __init__(
+        self,
+        stages: Stage | Sequence[Stage],
+        n_microbatches: int,
+        loss_fn: Callable[..., Tensor] | None = None,
+        args_chunk_spec: Sequence[Any] | None = None,
+        kwargs_chunk_spec: Mapping[str, Any] | None = None,
+        output_merge_spec: Any = None,
+        scale_grads: bool = True,
+        *,
+        seed: int = 0,
+        tied_gradients: TiedGradients = "exact",
+        tracer: Recorder = NULL_TRACER,
+    ) -> None:
+        held = [stages] if isinstance(stages, Stage) else list(stages)
+        self._check(held, n_microbatches)
+        self.stages = {stage.index: stage for stage in held}
+        self.n_microbatches = n_microbatches
+        self.loss_fn = loss_fn or held[0].loss_fn
+        self.args_chunk_spec = args_chunk_spec
+        self.kwargs_chunk_spec = kwargs_chunk_spec
+        self.output_merge_spec = output_merge_spec
+        self.scale_grads = scale_grads
+        self.seed = seed
+        self.tied_gradients = tied_gradients
+        self.tracer = tracer
+        for stage in held:
+            stage.by_mode = with_chains(stage.by_mode, tied_gradients == "exact")
+            stage.follow(stage.by_mode.in_mode(stage.module.training))
+        self._by_mode = held[0].by_mode
+        self.routes = held[0].routes
+        self._owns_comm = held[0].comm is None
+        self.comm: Comm = held[0].comm or ProcessGroupComm.from_group(held[0].group)
+        self.stage_ranks = self._agree(held)
+        self._plain = self._generate(
+            self.kind
+        )  # refused on all ranks alike, where the stages lie wrong for it
+        self._defer_receives = False
+        self._peers = neighbours(self.comm.rank, self._by_mode, self.stage_ranks)
+        self._settling = Settling.of(self.stages, self.comm, self.stage_ranks)
+        self._relay = Relay.of(self.comm.rank, self._by_mode, self.stage_ranks, n_microbatches)
+        pairs = rank_pairs(self._by_mode, self.stage_ranks)
+        self.comm.connect({pair for a, b in sorted(pairs) for pair in ((a, b), (b, a))})
+        self.loss_scale: Callable[[], float] = lambda: 1.0
+        self._precision = Precision()
+        self._executors: dict[tuple[bool, bool], Executor] = {}
+        self._steps = 0
+
+    def schedule(self, *, train: bool = True) -> Schedule:
+        """What every rank does in one step, sends and receives included."""
+        return self._executor(train).schedule
+
+    def state_dict(self) -> dict[str, int]:
+        """How many steps have been made: random numbers depend on it, so a resumed training needs it."""
+        return {"steps": self._steps}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on counting where ``state`` stopped."""
+        self._steps = state["steps"]
+
+    def close(self) -> None:
+        """Leave the pipeline: closes the communicator where the schedule made it. Done at exit if not
+        called.
+        """
+        if self._owns_comm:
+            self.comm.close()
+
+    def step(
+        self,
+        *args: Any,
+        target: Any = None,
+        losses: list[Tensor] | None = None,
+        loss_weights: LossWeights | Sequence[float] | None = None,
+        return_outputs: bool = True,
+        loss_kwargs: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Forward and backward of one batch; gradients are added to ``.grad``. Collective. In a schedule
+        without ``loss_fn`` it is `eval`.
+
+        Args:
+            args: the model's arguments, on the rank that holds the first stage; ignored elsewhere.
+            target: what ``loss_fn`` compares with, on the rank that holds the last stage.
+            losses: gets the loss of each microbatch, on the rank that holds the last stage.
+            loss_weights: what each microbatch's loss counts for, in place of its share of the batch, on the
+                rank that holds the last stage: for a loss that is a mean over what a mask leaves. A plain
+                sequence must sum to 1; `LossWeights` makes weights from counts, or takes another sum.
+            return_outputs: False: the results are needed for the loss only; keeps none of them, which saves
+                memory where they are large (the logits of a language model).
+            loss_kwargs: what ``loss_fn`` is called with besides, whole for each microbatch, on the rank that
+                holds the last stage.
+            kwargs: the model's keyword arguments, where ``args`` are.
+
+        Returns:
+            The merged output on the rank that holds the last stage, None elsewhere.
+
+        Raises:
+            ExecutionError: a ``loss_fn`` that does not return a 0-d tensor.
+            MicrobatchError: a batch that can't be cut, or weights that can't be used.
+            SignatureMismatch: shapes that the pipeline was not cut for, or ranks that are about to do
+                different things.
+            PeerFailed: another rank failed.
+        """
+        if self.loss_fn is None:
+            return self.eval(*args, target=target, losses=losses, **kwargs)
+        given = _ForLoss(target, loss_weights, loss_kwargs or {})
+        return self._run(args, kwargs, given, losses, return_outputs=return_outputs, train=True)
+
+    def eval(self, *args: Any, target: Any = None, losses: list[Tensor] | None = None, **kwargs: Any) -> Any:
+        """Forward of one batch without gradients; touches no ``.grad``. Collective. Arguments are those of
+        `step`.
+
+        Modules stay in the mode that they are in: call ``stage.module.eval()`` first where that matters.
+        ``losses`` is filled where there are a ``loss_fn`` and a ``target``.
+        """
+        with torch.no_grad():
+            return self._run(args, kwargs, _ForLoss(target), losses, return_outputs=True, train=False)
+
+    def _run(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        given: _ForLoss,
+        losses: list[Tensor] | None,
+        *,
+        return_outputs: bool,
+        train: bool,
+    ) -> Any:
+        try:
+            self._follow_modes()
+            arguments, sizes = self._cut(args, kwargs, train) if self._settling is None else (None, ())
+            sizes = agree_on_step(self.comm, self._peers, self._announcement(train), self._relay, sizes)
+            settled = None
+            if self._settling is not None:
+                settled = self._settle(args, kwargs)
+                arguments, sizes = settled.arguments, settled.samples
+            inputs = self._inputs(arguments, sizes, given, settled)
+            inputs = replace(inputs, keep_outputs=return_outputs)
+            executor = self._executor(train)
+            sums = TiedSums(self.comm, self.stages, self.stage_ranks)
+            if train:
+                sums.begin(self.routes.tied)
+        except BaseException as error:
+            self.comm.fail(error, "preparing a step")
+            raise
+        with fresh_casts():
+            results = executor.run(inputs, self.tracer)
+        if train:
+            self._share_gradients(sums)
+            self._steps += 1
+        if losses is not None:
+            losses[:] = results.losses
+        return merge(results.outputs, self.output_merge_spec) if results.outputs else None
+
+    def _share_gradients(self, sums: TiedSums) -> None:
+        try:
+            sums.end()
+            share_gradients(self.comm, self.stages, self.stage_ranks, self.routes)
+        except BaseException as error:
+            self.comm.fail(error, "sharing the gradients of tied parameters")
+            raise
+
+    def _announcement(self, train: bool) -> str:
+        """What the others must be about to do too."""
+        modes = {stage.module.training for stage in self.stages.values()}
+        mode = "both modes" if len(modes) > 1 else "train mode" if modes.pop() else "eval mode"
+        autocast = current_autocast(next(iter(self.stages.values())).device.type)
+        under = "" if autocast is None else f" under {autocast}"
+        what = "step()" if train else "eval()" if self.loss_fn else "eval() or step() without loss_fn"
+        return f"{what} number {self._steps} in {mode}{under}"
+
+    def _follow_modes(self) -> None:
+        """Where a model takes another path in evaluation: let its stages take and make what they do in their
+        mode.
+        """
+        if self._by_mode.evaluation is None:
+            return
+        if len({stage.module.training for stage in self.stages.values()}) > 1:
+            raise SignatureMismatch(
+                "this rank's stages are in both modes, but the model takes another path in each: call "
+                "train() or eval() "
+                "on all of them"
+            )
+        for stage in self.stages.values():
+            routes = stage.by_mode.in_mode(stage.module.training)
+            if routes is not stage.routes:
+                stage.follow(routes)
+            self.routes = routes
+
+    def _settle(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Settled:
+        """What will cross in a step of stages that are plain modules."""
+        assert self._settling is not None
+        settled = self._settling.run(
+            args, kwargs, self.n_microbatches, self.args_chunk_spec, self.kwargs_chunk_spec
+        )
+        if settled.changed:
+            self._executors.clear()
+        return settled
+
+    def _executor(self, train: bool) -> Executor:
+        key = (train, self.routes is self._by_mode.evaluation)
+        if key not in self._executors:
+            plain = self._plain if train else self._generate("ForwardOnly")
+            lowered = self._lowered(plain)
+            self._executors[key] = Executor(
+                lowered, self.stages, self.comm, self.loss_fn, defer_receives=self._defer_receives
+            )
+        return self._executors[key]
+
+    def _lowered(self, plain: Schedule) -> Schedule:
+        """With sends and receives for what crosses."""
+        return lower(plain, self.routes.edges)
+
+    def _generate(self, kind: str) -> Schedule:
+        """The schedule of that kind, without sends and receives."""
+        stages = len(self.stage_ranks)
+        return get_schedule(kind).generate(stages, self.n_microbatches, placement=self.stage_ranks)
+
+    def _check(self, held: Sequence[Stage], n_microbatches: int) -> None:
+        if not self.kind:
+            raise ScheduleError(
+                "PipelineSchedule is the base of the schedules: use Schedule1F1B or ScheduleGPipe"
+            )
+        if not held:
+            raise ScheduleError("a rank needs at least one stage: pass the stage that it built")
+        if isinstance(n_microbatches, bool) or not isinstance(n_microbatches, int) or n_microbatches < 1:
+            raise ScheduleError(f"n_microbatches is {n_microbatches!r}: give a whole number of at least 1")
+
+    def _agree(self, held: Sequence[Stage]) -> tuple[int, ...]:
+        settings = {
+            "the schedule": self.kind,
+            "n_microbatches": self.n_microbatches,
+            "seed": self.seed,
+            "scale_grads": self.scale_grads,
+            "tied_gradients": self.tied_gradients,
+        }
+        try:
+            return agree_on_placement(self.comm, held, settings)
+        except Exception as error:
+            self.comm.fail(error, "agreeing on the stages")
+            raise
+
+    def _cut(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool
+    ) -> tuple[list[dict[str, Tensor]] | None, tuple[int, ...]]:
+        """Arguments in microbatches on the rank that has them, and of each its number of samples and its open
+        sizes.
+        """
+        first = self.stages.get(0)
+        if first is None:
+            return None, ()
+        specs = (self.args_chunk_spec, self.kwargs_chunk_spec)
+        arguments, numbers = [], []
+        samples = plan_microbatches(args, kwargs, self.n_microbatches, *specs).sizes
+        for microbatch, part in enumerate(split_args(args, kwargs, self.n_microbatches, *specs)):
+            flat = first.signature.flatten(*part)
+            arguments.append(first.accept(flat, microbatch, train=train))
+            sizes = self.routes.sizes_of(flat)
+            self.routes.at(sizes, first.module.training)  # refused here, before anything is sent
+            numbers += [samples[microbatch], *sizes]
+        return arguments, tuple(numbers)
+
+    def _inputs(
+        self,
+        arguments: list[dict[str, Tensor]] | None,
+        numbers: tuple[int, ...],
+        given: _ForLoss,
+        settled: Settled | None = None,
+    ) -> StepInputs:
+        """What the step is given; ``numbers`` are those of `_cut`, on every rank where sizes are open."""
+        count = self.n_microbatches
+        targets, weights = None, (1.0 / count,) * count
+        width = 1 + len(self.routes.symbols)
+        mode = next(iter(self.stages.values())).module.training
+        if settled is not None:
+            sized = settled.routes
+        else:
+            routes = self._precision.routes(self.comm, self.stages, self.routes, numbers[1:width])
+            sized = tuple(
+                routes.at(numbers[start + 1 : start + width], mode)
+                for start in range(0, count * width if self.routes.symbols else 0, width)
+            )
+            if routes is not self.routes and not sized:
+                sized = (routes,) * count
+        if numbers:
+            weights = MicrobatchPlan(numbers[: count * width : width]).weights
+        if given.target is not None and self.routes.stages - 1 in self.stages:
+            targets = [part[0][0] for part in split_args((given.target,), None, count)]
+            weights = plan_microbatches((given.target,), None, count).weights
+        if given.weights is not None:
+            weights = checked_weights(given.weights, count)
+        elif not self.scale_grads:
+            weights = (1.0,) * count
+        scale = self.loss_scale()
+        weights = tuple(weight * scale for weight in weights)
+        return StepInputs(
+            arguments, targets, weights, self.seed, self._steps, sized, loss_kwargs=given.keywords
+        )
+
+
+class ScheduleGPipe(PipelineSchedule):
+    """All forward passes, then all backward passes (Huang et al. 2019, "GPipe")."""
+
+    kind = "GPipe"
+
+
+class Schedule1F1B(PipelineSchedule):
+    """As soon as a microbatch can go back, it does, so that few are in flight (Narayanan et al. 2020,
+    PipeDream-Flush).
+    """
+
+    kind = "1F1B"

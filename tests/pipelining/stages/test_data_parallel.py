@@ -1,0 +1,38 @@
+"""When gradients are reduced. What comes of it, between processes: ``tests/composition``."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from partita._torch.data_parallel import sharded_roots
+from partita.errors import ExecutionError
+from partita.pipelining.stages.data_parallel import GradientReduction, gradient_reduction
+
+
+def test_a_plain_module_reduces_nothing() -> None:
+    module = nn.Sequential(nn.Linear(2, 2))
+    assert sharded_roots(module) == []
+    assert gradient_reduction(module) is None
+    assert gradient_reduction(torch.compile(module, backend="eager")) is None
+
+
+def test_a_last_microbatch_without_gradients_is_an_error() -> None:
+    reduction = GradientReduction(nn.Linear(2, 2))
+    reduction.begin(2)
+    ran: list[int] = []
+    reduction.backward([], lambda: ran.append(0))
+    with pytest.raises(ExecutionError, match="does not depend on this stage, which is data parallel"):
+        reduction.backward([], lambda: ran.append(1))
+    assert ran == []
+
+
+def test_an_earlier_microbatch_without_gradients_is_none() -> None:
+    reduction = GradientReduction(nn.Linear(2, 2))
+    reduction.begin(2)
+    ran: list[int] = []
+    reduction.backward([], lambda: ran.append(0))
+    reduction.backward([torch.ones(1)], lambda: ran.append(1))
+    assert ran == [1]
+    assert reduction.at_once

@@ -1,0 +1,71 @@
+"""What ranks tell one another before a step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.pipelining.models import PLAIN, SKIP
+from tests.pipelining.running import cut
+
+from partita.errors import SignatureMismatch
+from partita.pipelining.routes import Routes, StageBorder, Value, make_routes
+from partita.pipelining.steps.agreement import Relay, agree_on_step, neighbours, rank_pairs
+from partita.runtime import Comm, InProcessWorld
+
+
+def _routes(dynamic: bool = True) -> Routes:
+    return cut(PLAIN, 4, dynamic_shapes=None if dynamic else False).routes
+
+
+def _agree(
+    routes: Routes, ranks: tuple[int, ...], numbers: tuple[int, ...], what: str = "step"
+) -> list[tuple[int, ...]]:
+    def body(comm: Comm) -> tuple[int, ...]:
+        pairs = rank_pairs(routes, ranks)
+        comm.connect({pair for a, b in sorted(pairs) for pair in ((a, b), (b, a))})
+        relay = Relay.of(comm.rank, routes, ranks, 2)
+        mine = numbers if comm.rank == ranks[0] else ()
+        return agree_on_step(comm, neighbours(comm.rank, routes, ranks), what.format(comm.rank), relay, mine)
+
+    return InProcessWorld(max(ranks) + 1).run(body)
+
+
+@pytest.mark.parametrize("ranks", [(0, 1, 2, 3), (3, 2, 1, 0), (0, 1, 0, 1), (1, 0, 0, 2), (0, 0, 0, 0)])
+def test_numbers_of_the_first_stage_reach_every_rank(ranks: tuple[int, ...]) -> None:
+    assert _agree(_routes(), ranks, (3, 3, 2, 2)) == [(3, 3, 2, 2)] * (max(ranks) + 1)
+
+
+def test_where_no_size_is_open_nothing_is_told() -> None:
+    routes = _routes(dynamic=False)
+    assert Relay.of(0, routes, (0, 1, 2, 3), 2) is None
+    assert _agree(routes, (0, 1, 2, 3), ()) == [()] * 4
+
+
+def test_a_rank_that_exchanges_nothing_is_told_by_the_first_stages() -> None:
+    known = cut(PLAIN, 2).routes
+    tensor = torch.empty(2)
+    apart = make_routes(
+        [StageBorder(("x",), ("h",)), StageBorder(("h",), ("k",)), StageBorder((), ("o",))],
+        {"x": 0, "h": 0, "k": 1, "o": 2},
+        {"x": tensor, "h": tensor, "k": tensor, "o": tensor},
+        [Value.of("x", tensor)],
+        [],
+        sizes=known.sizes,
+    )
+    assert neighbours(2, apart, (0, 1, 2)) == (0,)
+    assert _agree(apart, (0, 1, 2), (4, 4, 4, 4)) == [(4, 4, 4, 4)] * 3
+
+
+def test_the_way_is_a_shortest_one() -> None:
+    routes = cut(SKIP, 4).routes
+    relays = [Relay.of(rank, routes, (0, 1, 2, 3), 2) for rank in range(4)]
+    assert [relay.parent for relay in relays if relay] == [None, 0, 0, 0]
+    assert relays[0] is not None
+    assert relays[0].children == (1, 2, 3)
+    assert relays[0].length == 4
+
+
+@pytest.mark.parametrize("ranks", [(0, 1, 2, 3), (1, 0, 0, 2)])
+def test_ranks_that_disagree_say_so_also_where_numbers_travel(ranks: tuple[int, ...]) -> None:
+    with pytest.raises(SignatureMismatch, match=r"is about to run step \d, but rank \d step \d"):
+        _agree(_routes(), ranks, (3, 3, 2, 2), "step {}")
