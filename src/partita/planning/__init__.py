@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from partita.planning.actions import Action, ActionKind, overlap
+from partita.planning.arrivals import send_ends
 from partita.planning.buckets import BucketPlan, Gradient, plan_buckets
 from partita.planning.cluster import Cluster
 from partita.planning.generators.registry import ScheduleKind, get_schedule, schedule_names
@@ -49,6 +50,7 @@ __all__ = [
     "plan_stages",
     "schedule_names",
     "search",
+    "send_ends",
     "simulate",
     "stage_costs",
     "v_placement",

@@ -11,13 +11,15 @@ A key stands for one thing that can be waited for:
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from partita.planning.actions import Action, ActionKind
 from partita.planning.edges import EdgeTable
 from partita.planning.schedule import Schedule
 
-__all__ = ["Key", "Step", "compile_steps", "describe_key", "message_of"]
+__all__ = ["Key", "Step", "compile_steps", "describe_key", "message_of", "run"]
 
 Key = tuple[str, int, int, int]
 
@@ -70,6 +72,38 @@ def compile_steps(
     """
     compiler = _Compiler(schedule, table, schedule.is_lowered if lowered is None else lowered, blocking)
     return [[compiler.step(action) for action in row if action is not None] for row in schedule.rows]
+
+
+def run(
+    programs: Sequence[Sequence[Step]], on_step: Callable[[int, int, Step], None] = lambda *_: None
+) -> list[int]:
+    """Run without times, with sends that don't wait, as far as it goes.
+
+    Args:
+        on_step: called with rank, position and step, in an order in which they can be run.
+
+    Returns:
+        How many steps of each rank were run: all, where nothing stalls.
+    """
+    done: set[Key] = set()
+    at = [0] * len(programs)
+    waiting: dict[Key, list[int]] = {}
+    runnable = deque(range(len(programs)))
+    while runnable:
+        rank = runnable.popleft()
+        program = programs[rank]
+        while at[rank] < len(program):
+            step = program[at[rank]]
+            missing = next((key for key in step.needs if key not in done), None)
+            if missing is not None:
+                waiting.setdefault(missing, []).append(rank)
+                break
+            on_step(rank, at[rank], step)
+            at[rank] += 1
+            for key in (*step.gives, *step.sends):
+                done.add(key)
+                runnable.extend(waiting.pop(key, ()))
+    return at
 
 
 class _Compiler:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable
 
 from partita.errors import ScheduleError
-from partita.planning._program import Key, Step, compile_steps, describe_key, message_of
+from partita.planning._program import Key, Step, compile_steps, describe_key, message_of, run
 from partita.planning.actions import Action, ActionKind
 from partita.planning.edges import EdgeTable, edge_table
 from partita.planning.schedule import Schedule
@@ -186,23 +186,8 @@ def _check_channels(schedule: Schedule) -> None:
 
 
 def _check_progress(schedule: Schedule, programs: list[list[Step]]) -> None:
-    done: set[Key] = set()
-    at = [0] * len(programs)
-    waiting: dict[Key, list[int]] = {}
-    runnable = deque(range(len(programs)))
-    while runnable:
-        rank = runnable.popleft()
-        program = programs[rank]
-        while at[rank] < len(program):
-            step = program[at[rank]]
-            missing = next((key for key in step.needs if key not in done), None)
-            if missing is not None:
-                waiting.setdefault(missing, []).append(rank)
-                break
-            at[rank] += 1
-            for key in (*step.gives, *step.sends):
-                done.add(key)
-                runnable.extend(waiting.pop(key, ()))
+    made: set[Key] = set()
+    at = run(programs, lambda _, __, step: made.update(step.gives, step.sends))
     stuck = []
     for rank, program in enumerate(programs):
         if at[rank] < len(program):
@@ -210,7 +195,7 @@ def _check_progress(schedule: Schedule, programs: list[list[Step]]) -> None:
             position = [index for index, action in enumerate(schedule.rows[rank]) if action is not None][
                 at[rank]
             ]
-            missing = next(key for key in step.needs if key not in done)
+            missing = next(key for key in step.needs if key not in made)
             stuck.append(
                 f"rank {rank} waits at position {position} ({step.action}) for {describe_key(missing)}"
             )

@@ -8,11 +8,13 @@ from partita.runtime.comm import MAX_TAG, Comm, Handle
 from partita.runtime.failure import FailureRecord
 from partita.runtime.in_process import InProcessComm, InProcessWorld
 from partita.runtime.microbatches import (
+    CutBatch,
     MicrobatchPlan,
     Reduce,
     Replicate,
     TensorChunkSpec,
     WeightedMean,
+    cut_batch,
     merge,
     plan_microbatches,
     split_args,
@@ -35,6 +37,7 @@ __all__ = [
     "MAX_TAG",
     "NULL_TRACER",
     "Comm",
+    "CutBatch",
     "FailureRecord",
     "Handle",
     "InProcessComm",
@@ -53,6 +56,7 @@ __all__ = [
     "Tracer",
     "WeightedMean",
     "align",
+    "cut_batch",
     "enter_site",
     "gather",
     "key_random_nodes",

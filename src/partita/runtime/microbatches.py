@@ -14,21 +14,23 @@ are larger by one, and `MicrobatchPlan.weights` says what each counts for in a m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 
-from partita._torch.pytree import flatten_up_to, flatten_with_path, unflatten
+from partita._torch.pytree import TreeSpec, flatten, flatten_up_to, flatten_with_path, unflatten
 from partita.errors import MicrobatchError
 
 __all__ = [
+    "CutBatch",
     "MicrobatchPlan",
     "Reduce",
     "Replicate",
     "TensorChunkSpec",
     "WeightedMean",
+    "cut_batch",
     "merge",
     "plan_microbatches",
     "split_args",
@@ -120,7 +122,8 @@ class MicrobatchPlan:
     @property
     def weights(self) -> tuple[float, ...]:
         """What each microbatch counts for in the mean over the batch; they sum to 1."""
-        return tuple(size / self.total for size in self.sizes)
+        total = self.total
+        return tuple(size / total for size in self.sizes)
 
 
 def split_args(
@@ -143,16 +146,8 @@ def split_args(
         MicrobatchError: fewer samples than microbatches, tensors that disagree about the batch, or a spec
             that does not fit.
     """
-    leaves = _leaves(args, kwargs or {}, args_spec, kwargs_spec)
-    plan = _plan(leaves, chunks)
-    batch = plan.total
-    shapes = flatten_with_path((tuple(args), dict(kwargs or {})))[1]
-    microbatches, start = [], 0
-    for size in plan.sizes:
-        values = [leaf.part(start, size, batch) for leaf in leaves]
-        microbatches.append(unflatten(values, shapes))
-        start += size
-    return microbatches
+    batch = cut_batch(args, kwargs, chunks, args_spec, kwargs_spec)
+    return [batch.tree(parts) for parts in batch.parts()]
 
 
 def plan_microbatches(
@@ -166,7 +161,49 @@ def plan_microbatches(
 
     Where no tensor is cut, all microbatches are the same and count as one sample each.
     """
-    return _plan(_leaves(args, kwargs or {}, args_spec, kwargs_spec), chunks)
+    return cut_batch(args, kwargs, chunks, args_spec, kwargs_spec).plan
+
+
+@dataclass(frozen=True)
+class CutBatch:
+    """A batch's arguments, flat, and how they are cut. Made by `cut_batch`.
+
+    Attributes:
+        plan: how many samples each microbatch has.
+    """
+
+    plan: MicrobatchPlan
+    _leaves: Sequence[_Leaf]
+    _structure: TreeSpec
+
+    def parts(self) -> Iterator[list[Any]]:
+        """The leaves of each microbatch, in order; tensors are views of those given."""
+        start, total = 0, self.plan.total
+        for size in self.plan.sizes:
+            yield [leaf.part(start, size, total) for leaf in self._leaves]
+            start += size
+
+    def tree(self, parts: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """A microbatch's leaves as positional and keyword arguments."""
+        arguments: tuple[tuple[Any, ...], dict[str, Any]] = unflatten(parts, self._structure)
+        return arguments
+
+
+def cut_batch(
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    chunks: int,
+    args_spec: Sequence[Any] | None = None,
+    kwargs_spec: Mapping[str, Any] | None = None,
+) -> CutBatch:
+    """What `split_args` and `plan_microbatches` say, in one go, and flat for who calls it often.
+
+    Raises:
+        MicrobatchError: as `split_args`.
+    """
+    leaves = _leaves(args, kwargs or {}, args_spec, kwargs_spec)
+    structure = flatten((tuple(args), dict(kwargs or {})))[1]
+    return CutBatch(_plan(leaves, chunks), leaves, structure)
 
 
 def merge(outputs: Sequence[Any], specs: Any = None) -> Any:
@@ -182,6 +219,8 @@ def merge(outputs: Sequence[Any], specs: Any = None) -> Any:
     """
     if not outputs:
         raise MicrobatchError("nothing to merge: there is no microbatch's result")
+    if specs is None and all(isinstance(output, torch.Tensor) and output.dim() for output in outputs):
+        return torch.cat(tuple(outputs))
     flat = [flatten_with_path(output, "output") for output in outputs]
     first, structure = flat[0]
     for number, (_, other) in enumerate(flat):

@@ -62,10 +62,11 @@ class _Operation:
         comm: ProcessGroupComm,
         work: RawWork,
         peer: int,
-        what: str,
+        what: str | tuple[str, int, int],
         tensor: torch.Tensor,
         finish: Callable[[], None] | None,
     ) -> None:
+        """``what``: for messages; that of a message (way, peer, tag) is put into words when it is needed."""
         self._comm = comm
         self._work: RawWork | None = work
         self._peer = peer
@@ -79,7 +80,8 @@ class _Operation:
         try:
             self._work.wait(self._comm.timeout)
         except RuntimeError as error:
-            raise self._comm.explain(error, self._peer, self._what) from error
+            what = self._what if isinstance(self._what, str) else _message(*self._what)
+            raise self._comm.explain(error, self._peer, what) from error
         self._work = None
         if self._finish is not None:
             self._finish()
@@ -285,33 +287,34 @@ class ProcessGroupComm:
 
     def _send(self, tensor: torch.Tensor, dst: int, tag: int) -> _Operation:
         self._check_usable()
-        if self._on_nccl(tensor):
+        if self._use_nccl and tensor.is_cuda:
             group, to = self._nccl(f"nccl/{self.rank}>{dst}", (self.rank, dst)), 1
         else:
             group, to = self._data, dst
         staged = self._stage(tensor, tensor.dtype)
-        return self._start(
-            partial(group.send, [staged], to, tag), dst, f"send to rank {dst} (tag {tag})", staged, None
-        )
+        try:
+            work = group.send([staged], to, tag)
+        except RuntimeError as error:
+            raise self.explain(error, dst, _message("send to", dst, tag)) from error
+        return _Operation(self, work, dst, ("send to", dst, tag), staged, None)
 
     def _recv(self, buffer: torch.Tensor, src: int, tag: int) -> _Operation:
         self._check_usable()
-        if self._on_nccl(buffer):
-            group, source = self._nccl(f"nccl/{src}>{self.rank}", (src, self.rank)), 0
+        if self._use_nccl and buffer.is_cuda:
+            group, source, device = self._nccl(f"nccl/{src}>{self.rank}", (src, self.rank)), 0, buffer.device
         else:
-            group, source = self._data, src
-        device = self._device_for(buffer)
-        staged, finish = buffer.detach(), None
+            group, source, device = self._data, src, _CPU
+        staged, finish = buffer, None
         if not _is_plain(buffer) or buffer.device != device:
             staged = torch.empty(buffer.shape, dtype=buffer.dtype, device=device)
             finish = partial(_copy, buffer, staged)
-        return self._start(
-            partial(group.recv, [staged], source, tag),
-            src,
-            f"recv from rank {src} (tag {tag})",
-            staged,
-            finish,
-        )
+        elif buffer.requires_grad:
+            staged = buffer.detach()
+        try:
+            work = group.recv([staged], source, tag)
+        except RuntimeError as error:
+            raise self.explain(error, src, _message("recv from", src, tag)) from error
+        return _Operation(self, work, src, ("recv from", src, tag), staged, finish)
 
     def _stage(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """`tensor` as the network takes it: without grad, contiguous, on the CPU for gloo; itself where it is
@@ -399,6 +402,10 @@ class ProcessGroupComm:
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Whether the tensor's memory, read in order, is its value (a lazy conjugate's is not)."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _message(way: str, peer: int, tag: int) -> str:
+    return f"{way} rank {peer} (tag {tag})"
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor) -> None:

@@ -73,7 +73,7 @@ class Executor:
                     for instruction in self._program.instructions:
                         _run_traced(instruction, tracer)
                 instruction = None
-                return step.finish()
+                return self._program.finish()
         except BaseException as error:
             self._program.clear()
             where = _where(instruction.action if instruction is not None else None)

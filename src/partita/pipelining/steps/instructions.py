@@ -17,7 +17,7 @@ from partita.pipelining.stages.stage import Stage, detached
 from partita.pipelining.steps.mailbox import Delivery, Inbox, Outbox
 from partita.pipelining.steps.step import StepState
 from partita.planning import Action, ActionKind
-from partita.runtime import Comm, keyed
+from partita.runtime import Comm, Handle, keyed
 
 __all__ = [
     "Backward",
@@ -202,17 +202,25 @@ class _Transfer:
 
 
 class Send(_Transfer):
-    """SEND_F or SEND_B: starts sending, and leaves."""
+    """SEND_F or SEND_B: starts sending, and leaves.
 
-    __slots__ = ("_outbox",)
+    Attributes:
+        ends: earlier sends that are waited for first (see ``partita.planning.send_ends``).
+    """
+
+    __slots__ = ("_handles", "_outbox", "ends")
 
     def __init__(self, message: Message, outbox: Outbox) -> None:
         """``outbox``: where the values wait."""
         super().__init__(message)
+        self.ends: tuple[Send, ...] = ()
         self._outbox = outbox
+        self._handles: list[Handle] = []
 
     def run(self) -> None:
-        outbox, send, rank, sends = self._outbox, self._comm.send, self._rank, self._step.sends
+        for earlier in self.ends:
+            earlier.end()
+        outbox, send, rank, sends = self._outbox, self._comm.send, self._rank, self._handles
         if self._mask_tag is not None:
             device = self._step.devices[self.action.stage]
             mask = torch.tensor([name in outbox for name, _, _ in self._values], device=device)
@@ -223,7 +231,16 @@ class Send(_Transfer):
                 tensor = _room(self._step, self.action.stage, self._microbatch, value, gradient=True).zero_()
             sends.append(send(tensor, rank, tag))
         outbox.clear()
-        self._step.trim()
+
+    def end(self) -> None:
+        """Wait until it has left, and let its memory go."""
+        for handle in self._handles:
+            handle.wait()
+        self._handles.clear()
+
+    def clear(self) -> None:
+        """Forget it, after a failure."""
+        self._handles.clear()
 
 
 class Receive(_Transfer):

@@ -20,8 +20,8 @@ from partita.pipelining.steps.instructions import (
     WeightBackward,
 )
 from partita.pipelining.steps.mailbox import Delivery, Inbox, Outbox
-from partita.pipelining.steps.step import StepState
-from partita.planning import Action, ActionKind, Schedule
+from partita.pipelining.steps.step import StepResults, StepState
+from partita.planning import Action, ActionKind, Schedule, send_ends
 from partita.runtime import Comm
 
 __all__ = ["AHEAD", "Program", "receives_ahead"]
@@ -73,18 +73,41 @@ class Program:
         self._inboxes: dict[tuple[str, int, int], Inbox] = {}
         self._outboxes: dict[tuple[str, int, int, int], Outbox] = {}
         actions = receives_ahead(schedule.actions(comm.rank), ahead)
-        parts = [part for action in actions for part in action.parts or (action,)]
-        self.instructions = [made for part in parts if (made := self._instruction(part)) is not None]
+        self.instructions: list[Instruction] = []
+        self._sends: list[Send] = []
+        self._compile(actions)
+
+    def finish(self) -> StepResults:
+        """Wait until everything that was sent has left, and hand out the results of the step."""
+        for send in self._sends:
+            send.end()
+        return self.step.finish()
 
     def clear(self) -> None:
         """Drop everything that is under way, after a failure."""
         self.step.clear()
+        for send in self._sends:
+            send.clear()
         for inbox in self._inboxes.values():
             inbox.clear()
         for outbox in self._outboxes.values():
             outbox.clear()
         for stage in self._stages.values():
             stage.forget()
+
+    def _compile(self, actions: Sequence[Action]) -> None:
+        ends = send_ends(self._schedule, self._routes.edges)[self._comm.rank]
+        sends: dict[Action, Send] = {}
+        for action in actions:
+            for part in action.parts or (action,):
+                instruction = self._instruction(part)
+                if instruction is None:
+                    continue
+                self.instructions.append(instruction)
+                if isinstance(instruction, Send):
+                    instruction.ends = tuple(sends[end] for end in ends.get(part, ()) if end in sends)
+                    sends[part] = instruction
+        self._sends = list(sends.values())
 
     def _instruction(self, action: Action) -> Instruction | None:
         """None for a message of nothing."""

@@ -18,6 +18,7 @@ from partita.pipelining.steps.agreement import (
     neighbours,
     rank_pairs,
 )
+from partita.pipelining.steps.arguments import cut_arguments
 from partita.pipelining.steps.executor import Executor, StepInputs
 from partita.pipelining.steps.loss_weights import LossWeights, checked_weights
 from partita.pipelining.steps.precision import Precision, current_autocast, fresh_casts
@@ -31,9 +32,8 @@ from partita.runtime import (
     MicrobatchPlan,
     ProcessGroupComm,
     Recorder,
+    cut_batch,
     merge,
-    plan_microbatches,
-    split_args,
 )
 
 __all__ = ["PipelineSchedule", "Schedule1F1B", "ScheduleGPipe"]
@@ -327,15 +327,8 @@ class PipelineSchedule:
         if first is None:
             return None, ()
         specs = (self.args_chunk_spec, self.kwargs_chunk_spec)
-        arguments, numbers = [], []
-        samples = plan_microbatches(args, kwargs, self.n_microbatches, *specs).sizes
-        for microbatch, part in enumerate(split_args(args, kwargs, self.n_microbatches, *specs)):
-            flat = first.signature.flatten(*part)
-            arguments.append(first.accept(flat, microbatch, train=train))
-            sizes = self.routes.sizes_of(flat)
-            self.routes.at(sizes, first.module.training)  # refused here, before anything is sent
-            numbers += [samples[microbatch], *sizes]
-        return arguments, tuple(numbers)
+        batch = cut_batch(args, kwargs, self.n_microbatches, *specs)
+        return cut_arguments(first, self.routes, batch, train=train)
 
     def _inputs(
         self,
@@ -362,8 +355,9 @@ class PipelineSchedule:
         if numbers:
             weights = MicrobatchPlan(numbers[: count * width : width]).weights
         if given.target is not None and self.routes.stages - 1 in self.stages:
-            targets = [part[0][0] for part in split_args((given.target,), None, count)]
-            weights = plan_microbatches((given.target,), None, count).weights
+            batch = cut_batch((given.target,), None, count)
+            targets = [batch.tree(parts)[0][0] for parts in batch.parts()]
+            weights = batch.plan.weights
         if given.weights is not None:
             weights = checked_weights(given.weights, count)
         elif not self.scale_grads:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,12 +11,9 @@ from torch import Tensor
 
 from partita.pipelining.routes import Routes
 from partita.pipelining.stages.stage import Stage
-from partita.runtime import Handle, RandomKey
+from partita.runtime import RandomKey
 
 __all__ = ["StepInputs", "StepResults", "StepState"]
-
-_UNFINISHED = 64
-"""How many sends may be unfinished before the oldest is waited for; it is long done then as a rule."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +64,6 @@ class StepState:
         self.devices: dict[int, torch.device] = {}
         self.outputs: dict[int, Any] = {}
         self.losses: dict[int, Tensor] = {}
-        self.sends: deque[Handle] = deque()
         self._keys: dict[int, RandomKey] = {}
 
     def begin(self, inputs: StepInputs) -> None:
@@ -88,15 +83,8 @@ class StepState:
         """Those of a microbatch with sizes of its own."""
         return self.inputs.routes[microbatch] if self.inputs.routes else None
 
-    def trim(self) -> None:
-        """Forget sends that must have left by now."""
-        while len(self.sends) > _UNFINISHED:
-            self.sends.popleft().wait()
-
     def finish(self) -> StepResults:
-        """Wait until everything that was sent has left, and hand out the results."""
-        while self.sends:
-            self.sends.popleft().wait()
+        """Hand out the results."""
         results = StepResults(
             [self.outputs[number] for number in sorted(self.outputs)],
             [self.losses[number] for number in sorted(self.losses)],
@@ -108,4 +96,3 @@ class StepState:
         """The step is over, or has failed."""
         self.inputs = StepInputs(None, None, (), 0, 0)
         self.outputs, self.losses = {}, {}
-        self.sends.clear()
