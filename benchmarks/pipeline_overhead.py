@@ -1,9 +1,9 @@
 """How much Python does a pipeline's runtime cost per action, beside torch's own schedules?
 
 ``partita bench pipeline-overhead``. CPU time of a whole ``step()`` on each of four ranks in turn, over
-torch's fake process group (nothing is sent, nobody waits), with stages of one tiny linear layer; less the
-time of the same forward and whole backward passes in a plain loop; divided by the number of actions. An
-action is an F, B, I, W, or a send or receive, which is how torch counts.
+torch's fake process group (nothing is sent, nobody waits), with stages of one tiny linear layer, a few steps
+in a row; less the time of the same forward and whole backward passes in a plain loop; divided by the number
+of actions. An action is an F, B, I, W, or a send or receive, which is how torch counts.
 """
 
 from __future__ import annotations
@@ -37,6 +37,10 @@ __all__ = ["Row", "main", "measure"]
 
 _WIDTH = 4
 _RANKS = 4
+_STEPS = 10
+"""In a row, so that what is measured is a training that runs, and not one step after a garbage collection."""
+_ROUNDS = 3 * MIN_ROUNDS
+"""Short ones: this measures microseconds, and a machine's speed drifts."""
 _STAGES_PER_RANK = {"GPipe": 1, "1F1B": 1}
 _NAMES = (
     "GPipe",
@@ -79,7 +83,7 @@ def main(*, quick: bool = False, json_path: Path | None = None, console: Console
     torch.set_num_threads(1)
     try:
         names = ("1F1B", "ZBVZeroBubble") if quick else _NAMES
-        rows = [measure(name, 8 if quick else 32, 1 if quick else MIN_ROUNDS) for name in names]
+        rows = [measure(name, 8 if quick else 32, 1 if quick else _ROUNDS) for name in names]
     finally:
         torch.set_num_threads(threads)
     table = Table("schedule", "actions", "here, µs an action", "torch, µs an action", "torch / here")
@@ -110,16 +114,17 @@ def measure(name: str, microbatches: int, rounds: int) -> Row:
             other = _theirs(name, layers, plan, rank, microbatches, example)
             actions += sum(len(action.parts) or 1 for action in ours.schedule().actions(rank))
             subjects = {
-                "ours": lambda ours=ours: ours.step(x, target=target),
-                "theirs": _their_step(other, plan, rank, x, target),
-                "bare": _bare(layers, plan, rank, example),
+                "ours": _repeated(lambda ours=ours: ours.step(x, target=target)),
+                "theirs": _repeated(_their_step(other, plan, rank, x, target)),
+                "bare": _repeated(_bare(layers, plan, rank, example)),
             }
             for side, seconds in in_turn(subjects, rounds=rounds, clock=time.thread_time).items():
                 taken[side].append(seconds)
     totals = {side: [sum(of_rank) for of_rank in zip(*parts, strict=True)] for side, parts in taken.items()}
     overhead = {
         side: [
-            1e6 * (whole - bare) / actions for whole, bare in zip(totals[side], totals["bare"], strict=True)
+            1e6 * (whole - bare) / (actions * _STEPS)
+            for whole, bare in zip(totals[side], totals["bare"], strict=True)
         ]
         for side in ("ours", "theirs")
     }
@@ -133,6 +138,14 @@ def measure(name: str, microbatches: int, rounds: int) -> Row:
         statistics.median(overhead["theirs"]),
         ratio(overhead["theirs"], overhead["ours"]),
     )
+
+
+def _repeated(step: Callable[[], object]) -> Callable[[], None]:
+    def steps() -> None:
+        for _ in range(_STEPS):
+            step()
+
+    return steps
 
 
 @contextmanager

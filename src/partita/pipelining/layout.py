@@ -47,7 +47,7 @@ def room(
     (12, 1, 3)
     """
     if not order:
-        return torch.empty(tuple(shape), dtype=dtype, device=device)
+        return torch.empty(shape, dtype=dtype, device=device)
     inverse = [0] * len(order)
     for place, dim in enumerate(order):
         inverse[dim] = place

@@ -18,6 +18,7 @@ from partita.runtime.microbatches import (
     merge,
     plan_microbatches,
     split_args,
+    split_tree,
 )
 from partita.runtime.piece_runner import PieceRunner, PlainRunner
 from partita.runtime.process_group import ProcessGroupComm
@@ -66,4 +67,5 @@ __all__ = [
     "plan_microbatches",
     "site_seed",
     "split_args",
+    "split_tree",
 ]

@@ -34,6 +34,7 @@ __all__ = [
     "merge",
     "plan_microbatches",
     "split_args",
+    "split_tree",
 ]
 
 
@@ -150,6 +151,18 @@ def split_args(
     return [batch.tree(parts) for parts in batch.parts()]
 
 
+def split_tree(tree: Any, chunks: int) -> tuple[list[Any], MicrobatchPlan]:
+    """Like `split_args`, of one value: its microbatches, and how many samples each has.
+
+    >>> split_tree({"y": torch.arange(3)}, 2)[0]
+    [{'y': tensor([0, 1])}, {'y': tensor([2])}]
+    """
+    batch = cut_batch((tree,), None, chunks)
+    structure = flatten(tree)[1]
+    parts = [unflatten(parts, structure) for parts in batch.parts()]
+    return parts, batch.plan
+
+
 def plan_microbatches(
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
@@ -176,12 +189,12 @@ class CutBatch:
     _leaves: Sequence[_Leaf]
     _structure: TreeSpec
 
-    def parts(self) -> Iterator[list[Any]]:
+    def parts(self) -> Iterator[tuple[Any, ...]]:
         """The leaves of each microbatch, in order; tensors are views of those given."""
-        start, total = 0, self.plan.total
-        for size in self.plan.sizes:
-            yield [leaf.part(start, size, total) for leaf in self._leaves]
-            start += size
+        count = len(self.plan.sizes)
+        if not self._leaves:
+            return iter([()] * count)
+        return zip(*(leaf.parts(self.plan) for leaf in self._leaves), strict=True)
 
     def tree(self, parts: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """A microbatch's leaves as positional and keyword arguments."""
@@ -246,10 +259,12 @@ class _Leaf:
     value: Any
     dim: int | None
 
-    def part(self, start: int, size: int, batch: int) -> Any:
-        if self.dim is None or (self.value.shape[self.dim] == 1 and batch > 1):
-            return self.value
-        return self.value.narrow(self.dim, start, size)
+    def parts(self, plan: MicrobatchPlan) -> Sequence[Any]:
+        """What each microbatch gets of it."""
+        if self.dim is None or (self.value.shape[self.dim] == 1 and plan.total > 1):
+            return (self.value,) * len(plan.sizes)
+        parts: Sequence[Any] = self.value.split(plan.sizes, self.dim)
+        return parts
 
 
 def _leaves(

@@ -10,10 +10,10 @@ same mask whatever the number of stages or ranks, the schedule, or the placement
 Without an active key, ``enter_site`` does nothing, and the graph draws from torch's generator exactly as the
 model would.
 
-The generator's state is put back when the last open block of the process ends. Blocks of several ranks in one
-process may overlap in any way (ranks take turns where they wait): every keyed call is seeded immediately
-before it draws, so only what stands at the very end matters. A random call without a site, inside a block,
-draws from an unspecified state.
+The generator's state is put back when the last block of the process that has seeded it ends. Blocks of
+several ranks in one process may overlap in any way (ranks take turns where they wait): every keyed call is
+seeded immediately before it draws, so only what stands at the very end matters. A random call without a site,
+inside a block, draws from an unspecified state.
 
 ``torch.compile`` finds an operator in its place, so a compiled graph has no breaks. The backends ``eager``
 and ``aot_eager`` then draw the same bits; Inductor has a random number generator of its own, whose numbers
@@ -60,8 +60,8 @@ class RandomKey:
             raise ValueError(f"step ({self.step}) and microbatch ({self.microbatch}) count from 0")
 
 
-_active: ContextVar[RandomKey | None] = ContextVar("partita_random_key", default=None)
-_backward: list[RandomKey] = []
+_active: ContextVar[keyed | None] = ContextVar("partita_keyed", default=None)
+_backward: list[keyed] = []
 """For autograd's own threads (there is one for each CUDA device), which see no context variable."""
 
 
@@ -70,28 +70,30 @@ class _Saved:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.open_blocks = 0
+        self.blocks: set[keyed] = set()
         self.states: dict[torch.Generator, torch.Tensor] = {}
         self.known: set[torch.Generator] = set()
 
-    def seed(self, generator: torch.Generator, seed: int) -> None:
+    def seed(self, block: keyed, generator: torch.Generator, seed: int) -> None:
+        """Seed within a block, which has to be left before the state is put back."""
         if generator not in self.states:
             self.states[generator] = generator.get_state()
             self.known.add(generator)
+        self.blocks.add(block)
         generator.manual_seed(seed)
 
-    def enter(self, at_once: bool) -> None:
+    def keep(self, block: keyed) -> None:
+        """Keep the states of all generators that were ever seeded until that block is left."""
         with self.lock:
-            self.open_blocks += 1
-            if not at_once:
-                return
+            self.blocks.add(block)
             for generator in self.known:
                 self.states.setdefault(generator, generator.get_state())
 
-    def leave(self) -> None:
+    def leave(self, block: keyed) -> None:
+        """The block ends; where it was the last of those, the states are put back."""
         with self.lock:
-            self.open_blocks -= 1
-            if self.open_blocks:
+            self.blocks.discard(block)
+            if self.blocks:
                 return
             for generator, state in self.states.items():
                 generator.set_state(state)
@@ -120,19 +122,20 @@ class keyed:  # noqa: N801 - a context manager that reads as a verb
     True
     """
 
-    __slots__ = ("_backward", "_key", "_token")
+    __slots__ = ("_backward", "_token", "key")
 
     def __init__(self, key: RandomKey, *, backward: bool = False) -> None:
-        self._key = key
+        self.key = key
         self._backward = backward
-        self._token: Token[RandomKey | None] | None = None
+        self._token: Token[keyed | None] | None = None
 
     def __enter__(self) -> RandomKey:
-        self._token = _active.set(self._key)
+        self._token = _active.set(self)
         if self._backward:
-            _backward.append(self._key)
-        _saved.enter(self._backward)
-        return self._key
+            _backward.append(self)
+            if _saved.known:
+                _saved.keep(self)
+        return self.key
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -141,7 +144,8 @@ class keyed:  # noqa: N801 - a context manager that reads as a verb
         _active.reset(self._token)
         if self._backward:
             _backward.pop()
-        _saved.leave()
+        if self in _saved.blocks:
+            _saved.leave(self)
 
 
 def site_seed(key: RandomKey, site: int) -> int:
@@ -176,13 +180,13 @@ def enter_site(site: int) -> None:
 
 
 def _seed(site: int) -> None:
-    key = _active.get() or (_backward[-1] if _backward else None)
-    if key is None:
+    block = _active.get() or (_backward[-1] if _backward else None)
+    if block is None:
         return
-    seed = site_seed(key, site)
-    _saved.seed(torch.default_generator, seed)
+    seed = site_seed(block.key, site)
+    _saved.seed(block, torch.default_generator, seed)
     if torch.cuda.is_initialized():
-        _saved.seed(torch.cuda.default_generators[torch.cuda.current_device()], seed)
+        _saved.seed(block, torch.cuda.default_generators[torch.cuda.current_device()], seed)
 
 
 _library.impl("enter_site", _seed, "CompositeExplicitAutograd")

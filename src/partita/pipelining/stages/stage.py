@@ -15,7 +15,7 @@ from partita._torch.autograd import hooks_made, hooks_paused, run_backward
 from partita._torch.export import Signature
 from partita._torch.pytree import tree_map
 from partita.errors import ExecutionError, SignatureMismatch
-from partita.pipelining.routes import Named, Routes, Tied, Value, accept, describe
+from partita.pipelining.routes import Named, Routes, Tied, accept, describe
 from partita.pipelining.stages.data_parallel import GradientReduction, gradient_reduction
 from partita.pipelining.stages.saved_buffers import SavedBuffers
 from partita.pipelining.stages.split_backward import WeightPass, input_pass
@@ -96,7 +96,8 @@ class Stage:
         self._shared = tuple(group for group in self._names if group.value.requires_grad and group.chained)
         extra = dict.fromkeys(routes.result_names if self.is_last else ()).keys() - {*self.border.outputs}
         takes = dict.fromkeys((*self.border.inputs, *sorted(extra)))
-        self._takes = tuple((name, routes.values.get(name)) for name in takes if name not in routes.numbers)
+        wants = {name: value.requires_grad for name, value in routes.values.items()}
+        self._takes = tuple((name, wants.get(name)) for name in takes if name not in routes.numbers)
         self._inputs = frozenset(value.name for value in routes.inputs)
         self._is_plain = not (routes.numbers or self.border.written)
 
@@ -182,16 +183,20 @@ class Stage:
         before = hooks_made()
         routes = routes or self.routes
         numbers = routes.numbers
-        leaves = {name: _leaf(values[name], expected, train) for name, expected in self._takes}
+        leaves = {}
+        for name, wants in self._takes:  # cut off from their history, so that gradients stop here
+            value = values[name]
+            leaf = leaves[name] = value.detach()
+            if train and (value.requires_grad if wants is None else wants):
+                leaf.requires_grad_()
         call = self.module if self._reduction is None else self._reduction.forward
-        given = [
-            leaves[name]
-            if self._is_plain
-            else numbers[name]
-            if name in numbers
-            else self._given(name, leaves[name])
-            for name in self.border.inputs
-        ]
+        if self._is_plain:
+            given = [leaves[name] for name in self.border.inputs]
+        else:
+            given = [
+                numbers[name] if name in numbers else self._given(name, leaves[name])
+                for name in self.border.inputs
+            ]
         if self._saved.idle:
             made = self._compute(microbatch, call, given)
         else:
@@ -222,8 +227,7 @@ class Stage:
     def assemble(self, made: Mapping[str, Tensor], routes: Routes | None = None) -> Any:
         """What the model returns, from what `forward` of the last stage returned."""
         routes = routes or self.routes
-        results = routes.results
-        flat = [made[item.name] if isinstance(item, Named) else item for item in results]
+        flat = [made[item.name] if isinstance(item, Named) else item for item in routes.results]
         return (routes.signature or self.signature).unflatten(flat)
 
     def start_from(self, microbatch: int, loss: Tensor, seed: Tensor, *, hooked: bool = False) -> None:
@@ -414,13 +418,6 @@ def _roots(flight: _Flight, gradients: Mapping[str, Tensor]) -> tuple[list[Tenso
                 roots.append(value)
                 seeds.append(gradients[name])
     return roots, seeds
-
-
-def _leaf(value: Tensor, expected: Value | None, train: bool) -> Tensor:
-    """The value cut off from its history, so that its gradient stops here."""
-    leaf = value.detach()
-    wants = value.requires_grad if expected is None else expected.requires_grad
-    return leaf.requires_grad_() if train and wants else leaf
 
 
 def _hand_to_caller(sources: Mapping[str, Tensor], gradients: Mapping[str, Tensor | None]) -> None:

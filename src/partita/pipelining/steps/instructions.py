@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from partita._torch.autograd import hooks_made
 from partita.errors import ExecutionError
-from partita.pipelining.layout import room
 from partita.pipelining.routes import Value
 from partita.pipelining.stages.stage import Stage, detached
 from partita.pipelining.steps.mailbox import Delivery, Inbox, Outbox
@@ -104,7 +103,7 @@ class Forward:
         loss = _checked(self._loss_fn(output, target, **step.inputs.loss_kwargs))
         step.losses[microbatch] = loss.detach()
         if self._train:
-            seed = torch.full_like(loss, step.inputs.weights[microbatch])
+            seed = step.seed(microbatch, loss)
             self._stage.start_from(microbatch, loss, seed, hooked=hooks_made() != before)
 
 
@@ -228,7 +227,7 @@ class Send(_Transfer):
         for name, value, tag in self._values:
             tensor = outbox.get(name)
             if tensor is None:  # a message has all of its values: zeros stand for what is not there
-                tensor = _room(self._step, self.action.stage, self._microbatch, value, gradient=True).zero_()
+                tensor = self._step.room(self.action.stage, self._microbatch, value, gradient=True).zero_()
             sends.append(send(tensor, rank, tag))
         outbox.clear()
 
@@ -262,12 +261,13 @@ class Receive(_Transfer):
 
     def run(self) -> None:
         to, receive, rank, stage = self._to, self._comm.recv, self._rank, self.action.stage
+        room, gradients, microbatch = self._step.room, self._gradients, self._microbatch
         if self._mask_tag is not None:
             mask = torch.empty(len(self._names), dtype=torch.bool, device=self._step.devices[stage])
             to.masks.append((self._names, mask))
             to.handles.append(receive(mask, rank, self._mask_tag))
         for name, value, tag in self._values:
-            buffer = _room(self._step, stage, self._microbatch, value, gradient=self._gradients)
+            buffer = room(stage, microbatch, value, gradient=gradients)
             to.values[name] = buffer
             to.handles.append(receive(buffer, rank, tag))
 
@@ -286,15 +286,6 @@ class Call:
         hook = self._stage.hooks.get(self.action.kind)
         if hook is not None:
             hook()
-
-
-def _room(step: StepState, stage: int, microbatch: int, value: Value, *, gradient: bool) -> Tensor:
-    sized = step.inputs.routes
-    if sized:
-        value = sized[microbatch].values[value.name]
-    order = value.gradient_order if gradient else value.order
-    shape = cast(tuple[int, ...], value.shape)  # the sizes of a microbatch are numbers
-    return room(shape, order, dtype=value.dtype, device=step.devices[stage])
 
 
 def _checked(loss: Any) -> Tensor:

@@ -34,6 +34,7 @@ from partita.runtime import (
     Recorder,
     cut_batch,
     merge,
+    split_tree,
 )
 
 __all__ = ["PipelineSchedule", "Schedule1F1B", "ScheduleGPipe"]
@@ -355,9 +356,8 @@ class PipelineSchedule:
         if numbers:
             weights = MicrobatchPlan(numbers[: count * width : width]).weights
         if given.target is not None and self.routes.stages - 1 in self.stages:
-            batch = cut_batch((given.target,), None, count)
-            targets = [batch.tree(parts)[0][0] for parts in batch.parts()]
-            weights = batch.plan.weights
+            targets, plan = split_tree(given.target, count)
+            weights = plan.weights
         if given.weights is not None:
             weights = checked_weights(given.weights, count)
         elif not self.scale_grads:

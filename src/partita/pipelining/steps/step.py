@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from partita.pipelining.routes import Routes
+from partita.pipelining.layout import room
+from partita.pipelining.routes import Routes, Value
 from partita.pipelining.stages.stage import Stage
 from partita.runtime import RandomKey
 
@@ -65,11 +66,13 @@ class StepState:
         self.outputs: dict[int, Any] = {}
         self.losses: dict[int, Tensor] = {}
         self._keys: dict[int, RandomKey] = {}
+        self._seeds: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
 
     def begin(self, inputs: StepInputs) -> None:
         """A step starts."""
         self.inputs = inputs
         self._keys = {}
+        self._seeds = {}
         self.devices = {index: stage.device for index, stage in self._stages.items()}
 
     def key(self, microbatch: int) -> RandomKey:
@@ -78,6 +81,22 @@ class StepState:
         if key is None:
             key = self._keys[microbatch] = RandomKey(self.inputs.seed, self.inputs.number, microbatch)
         return key
+
+    def seed(self, microbatch: int, loss: Tensor) -> Tensor:
+        """What the backward pass of a microbatch's loss starts with: its weight."""
+        key = (self.inputs.weights[microbatch], loss.dtype, loss.device)
+        seed = self._seeds.get(key)
+        if seed is None:
+            seed = self._seeds[key] = torch.full_like(loss, key[0])
+        return seed
+
+    def room(self, stage: int, microbatch: int, value: Value, *, gradient: bool) -> Tensor:
+        """For a value, or its gradient, that this stage will receive."""
+        if self.inputs.routes:
+            value = self.inputs.routes[microbatch].values[value.name]
+        order = value.gradient_order if gradient else value.order
+        shape = cast("tuple[int, ...]", value.shape)  # the sizes of a microbatch are numbers
+        return room(shape, order, dtype=value.dtype, device=self.devices[stage])
 
     def routes(self, microbatch: int) -> Routes | None:
         """Those of a microbatch with sizes of its own."""
