@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.fx import GraphModule
 
 from partita._torch.autograd import hooks_made, hooks_paused, run_backward
 from partita._torch.export import Signature
 from partita._torch.pytree import tree_map
 from partita.errors import ExecutionError, SignatureMismatch
-from partita.pipelining.routes import Named, Routes, Tied, accept, describe
+from partita.pipelining.routes import Named, Routes, Tied, Value, accept, describe
 from partita.pipelining.stages.data_parallel import GradientReduction, gradient_reduction
 from partita.pipelining.stages.saved_buffers import SavedBuffers
 from partita.pipelining.stages.split_backward import WeightPass, input_pass
@@ -48,7 +50,6 @@ class Stage:
     """A stage's module with what it needs to know about its neighbours. Made by ``Pipe.build_stage``.
 
     Attributes:
-        module: the stage; move it, wrap or compile it, give its parameters to an optimizer.
         index: which stage it is.
         routes: what crosses all the borders of the pipeline, in the present mode.
         by_mode: the same for both modes.
@@ -100,6 +101,19 @@ class Stage:
         self._takes = tuple((name, wants.get(name)) for name in takes if name not in routes.numbers)
         self._inputs = frozenset(value.name for value in routes.inputs)
         self._is_plain = not (routes.numbers or self.border.written)
+
+    @property
+    def module(self) -> nn.Module:
+        """The stage; move it, wrap or compile it, give its parameters to an optimizer."""
+        return self._module
+
+    @module.setter
+    def module(self, module: nn.Module) -> None:
+        self._module = module
+        # A GraphModule's own __call__ prints where an exception came from and drops its traceback.
+        self._call: Callable[..., Any] = (
+            partial(nn.Module.__call__, module) if isinstance(module, GraphModule) else module
+        )
 
     @property
     def submod(self) -> nn.Module:
@@ -178,7 +192,7 @@ class Stage:
         Raises:
             SignatureMismatch: an output of another shape, dtype or gradient flag than the others expect.
         """
-        if train:
+        if train and self._names:
             self._check_tied()
         before = hooks_made()
         routes = routes or self.routes
@@ -189,7 +203,7 @@ class Stage:
             leaf = leaves[name] = value.detach()
             if train and (value.requires_grad if wants is None else wants):
                 leaf.requires_grad_()
-        call = self.module if self._reduction is None else self._reduction.forward
+        call = self._call if self._reduction is None else self._reduction.forward
         if self._is_plain:
             given = [leaves[name] for name in self.border.inputs]
         else:
@@ -204,7 +218,9 @@ class Stage:
                 made = self._compute(microbatch, call, given)
         outputs = dict(zip(self.border.outputs, made, strict=True))
         for name, value in outputs.items():
-            self._check(name, value, train, routes)
+            expected = routes.values.get(name)
+            if expected is not None:
+                self._check(expected, value, train)
         for name in self.border.reused:
             outputs[name] = outputs[name].clone()
         if train:
@@ -350,14 +366,11 @@ class Stage:
         own = name in self._inputs and not leaf.requires_grad
         return leaf.clone() if name in self.border.written and not own else leaf
 
-    def _check(self, name: str, value: Any, train: bool, routes: Routes) -> None:
+    def _check(self, expected: Value, value: Any, train: bool) -> None:
         """What leaves the stage must be what the others made room for."""
-        expected = routes.values.get(name)
-        if expected is None:
-            return
         if not expected.fits(value) or (train and value.requires_grad != expected.requires_grad):
             raise SignatureMismatch(
-                f"stage {self.index} makes {name}: {describe(value)}, but the pipeline was cut for "
+                f"stage {self.index} makes {expected.name}: {describe(value)}, but the pipeline was cut for "
                 f"{expected.describe()}: run it with the shapes, the autocast and the frozen parameters that "
                 "it was cut with, or cut it again"
             )

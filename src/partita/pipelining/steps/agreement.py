@@ -155,7 +155,8 @@ def agree_on_step(
     Raises:
         SignatureMismatch: names both ranks and what each of them is about to do.
     """
-    mine = torch.tensor([digest(what)], dtype=torch.int64)
+    number = digest(what)
+    mine = torch.tensor([number], dtype=torch.int64)
     peers = tuple(peers)
     parent, children = (None, ()) if relay is None else (relay.parent, relay.children)
     length = 0 if relay is None else relay.length
@@ -167,12 +168,12 @@ def agree_on_step(
         numbers = theirs[parent][1:].tolist()
     if children:
         padding = [0] * (length - len(numbers))
-        message = torch.tensor([digest(what), *numbers, *padding], dtype=torch.int64)
+        message = torch.tensor([number, *numbers, *padding], dtype=torch.int64)
         handles += [comm.send(message, child, _TAG) for child in children]
     for handle in (*received.values(), *handles):
         handle.wait()
     for peer, buffer in theirs.items():
-        if int(buffer[0]) != int(mine):
+        if buffer[0].item() != number:
             comm.send_object(what, peer)
             other = comm.recv_object(peer)
             raise SignatureMismatch(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -212,8 +212,7 @@ class PipelineSchedule:
             if self._settling is not None:
                 settled = self._settle(args, kwargs)
                 arguments, sizes = settled.arguments, settled.samples
-            inputs = self._inputs(arguments, sizes, given, settled)
-            inputs = replace(inputs, keep_outputs=return_outputs)
+            inputs = self._inputs(arguments, sizes, given, settled, return_outputs)
             executor = self._executor(train)
             sums = TiedSums(self.comm, self.stages, self.stage_ranks)
             if train:
@@ -336,7 +335,8 @@ class PipelineSchedule:
         arguments: list[dict[str, Tensor]] | None,
         numbers: tuple[int, ...],
         given: _ForLoss,
-        settled: Settled | None = None,
+        settled: Settled | None,
+        keep_outputs: bool,
     ) -> StepInputs:
         """What the step is given; ``numbers`` are those of `_cut`, on every rank where sizes are open."""
         count = self.n_microbatches
@@ -347,10 +347,10 @@ class PipelineSchedule:
             sized = settled.routes
         else:
             routes = self._precision.routes(self.comm, self.stages, self.routes, numbers[1:width])
-            sized = tuple(
-                routes.at(numbers[start + 1 : start + width], mode)
-                for start in range(0, count * width if self.routes.symbols else 0, width)
-            )
+            spans = range(0, count * width if self.routes.symbols else 0, width)
+            sizes = [numbers[start + 1 : start + width] for start in spans]
+            distinct = {one: routes.at(one, mode) for one in set(sizes)}
+            sized = tuple(distinct[one] for one in sizes)
             if routes is not self.routes and not sized:
                 sized = (routes,) * count
         if numbers:
@@ -365,7 +365,7 @@ class PipelineSchedule:
         scale = self.loss_scale()
         weights = tuple(weight * scale for weight in weights)
         return StepInputs(
-            arguments, targets, weights, self.seed, self._steps, sized, loss_kwargs=given.keywords
+            arguments, targets, weights, self.seed, self._steps, sized, keep_outputs, given.keywords
         )
 
 
