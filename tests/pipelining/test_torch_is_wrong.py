@@ -296,3 +296,50 @@ def test_a_model_input_that_a_later_stage_uses_fails_there(by_rank: list[dict[st
     x, mask, model = _x(8), _x(8) > 0, _model(Masked)
     expected = torch.cat([model(a, b) for a, b in zip(x.split(2), mask.split(2), strict=True)])
     assert torch.equal(torch.tensor(by_rank[1]["masked"]["ours"]).view_as(expected), expected)
+
+
+def _chain_of(stages: int) -> list[nn.Module]:
+    torch.manual_seed(0)
+    return [nn.Linear(WIDTH, WIDTH) for _ in range(stages)]
+
+
+def _on_two_ranks(comm: Comm, package: str, kind: str, stages: int) -> dict[str, Any]:
+    """Stages dealt out over two ranks in turn; this rank's gradients by stage."""
+    modules = _chain_of(stages)
+    x, target = _x(8), torch.zeros(8, WIDTH)
+    held = range(comm.rank, stages, 2)
+    given = {"target": target} if stages - 1 in held else {}
+    if package == "ours":
+        mine = [ours.PipelineStage(modules[index], index, stages, CPU) for index in held]
+        for stage in mine:
+            stage.comm = comm
+        ours.get_schedule_class(kind)(mine, 4, functional.mse_loss).step(x, target=target)
+    elif kind == "GPipe":  # takes one stage: there is a schedule for each
+        for index in held:
+            stage = theirs.PipelineStage(modules[index], index, stages, CPU)
+            schedule = theirs.ScheduleGPipe(stage, 4, loss_fn=functional.mse_loss)
+            schedule.step(*((x,) if index == 0 else ()), **(given if index == stages - 1 else {}))
+    else:
+        built = [theirs.PipelineStage(modules[index], index, stages, CPU) for index in held]
+        schedule = theirs.ScheduleInterleaved1F1B(built, 4, loss_fn=functional.mse_loss)
+        schedule.step(*((x,) if comm.rank == 0 else ()), **given)
+    return {str(index): modules[index].weight.grad.tolist() for index in held}
+
+
+@pytest.mark.parametrize(
+    ("kind", "stages"), [("Interleaved1F1B", 3), ("GPipe", 4)], ids=["3 stages", "4 stages under GPipe"]
+)
+def test_stages_that_do_not_divide_or_do_not_fit_the_schedule_fail_there_on_two_ranks(
+    kind: str, stages: int
+) -> None:
+    ends = endings(2, _on_two_ranks, "theirs", kind, stages)
+    assert any(ending.error is not None or ending.exitcode != 0 for ending in ends)  # one aborts the process
+    modules, x = _chain_of(stages), _x(8)
+    for part in x.split(2):
+        (functional.mse_loss(nn.Sequential(*modules)(part), torch.zeros(2, WIDTH)) / 4).backward()
+    found: dict[str, Any] = {}
+    for ending in endings(2, _on_two_ranks, "ours", kind, stages):
+        assert ending.error is None, ending.text
+        found |= ending.result
+    for index, module in enumerate(modules):
+        assert torch.equal(torch.tensor(found[str(index)]), module.weight.grad)

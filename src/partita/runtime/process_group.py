@@ -137,13 +137,15 @@ class ProcessGroupComm:
         number = store.add(f"partita/comms/{rank}", 1)
         try:
             own = prefixed(store, f"partita/comm/{number}")
-            return cls(own, rank, size, timeout_s, "nccl" in dist.get_backend(group))
+            comm = cls(own, rank, size, timeout_s, "nccl" in dist.get_backend(group))
         except RuntimeError as error:
             raise ExecutionError(
                 f"rank {rank} could not be connected with all of the {size} ranks: {error}\n"
                 "See that every rank makes the comm, and that GLOO_SOCKET_IFNAME names a network interface "
                 "that all hosts share"
             ) from error
+        comm.barrier()  # a rank that has nothing to say must not leave while others still connect to it
+        return comm
 
     def connect(self, pairs: Iterable[tuple[int, int]]) -> None:
         """On NCCL, opens one communicator for each directed pair; gloo is connected already."""
