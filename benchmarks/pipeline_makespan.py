@@ -2,14 +2,17 @@
 
 ``partita bench pipeline-makespan``. One process a rank over gloo on this machine. Stages do not compute,
 they sleep: F 10 ms, B 20 ms, I and W 10 ms each, so that more ranks than cores measure what the runtime
-costs, and not the machine. Both sides run the same stages in turn; a step's time is that from a barrier
-to the end of the slowest rank.
+costs, and not the machine. What a pass takes without any runtime is a little more (timers, autograd, the
+operator), so each rank measures its own passes first, all ranks at once, and the simulator is given these
+times. Both sides run the same stages in turn; a step's time is that from a barrier to the end of the slowest
+rank.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -37,6 +40,7 @@ __all__ = ["Row", "main", "measure"]
 _ONE_STAGE = ("GPipe", "1F1B")
 _NAMES = (*_ONE_STAGE, "LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 _WIDTH = 8
+_BARE_PASSES = 9
 _LIMIT_S = 300.0
 _GRACE_S = 10.0
 
@@ -46,7 +50,10 @@ class Row:
     """One schedule on so many ranks.
 
     Attributes:
-        simulated_s: the simulator's makespan, for links that take no time.
+        forward_ms: what F takes without a runtime, median of the ranks.
+        backward_ms: likewise B.
+        nominal_s: the simulator's makespan for passes that take exactly what they sleep.
+        simulated_s: the simulator's makespan for the measured passes, for links that take no time.
         ours: the measured step over that, round by round.
         theirs: the same for torch; None where torch does not run it.
         theirs_failed: why not.
@@ -55,6 +62,9 @@ class Row:
     schedule: str
     ranks: int
     microbatches: int
+    forward_ms: float
+    backward_ms: float
+    nominal_s: float
     simulated_s: float
     ours: Ratio
     theirs: Ratio | None
@@ -76,10 +86,12 @@ def main(*, quick: bool = False, json_path: Path | None = None, console: Console
         rows.append(
             measure(name, ranks, 4 if quick else 32, 0.002 if quick else 0.010, 1 if quick else MIN_ROUNDS)
         )
-    table = Table("schedule", "ranks", "simulated, s", "here / simulated", "torch / simulated")
+    table = Table("schedule", "ranks", "F, B, ms", "simulated, s", "here / simulated", "torch / simulated")
     for row in rows:
         other = str(row.theirs) if row.theirs is not None else row.theirs_failed
-        table.add_row(row.schedule, str(row.ranks), f"{row.simulated_s:.3f}", str(row.ours), other)
+        passes = f"{row.forward_ms:.1f}, {row.backward_ms:.1f}"
+        simulated = f"{row.simulated_s:.3f} ({row.nominal_s:.3f} if passes took what they sleep)"
+        table.add_row(row.schedule, str(row.ranks), passes, simulated, str(row.ours), other)
     console.print(table)
     if json_path is not None:
         write_json(json_path, "pipeline_makespan", rows)
@@ -89,14 +101,18 @@ def main(*, quick: bool = False, json_path: Path | None = None, console: Console
 def measure(name: str, ranks: int, microbatches: int, unit_s: float, rounds: int) -> Row:
     """One schedule: F takes ``unit_s``, B twice as long, I and W as long each."""
     plan = _plan(name, ranks, microbatches)
-    cost = StageCost(unit_s, 2 * unit_s, unit_s, unit_s)
-    simulated = simulate(plan, [cost] * plan.stages).makespan_s
     found = _on_processes(ranks, name, microbatches, unit_s, rounds)
+    nominal = StageCost(unit_s, 2 * unit_s, unit_s, unit_s)
+    measured = [found.costs[rank] for rank in plan.stage_ranks]
+    simulated = simulate(plan, measured).makespan_s
     theirs_ok = len(found.theirs) == rounds
     return Row(
         name,
         ranks,
         microbatches,
+        1e3 * statistics.median(cost.forward_s for cost in found.costs),
+        1e3 * statistics.median(cost.backward_s for cost in found.costs),
+        simulate(plan, [nominal] * plan.stages).makespan_s,
         simulated,
         ratio(found.ours, [simulated] * rounds),
         ratio(found.theirs, [simulated] * rounds) if theirs_ok else None,
@@ -151,8 +167,9 @@ class _Sleeper(nn.Module):
 
 @dataclass
 class _Found:
-    """Seconds of each round."""
+    """Seconds of each round, and what the passes of each rank's stages take without a runtime."""
 
+    costs: list[StageCost]
     ours: list[float]
     theirs: list[float]
     failed: str = ""
@@ -201,7 +218,9 @@ def _body(
     with ProcessGroupComm.from_group() as comm:
         ours = _ours(name, plan, rank, comm, unit_s)
         other = _theirs(name, plan, rank, unit_s)
-        found = _Found([], [])
+        comm.barrier()
+        costs = comm.all_gather_object(_bare(unit_s))
+        found = _Found(costs, [], [])
         for number in range(rounds + 1):
             seconds = _timed(comm, ours)
             if number:
@@ -218,6 +237,30 @@ def _body(
     if rank == 0:
         answer.send(found)
     dist.destroy_process_group()
+
+
+def _bare(unit_s: float) -> StageCost:
+    """Medians of a few passes of one stage, as a plain loop runs them."""
+    stage = _Sleeper(unit_s)
+    taken: dict[str, list[float]] = {"F": [], "B": [], "I": [], "W": []}
+
+    def timed(what: str, work: Callable[[], Any]) -> Any:
+        started = time.monotonic()
+        result = work()
+        taken[what].append(time.monotonic() - started)
+        return result
+
+    for _ in range(_BARE_PASSES):
+        x = torch.zeros(1, _WIDTH, requires_grad=True)
+        y = timed("F", lambda x=x: stage(x))
+        seed = torch.ones_like(y)
+        timed("B", lambda y=y, seed=seed: torch.autograd.backward(y, seed, retain_graph=True))
+        for what, leaf in (("I", x), ("W", stage.weight)):
+            timed(
+                what, lambda y=y, leaf=leaf, seed=seed: torch.autograd.grad(y, leaf, seed, retain_graph=True)
+            )
+    f, b, i, w = (statistics.median(taken[what]) for what in "FBIW")
+    return StageCost(f, b, i, w)
 
 
 def _timed(comm: ProcessGroupComm, step: Callable[[], object]) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from partita.planning.actions import Action, ActionKind
 from partita.planning.generators._arguments import place_in_v
-from partita.planning.generators._clock import Done, Rows
+from partita.planning.generators._clock import Done, Rows, laid_out
 from partita.planning.schedule import Schedule
 
 __all__ = ["zbv_zero_bubble"]
@@ -22,11 +22,16 @@ def zbv_zero_bubble(
 
     The first rank has both ends of the pipeline, so it gets gradients back as soon as the first microbatch is
     through. A rank holds the activations of at most ``2 * ranks`` passes, which is as much memory as 1F1B
-    needs on its first rank.
+    needs on its first rank. Once a rank is warm, it does F, I and W of one stage, then of the other. So a
+    message has the time of a W to arrive in, and links and passes that take a little longer cost next to
+    nothing::
 
-    (P. Qi et al., "Zero bubble pipeline parallelism", 2023, ZB-V.) Here a rule makes the schedule, for any
-    number of microbatches. With F = I = W a rank idles for at most ``2 * ranks - 1`` passes in all the cases
-    tested; no schedule gets below ``ranks - 1``, since the last rank waits so long for its first input.
+        0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0F3 0I0 0W0 3F2 3I2 3W2 ...      (rank 0 of 2)
+
+    (P. Qi et al., "Zero bubble pipeline parallelism", 2023, ZB-V.) With F = I = W a rank idles for
+    ``ranks - 1`` passes, which is the least that can be, since the last rank waits so long for its first
+    input. With fewer than ``2 * ranks - 1`` microbatches nothing gets warm, and a rule makes the schedule: I
+    before F before W.
 
     Args:
         stages: how many stages there are: two a rank.
@@ -39,8 +44,63 @@ def zbv_zero_bubble(
     """
     stage_ranks = place_in_v("ZBVZeroBubble", stages, microbatches, ranks, placement)
     ranks = stages // 2
-    workers = [_Worker(rank, ranks, microbatches) for rank in range(ranks)]
-    return Schedule("ZBVZeroBubble", stage_ranks, microbatches, _run(workers, stages))
+    if microbatches < 2 * ranks - 1:
+        rows = _run([_Worker(rank, ranks, microbatches) for rank in range(ranks)], stages)
+    else:
+        queues = [[_Row(rank, ranks, microbatches).actions()] for rank in range(ranks)]
+        rows = laid_out(queues, stages, "ZBVZeroBubble")
+    return Schedule("ZBVZeroBubble", stage_ranks, microbatches, rows)
+
+
+class _Row:
+    """What one rank does, from the way that microbatches take through the V."""
+
+    def __init__(self, rank: int, ranks: int, microbatches: int) -> None:
+        self._near, self._far = rank, 2 * ranks - 1 - rank
+        self._rank, self._ranks, self._microbatches = rank, ranks, microbatches
+        self._count = {(kind, stage): 0 for kind in (_F, _I, _W) for stage in (self._near, self._far)}
+        self._made: list[Action] = []
+
+    def actions(self) -> list[Action]:
+        """All of them, in order."""
+        near, far, below = self._near, self._far, self._ranks - self._rank
+        self._take(_F, near, times=2 * below - 1)  # until the first microbatch comes back
+        for _ in range(self._rank):
+            self._take(_F, far)
+            self._take(_F, near)
+        for _ in range(below):  # until its gradient comes back
+            self._round(far)
+        while min(self._count[_F, near], self._count[_F, far]) < self._microbatches:
+            self._round(near)
+            self._round(far)
+        for _ in range(self._rank):  # the ranks below wait for gradients
+            self._take(_I, near)
+            self._take(_I, far)
+        while min(self._count[_I, near], self._count[_I, far]) < self._microbatches:
+            self._take(_I, near if self._count[_I, near] < self._microbatches else far)
+            self._take_oldest_weight()
+        while self._take_oldest_weight():
+            pass
+        return self._made
+
+    def _round(self, stage: int) -> None:
+        for kind in (_F, _I, _W):
+            self._take(kind, stage)
+
+    def _take(self, kind: ActionKind, stage: int, times: int = 1) -> None:
+        """The next ones of a kind, as far as there are any."""
+        before = {_F: self._microbatches, _I: self._count[_F, stage], _W: self._count[_I, stage]}[kind]
+        start = self._count[kind, stage]
+        end = self._count[kind, stage] = min(start + times, before)
+        self._made += [Action(stage, kind, number) for number in range(start, end)]
+
+    def _take_oldest_weight(self) -> bool:
+        waiting = [
+            stage for stage in (self._near, self._far) if self._count[_W, stage] < self._count[_I, stage]
+        ]
+        if waiting:
+            self._take(_W, min(waiting, key=lambda stage: self._count[_W, stage]))
+        return bool(waiting)
 
 
 class _Worker:
