@@ -214,7 +214,7 @@ def _pickle(package: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("attempt", [_cut_twice, _cut_a_region, _pickle])
 def test_what_fails_there_works_here(attempt: Callable[..., None]) -> None:
-    with pytest.raises(RuntimeError):
+    with pytest.raises((RuntimeError, AssertionError)):
         attempt(_theirs)
     attempt(_ours)
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -186,7 +187,8 @@ class Lookout:
         """
         keys = [f"left/{rank}" for rank in range(self._size)]
         pause = threading.Event()
-        for _ in range(int(seconds / 0.02)):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
             try:
                 if self.failure is not None or self._store.check(keys):
                     return True

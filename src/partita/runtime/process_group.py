@@ -3,13 +3,11 @@ tensors).
 
 All groups are the comm's own; the user's are read for rank, size and store, and never used or destroyed.
 
-======================= ======================================================================================
-data                    gloo, all ranks; its protocol is full duplex and matches by tag, so one connection a
-pair is enough watch                   gloo, all ranks; carries nothing, tells when a process is gone (see
-:mod:`~partita.runtime.failure`) reduce, one a subset    gloo or NCCL, made at the first ``all_reduce`` over
-that subset pair, one a direction   NCCL only: operations of one communicator run in order, so each direction
-needs its own
-======================= ======================================================================================
+- data: gloo, all ranks. Its protocol is full duplex and matches by tag, so one connection a pair is enough.
+- watch: gloo, all ranks. Carries nothing, tells when a process is gone (see :mod:`~partita.runtime.failure`).
+- reduce, one a subset: gloo or NCCL, made at the first ``all_reduce`` over that subset.
+- pair, one a direction: NCCL only, where the operations of one communicator run in order, so that each
+  direction needs its own.
 """
 
 from __future__ import annotations
@@ -50,6 +48,9 @@ _CPU = torch.device("cpu")
 _OBJECT_TAG = MAX_TAG + 1
 _MAX_UNSENT = 1000
 _CLOSE_GRACE_S = 5.0
+_EXIT_GRACE_S = 2.0
+"""A process that ends without close() is a failure to those who still need it after so long, and they must
+hear of it within 5 s."""
 
 
 class _Operation:
@@ -396,7 +397,7 @@ class ProcessGroupComm:
         elif self._lookout.failure is None:
             self._flush_objects()
             self._lookout.leave()
-            if not self._lookout.wait_until_all_left(_CLOSE_GRACE_S):
+            if not self._lookout.wait_until_all_left(_EXIT_GRACE_S):
                 self._lookout.publish(FailureRecord(self.rank, "left"))
         self._lookout.stop()
 

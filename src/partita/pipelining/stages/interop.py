@@ -17,8 +17,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage as TorchStage
 
+from partita._torch.fake_call import fake_call
 from partita.capture.sizes import evaluated
 from partita.pipelining.routes import Constant, Named, Routes, Value, accept
+from partita.pipelining.stages.held_state import stage_modules
 from partita.pipelining.stages.manual import PipelineStage
 from partita.pipelining.stages.stage import Stage
 
@@ -60,7 +62,7 @@ def to_torch_stage(
         stage.num_stages,
         device,
         input_args=tuple(_on(device, value) for value in chain.takes),
-        output_args=_last(stage, routes)
+        output_args=_results(stage, routes, {value.name: _on(device, value) for value in chain.takes})
         if stage.is_last
         else tuple(_on(device, value) for value in chain.gives),
         group=group,
@@ -90,8 +92,8 @@ def _on(device: torch.device, value: Value) -> Tensor:
     return torch.empty(shape, dtype=value.dtype, device=device, requires_grad=value.requires_grad)
 
 
-def _last(stage: Stage, routes: Routes) -> tuple[Tensor, ...]:
-    """What the last stage returns is sent nowhere: torch asks only how many tensors there are."""
+def _results(stage: Stage, routes: Routes, values: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    """What the last stage returns for such values, as tensors of the right layout: torch compares."""
     output = (routes.signature or stage.signature).unflatten(routes.results)
     items = tuple(output) if isinstance(output, (tuple, list)) else (output,)
     if not all(isinstance(item, Named) for item in items):
@@ -100,7 +102,17 @@ def _last(stage: Stage, routes: Routes) -> tuple[Tensor, ...]:
             "schedules take nothing else: let the model return tensors, or use a schedule of "
             "partita.pipelining"
         )
-    return (torch.empty(0),) * len(items)
+    given = [routes.numbers[name] if name in routes.numbers else values[name] for name in stage.border.inputs]
+    (module,) = stage_modules(stage)
+    with torch.no_grad():
+        result = fake_call(module, given)
+    names = stage.border.outputs
+    known = {**values, **dict(zip(names, (result,) if len(names) == 1 else result, strict=True))}
+    found = [known[item.name] for item in items]
+    return tuple(
+        torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+        for value in found
+    )
 
 
 class _Chain(nn.Module):
