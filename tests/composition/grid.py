@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from partita.pipelining import Pipe, Stage, UncutReference, keyed_graph, pipeline
+from partita.pipelining import LossWeights, Pipe, Stage, UncutReference, keyed_graph, pipeline
 from partita.runtime import ProcessGroupComm
 
 SAMPLES = 16
@@ -97,3 +97,35 @@ def uncut(case: Case, train: Callable[[UncutReference, nn.Module], Any]) -> Any:
     args, kwargs, _ = case.data(SAMPLES // 2 // MICROBATCHES)
     whole = keyed_graph(case.model(), args, kwargs)
     return train(UncutReference(whole, 2 * MICROBATCHES, case.loss), whole)
+
+
+class Halves:
+    """The uncut model over each pipeline's half of a batch, with that pipeline's number for a seed.
+
+    The mean of the two gradients is what two data parallel pipelines should end with, bit for bit: to halve
+    is exact, and a sum of two numbers has one order only.
+    """
+
+    def __init__(self, case: Case) -> None:
+        args, kwargs, _ = case.data(SAMPLES // 2 // MICROBATCHES)
+        self.whole = keyed_graph(case.model(), args, kwargs)
+        self._runners = [UncutReference(self.whole, MICROBATCHES, case.loss, seed=seed) for seed in range(2)]
+
+    def step(
+        self, halves: Sequence[tuple[tuple[Any, ...], Tensor]], scale: float = 1.0
+    ) -> list[list[Tensor]]:
+        """Leaves the mean gradient, times ``scale``, in ``.grad``. Returns the losses, by pipeline."""
+        weights = LossWeights((scale / MICROBATCHES,) * MICROBATCHES, total=None)
+        found: list[list[Tensor]] = []
+        means: dict[str, Tensor] = {}
+        for runner, (args, target) in zip(self._runners, halves, strict=True):
+            losses: list[Tensor] = []
+            self.whole.zero_grad()
+            runner.step(*args, target=target, losses=losses, loss_weights=weights)
+            found.append(losses)
+            for name, value in self.whole.named_parameters():
+                assert value.grad is not None, name
+                means[name] = means[name] + value.grad / 2 if name in means else value.grad / 2
+        for name, value in self.whole.named_parameters():
+            value.grad = means[name]
+        return found

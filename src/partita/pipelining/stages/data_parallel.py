@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
@@ -76,6 +77,9 @@ class GradientReduction:
     def forward(self, *args: Any) -> Any:
         """Call the module."""
         if self._replicated is None:
+            # A weight that autocast converted in an earlier microbatch would get its gradient after
+            # `fully_shard` has reduced: autograd runs what was made first last.
+            torch.clear_autocast_cache()
             return self.module(*args)
         with self._replicated.no_sync():
             return self.module(*args)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from partita._torch.autograd import hooks_made, hooks_paused, run_backward
+from partita._torch.autograd import hooks_made, run_backward
 from partita._torch.export import Signature
 from partita._torch.pytree import tree_map
 from partita.errors import ExecutionError, SignatureMismatch
@@ -21,6 +21,7 @@ from partita.pipelining.routes import Named, Routes, Tied, Value, accept, descri
 from partita.pipelining.stages.data_parallel import GradientReduction, gradient_reduction
 from partita.pipelining.stages.saved_buffers import SavedBuffers
 from partita.pipelining.stages.split_backward import WeightPass, input_pass
+from partita.pipelining.stages.tied_share import TiedShare, kept_apart
 from partita.planning import ActionKind
 from partita.runtime import Comm
 
@@ -276,18 +277,12 @@ class Stage:
         flight = self._flights.pop(microbatch)
         roots, seeds = _roots(flight, gradients)
         shares = self._shares(gradients, roots, seeds)
-        for share in shares:
-            share.begin()
-        try:
-            if shares:  # hooks see the whole gradient, where the owner has it
-                with hooks_paused([share.parameter for share in shares if not share.owned]):
-                    self._accumulate(roots, seeds)
-            else:
+        if shares:
+            with kept_apart(shares, replicated=self._reduction is not None) as results:
                 self._accumulate(roots, seeds)
-        finally:
-            results: dict[str, Tensor | None] = {
-                share.name: share.end() for share in shares if not share.owned
-            }
+        else:
+            results = {}
+            self._accumulate(roots, seeds)
         for name, leaf in flight.leaves.items():
             if leaf.requires_grad:
                 results[name] = leaf.grad
@@ -305,7 +300,7 @@ class Stage:
         """The first half of `backward`: the same results, and no parameter's ``.grad`` is touched, unless
         data parallel wrappers need the whole pass at once.
         """
-        if self._reduction is not None and self._reduction.at_once:
+        if self._at_once:
             self._late[microbatch] = WeightPass()
             return self.backward(microbatch, gradients)
         flight = self._flights.pop(microbatch)
@@ -329,10 +324,19 @@ class Stage:
     def backward_weight(self, microbatch: int) -> None:
         """The second half of `backward`: adds to ``.grad`` of the parameters."""
         late = self._late.pop(microbatch)
-        if self._reduction is None or self._reduction.at_once:
+        if self._reduction is None or self._at_once:
             late.run()
         else:
             self._reduction.backward(None, late.run)
+
+    @property
+    def _at_once(self) -> bool:
+        """Whether a data parallel wrapper wants whole backward passes. DDP waits for the gradient of a
+        parameter that another stage owns as well, and the second half has none.
+        """
+        if self._reduction is None:
+            return False
+        return self._reduction.at_once or any(group.stages[0] != self.index for group in self._shared)
 
     def begin(self, microbatches: int) -> None:
         """A training step of so many microbatches starts."""
@@ -347,11 +351,11 @@ class Stage:
 
     def _shares(
         self, gradients: Mapping[str, Tensor], roots: list[Tensor], seeds: list[Tensor]
-    ) -> list[_Share]:
+    ) -> list[TiedShare]:
         """Its parts in the gradients of tied parameters; what later stages sent of them becomes a root."""
         if not self._shared:
             return []
-        shares = [_Share(group, self.parameter(group), self.index) for group in self._shared]
+        shares = [TiedShare(group, self.parameter(group), self.index) for group in self._shared]
         for share in shares:
             if share.name in gradients:
                 roots.append(share.parameter)
@@ -383,29 +387,6 @@ class Stage:
                     f"the tied parameter {group.names[0]!r} was {was} when the pipeline was cut, and is not "
                     "now: cut it again"
                 )
-
-
-class _Share:
-    """This stage's part of a tied parameter's gradient for one microbatch, kept apart from what lies in
-    ``.grad`` already.
-
-    The stage that comes first owns the sum: the shares arrive there along the chain, and only there are they
-    added to ``.grad``.
-    """
-
-    def __init__(self, group: Tied, parameter: nn.Parameter, stage: int) -> None:
-        self.name = group.value.name
-        self.parameter = parameter
-        self.owned = group.stages[0] == stage
-        self._before: Tensor | None = None
-
-    def begin(self) -> None:
-        if not self.owned:
-            self._before, self.parameter.grad = self.parameter.grad, None
-
-    def end(self) -> Tensor | None:
-        share, self.parameter.grad = self.parameter.grad, self._before
-        return share
 
 
 def detached(tree: Any) -> Any:

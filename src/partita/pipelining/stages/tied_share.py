@@ -1,0 +1,63 @@
+"""A stage's part of a tied parameter's gradient, kept apart from what lies in ``.grad`` already.
+
+The stage that comes first owns the sum: the shares arrive there along the chain of holders, and only there
+are they added to ``.grad``, and hooks run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+from torch import Tensor, nn
+
+from partita._torch.autograd import hooks_paused
+from partita.pipelining.routes import Tied
+
+__all__ = ["TiedShare", "kept_apart"]
+
+
+class TiedShare:
+    """One stage's share in one tied parameter.
+
+    Attributes:
+        name: of the gradient, as it travels.
+        parameter: this stage's copy.
+        owned: whether the sum is taken here.
+    """
+
+    def __init__(self, group: Tied, parameter: nn.Parameter, stage: int) -> None:
+        self.name = group.value.name
+        self.parameter = parameter
+        self.owned = group.stages[0] == stage
+
+
+@contextmanager
+def kept_apart(shares: Sequence[TiedShare], *, replicated: bool) -> Iterator[dict[str, Tensor | None]]:
+    """A backward pass in this block leaves ``.grad`` of parameters that another stage owns as it is, and runs
+    none of their hooks. When the block ends, the dict has their shares by name.
+
+    Args:
+        replicated: the stage is in ``DistributedDataParallel``, which may replace what it finds in ``.grad``
+            by the mean over the replicas; the owner wants this replica's share.
+    """
+    others = [share for share in shares if not share.owned]
+    found: dict[str, Tensor | None] = {}
+    with hooks_paused([share.parameter for share in others]):
+        before = [share.parameter.grad for share in others]
+        for share in others:
+            share.parameter.grad = None
+        watches = [
+            share.parameter.register_hook(partial(found.__setitem__, share.name))
+            for share in others
+            if replicated
+        ]
+        try:
+            yield found
+        finally:
+            for watch in watches:
+                watch.remove()
+            for share, gradient in zip(others, before, strict=True):
+                found.setdefault(share.name, None if replicated else share.parameter.grad)
+                share.parameter.grad = gradient
