@@ -16,7 +16,7 @@ import pytest
 import torch
 from tests.pipelining.models import CALLED, CASES, PLAIN, REUSED, SKIP, TRANSFORMER, WIDTH, Case, Noisy
 from tests.pipelining.running import Record, assert_same, cut, errors_of, piped, train, uncut
-from tests.runtime.worlds import endings
+from tests.runtime.worlds import ProcessWorld
 from torch import Tensor, nn
 from torch.distributed.pipelining.schedules import get_schedule_class as get_their_class
 
@@ -26,7 +26,7 @@ from partita.pipelining.steps.program import receives_ahead
 from partita.planning import ActionKind, get_schedule, loop_placement, lower, schedule_names, v_placement
 from partita.runtime import Comm, InProcessComm, InProcessWorld, Tracer
 
-BY_NAME = {case.name: case for case in CASES}
+CONSTANTS = next(case for case in CASES if case.name == "constants")
 ALL = tuple(name for name in schedule_names() if name != "ForwardOnly")
 
 
@@ -67,7 +67,7 @@ def test_four_stages_on_two_ranks(case: Case) -> None:
         assert_same(found, expected)
 
 
-@pytest.mark.parametrize("case", [REUSED, CALLED, BY_NAME["constants"]], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [REUSED, CALLED, CONSTANTS], ids=lambda case: case.name)
 @pytest.mark.parametrize("name", [name for name in ALL if name not in {"ZBVZeroBubble", "DualPipeV"}])
 def test_stages_in_unequal_numbers(case: Case, name: str) -> None:
     stages = len(case.after) + 1
@@ -114,6 +114,7 @@ class Skips(nn.Module):
 
 
 SKIPS = Case("skips", Skips, tuple(f"layers.{number}" for number in range(7)))
+BY_NAME = {case.name: case for case in (*CASES, SKIPS)}
 
 
 @pytest.mark.parametrize("case", [DEEP, SKIPS], ids=lambda case: case.name)
@@ -129,33 +130,61 @@ def test_eight_stages_on_four_ranks(case: Case) -> None:
 # --- over processes ---
 
 
-def _train_all(comm: Comm, names: tuple[str, ...], pickled: bytes) -> bytes:
+_LOOP, _V = loop_placement(4, 2), v_placement(4, 2)
+OVER_PROCESSES = [
+    ("LoopedBFS", "transformer", _LOOP),
+    ("Interleaved1F1B", "transformer", _LOOP),
+    ("InterleavedZeroBubble", "transformer", _LOOP),
+    ("ZBVZeroBubble", "transformer", _V),
+    ("DualPipeV", "transformer", _V),
+    ("LoopedBFS", "skips", loop_placement(8, 2)),
+    ("Interleaved1F1B", "skips", loop_placement(8, 2)),
+    ("InterleavedZeroBubble", "skips", loop_placement(8, 2)),
+    ("ZBVZeroBubble", "skips", _V),
+    ("DualPipeV", "skips", _V),
+    ("LoopedBFS", "no parameters", _LOOP),
+    ("Interleaved1F1B", "no parameters", _V),  # the second rank trains nothing
+    ("ZBVZeroBubble", "no parameters", _V),
+    ("DualPipeV", "no parameters", _V),
+    ("LoopedBFS", "called twice", (0, 1, 0)),
+    ("Interleaved1F1B", "called twice", (0, 0, 1)),
+    ("InterleavedZeroBubble", "called twice", (1, 0, 1)),
+]
+"""What is done in one launch of two processes: schedule, model, the rank of each stage."""
+
+
+def _train_all(comm: Comm, pickled: bytes) -> bytes:
     torch.set_num_threads(1)
-    records = []
-    pipe = pickle.loads(pickled)
-    for name in names:
-        placement = _placement(name, comm.size, 4)
+    records, pipes = [], pickle.loads(pickled)
+    for kind, name, placement in OVER_PROCESSES:
+        pipe, record = copy.deepcopy(pipes[name, len(placement)]), Record()
         held = [
             pipe.build_stage(stage, comm=comm) for stage, rank in enumerate(placement) if rank == comm.rank
         ]
-        record = Record()
-        schedule = get_schedule_class(name)(held, 4, TRANSFORMER.loss)
-        _one_step(schedule, [stage.module for stage in held], TRANSFORMER, record)
+        schedule = get_schedule_class(kind)(held, 4, BY_NAME[name].loss)
+        train(schedule, [stage.module for stage in held], BY_NAME[name], record)
         records.append(record)
-        for stage in held:
-            stage.module.zero_grad()
     return pickle.dumps(records)
 
 
-def test_processes_equal_the_uncut_model_under_schedules_with_several_stages() -> None:
-    names = ("Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
-    expected = uncut(TRANSFORMER, run=_one_step)
-    found = endings(2, _train_all, names, pickle.dumps(_pipe(TRANSFORMER, 4)))
-    for ending in found:
-        assert ending.error is None, ending.text
-    by_rank: list[list[Record]] = [pickle.loads(ending.result) for ending in found]
-    for number in range(len(names)):
-        assert_same([records[number] for records in by_rank], expected)
+@pytest.fixture(scope="module")
+def by_rank() -> list[list[Record]]:
+    """What both processes found, run by run."""
+    wanted = {(name, len(placement)) for _, name, placement in OVER_PROCESSES}
+    pipes = {(name, stages): cut(BY_NAME[name], stages) for name, stages in sorted(wanted)}
+    return [pickle.loads(found) for found in ProcessWorld(2).run(_train_all, pickle.dumps(pipes))]
+
+
+@pytest.mark.parametrize(
+    "number",
+    range(len(OVER_PROCESSES)),
+    ids=[f"{kind} {name} {placement}" for kind, name, placement in OVER_PROCESSES],
+)
+def test_processes_with_several_stages_equal_the_uncut_model(
+    number: int, by_rank: list[list[Record]]
+) -> None:
+    expected = _reference(BY_NAME[OVER_PROCESSES[number][1]])
+    assert_same([records[number] for records in by_rank], expected)
 
 
 # --- what is refused, and what fails ---
