@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from partita._torch.storage import storage_key
+from partita._torch.storage import WeakStorage, storage_key
 
 
 def test_a_view_has_the_key_of_its_base() -> None:
@@ -30,3 +30,15 @@ def test_fake_tensors_share_as_real_ones_do() -> None:
 def test_a_tensor_without_storage_is_its_own_key() -> None:
     x = torch.eye(2).to_sparse()
     assert storage_key(x) == id(x)
+
+
+def test_weak_storage_shows_all_of_the_memory_as_long_as_somebody_keeps_it() -> None:
+    base = torch.zeros(4)
+    weak = WeakStorage(base[1:2])
+    content = weak.bytes()
+    assert content is not None
+    assert content.numel() == 16
+    content.fill_(0xFF)
+    assert base.isnan().all()
+    del content, base
+    assert weak.bytes() is None

@@ -22,8 +22,8 @@ class Ledger:
             monkeypatch.setattr(outputs, name, self._counted(name, getattr(outputs, name)))
 
     def _counted(self, name: str, plan: Any) -> Any:
-        def planned(result: torch.Tensor) -> Any:
-            take = plan(result)
+        def planned(result: torch.Tensor, *rest: Any) -> Any:
+            take = plan(result, *rest)
 
             def output(*args: Any) -> Any:
                 self.bytes[name] += result.nbytes

@@ -117,6 +117,23 @@ def test_outputs_that_share_memory_go_on_sharing_it() -> None:
         assert turned.stride() == (1, 3)
 
 
+def test_outputs_that_are_lazily_conjugate_or_negative_stay_so() -> None:
+    """Bits of the tensor say so, and not its memory: a view of a copy has to have them too."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x * 2
+        return y, y.conj(), y.conj().imag, x.conj(), x.conj().imag
+
+    recorded = region(function)
+    for _ in range(3):
+        x = torch.randn(3, dtype=torch.complex64)
+        assert all(torch.equal(*both) for both in zip(recorded(x), function(x), strict=True))
+    lending = region(function, lent_outputs=[0, 1, 2])
+    with torch.no_grad():
+        for _ in range(3):
+            assert all(torch.equal(*both) for both in zip(lending(x), function(x), strict=True))
+
+
 def test_expanded_and_sliced_inputs_are_copied_right() -> None:
     runs(
         lambda x, y: (x * 2, y.cos()),

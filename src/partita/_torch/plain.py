@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-__all__ = ["is_plain_tensor"]
+__all__ = ["is_plain_tensor", "read_like"]
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, FakeTensor})
 
@@ -13,3 +13,9 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, FakeTensor})
 def is_plain_tensor(value: object) -> bool:
     """Whether ``value`` is a tensor, a parameter or a fake tensor, and no other subclass."""
     return type(value) in _PLAIN
+
+
+def read_like(like: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+    """``memory`` as ``like`` reads its own: conjugate, or negative, where that one is so lazily."""
+    made = memory.conj() if like.is_conj() else memory
+    return torch._neg_view(made) if like.is_neg() else made

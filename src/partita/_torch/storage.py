@@ -1,10 +1,11 @@
-"""Which tensors share memory."""
+"""Which tensors share memory, and memory that is watched but not kept."""
 
 from __future__ import annotations
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
-__all__ = ["storage_key"]
+__all__ = ["WeakStorage", "storage_key"]
 
 
 def storage_key(tensor: torch.Tensor) -> int:
@@ -17,3 +18,27 @@ def storage_key(tensor: torch.Tensor) -> int:
         return tensor.untyped_storage()._cdata
     except (NotImplementedError, RuntimeError):
         return id(tensor)
+
+
+class WeakStorage:
+    """The memory of a tensor, as long as somebody else keeps it.
+
+    >>> tensor = torch.ones(2)
+    >>> weak = WeakStorage(tensor)
+    >>> weak.bytes().numel()
+    8
+    >>> del tensor
+    >>> weak.bytes() is None
+    True
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._reference = StorageWeakRef(tensor.untyped_storage())
+        self._device = tensor.device
+
+    def bytes(self) -> torch.Tensor | None:
+        """All of it, as uint8; None once it is gone."""
+        storage = torch.UntypedStorage._new_with_weak_ptr(self._reference.cdata)
+        if storage is None:
+            return None
+        return torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage)

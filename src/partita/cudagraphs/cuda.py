@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import torch
 
+from partita.cudagraphs.pool import MemoryPool
 from partita.cudagraphs.values import tensors_in
 from partita.errors import ExecutionError
 
@@ -23,7 +25,9 @@ class CudaRecorder:
     """A `GraphRecorder` for one CUDA device. Not run on a GPU yet.
 
     All its recordings share one memory pool: what a region uses in between is free for the others, and what
-    it returns is kept as long as the recording.
+    it returns is kept as long as the recording. A capture that failed leaves its pool behind as it may be;
+    and one whose last recording has gone is torn down by torch. In both cases the next recording gets a new
+    one.
 
     Args:
         device: by default the current one.
@@ -42,8 +46,10 @@ class CudaRecorder:
             )
         index = None if device is None else device.index
         self.device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
+        self.pool = MemoryPool()
         self._stream = torch.cuda.Stream(self.device)
-        self._pool = torch.cuda.graph_pool_handle()
+        self._memory = torch.cuda.graph_pool_handle()
+        self._living: WeakSet[CudaRecording] = WeakSet()
 
     def __reduce__(self) -> tuple[type[CudaRecorder], tuple[torch.device]]:
         """A copy, and what was pickled, has a stream and a memory pool of its own, on the same device."""
@@ -77,23 +83,37 @@ class CudaRecorder:
         Raises:
             ExecutionError: an operator can't be captured; the message has CUDA's own words.
         """
+        if not self._living:
+            self._memory = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(torch.cuda.default_generators[self.device.index])
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self._stream):
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                result = run()
-            except Exception as error:
-                with suppress(RuntimeError):
-                    graph.capture_end()
-                raise ExecutionError(
-                    f"the region can't be captured: {error}; it runs uncaptured. Leave the operator out of "
-                    f"the region"
-                ) from error
-            graph.capture_end()
+        try:
+            with torch.cuda.stream(self._stream):
+                result = _captured(graph, self._memory, run)
+        except Exception as error:
+            self._memory = torch.cuda.graph_pool_handle()
+            raise ExecutionError(
+                f"the region can't be captured: {error}; it runs uncaptured. Leave the operator out of "
+                f"the region"
+            ) from error
         torch.cuda.current_stream(self.device).wait_stream(self._stream)
-        return CudaRecording(graph, result)
+        recording = CudaRecording(graph, result)
+        self._living.add(recording)
+        return recording
+
+
+def _captured(graph: torch.cuda.CUDAGraph, memory: Any, run: Callable[[], _T]) -> _T:
+    """What ``run`` returns; the stream is no longer capturing afterwards, whatever happens."""
+    graph.capture_begin(pool=memory, capture_error_mode="thread_local")
+    try:
+        result = run()
+    except BaseException:
+        with suppress(RuntimeError):  # it says once more that the capture is not valid
+            graph.capture_end()
+        raise
+    graph.capture_end()
+    return result
 
 
 class CudaRecording:

@@ -10,6 +10,9 @@ as it is, and outputs are copied from then on::
 
     forward 0  backward 0  forward 1  backward 1      lent:   nothing is copied
     forward 0  forward 1   backward 0  ...            copied: forward 1 would overwrite what backward 0 needs
+
+Recordings share memory, and one may overwrite what newer ones have returned (see `partita.cudagraphs.pool`).
+Where somebody still reads that, the older one is recorded anew, so that it is the newer of the two.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ from partita.graph.state import lookup
 __all__ = ["CacheInfo", "CudaGraphModule"]
 
 _LOG = logging.getLogger("partita.cudagraphs")
-_COUNTS = ("_hits", "_recorded", "_evicted", "_uncaptured", "_overtaken", "_unused")
+_COUNTS = ("_hits", "_recorded", "_evicted", "_reordered", "_uncaptured", "_overtaken", "_unused")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ class CacheInfo:
         hits: calls that were replayed with a recording that was there.
         recorded: how often it has recorded.
         evicted: how many recordings have gone.
+        reordered: those of them that went because they would have overwritten what a newer one had lent.
         uncaptured: calls that ran as they are, warm-ups included.
         overtaken: those of them that came while somebody still had what an earlier one had lent.
         gave_up: why it records no more, or an empty string.
@@ -61,6 +65,7 @@ class CacheInfo:
     hits: int
     recorded: int
     evicted: int
+    reordered: int
     uncaptured: int
     overtaken: int
     gave_up: str
@@ -68,8 +73,9 @@ class CacheInfo:
 
 @dataclass(frozen=True)
 class _Entry:
-    """One recording with all that a replay needs."""
+    """One recording with all that a replay needs. To the memory pool it is what was handed out."""
 
+    number: int
     recording: Recording
     buffers: tuple[tuple[int, torch.Tensor], ...]
     written: tuple[tuple[int, torch.Tensor], ...]
@@ -77,6 +83,12 @@ class _Entry:
     copying: OutputPlan
     spec: Any
     held: tuple[Any, ...]
+    give_up: Callable[[], None]
+
+    @property
+    def is_read(self) -> bool:
+        """Whether somebody still has an output that is not a copy."""
+        return self.lending.is_read or self.copying.is_read
 
 
 class CudaGraphModule(nn.Module):
@@ -116,6 +128,7 @@ class CudaGraphModule(nn.Module):
     _hits: int
     _recorded: int
     _evicted: int
+    _reordered: int
     _uncaptured: int
     _overtaken: int
     _unused: int
@@ -174,6 +187,7 @@ class CudaGraphModule(nn.Module):
             self._hits,
             self._recorded,
             self._evicted,
+            self._reordered,
             self._uncaptured,
             self._overtaken,
             self._gave_up,
@@ -215,9 +229,17 @@ class CudaGraphModule(nn.Module):
             self._entries.move_to_end(key)
             self._unused = 0
             if entry.lending.in_use:
+                self._copy_from_now_on()
                 return self._overtake(args)
-            self._hits += 1
-            return self._replay(entry, values)
+            endangered = self.recorder.pool.endangered_by(entry.number)
+            if endangered is None:
+                self._hits += 1
+                return self._replay(entry, values)
+            if self._reordered >= self.max_recordings:
+                endangered.give_up()
+                return self._overtake(args)
+            self._reordered += 1
+            self._drop(key)
         if kind not in self._warm:
             return self._warm_up(kind, args)
         if self._unused >= self.max_recordings:
@@ -241,12 +263,15 @@ class CudaGraphModule(nn.Module):
         return self.gm(*args) if self._run is None else self._run(*args)
 
     def _overtake(self, args: Sequence[Any]) -> Any:
-        """Run as it is beside a recording whose outputs somebody still has, and lend none from now on."""
-        if self._lent:
-            _LOG.info("%s: its outputs outlive the next call, so they are copied from now on", self.region)
-            self._lent = frozenset()
+        """Run as it is beside what somebody still has and a replay would overwrite."""
         self._overtaken += 1
         return self._as_it_is(args)
+
+    def _copy_from_now_on(self) -> None:
+        """Lend no more outputs."""
+        if self._lent:
+            _LOG.info("%s: its outputs are kept for too long, so they are copied from now on", self.region)
+            self._lent = frozenset()
 
     def _warm_up(self, kind: Any, args: Sequence[Any]) -> Any:
         assert self.recorder is not None
@@ -272,6 +297,7 @@ class CudaGraphModule(nn.Module):
             if address is not None and number not in self._static:
                 given[number] = self._owned(values[number])
         args = unflatten(given, spec)
+        number = self.recorder.pool.next_number()
         recording = self.recorder.record(lambda: self.gm(*args) if self._run is None else self._run(*args))
         results, result_spec = flatten(recording.result)
         buffers = tuple((number, given[number]) for number in call.copied)
@@ -282,7 +308,17 @@ class CudaGraphModule(nn.Module):
         if self._lent:
             lending = plan_outputs(results, given, call.copied, state, self._transient, self._lent)
         kept = [value for number, value in enumerate(given) if call.addresses[number] is not None]
-        return _Entry(recording, buffers, written, lending, copying, result_spec, (*kept, *state))
+        return _Entry(
+            number,
+            recording,
+            buffers,
+            written,
+            lending,
+            copying,
+            result_spec,
+            (*kept, *state),
+            self._copy_from_now_on,
+        )
 
     def _owned(self, value: torch.Tensor) -> torch.Tensor:
         """The same memory as its owner has it: held in a recording, what was lent would never come back."""
@@ -336,7 +372,11 @@ class CudaGraphModule(nn.Module):
         entry.recording.replay()
         for number, buffer in entry.written:
             values[number].copy_(buffer)
-        results = (entry.lending if self._lent else entry.copying).take(values)
+        plan = entry.lending if self._lent else entry.copying
+        results = plan.take(values)
+        if plan.borrows:
+            assert self.recorder is not None
+            self.recorder.pool.hand_out(entry.number, entry)
         entry.recording.finish()
         return unflatten(results, entry.spec)
 

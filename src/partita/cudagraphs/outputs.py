@@ -8,7 +8,7 @@ a parameter or buffer of the graph      that tensor
 a view of an input that was copied      the same view of the caller's own tensor
 a view of an input used where it lies   that view
 memory of its own                       a copy; views of one memory stay views of one copy
-memory of its own that nobody keeps     that memory, good until the next replay
+memory of its own that nobody keeps     that memory, good until the region's next replay
 memory of its own for backward only     that memory, lent: no replay as long as somebody has it
 no tensor                               the value
 ======================================  ============================================================
@@ -21,7 +21,8 @@ from typing import Any
 
 import torch
 
-from partita._torch.loan import Loan, lend
+from partita._torch.loan import LentMemory
+from partita._torch.plain import read_like
 from partita._torch.storage import storage_key
 
 __all__ = ["Output", "OutputPlan", "placed", "plan_outputs"]
@@ -35,28 +36,36 @@ class OutputPlan:
 
     Args:
         outputs: one function an output.
-        lent: keys of the storages that are lent.
+        lent: memory that is handed out as it is, and not to be overwritten while somebody has it.
+        passing: memory that is handed out as it is, which the region's own next replay may overwrite.
     """
 
-    def __init__(self, outputs: Sequence[Output], lent: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self, outputs: Sequence[Output], lent: Sequence[LentMemory] = (), passing: Sequence[LentMemory] = ()
+    ) -> None:
         self._outputs = outputs
         self._lent = lent
-        self._loans: list[Loan] = []
+        self._borrowed = (*lent, *passing)
+
+    @property
+    def borrows(self) -> bool:
+        """Whether anything is handed out as it is."""
+        return bool(self._borrowed)
 
     @property
     def in_use(self) -> bool:
         """Whether somebody still has what was lent: a replay would overwrite it."""
-        if self._loans and all(loan.returned for loan in self._loans):
-            self._loans = []
-        return bool(self._loans)
+        return any(memory.is_read for memory in self._lent)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether somebody still has anything that was handed out as it is."""
+        return any(memory.is_read for memory in self._borrowed)
 
     def take(self, inputs: Sequence[Any]) -> list[Any]:
         """The outputs of the latest replay, for a caller who passed these inputs."""
         copies: dict[int, torch.UntypedStorage] = {}
-        taken = [output(inputs, copies) for output in self._outputs]
-        if self._lent:
-            self._loans = [Loan(copies[key]) for key in self._lent]
-        return taken
+        return [output(inputs, copies) for output in self._outputs]
 
 
 def plan_outputs(
@@ -97,7 +106,8 @@ def plan_outputs(
 
     # if one of several views is kept, all of them have to be views of its copy
     kept, copied_out = keys_but(transient), keys_but(transient | lent)
-    loans: set[int] = set()
+    lends: dict[int, LentMemory] = {}
+    passes: dict[int, LentMemory] = {}
     plan: list[Output] = []
     for result in results:
         if not isinstance(result, torch.Tensor):
@@ -115,16 +125,15 @@ def plan_outputs(
             # of one that was copied, the buffer's: two may share memory, and then either of them is right
             number = buffers.get(key, inputs[key])
             plan.append(_view_of_input(result, number, given[number]))
-        elif key not in kept:
-            plan.append(_memory(result))
         elif key not in copied_out and result.numel():
-            loans.add(key)
-            plan.append(_lent(result))
+            plan.append(_lent(result, lends if key in kept else passes))
         elif sharing[key] == 1 and _fills_storage(result):
             plan.append(_copy(result))
         else:
             plan.append(_view_of_copy(result))
-    return OutputPlan(plan, frozenset(loans))
+    for memory in (*lends.values(), *passes.values()):
+        memory.settle()
+    return OutputPlan(plan, tuple(lends.values()), tuple(passes.values()))
 
 
 def _constant(value: Any) -> Output:
@@ -137,10 +146,6 @@ def _input(number: int) -> Output:
 
 def _view(result: torch.Tensor) -> Output:
     return lambda _inputs, _copies: result.view_as(result)
-
-
-def _memory(result: torch.Tensor) -> Output:
-    return lambda _inputs, _copies: result.detach()
 
 
 def _copy(result: torch.Tensor) -> Output:
@@ -170,21 +175,18 @@ def _view_of_copy(result: torch.Tensor) -> Output:
     return view
 
 
-def _lent(result: torch.Tensor) -> Output:
-    key = storage_key(result)
-
-    def view(_inputs: Sequence[Any], copies: dict[int, torch.UntypedStorage]) -> torch.Tensor:
-        if key not in copies:
-            copies[key] = lend(result.untyped_storage())
-        return placed(result, copies[key], int(result.storage_offset()))
-
-    return view
+def _lent(result: torch.Tensor, lends: dict[int, LentMemory]) -> Output:
+    memory = lends.setdefault(storage_key(result), LentMemory(result.untyped_storage()))
+    base = placed(result, memory.storage, int(result.storage_offset()))
+    return lambda _inputs, _copies: base.detach()
 
 
 def placed(like: torch.Tensor, storage: torch.UntypedStorage, offset: int) -> torch.Tensor:
-    """A tensor of the shape, strides and dtype of another one on this storage, ``offset`` in elements."""
+    """A tensor of the shape, strides and dtype of another one on this storage, ``offset`` in elements, read
+    as that one is.
+    """
     empty = torch.empty(0, dtype=like.dtype, device=like.device)
-    return empty.set_(storage, offset, like.shape, like.stride())
+    return read_like(like, empty.set_(storage, offset, like.shape, like.stride()))
 
 
 def _fills_storage(tensor: torch.Tensor) -> bool:

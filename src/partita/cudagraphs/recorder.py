@@ -17,6 +17,8 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 
+from partita.cudagraphs.pool import MemoryPool
+
 __all__ = ["GraphRecorder", "Recording"]
 
 _T = TypeVar("_T")
@@ -50,6 +52,11 @@ class GraphRecorder(Protocol):
     @property
     def device_type(self) -> str:
         """Of the tensors that it can record."""
+        ...
+
+    @property
+    def pool(self) -> MemoryPool:
+        """What its recordings have handed out of the memory that they share. Its own, and one only."""
         ...
 
     def warm_up(self, run: Callable[[], _T]) -> _T:

@@ -5,6 +5,8 @@ Mistakes that a GPU would forgive by chance show at once:
 - an input that was not copied to its buffer: the buffer holds NaN (-1 for integers) after each replay;
 - an output that was read after the next replay, or not copied: it is NaN until the replay has run, and what
   is no output of the region is NaN afterwards;
+- an output that is read after the replay of an older recording: in a shared pool it may lie where that one
+  works (see `partita.cudagraphs.pool`), and so it is NaN from then on;
 - a parameter that has moved: the replay reads the memory of the recording, not that of the module;
 - a value that the host reads, a shape that depends on data: recording fails.
 """
@@ -17,7 +19,8 @@ from typing import Any, TypeVar
 import torch
 
 from partita._torch.call_recording import RecordedCall, record_calls
-from partita._torch.storage import storage_key
+from partita._torch.storage import WeakStorage, storage_key
+from partita.cudagraphs.pool import MemoryPool
 from partita.cudagraphs.values import tensors_in
 
 __all__ = ["ReplayRecorder"]
@@ -29,6 +32,7 @@ class ReplayRecorder:
     """A `GraphRecorder` for tensors on the CPU. For tests and for trying things out: it saves no time.
 
     Attributes:
+        pool: what is in use of the memory that the recordings share.
         recorded: how many recordings it has made.
         replayed: how many replays they have run.
     """
@@ -36,9 +40,11 @@ class ReplayRecorder:
     device_type = "cpu"
 
     def __init__(self) -> None:
+        self.pool = MemoryPool()
         self.recorded = 0
         self.replayed = 0
         self._buffers: list[torch.Tensor] = []
+        self._returned: list[tuple[int, WeakStorage, int]] = []
 
     def __reduce__(self) -> tuple[type[ReplayRecorder], tuple[()]]:
         """A copy, and what was pickled, begins anew."""
@@ -66,6 +72,20 @@ class ReplayRecorder:
         buffers, self._buffers = self._buffers, []
         return CallRecording(self, result, calls, buffers)
 
+    def note_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
+        """The newest recording returns these."""
+        self._returned = [item for item in self._returned if item[1].bytes() is not None]
+        for tensor in outputs:
+            self._returned.append((self.recorded, WeakStorage(tensor), _filling(tensor.dtype)))
+
+    def replay_of(self, number: int) -> None:
+        """Recording ``number`` (from 1) works, and spoils what newer ones have returned."""
+        self.replayed += 1
+        for newer, memory, filling in self._returned:
+            content = memory.bytes() if newer > number else None
+            if content is not None:
+                content.fill_(filling)
+
 
 class CallRecording:
     """A `Recording` made of operator calls."""
@@ -79,6 +99,7 @@ class CallRecording:
     ) -> None:
         self.result = result
         self._recorder = recorder
+        self._number = recorder.recorded
         self._calls = calls
         self._buffers = buffers
         kept = {storage_key(tensor) for tensor in tensors_in(result)}
@@ -89,16 +110,17 @@ class CallRecording:
         self._inner = [tensor for tensor in made if storage_key(tensor) not in kept]
         for tensor in made:
             poison(tensor)
+        recorder.note_outputs(self._outputs)
 
     def replay(self) -> None:
         """Run the calls in order on their addresses."""
+        self._recorder.replay_of(self._number)
         for tensor in self._outputs:
             poison(tensor)
         for call in self._calls:
             call.run()
         for tensor in self._inner:
             poison(tensor)
-        self._recorder.replayed += 1
 
     def finish(self) -> None:
         """Spoil the input buffers."""
@@ -118,3 +140,8 @@ def poison(tensor: torch.Tensor) -> None:
         flat.fill_(True)
     else:
         flat.fill_(-1 if tensor.dtype.is_signed else torch.iinfo(tensor.dtype).max)
+
+
+def _filling(dtype: torch.dtype) -> int:
+    """The byte of which `poison` would fill memory: all bits set are a NaN, -1, and the largest number."""
+    return 1 if dtype is torch.bool else 0xFF
