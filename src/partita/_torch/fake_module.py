@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,6 +9,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils import _pytree as pytree
+
+from partita._torch.unsharded_copy import unsharded_copy
 
 __all__ = ["run_on_fakes"]
 
@@ -36,7 +37,7 @@ def run_on_fakes(
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with FakeCopyMode(mode):
-        twin = copy.deepcopy(module)
+        twin = unsharded_copy(module, mode)
     with mode, torch.enable_grad():
         leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
         given = [_like(leaf, device) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
