@@ -63,9 +63,11 @@ def data(case: Case, seed: int, pipeline: int | None) -> tuple[tuple[Any, ...], 
 
 
 def wrap(stage: Stage, how: str, replicas: DeviceMesh) -> None:
-    """Make a stage data parallel: ``ddp`` or ``fsdp``."""
-    if how == "ddp":
-        stage.module = DistributedDataParallel(stage.module, process_group=replicas.get_group())
+    """Make a stage data parallel: ``ddp``, with an option of it after a blank, or ``fsdp``."""
+    kind, _, option = how.partition(" ")
+    if kind == "ddp":
+        options = {option: True} if option else {}
+        stage.module = DistributedDataParallel(stage.module, process_group=replicas.get_group(), **options)
     else:
         fully_shard(stage.module, mesh=replicas)
 

@@ -43,6 +43,14 @@ RUNS = [
     for how, name in (("ddp", "transformer"), ("ddp", "skip"), ("fsdp", "skip"))
     for kind in PLACEMENTS
 ]
+RUNS += [
+    (f"ddp {option}", kind, "transformer")
+    for option, kind in (
+        ("gradient_as_bucket_view", "Interleaved1F1B"),
+        ("gradient_as_bucket_view", "ZBVZeroBubble"),
+        ("find_unused_parameters", "ZBVZeroBubble"),
+    )
+]
 """What is done in one launch of four processes: wrapper, schedule, model."""
 
 

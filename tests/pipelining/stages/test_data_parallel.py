@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -36,3 +38,12 @@ def test_an_earlier_microbatch_without_gradients_is_none() -> None:
     reduction.backward([torch.ones(1)], lambda: ran.append(1))
     assert ran == [1]
     assert reduction.at_once
+
+
+def test_a_static_graph_is_refused_where_there_are_several_microbatches() -> None:
+    """torch fails there with an assertion of its own."""
+    wrapped = SimpleNamespace(static_graph=True, require_backward_grad_sync=True)
+    reduction = GradientReduction(nn.Linear(2, 2), replicated=wrapped)
+    reduction.begin(1)
+    with pytest.raises(ExecutionError, match="and a step has 2, of which only the last may reduce: leave"):
+        reduction.begin(2)

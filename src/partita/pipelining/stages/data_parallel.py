@@ -66,9 +66,18 @@ class GradientReduction:
         return ddp is None or ddp.find_unused_parameters or ddp.static_graph
 
     def begin(self, microbatches: int) -> None:
-        """A step of so many microbatches starts."""
+        """A step of so many microbatches starts.
+
+        Raises:
+            ExecutionError: DDP counts hooks in its first pass, and there are several that it must not reduce.
+        """
         self._left = microbatches
         if self._replicated is not None:
+            if self._replicated.static_graph and microbatches > 1:
+                raise ExecutionError(
+                    f"DistributedDataParallel(static_graph=True) reduces in its first backward pass, and a "
+                    f"step has {microbatches}, of which only the last may reduce: leave static_graph out"
+                )
             self._wanted = self._replicated.require_backward_grad_sync
             self._replicated.require_forward_param_sync = True  # buffers, in the first forward pass
         else:
