@@ -219,7 +219,18 @@ def test_a_parameter_that_has_moved_is_found_where_it_is() -> None:
             assert recorded(torch.ones(2)).tolist() == [2.0 * number] * 2
     info = recorded.cache_info()
     assert info.recorded == 4
-    assert info.size == 1  # recordings on the old memory are gone
+    assert info.size == 4  # one on each memory: equal layers may take turns
+
+
+def test_equal_layers_that_take_turns_have_a_recording_each() -> None:
+    """Where Dynamo compiles layer by layer, all of them run one graph, each with its own parameters."""
+    layers = [torch.full((2,), float(number)) for number in range(3)]
+    recorded = region(lambda x, weight: x * weight, static_inputs=[1])
+    for step in range(5):
+        for number, weight in enumerate(layers):
+            assert recorded(torch.full((2,), float(step)), weight).tolist() == [step * float(number)] * 2
+    info = recorded.cache_info()
+    assert (info.size, info.recorded, info.evicted, info.hits) == (3, 3, 0, 11)
 
 
 def test_an_input_declared_static_is_used_where_it_lies() -> None:

@@ -134,13 +134,20 @@ def _uncut(case: Case) -> tuple[Tensor, list[Tensor | None]]:
     return torch.cat(outputs), [first.layer.weight.grad, second.layer.weight.grad]
 
 
+def _goes_wrong(name: str, expected: Tensor) -> bool:
+    """Whether torch's stages raise, crash or return something else."""
+    there = endings(2, _run, "theirs", name)
+    if any(ending.error is not None or ending.exitcode != 0 for ending in there):
+        return True
+    output = torch.tensor(there[1].result[0])
+    return output.shape != expected.shape or not torch.allclose(output, expected)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_what_torchs_stages_can_not_hand_on(name: str) -> None:
     expected, gradients = _uncut(CASES[name])
-    there = endings(2, _run, "theirs", name)
-    if all(ending.error is None and ending.exitcode == 0 for ending in there):
-        output = torch.tensor(there[1].result[0])
-        assert output.shape != expected.shape or not torch.allclose(output, expected)
+    # integers arrive as whatever is in memory there, now and then as what was sent
+    assert any(_goes_wrong(name, expected) for _ in range(5))
     here = endings(2, _run, "ours", name)
     assert [ending.error for ending in here] == [None, None], "\n".join(ending.text for ending in here)
     assert torch.equal(torch.tensor(here[1].result[0]), expected)

@@ -56,6 +56,11 @@ _SIZE_READERS = frozenset(
 )
 _NO_LAUNCH = frozenset(["getitem", "__getitem__", "view", "reshape", "detach"])
 
+_SEEDS = (
+    "it seeds the generators for one microbatch, so that a mask does not depend on the cut",
+    "nothing to do: the random call behind it is captured, in a region that starts there",
+)
+
 
 class Neutral(Enum):
     """The verdict on a node that handles no tensor: it may run in any piece."""
@@ -202,6 +207,8 @@ class Judge:
             return _HOST_READ
         if facts.dynamic_shape and not facts.indexes:
             return _DYNAMIC
+        if facts.name == "partita::enter_site":
+            return _SEEDS
         if not facts.trusted and facts.name not in self.rules.allow:
             return (
                 f"it is the custom operator {facts.name}, and nobody says what it does on the host",

@@ -82,7 +82,6 @@ class _Entry:
     lending: OutputPlan
     copying: OutputPlan
     spec: Any
-    held: tuple[Any, ...]
     give_up: Callable[[], None]
 
     @property
@@ -95,8 +94,8 @@ class CudaGraphModule(nn.Module):
     """Runs a graph by replaying recordings of it.
 
     Parameters and buffers that the graph holds, and inputs in ``static_inputs``, are used where they lie;
-    when
-    one has moved, the region is recorded again. Other inputs are copied to fixed addresses; those that the
+    where they lie elsewhere (one has moved; equal layers share the graph), that is another recording. Other
+    inputs are copied to fixed addresses; those that the
     graph writes are copied back. Outputs are the caller's to keep. What can't be replayed (an input of an
     unknown tensor class, a written input that shares memory with another one) runs as it is. One call at a
     time, and not under autograd.
@@ -254,7 +253,6 @@ class CudaGraphModule(nn.Module):
         except ExecutionError as error:
             self._give_up(str(error))
             return self._as_it_is(args)
-        self._drop_moved(key)
         self._keep(key, entry)
         return self._replay(entry, values)
 
@@ -307,7 +305,6 @@ class CudaGraphModule(nn.Module):
         lending = copying
         if self._lent:
             lending = plan_outputs(results, given, call.copied, state, self._transient, self._lent)
-        kept = [value for number, value in enumerate(given) if call.addresses[number] is not None]
         return _Entry(
             number,
             recording,
@@ -316,7 +313,6 @@ class CudaGraphModule(nn.Module):
             lending,
             copying,
             result_spec,
-            (*kept, *state),
             self._copy_from_now_on,
         )
 
@@ -337,20 +333,6 @@ class CudaGraphModule(nn.Module):
                 found.update(range(start, start + count))
             start += count
         return frozenset(found)
-
-    def _drop_moved(self, key: Any) -> None:
-        """Drop the recordings of this kind that use parameters where they lie no longer: they hold old
-        memory.
-        """
-        kind, addresses, state = key
-        moved = [
-            old
-            for old in self._entries
-            if old[0] == kind
-            and (old[2] != state or any(old[1][number] != addresses[number] for number in self._static))
-        ]
-        for old in moved:
-            self._drop(old)
 
     def _drop(self, key: Any) -> None:
         del self._entries[key]

@@ -21,7 +21,7 @@ from partita._torch.backward_pass import compiled_nodes, current_node
 from partita._torch.training_graphs import Boxed, PieceCompiler, compile_training
 from partita.ddp.agreement import print_of
 from partita.ddp.cutting import BackwardGraph, cut_backward
-from partita.ddp.inner import InnerCompiler, resolve_inner
+from partita.ddp.inner import InnerCompiler, RunThrough, resolve_inner
 from partita.ddp.owners import owner_of
 from partita.ddp.program import Program, program_of
 from partita.ddp.reducer import Reducer
@@ -53,7 +53,7 @@ def partita_ddp(
     owners = [owner_of(value) for value in inputs]
     replications = [owner[0] for owner in owners if owner is not None]
     default = replications[0].inner if replications else "inductor"
-    graph = _Training(resolve_inner(given.get("inner", default)))
+    graph = _Training(given.get("inner", default))
     return graph.compile(gm, inputs, owned=bool(replications))
 
 
@@ -61,7 +61,8 @@ class _Training:
     """One graph of Dynamo's."""
 
     def __init__(self, inner: InnerCompiler) -> None:
-        self._inner = inner
+        self._inner = resolve_inner(inner)
+        self._shares = not isinstance(self._inner, RunThrough)
         self._tensors: list[int] = []
 
     def compile(self, gm: GraphModule, inputs: Sequence[Any], *, owned: bool) -> Callable[..., Any]:
@@ -77,12 +78,16 @@ class _Training:
             inputs,
             inner=self._inner,
             forward=self._see_forward,
-            backward=lambda graph, _examples, pieces: _BackwardRunner(graph, pieces, self._tensors, expected),
+            backward=lambda graph, _examples, pieces: _BackwardRunner(
+                graph, pieces, self._tensors, expected, shares=self._shares
+            ),
         )
         return _registering(run) if owned else run
 
     def _see_forward(self, gm: GraphModule) -> None:
         """Which inputs are tensors: autograd counts only those."""
+        if isinstance(self._inner, RunThrough):
+            self._inner.note_forward(gm)
         placeholders = gm.graph.find_nodes(op="placeholder")
         self._tensors[:] = [
             position for position, node in enumerate(placeholders) if isinstance(metadata(node), torch.Tensor)
@@ -113,6 +118,8 @@ class _BackwardRunner:
     Args:
         tensors: which inputs of the forward graph are tensors.
         expected: for output positions, the reducer and the index of the parameter.
+        shares: compile equal pieces once. What a piece runner makes is bound to its place (a recording to its
+            parameters), and each piece gets its own.
     """
 
     def __init__(
@@ -121,7 +128,10 @@ class _BackwardRunner:
         pieces: PieceCompiler,
         tensors: Sequence[int],
         expected: Mapping[int, tuple[Reducer, int]],
+        *,
+        shares: bool,
     ) -> None:
+        self._shares = shares
         self._graph = BackwardGraph(gm)
         self._pieces = pieces
         self._compiled: dict[str, Boxed] = {}
@@ -199,10 +209,12 @@ class _BackwardRunner:
             "backward graph of %d gradients: %d pieces, %d of them different",
             len(self._order),
             len(self._program.steps),
-            len(self._compiled),
+            len(self._compiled) or len(self._program.steps),
         )
 
     def _compile_piece(self, key: str, gm: GraphModule) -> Boxed:
+        if not self._shares:
+            return self._pieces(gm)
         if key not in self._compiled:
             self._compiled[key] = self._pieces(gm)
         return self._compiled[key]

@@ -7,29 +7,72 @@ from typing import Any, TypeAlias
 
 from torch.fx import GraphModule
 
+from partita._torch.aot import forward_returns, static_placeholders
 from partita.errors import UsageError
+from partita.runtime import PieceRunner
 
-__all__ = ["InnerCompiler", "resolve_inner"]
+__all__ = ["InnerCompiler", "RunThrough", "check_inner", "resolve_inner"]
 
-InnerCompiler: TypeAlias = str | Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
-"""``"inductor"``, ``"aot_eager"``, or a function from a flat graph and example inputs to what runs it."""
+InnerCompiler: TypeAlias = str | PieceRunner | Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
+"""``"inductor"``, ``"aot_eager"``, a `partita.runtime.PieceRunner`, or a function from a flat graph and
+example inputs to what runs it."""
 
 
-def resolve_inner(inner: InnerCompiler) -> InnerCompiler:
-    """What `compile_training` takes.
+class RunThrough:
+    """The compiler that gives the graphs of one training graph to a piece runner.
+
+    Args:
+        runner: runs the forward graph, the inference graph, and each piece of the backward graph.
+    """
+
+    def __init__(self, runner: PieceRunner) -> None:
+        self._runner = runner
+        self._forward: GraphModule | None = None
+        self._fixed: frozenset[str] = frozenset()
+
+    def note_forward(self, gm: GraphModule) -> None:
+        """This graph will have a backward graph; called while torch compiles it."""
+        self._forward = gm
+
+    def __call__(self, gm: GraphModule, _examples: Sequence[Any]) -> Callable[..., Any]:
+        """The forward graph, or that of inference; then pieces of the backward graph. The reducer copies
+        their gradients, and the pieces behind read the rest: nobody keeps any of it for long.
+        """
+        names = [node.name for node in gm.graph.find_nodes(op="placeholder")]
+        if self._forward is not None and gm is not self._forward:
+            return self._runner.for_graph(gm, fixed_inputs=self._fixed.intersection(names), returned=0)
+        self._fixed = frozenset(names[index] for index in static_placeholders() if index < len(names))
+        returned = None if self._forward is None else forward_returns()
+        return self._runner.for_graph(gm, fixed_inputs=self._fixed, returned=returned)
+
+
+def check_inner(inner: InnerCompiler) -> InnerCompiler:
+    """``inner`` itself.
 
     Raises:
         UsageError: a name that is not known, or what can't be called.
     """
-    if inner == "inductor":
-        return inner
-    if inner == "aot_eager":
-        return _as_it_is
-    if isinstance(inner, str) or not callable(inner):
+    known = inner in ("inductor", "aot_eager") if isinstance(inner, str) else callable(inner)
+    if not known and not isinstance(inner, PieceRunner):
         raise UsageError(
-            f"inner is 'inductor', 'aot_eager' or a function (gm, example_inputs) -> callable, got {inner!r}"
+            "inner is 'inductor', 'aot_eager', a PieceRunner, or a function (gm, example_inputs) -> "
+            f"callable, got {inner!r}"
         )
     return inner
+
+
+def resolve_inner(
+    inner: InnerCompiler,
+) -> str | RunThrough | Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]:
+    """What compiles the graphs of one training graph: ``"inductor"``, or a function.
+
+    Raises:
+        UsageError: see `check_inner`.
+    """
+    checked = check_inner(inner)
+    if isinstance(checked, PieceRunner):
+        return RunThrough(checked)
+    return _as_it_is if checked == "aot_eager" else checked
 
 
 def _as_it_is(gm: GraphModule, _examples: Sequence[Any]) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ from partita._torch.backward_pass import current_pass
 from partita._torch.compiled import inside_compiled
 from partita.ddp.agreement import check_same_parameters
 from partita.ddp.hooks import CommHook
-from partita.ddp.inner import InnerCompiler, resolve_inner
+from partita.ddp.inner import InnerCompiler, check_inner
 from partita.ddp.listing import BucketRow, bucket_rows, bucket_table
 from partita.ddp.owners import claim, owner_of, release
 from partita.ddp.reducer import Reducer, ReducerSettings
@@ -93,7 +93,7 @@ class Replication:
         tracer: Recorder,
     ) -> None:
         self.comm = comm
-        self.inner = resolve_inner(inner)
+        self.inner = check_inner(inner)
         self.sync = True
         self._undo: Callable[[], None] = _nothing
         named = dict(module.named_parameters())
@@ -218,8 +218,9 @@ def replicate(
             closed at 1 MiB, so that communication starts early.
         plan: which parameters share a bucket, from `partita.planning.plan_buckets`; the cap is not used then.
         comm_hook: how a bucket is averaged, see `CommHook`.
-        inner: compiles the graphs: ``"inductor"``, ``"aot_eager"`` (runs them as they are), or a function of
-            a graph and example inputs.
+        inner: compiles the graphs: ``"inductor"``, ``"aot_eager"`` (runs them as they are), a
+            `partita.runtime.PieceRunner` (such as `partita.cudagraphs.CudaGraphsRunner`), or a function of a
+            graph and example inputs.
         broadcast_buffers: take the buffers of rank 0 over, before each forward pass that follows a
             synchronised one.
         initial: take parameters and buffers of rank 0 over, or check that they are equal on all ranks.

@@ -42,7 +42,8 @@ __all__ = ["RandomKey", "enter_site", "key_random_nodes", "keyed", "site_seed"]
 _MASK = 2**64 - 1
 
 _library = torch.library.Library("partita", "FRAGMENT")
-_library.define("enter_site(int site) -> ()")
+# The tag keeps it where it stands among the random calls, whoever cuts or orders the graph.
+_library.define("enter_site(int site) -> ()", tags=(torch.Tag.nondeterministic_seeded,))
 _OPERATOR = torch.ops.partita.enter_site.default
 has_side_effect(_OPERATOR)
 

@@ -1,0 +1,107 @@
+"""Pieces that are recorded as CUDA graphs, in processes: buckets of a data parallel backward pass, and stages
+of a pipeline.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import torch
+from tests.cudagraphs.test_backend import AllWorthIt
+from tests.ddp import models
+from tests.ddp.models import batch, loss_of, seeded
+from tests.ddp.scenarios import TINY_MB, difference, ordinary
+from tests.pipelining.models import TRANSFORMER
+from tests.pipelining.running import STEPS, Record, assert_same, cut, train, uncut
+from tests.runtime.worlds import ProcessWorld
+from torch.nn.parallel import DistributedDataParallel
+
+from partita.cudagraphs import CudaGraphsRunner
+from partita.ddp import partita_ddp, replicate
+from partita.pipelining import Schedule1F1B
+from partita.runtime import Comm
+
+
+def recording(**options: Any) -> CudaGraphsRunner:
+    return CudaGraphsRunner(recorder="replay", saving=AllWorthIt(), **options)
+
+
+def counts(runner: CudaGraphsRunner, name: str) -> dict[str, int]:
+    """Of the regions of each kind of graph."""
+    found: dict[str, int] = {}
+    for graph in runner.graphs:
+        for info in graph.cache_info().values():
+            found[graph.kind] = found.get(graph.kind, 0) + getattr(info, name)
+    return found
+
+
+def accumulating(module: Any, rank: int) -> list[Any]:
+    """Two backward passes a step, the first of which stays on its rank."""
+    seen: list[Any] = []
+    inside = getattr(module, "_orig_mod", module)
+    for step in range(4):
+        inside.zero_grad()
+        with inside.no_sync():
+            loss_of(module(batch(step, rank))).backward()
+        loss_of(module(batch(step + 50, rank))).backward()
+        seen += [p.grad.clone() for p in inside.parameters()]
+    return seen
+
+
+CASES = {
+    "blocks": (lambda: models.mlp(12), ordinary),
+    "no_sync": (models.mlp, accumulating),
+    "graph break": (models.Broken, ordinary),
+}
+
+
+def _data_parallel(comm: Comm) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    found: dict[str, Any] = {}
+    for name, (make, how) in CASES.items():
+        torch.compiler.reset()
+        expected = how(DistributedDataParallel(seeded(make), bucket_cap_mb=1), comm.rank)
+        runner = recording()
+        module: Any = replicate(seeded(make), bucket_cap_mb=TINY_MB, inner=runner)
+        run = torch.compile(module, backend=partita_ddp)
+        found[name] = {
+            "difference": difference(expected, how(run, comm.rank)),
+            "buckets": len(module.replication.reducer.buckets),
+            "graphs": len(runner.graphs),
+            "hits": counts(runner, "hits"),
+            "overtaken": counts(runner, "overtaken"),
+            "gave up": [info.gave_up for graph in runner.graphs for info in graph.cache_info().values()],
+        }
+        module.replication.close()
+    return found
+
+
+def test_recorded_buckets_of_a_backward_pass_give_the_gradients_of_torchs_ddp() -> None:
+    for found in ProcessWorld(2).run(_data_parallel):
+        for name, case in found.items():
+            assert not case["difference"], (name, case["difference"])
+            assert case["buckets"] > 1
+            assert case["graphs"] > 2, "the backward graph is in pieces"
+            assert case["hits"]["piece"] >= 2 * (case["graphs"] - 1), (name, case)
+            assert not any(case["gave up"]), (name, case)
+        assert found["blocks"]["overtaken"] == {"piece": 0}
+
+
+def _stages(comm: Comm) -> bytes:
+    torch.set_num_threads(1)
+    case = TRANSFORMER
+    stage = copy.deepcopy(cut(case, comm.size)).build_stage(comm.rank, comm=comm)
+    runner, module, record = recording(), stage.module, Record()
+    stage.module = runner.for_module(module)
+    train(Schedule1F1B(stage, 4, case.loss), [module], case, record)
+    return pickle.dumps((record, counts(runner, "hits")))
+
+
+def test_recorded_stages_in_processes_equal_the_uncut_model() -> None:
+    found = [pickle.loads(data) for data in ProcessWorld(2).run(_stages)]
+    assert_same([record for record, _ in found], uncut(TRANSFORMER))
+    (_, of_embedding), (_, of_blocks) = found
+    assert of_embedding["forward"] > 0
+    assert min(of_blocks[kind] for kind in ("forward", "backward")) > 4 * STEPS
