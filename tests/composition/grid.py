@@ -83,7 +83,8 @@ def plain(module: nn.Module) -> nn.Module:
 
 
 def _named(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    return plain(module).named_parameters(remove_duplicate=False)
+    for name, parameter in plain(module).named_parameters(remove_duplicate=False):
+        yield name.replace("_checkpoint_wrapped_module.", ""), parameter
 
 
 def gradients(module: nn.Module) -> dict[str, Tensor | None]:

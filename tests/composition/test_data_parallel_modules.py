@@ -17,6 +17,7 @@ from tests.pipelining.running import assert_equal
 from tests.runtime import worlds
 from tests.runtime.worlds import ProcessWorld
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 
@@ -36,8 +37,12 @@ RUNS = [
     ("layers", "1F1B", "float32"),
     ("layers", "1F1B", "bfloat16"),
     ("layers", "InterleavedZeroBubble", "bfloat16"),
+    ("checkpointed", "1F1B", "float32"),
+    ("checkpointed", "1F1B", "bfloat16"),
 ]
-"""What is done in one launch: wrapper (``layers``: each, and the stage, sharded), schedule, precision."""
+"""What is done in one launch: wrapper, schedule, precision. ``layers``: each layer sharded, and the stage;
+``checkpointed``: each layer computed again in the backward pass, and sharded, and the stage.
+"""
 
 Found = dict[str, list[Any]]
 
@@ -73,10 +78,11 @@ def _train(run: Callable[[int], Any], module: nn.Module, precision: str) -> Foun
 
 def _piped(here: Place, how: str, kind: str, precision: str) -> Found:
     module = _stages()[here.stage]
-    if how == "layers":
+    if how == "checkpointed":
+        module = nn.Sequential(*map(checkpoint_wrapper, module))
+    if how in {"layers", "checkpointed"}:
         for layer in module:
-            if any(True for _ in layer.parameters()):
-                fully_shard(layer, mesh=here.replicas)
+            fully_shard(layer, mesh=here.replicas)
     stage = PipelineStage(module, here.stage, 2, torch.device("cpu"), comm=here.comm)
     wrap(stage, how, here.replicas)
     schedule = get_schedule_class(kind)([stage], MICROBATCHES, functional.mse_loss)
