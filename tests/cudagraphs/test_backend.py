@@ -122,7 +122,11 @@ def test_inference_follows_weights_that_move_and_change() -> None:
 
 
 class CountingRecorder(ReplayRecorder):
-    copied: list[tuple[int, ...]]
+    """Notes the shapes of the inputs that are copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copied: list[tuple[int, ...]] = []
 
     def buffer(self, like: torch.Tensor) -> torch.Tensor:
         self.copied.append(tuple(like.shape))
@@ -131,7 +135,6 @@ class CountingRecorder(ReplayRecorder):
 
 def test_no_parameter_is_copied_in_forward_or_backward() -> None:
     recorder = CountingRecorder()
-    recorder.copied = []
     model = nn.Sequential(nn.Linear(3, 7), nn.ReLU(), nn.Linear(7, 5))
     compiled = torch.compile(model, backend=capturing(recorder=lambda _device: recorder))
     for _ in range(3):

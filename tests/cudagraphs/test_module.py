@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.fx import symbolic_trace
 
-from partita.cudagraphs import CudaGraphModule, ReplayRecorder
+from partita.cudagraphs import CudaGraphModule, CudaGraphsBackend, ReplayRecorder, SavingModel
 from partita.errors import ExecutionError
 
 
@@ -256,6 +256,16 @@ def test_kinds_of_calls_are_bounded_and_the_oldest_goes() -> None:
     assert info.hits == 4
 
 
+def test_what_was_not_used_for_longest_goes_and_not_what_was_recorded_first() -> None:
+    recorded = region(lambda x: x.sin(), max_recordings=2)
+    for size in (1, 1, 2, 2, 1, 3, 3, 1):
+        x = torch.randn(size)
+        assert torch.equal(recorded(x), x.sin())
+    info = recorded.cache_info()
+    assert (info.recorded, info.evicted) == (3, 1)
+    assert info.hits == 2  # size 1, before and after the recording of size 3 that has pushed out size 2
+
+
 def test_a_region_that_never_replays_gives_up_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     recorded = region(lambda x: x.sin(), max_recordings=2, name="region_7")
     with caplog.at_level(logging.WARNING, "partita.cudagraphs"):
@@ -286,6 +296,60 @@ def test_gradients_are_refused_with_a_way_out() -> None:
     recorded = region(lambda x: x.sin())
     with pytest.raises(ExecutionError, match=r"call it under torch\.no_grad\(\)"):
         recorded(torch.ones(2, requires_grad=True))
+
+
+def test_grad_mode_is_switched_inside_of_a_recording() -> None:
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.call_function(torch._C._set_grad_enabled, (False,))
+    first = graph.call_method("sin", (x,))
+    graph.call_function(torch._C._set_grad_enabled, (True,))
+    graph.call_function(torch._C._set_grad_enabled, (False,))
+    graph.output((first, graph.call_method("cos", (first,))))
+    recorded = CudaGraphModule(torch.fx.GraphModule(nn.Module(), graph), recorder=ReplayRecorder())
+    with torch.no_grad():
+        for number in range(4):
+            x = torch.full((2,), float(number))
+            first, second = recorded(x)
+            assert torch.equal(first, x.sin())
+            assert torch.equal(second, x.sin().cos())
+            assert not torch.is_grad_enabled()
+    assert recorded.cache_info().hits == 2
+
+
+def test_a_parameter_that_the_graph_writes_is_written_where_it_lies() -> None:
+    class Counter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.scale.mul_(2.0)
+            return x * self.scale
+
+    counter = Counter()
+    recorded = region(counter)
+    with torch.no_grad():
+        for number in range(1, 5):
+            assert recorded(torch.ones(2)).tolist() == [2.0**number] * 2
+            assert recorded.gm.get_parameter("scale").tolist() == [2.0**number] * 2
+
+
+def test_a_write_by_a_mask_is_no_region_and_keeps_its_place_between_two() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin().cos()
+        y[y > 0.9] = 0.0
+        return y.exp().sin().cos()
+
+    used = CudaGraphsBackend(recorder="replay", saving=SavingModel(launch_s=1.0, replay_s=0.0))
+    compiled = torch.compile(function, backend=used)
+    with torch.no_grad():
+        for number in range(4):
+            x = torch.randn(8, generator=torch.Generator().manual_seed(number))
+            assert torch.equal(compiled(x), function(x))
+    (graph,) = used.graphs
+    assert [region.recorder is not None for region in graph.regions] == [True, True]
+    assert all(info.hits == 2 for info in graph.cache_info().values())
 
 
 def test_a_region_that_switches_gradients_on_is_not_recorded(caplog: pytest.LogCaptureFixture) -> None:

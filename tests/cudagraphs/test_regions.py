@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import torch
-from tests.cudagraphs.graphs import Builder, aten, build, sync
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.cudagraphs.graphs import Builder, aten, build, random_graph, sync
 from torch.fx import Node
 
 from partita.cudagraphs import SavingModel, find_regions
@@ -38,6 +40,43 @@ def test_a_region_that_saves_nothing_is_dissolved() -> None:
     assert [region.launches for region in plan.too_small] == [2]  # sin, and the index for `sync`
     assert plan.launches_saved == 8
     assert plan.regions[0].saved_s > 4.9  # 9 launches less 2 s of replay and two copies
+
+
+def test_a_region_that_reads_from_one_that_is_dissolved_pays_for_the_copies() -> None:
+    """It saved something only as long as what it reads lay at a fixed address."""
+
+    def function(b: Builder, x: Node) -> Node:
+        parts = [b.call(aten.sin.default, x) for _ in range(2)]
+        gate = sync(b, x)
+        y = b.call(aten.add.Tensor, b.call(aten.add.Tensor, gate, parts[0]), parts[1])
+        return b.call(aten.sum.default, b.call(aten.cos.default, b.call(aten.sin.default, y)))
+
+    saving = SavingModel(launch_s=1.0, replay_s=1.5, min_launches=5)
+    plan = find_regions(build(function), saving=saving)
+    # the second one: 5 launches less 1.5 s and two copies (the gate in, the sum out); then two copies more
+    assert saving.saved_s(5, 2) > 0 > saving.saved_s(5, 4)
+    assert [(region.launches, region.copies) for region in plan.too_small] == [(3, 1), (5, 4)]
+    assert not plan.regions
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.integers(0, 10**6),
+    st.floats(0, 10),
+    st.floats(0, 10),
+    st.integers(0, 4),
+    st.sampled_from([1e-3, 1e12]),
+)
+def test_every_region_that_is_captured_saves_something(
+    seed: int, launch_s: float, replay_s: float, least: int, bandwidth: float
+) -> None:
+    saving = SavingModel(launch_s, replay_s, bandwidth, least)
+    plan = find_regions(build(random_graph(seed)), saving=saving)
+    for region in plan.regions:
+        assert region.saved_s > 0
+        assert region.launches >= least
+    kept = [name for region in plan.regions for name in region.nodes]
+    assert len(kept) == len(set(kept))
 
 
 def test_copies_count_only_what_has_no_address_of_its_own() -> None:

@@ -10,8 +10,12 @@ from typing import Any
 import pytest
 import torch
 from tests.cudagraphs.graphs import Builder, aten, build, sync
+from tests.cudagraphs.test_backend import CountingRecorder, capturing
+from torch import nn
+from torch._dynamo.backends import cudagraphs as torch_backend
 from torch._dynamo.backends.cudagraphs import check_for_skip
 from torch._dynamo.backends.cudagraphs import find_input_mutations as torch_find_input_mutations
+from torch._inductor import cudagraph_trees
 from torch.fx import GraphModule, Node
 from torch.fx.passes.backends.cudagraphs import CudaGraphsSupport
 from torch.fx.passes.backends.cudagraphs import partition_cudagraphs as torch_partition_cudagraphs
@@ -127,6 +131,7 @@ def test_a_0d_cpu_operand_does_not_split_the_graph() -> None:
     scaled = b.call(aten.mul.Tensor, b.call(aten.sin.default, x), scale)
     gm = b.module(b.call(aten.cos.default, scaled))
     assert not CudaGraphsSupport().is_node_supported({}, scaled)
+    assert check_for_skip(gm, 0) is not None  # torch's backend leaves out everything
     plan = find_regions(gm)
     assert [region.nodes for region in plan.regions] == [("sin", "mul", "cos")]
     assert not plan.refusals
@@ -140,7 +145,11 @@ def test_one_uncapturable_node_costs_only_itself_and_says_why() -> None:
         return b.call(aten.cos.default, b.call(aten.exp.default, back))
 
     gm = build(function)
-    assert check_for_skip(gm, 0) is not None  # the whole graph is skipped
+    why = check_for_skip(gm, 0)  # the whole graph is skipped
+    assert why is not None
+    assert "cpu device (_to_copy)" in why
+    assert "instead" not in why
+    assert "create" not in why  # nor any other way out
     plan = find_regions(gm)
     assert [region.nodes for region in plan.regions] == [("neg", "sin"), ("exp", "cos")]
     assert str(plan.refusals[0]) == (
@@ -159,3 +168,52 @@ def test_lists_of_tensors_are_seen_as_written() -> None:
     with pytest.raises(AttributeError):
         torch_find_input_mutations(gm.graph)
     assert find_input_mutations(gm.graph) == {0}
+
+
+def test_parameters_are_not_copied_at_every_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    fixed: list[list[int]] = []
+
+    def record(model: Any, _inputs: Any, static_input_idxs: Any, **_: Any) -> Any:
+        fixed.append(list(static_input_idxs))
+        return model
+
+    monkeypatch.setattr(cudagraph_trees, "cudagraphify_impl", record)
+    monkeypatch.setattr(torch_backend, "check_for_skip", lambda *_: None)
+    monkeypatch.setattr(torch_backend, "get_device_index", lambda _: 0)
+    model, x = nn.Linear(3, 3), torch.ones(2, 3)
+    with torch.no_grad():
+        torch.compile(model, backend="cudagraphs")(x)
+    assert fixed == [[]]  # weight and bias are inputs like any other
+    torch.compiler.reset()
+    recorder = CountingRecorder()
+    ours = torch.compile(model, backend=capturing(recorder=lambda _device: recorder))
+    with torch.no_grad():
+        for _ in range(3):
+            assert torch.equal(ours(x), model(x))
+    assert recorder.copied == [(2, 3)]  # x
+
+
+def test_recordings_of_new_shapes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded: list[int] = []
+
+    def record(model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
+        recorded.append(inputs[0])
+        return model, model(inputs)
+
+    monkeypatch.setattr(cudagraph_trees, "cudagraphify", record)
+    monkeypatch.setattr(cudagraph_trees, "maybe_warning_due_to_dynamic_shape", lambda *_: False)
+    theirs = cudagraph_trees.cudagraphify_impl(lambda inputs: inputs[1] * 2, [1, torch.ones(1)], [])
+    sizes = [*range(1, 41), 1]
+    for size in sizes:
+        theirs([size, torch.ones(size)])
+    assert recorded == list(range(1, 41))  # 40 recordings, and all of them are kept
+    torch.compiler.reset()
+    backend = capturing(max_recordings=4)
+    ours = torch.compile(lambda x: x * 2, backend=backend, dynamic=True)
+    for size in sizes:
+        for _ in range(3):
+            assert torch.equal(ours(torch.ones(size + 1)), torch.full((size + 1,), 2.0))
+    (info,) = (info for graph in backend.graphs for info in graph.cache_info().values())
+    assert (info.size, info.max_size) == (4, 4)
+    assert info.recorded == len(sizes)
+    assert info.evicted == len(sizes) - 4

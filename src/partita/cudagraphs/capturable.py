@@ -56,11 +56,6 @@ _SIZE_READERS = frozenset(
 )
 _NO_LAUNCH = frozenset(["getitem", "__getitem__", "view", "reshape", "detach"])
 
-_SEEDS = (
-    "it seeds the generators for one microbatch, so that a mask does not depend on the cut",
-    "nothing to do: the random call behind it is captured, in a region that starts there",
-)
-
 
 class Neutral(Enum):
     """The verdict on a node that handles no tensor: it may run in any piece."""
@@ -366,3 +361,7 @@ _MASK = (
 )
 _REGISTER = "register it with torch.library.custom_op and pass its name in allow=(...)"
 _INLINE = "write the branch with torch.where, or leave it between the regions"
+_SEEDS = (
+    "it seeds the generators for one microbatch, so that a mask does not depend on the cut",
+    "nothing to do: the random call behind it is captured, in a region that starts there",
+)

@@ -7,6 +7,7 @@ needs no repair.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -158,10 +159,11 @@ class _Finder:
             else:
                 self.colours[position] = verdict
         rounds = self._rounds()
-        too_small = self._dissolve(rounds, saving) if saving is not None else ()
-        if too_small:
+        too_small: list[Region] = []
+        while saving is not None and (given_up := self._dissolve(rounds, saving)):
+            too_small += given_up
             rounds = self._rounds()
-        return self._plan(rounds, saving or SavingModel(), too_small)
+        return self._plan(rounds, saving or SavingModel(), tuple(too_small))
 
     def _rounds(self) -> list[int]:
         return in_rounds(self.colours, self.edges, first=_NOT_CAPTURED, neutral=_ANYWHERE)
@@ -177,19 +179,29 @@ class _Finder:
                     captured.add(number)
         return {number: members[number] for number in sorted(captured)}
 
-    def _dissolve(self, rounds: list[int], saving: SavingModel) -> tuple[Region, ...]:
-        """Give up the regions that are not worth it."""
+    def _dissolve(self, rounds: list[int], saving: SavingModel) -> list[Region]:
+        """Give up the regions that are not worth it. Those that read from one are looked at again, for what
+        they read is then copied to them.
+        """
         regions = self._members(rounds)
         given_up = []
-        for number, positions in regions.items():
+        pending = deque(regions)
+        while pending:
+            number = pending.popleft()
+            positions = regions.get(number, [])
+            if not positions:
+                continue
             costs = self._costs(positions, number, rounds, regions)
             if saving.is_worth_it(*costs):
                 continue
             given_up.append(self._region("", positions, costs, saving))
+            del regions[number]
+            readers = (user for position in positions for user in self.nodes[position].users)
+            pending.extend(dict.fromkeys(rounds[self.effects.index[user]] for user in readers))
             for position in positions:
                 if isinstance(self.colours[position], torch.device):
                     self.colours[position] = _NOT_CAPTURED
-        return tuple(given_up)
+        return given_up
 
     def _region(
         self, key: str, positions: list[int], costs: tuple[int, int, int], saving: SavingModel
