@@ -82,6 +82,18 @@ def test_the_page_is_written_and_needs_nothing_else(place: str) -> None:
     assert "region_0 on cpu" in page.words
 
 
+def test_the_page_says_what_is_saved_and_what_is_not_captured_and_why(place: str) -> None:
+    run(place, "--html", "out/page.html")
+    words = " ".join(Page(Path("out/page.html").read_text(encoding="utf-8")).words.split())
+    report = json.loads(run(place, "--json"))
+    assert f"Launches saved a run{report['launches_saved']} " in words
+    left_out = [item for graph in report["graphs"] for item in graph["left_out"]]
+    assert {item["source"] for item in left_out} >= {"model.py:13: scale = hidden.sum().cpu()"}
+    for item in [*left_out, *report["breaks"]]:
+        for what in ("source", "reason", "way_out"):
+            assert " ".join(item[what].split()) in words
+
+
 def test_fewer_launches_than_asked_for_are_not_captured(place: str) -> None:
     report = json.loads(run(place, "--json", "--min-launches", "1000"))
     assert report["launches_saved"] == 0

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from tests.runtime.worlds import ProcessWorld
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.tensor import DTensor
 
 from partita.errors import CaptureError
 from partita.fsdp import audit, split_points_at_fsdp
@@ -44,16 +47,37 @@ class Model(nn.Module):
         return x
 
 
-def train(model: nn.Module, batches: list[torch.Tensor]) -> list[float]:
+def train(model: nn.Module, batches: list[torch.Tensor]) -> dict[str, Any]:
+    """Losses, and gradients and weights at the end, by name as the plain model has it."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses = []
     for batch in batches:
+        optimizer.zero_grad()
         loss = model(batch).square().mean()
         loss.backward()
         optimizer.step()
-        optimizer.zero_grad()
         losses.append(float(loss))
-    return losses
+    with whole(getattr(model, "_orig_mod", model)) as parameters:
+        gradients = {name: full(value.grad).tolist() for name, value in parameters.items()}
+        weights = {name: full(value.detach()).tolist() for name, value in parameters.items()}
+    return {"losses": losses, "gradients": gradients, "weights": weights}
+
+
+@contextmanager
+def whole(model: nn.Module) -> Iterator[dict[str, torch.Tensor]]:
+    """The parameters as the plain model calls them; those of FSDP1 are gathered meanwhile."""
+    gathered = isinstance(model, FullyShardedDataParallel)
+    with FullyShardedDataParallel.summon_full_params(model, with_grads=True) if gathered else nullcontext():
+        yield {name.replace("_fsdp_wrapped_module.", ""): value for name, value in model.named_parameters()}
+
+
+def full(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def work(gm: torch.fx.GraphModule) -> list[str]:
+    """The operators of a graph, without those that hand tuples apart."""
+    return [node.target.__name__ for node in gm.graph.nodes if node.op == "call_function"]
 
 
 def sharded(comm: Any, kind: str) -> dict[str, Any]:
@@ -81,15 +105,15 @@ def sharded(comm: Any, kind: str) -> dict[str, Any]:
 
     compiled = torch.compile(wrapped, backend=backend)
     # every rank takes the same batch, so the mean of the gradients is that of one
-    losses, expected = train(compiled, batches), train(reference, batches)
-    inputs = [len(gm.graph.find_nodes(op="placeholder")) for gm in graphs]
-    held = [len([*gm.parameters(), *gm.buffers()]) for gm in graphs]
+    found_state, expected = train(compiled, batches), train(reference, batches)
     found = audit(wrapped)
     return {
-        "losses": losses,
+        "found": found_state,
         "expected": expected,
-        "inputs": inputs,
-        "held": held,
+        "inputs": [len(gm.graph.find_nodes(op="placeholder")) for gm in graphs],
+        "held": [len([*gm.parameters(), *gm.buffers()]) for gm in graphs],
+        "work": [work(gm) for gm in graphs],
+        "unsharded": graphs_of(copy.deepcopy(reference), batches[0]),
         "ok": found.ok,
         "managed": found.managed,
         "borders": split_points_at_fsdp(wrapped),
@@ -105,6 +129,7 @@ def graphs_of(model: nn.Module, x: torch.Tensor) -> tuple[int, int]:
         count += 1
         return gm.forward
 
+    torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
     torch.compile(model, backend=backend)(x)
     return count, sum(torch._dynamo.utils.counters["graph_break"].values())
@@ -121,7 +146,8 @@ def flat(comm: Any) -> dict[str, Any]:
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         graphs, breaks = graphs_of(wrapped, torch.randn(4, 8))
-    found = audit(wrapped)
+    with pytest.warns(UserWarning, match="wrapped with use_orig_params=False, so torch.compile makes no"):
+        found = audit(wrapped)
     try:
         found.check()
     except CaptureError as error:
@@ -217,13 +243,22 @@ def test_a_sharded_compiled_model_trains_like_the_unsharded_one(
 ) -> None:
     for case in cases:
         result = case[f"{kind} trained"]
-        assert result["losses"] == pytest.approx(result["expected"], rel=1e-6)
+        assert result["found"]["losses"] == pytest.approx(result["expected"]["losses"], rel=1e-6)
+        for what in ("gradients", "weights"):
+            found, expected = result["found"][what], result["expected"][what]
+            assert found.keys() == expected.keys()
+            for name, value in expected.items():
+                torch.testing.assert_close(
+                    torch.tensor(found[name]), torch.tensor(value), rtol=1e-6, atol=1e-7
+                )
         assert result["ok"], result
         assert {"layers.0", "layers.0.up", "layers.1.down"} <= set(result["managed"])
         assert result["borders"] == {"layers.0": "BEGINNING", "layers.1": "BEGINNING"}
         # one graph a block: the break is at the border; its four parameters and x are inputs
         assert result["inputs"] == [5, 5]
         assert result["held"] == [0, 0]
+        assert result["work"] == [["linear", "relu", "linear", "add"]] * 2
+        assert result["unsharded"] == (1, 0)  # graphs and breaks, where there are no borders
 
 
 def test_use_orig_params_false_makes_no_graph_and_the_audit_says_so(cases: list[dict[str, Any]]) -> None:

@@ -12,6 +12,7 @@ from partita.cudagraphs.mutations import find_input_mutations
 from partita.cudagraphs.options import BackendOptions
 from partita.cudagraphs.padding import PaddedGraph
 from partita.cudagraphs.partition import partition_cudagraphs
+from partita.cudagraphs.pool import MemoryPool
 from partita.cudagraphs.recorder import GraphRecorder, Recording
 from partita.cudagraphs.regions import Region, RegionPlan, find_regions
 from partita.cudagraphs.replay import ReplayRecorder
@@ -30,6 +31,7 @@ __all__ = [
     "ExplainedGraph",
     "Explanation",
     "GraphRecorder",
+    "MemoryPool",
     "PaddedGraph",
     "Recording",
     "Refusal",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -72,6 +73,10 @@ def audit(module: nn.Module, ignored_modules: Collection[nn.Module] = ()) -> Aud
     Args:
         ignored_modules: those that were ignored on purpose, besides the ones that FSDP1's wrappers know of.
 
+    Warns:
+        UserWarning: some are wrapped with ``use_orig_params=False``; torch itself runs them eagerly without
+            a word.
+
     >>> from torch import nn
     >>> from partita.fsdp import annotate_modules_for_dynamo
     >>> model = nn.Sequential(nn.Linear(2, 2))
@@ -101,7 +106,10 @@ def audit(module: nn.Module, ignored_modules: Collection[nn.Module] = ()) -> Aud
         else:
             kind = "missed" if inner in inside else "outside"
         lists[kind].append(fsdp_wrapped_name(name))
-    return Audit(**{kind: tuple(names) for kind, names in lists.items()})
+    found = Audit(**{kind: tuple(names) for kind, names in lists.items()})
+    if found.eager:
+        warnings.warn(str(found), UserWarning, stacklevel=2)
+    return found
 
 
 def _some(names: tuple[str, ...], limit: int = 5) -> str:
