@@ -1,4 +1,5 @@
-"""``torchrun --nnodes 2`` between two network namespaces: two hosts, as far as the processes can tell.
+"""``torchrun --nnodes 2`` between two network namespaces, each with process numbers of its own: two hosts, as
+far as the processes can tell.
 
 ::
 
@@ -14,7 +15,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -27,6 +27,7 @@ from partita.pipelining import UncutReference, keyed_graph
 ROOT = Path(__file__).parent.parent.parent
 ADDRESSES = ("10.213.7.1", "10.213.7.2")
 LIMIT_S = 100.0
+CAPABILITY = "CAP_SYS_ADMIN and CAP_NET_ADMIN, as root has outside of containers, or in a privileged one"
 
 
 def _ip(*words: str) -> subprocess.CompletedProcess[str]:
@@ -36,15 +37,20 @@ def _ip(*words: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def hosts() -> Iterator[tuple[str, str]]:
     """Names of two namespaces that a cable joins; skips where this user may not make any."""
-    if shutil.which("ip") is None:
-        pytest.skip("needs the ip command")
+    for command in ("ip", "unshare"):
+        if shutil.which(command) is None:
+            pytest.skip(f"needs the command {command} (packages iproute2 and util-linux)")
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to make network namespaces: run it as root, or with sudo")
     names = (f"partita-{os.getpid()}-0", f"partita-{os.getpid()}-1")
     cable = (f"pt{os.getpid() % 100000}a", f"pt{os.getpid() % 100000}b")
     try:
         for name in names:
             made = _ip("netns", "add", name)
             if made.returncode:
-                pytest.skip(f"this user may not make network namespaces: {made.stderr.strip()}")
+                pytest.skip(
+                    f"needs the right to make network namespaces ({CAPABILITY}): {made.stderr.strip()}"
+                )
         _checked("link", "add", cable[0], "type", "veth", "peer", "name", cable[1])
         for name, end, address in zip(names, cable, ADDRESSES, strict=True):
             _checked("link", "set", end, "netns", name)
@@ -61,10 +67,10 @@ def hosts() -> Iterator[tuple[str, str]]:
 def _checked(*words: str) -> None:
     made = _ip(*words)
     if made.returncode:
-        pytest.skip(f"ip {' '.join(words)} is not permitted here: {made.stderr.strip()}")
+        pytest.skip(f"needs `ip {' '.join(words)}` to be permitted ({CAPABILITY}): {made.stderr.strip()}")
 
 
-def _start(name: str, number: int, folder: Path) -> subprocess.Popen[bytes]:
+def _start(name: str, number: int, folder: Path, *options: str) -> subprocess.Popen[bytes]:
     interface = _ip("-n", name, "-o", "-4", "addr", "show", "to", ADDRESSES[number]).stdout.split()[1]
     environment = os.environ | {
         "GLOO_SOCKET_IFNAME": interface,
@@ -72,32 +78,37 @@ def _start(name: str, number: int, folder: Path) -> subprocess.Popen[bytes]:
         "PARTITA_HOST": str(number),
         "PYTHONPATH": str(ROOT),
     }
-    command = ["ip", "netns", "exec", name, sys.executable, "-m", "torch.distributed.run"]
+    command = ["ip", "netns", "exec", name, "unshare", "--pid", "--fork", "--kill-child"]
+    command += [sys.executable, "-m", "torch.distributed.run"]
     command += ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "partita"]
     command += ["--rdzv-endpoint", f"{ADDRESSES[0]}:29513", "--local-addr", ADDRESSES[number]]
     command += ["--rdzv-conf", f"is_host={int(number == 0)}"]  # names don't lead to these addresses
-    command += [str(ROOT / "tests" / "composition" / "two_hosts.py"), str(folder)]
+    command += [str(ROOT / "tests" / "composition" / "two_hosts.py"), str(folder), *options]
     with (folder / f"{number}.log").open("w") as log:
         return subprocess.Popen(
             command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
 
 
-def test_two_hosts_train_what_one_process_trains(hosts: tuple[str, str], tmp_path: Path) -> None:
-    processes = [_start(name, number, tmp_path) for number, name in enumerate(hosts)]
+def _codes(processes: list[subprocess.Popen[bytes]]) -> list[int | None]:
+    """How they end; None where one does not. None outlives the call, and neither do their workers."""
     try:
-        codes = [process.wait(LIMIT_S) for process in processes]
+        return [process.wait(LIMIT_S) for process in processes]
     except subprocess.TimeoutExpired:
-        codes = [None, None]
+        return [None, None]
     finally:
         for process in processes:
-            process.terminate()  # so that the launcher takes its worker along
-        for process in processes:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(10.0)
-            process.kill()
+            process.kill()  # all that has its number from there ends with it
             process.wait()
-    assert codes == [0, 0], "".join((tmp_path / f"{number}.log").read_text() for number in range(2))
+
+
+def _logs(folder: Path) -> str:
+    return "".join((folder / f"{number}.log").read_text() for number in range(2))
+
+
+def test_two_hosts_train_what_one_process_trains(hosts: tuple[str, str], tmp_path: Path) -> None:
+    processes = [_start(name, number, tmp_path) for number, name in enumerate(hosts)]
+    assert _codes(processes) == [0, 0], _logs(tmp_path)
     found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     assert {record["host"] for record in found} == {"0", "1"}
 
@@ -116,3 +127,18 @@ def test_two_hosts_train_what_one_process_trains(hosts: tuple[str, str], tmp_pat
     for record in found:
         for name, value in record["state"].items():
             assert torch.equal(value, whole.get_parameter(name)), name
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_rank_killed_on_one_host_is_named_on_the_other(
+    hosts: tuple[str, str], tmp_path: Path, killed: int
+) -> None:
+    processes = [_start(name, number, tmp_path, str(killed)) for number, name in enumerate(hosts)]
+    assert _codes(processes) == [1, 1], _logs(tmp_path)
+    (path,) = tmp_path.glob("*.failed.pt")
+    survivor = int(path.name[0])
+    found = torch.load(path)
+    assert found["host"] == str(1 - killed)
+    assert f"rank {1 - survivor} died without a word" in found["text"]
+    seconds = found["at_s"] - float((tmp_path / "killed_at_s").read_text())
+    print(f"seconds until known (killed on host {killed}): {seconds:.2f}")  # noqa: T201

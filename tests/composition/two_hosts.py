@@ -1,12 +1,16 @@
 """What `test_two_hosts` runs on each host: trains a cut model, and writes what this rank holds at the end.
 
-``torchrun --nnodes 2 --nproc-per-node 1 ... two_hosts.py FOLDER``
+``torchrun --nnodes 2 --nproc-per-node 1 ... two_hosts.py FOLDER [HOST]``
+
+The process on HOST, if there is one, is killed in the middle of the last step.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -14,12 +18,13 @@ import torch.distributed as dist
 from tests.pipelining.models import TRANSFORMER
 from tests.pipelining.running import cut
 
+from partita.errors import PeerFailed
 from partita.pipelining import Schedule1F1B, clip_grad_norm_
 
 STEPS = 2
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, killed: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -29,7 +34,14 @@ def main(folder: Path) -> None:
     for step in range(STEPS):
         args, _, target = TRANSFORMER.data(8, seed=step)
         losses: list[torch.Tensor] = []
-        schedule.step(*args, target=target, losses=losses)
+        if step == STEPS - 1 and killed == os.environ["PARTITA_HOST"]:
+            stage.module.register_full_backward_pre_hook(lambda *_: _die(folder))
+        try:
+            schedule.step(*args, target=target, losses=losses)
+        except PeerFailed as error:
+            found = {"host": os.environ["PARTITA_HOST"], "text": str(error), "at_s": time.monotonic()}
+            torch.save(found, folder / f"{rank}.failed.pt")
+            raise
         clip_grad_norm_(schedule, 0.5)
         optimizer.step()
         optimizer.zero_grad()
@@ -40,5 +52,10 @@ def main(folder: Path) -> None:
     dist.destroy_process_group()
 
 
+def _die(folder: Path) -> None:
+    (folder / "killed_at_s").write_text(str(time.monotonic()))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), "".join(sys.argv[2:]))

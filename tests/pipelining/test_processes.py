@@ -1,25 +1,21 @@
-"""Ranks as processes over gloo: equal to the uncut model, and no failure of one is a hang of the others."""
+"""Ranks as processes over gloo: equal to the uncut model."""
 
 from __future__ import annotations
 
-import itertools
-import os
 import pickle
-import signal
 from typing import Any
 
 import pytest
 import torch
-from tests.pipelining.models import NORMED, OUTPUTS, PLAIN, TRANSFORMER, Case
+from tests.pipelining.models import NORMED, OUTPUTS, TRANSFORMER, Case
 from tests.pipelining.running import Record, assert_same, cut, train, uncut
 from tests.runtime.worlds import Ending, endings
 from torch import Tensor
 
-from partita.errors import PeerFailed, SignatureMismatch
-from partita.pipelining import Schedule1F1B, ScheduleGPipe, get_schedule_class, pipeline
+from partita.pipelining import Schedule1F1B, get_schedule_class, pipeline
 from partita.runtime import Comm
 
-BY_NAME = {case.name: case for case in (TRANSFORMER, NORMED, OUTPUTS, PLAIN)}
+BY_NAME = {case.name: case for case in (TRANSFORMER, NORMED, OUTPUTS)}
 
 
 def _train(comm: Comm, names: tuple[str, ...], kind: str) -> bytes:
@@ -68,61 +64,3 @@ def test_every_rank_uses_the_plan_that_rank_0_measured() -> None:
     assert first == second
     assert nothing == []
     assert len(losses) == 4
-
-
-def _fails(comm: Comm, how: str, failing: int) -> None:
-    torch.set_num_threads(1)
-    stage = cut(PLAIN, comm.size).build_stage(comm.rank, comm=comm)
-    calls = itertools.count(1)
-
-    def fail(*_: Any) -> None:
-        if next(calls) == 7 and comm.rank == failing:  # in the middle of the second step
-            if how == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            raise ValueError("the activations are not finite")
-
-    stage.module.register_forward_pre_hook(fail)
-    schedule = ScheduleGPipe(stage, 4, PLAIN.loss)
-    args, _, target = PLAIN.data(8)
-    for _ in range(3):
-        schedule.step(*args, target=target)
-
-
-@pytest.mark.parametrize(("size", "failing"), [(2, 0), (3, 1)], ids=["first", "middle"])
-def test_a_rank_that_raises_in_forward_is_named_on_every_other(size: int, failing: int) -> None:
-    found = endings(size, _fails, "raise", failing)
-    for rank, ending in enumerate(found):
-        if rank == failing:
-            assert isinstance(ending.error, ValueError)
-            continue
-        assert isinstance(ending.error, PeerFailed), ending
-        assert ending.error.rank == failing
-        assert f"rank {failing} failed in stage {failing}, microbatch 2, action {failing}F2" in str(
-            ending.error
-        )
-        assert "the activations are not finite" in ending.error.traceback_text
-
-
-@pytest.mark.parametrize(("size", "failing"), [(2, 0), (3, 1)], ids=["first", "middle"])
-def test_a_rank_killed_in_the_middle_of_a_step_is_named_on_every_other(size: int, failing: int) -> None:
-    found = endings(size, _fails, "kill", failing)
-    assert found[failing].exitcode == -signal.SIGKILL
-    for rank, ending in enumerate(found):
-        if rank != failing:
-            assert isinstance(ending.error, PeerFailed), ending
-            assert ending.error.rank == failing
-            assert f"rank {failing} died without a word" in str(ending.error)
-
-
-def _disagrees(comm: Comm) -> None:
-    stage = cut(PLAIN, comm.size).build_stage(comm.rank, comm=comm)
-    schedule = ScheduleGPipe(stage, 4, PLAIN.loss)
-    args, _, target = PLAIN.data(8)
-    (schedule.step if comm.rank == 0 else schedule.eval)(*args, target=target)
-
-
-def test_ranks_that_disagree_about_a_step_both_learn_of_it() -> None:
-    for ending in endings(2, _disagrees):
-        assert isinstance(ending.error, (SignatureMismatch, PeerFailed)), ending
-        assert "step() number 0 in train mode" in str(ending.error)
-        assert "eval() number 0 in train mode" in str(ending.error)

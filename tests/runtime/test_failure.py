@@ -15,10 +15,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from tests.runtime.worlds import LIMIT_S, Ending, endings
 
+from partita._torch.distributed import prefixed
 from partita.errors import PeerFailed
-from partita.runtime import Comm, FailureRecord
+from partita.runtime import Comm, FailureRecord, ProcessGroupComm, failure
 
 
 def _raise_on_1_while_0_waits_for_1_and_2_for_0(comm: Comm) -> None:
@@ -127,6 +129,51 @@ def _fail_in_collectives(comm: Comm, kind: str) -> None:
 def test_every_blocking_call_is_reached(kind: str) -> None:
     found = endings(3, _fail_in_collectives, kind)
     _check_peers(found, 2, "KeyError: 'weights'")
+
+
+def _with_store_on(host: int, comm: Comm) -> ProcessGroupComm:
+    """Another comm of the same ranks, whose store ends with one of them."""
+    if comm.rank == host:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    port = comm.all_gather_object(store.port if comm.rank == host else None)[host]
+    if comm.rank != host:
+        store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    inner = ProcessGroupComm(prefixed(store, "inner"), comm.rank, comm.size, 20.0, use_nccl=False)
+    inner.barrier()
+    return inner
+
+
+def _fail_on_0_which_hosts_the_store_while_1_computes(comm: Comm) -> None:
+    failure._POLL_S = 1.0
+    inner = _with_store_on(0, comm)
+    if comm.rank == 0:
+        inner.fail(ValueError("the loss is not finite"), "step 3")
+        inner.close()
+        os._exit(0)
+    if comm.rank == 1:
+        while inner._lookout.failure is None:  # nothing else tells it
+            torch.ones(50, 50).sum()
+        comm.send_object("go", 2)
+    else:
+        comm.recv_object(1)  # its end would tell rank 1, whose neighbour it is
+    inner.barrier()
+
+
+def test_the_process_that_hosts_the_store_does_not_end_before_all_have_read_why() -> None:
+    found = endings(3, _fail_on_0_which_hosts_the_store_while_1_computes)
+    _check_peers(found, 0, "rank 0 failed in step 3: ValueError: the loss is not finite")
+
+
+def _kill_1_which_hosts_the_store(comm: Comm) -> None:
+    inner = _with_store_on(1, comm)
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    inner.recv(torch.empty(4), 1).wait()
+
+
+def test_rank_0_does_not_take_itself_for_dead_where_another_process_hosted_the_store() -> None:
+    found = endings(2, _kill_1_which_hosts_the_store)
+    _check_peers(found, 1, "rank 1 died without a word (killed?)")
 
 
 def _use_after_failure(comm: Comm) -> list[tuple[int, str]]:

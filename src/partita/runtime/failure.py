@@ -11,12 +11,18 @@ it.
 
 A killed rank publishes nothing, but the system closes its sockets. So every rank keeps one receive open to
 its right-hand neighbour that is never answered: when it ends, the neighbour is gone, and the record is
-written in its name.
+written in its name. On one machine ranks also watch each other's processes
+(:mod:`~partita.runtime.processes`).
+
+A rank that computes hears of it only when its lookout next asks. The process that hosts the store must not
+end before, for the record would be lost with it: each rank notes that it knows, and a rank that ends after a
+failure first waits a moment for these notes.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 import traceback
@@ -30,8 +36,9 @@ import torch
 
 from partita._torch.distributed import RawGroup, Store, abort_gloo
 from partita.errors import PeerFailed
+from partita.runtime.processes import NearProcesses, own_machine
 
-__all__ = ["FailureRecord", "Lookout"]
+__all__ = ["FailureRecord", "Lookout", "announce"]
 
 _POLL_S = 0.2
 """How often a lookout asks the store: a failure is seen within this time."""
@@ -102,11 +109,20 @@ class FailureRecord:
         return cls(**json.loads(text))
 
 
+def announce(store: Store, rank: int) -> None:
+    """Tells the lookouts on this machine which process this rank is. To be called before the ranks meet."""
+    machine = own_machine()
+    if machine:
+        place = store.add(f"near/{machine}", 1)
+        store.set(f"near/{machine}/{place}", f"{rank} {os.getpid()}")
+
+
 class Lookout:
     """One rank's view of the failure record.
 
     Args:
-        store: a connection that nothing else blocks on. Keys are written below the caller's prefix.
+        store: a connection that nothing else blocks on. Keys are written below the caller's prefix; every
+            rank has called `announce` on it.
         watch: a gloo group of all ranks that carries nothing else; None where there is only one rank.
         on_failure: called once, from whichever thread learns first; must end this rank's blocked operations.
     """
@@ -171,6 +187,7 @@ class Lookout:
         """Notes in the store that this rank has left in the ordinary way."""
         with suppress(RuntimeError):
             self._store.set(f"left/{self._rank}", "1")
+        self._need_not_be_told()
 
     def has_left(self, peer: int) -> bool:
         """Whether `peer` closed its comm."""
@@ -186,16 +203,33 @@ class Lookout:
             False only where the time was over and somebody is still there.
         """
         keys = [f"left/{rank}" for rank in range(self._size)]
+        return self._wait(lambda: self.failure is not None or self._store.check(keys), seconds)
+
+    def wait_until_all_know(self, seconds: float) -> None:
+        """After a failure: returns when every rank that lives has heard of it or has left before, the store
+        is gone, or `seconds` are over.
+        """
+        assert self.failure is not None
+        dead = self.failure.rank if self.failure.kind == "died" else None
+        keys = [f"told/{rank}" for rank in range(self._size) if rank != dead]
+        self._wait(lambda: self._store.check(keys), seconds)
+
+    def _wait(self, is_done: Callable[[], bool], seconds: float) -> bool:
+        """Whether it is done, or will never be since the store is gone, before `seconds` are over."""
         pause = threading.Event()
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             try:
-                if self.failure is not None or self._store.check(keys):
+                if is_done():
                     return True
             except RuntimeError:
                 return True
             pause.wait(0.02)
         return False
+
+    def _need_not_be_told(self) -> None:
+        with suppress(RuntimeError):
+            self._store.set(f"told/{self._rank}", "1")
 
     def _read(self) -> FailureRecord | None:
         if not self._store.check(["failure"]):
@@ -204,12 +238,14 @@ class Lookout:
 
     def _read_or_host_loss(self) -> FailureRecord | None:
         """Like :meth:`_read`; a store that can't be reached means that the process that hosts it, rank 0 as a
-        rule, died.
+        rule, died. Where this is rank 0, it was another one: which, the connections tell.
         """
         try:
             return self._read()
         except RuntimeError:
-            return self.failure or FailureRecord(0, "died")
+            if self.failure is not None or self._rank == 0:
+                return self.failure
+            return FailureRecord(0, "died")
 
     def _learn(self, record: FailureRecord) -> None:
         with self._lock:
@@ -218,12 +254,30 @@ class Lookout:
             self.failure = record
         self._known.set()
         self._on_failure()
+        self._need_not_be_told()
 
     def _poll_store(self) -> None:
+        """Asks for the record, and whether a process on this machine has ended."""
+        near = self._near()
         while not self._stopped.wait(_POLL_S) and self.failure is None:
             record = self._read_or_host_loss()
             if record is not None and not self._stopped.is_set():
                 self._learn(record)
+                break
+            for rank in near.gone():
+                if not self._stopped.is_set() and not self.has_left(rank):
+                    self.explain(rank)
+        near.close()
+
+    def _near(self) -> NearProcesses:
+        """The processes of the ranks on this machine."""
+        machine = own_machine()
+        try:
+            count = self._store.add(f"near/{machine}", 0) if machine else 0
+            said = [self._store.get(f"near/{machine}/{place + 1}").split() for place in range(count)]
+        except RuntimeError:  # the store is gone already, as the first poll will find
+            return NearProcesses({})
+        return NearProcesses({int(rank): int(number) for rank, number in said if int(rank) != self._rank})
 
     def _watch_neighbours(self) -> None:
         """Waits for the right-hand neighbour to go; for the next one where that one left without harm."""

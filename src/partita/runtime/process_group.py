@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import partial
+from multiprocessing.util import Finalize
 from types import TracebackType
 from typing import Any
 
@@ -40,7 +41,7 @@ from partita._torch.distributed import (
 from partita.errors import ExecutionError
 from partita.runtime._objects import HEADER_BYTES, as_tensor, pack, rest_bytes, unpack
 from partita.runtime.comm import MAX_TAG, Handle, check_peer, check_ranks, check_tag, gather_through_rank_0
-from partita.runtime.failure import FailureRecord, Lookout
+from partita.runtime.failure import FailureRecord, Lookout, announce
 
 __all__ = ["ProcessGroupComm"]
 
@@ -51,6 +52,9 @@ _CLOSE_GRACE_S = 5.0
 _EXIT_GRACE_S = 2.0
 """A process that ends without close() is a failure to those who still need it after so long, and they must
 hear of it within 5 s."""
+_TELL_S = 2.0
+"""So long a process that ends after a failure waits for those who have not heard of it yet: it may be the one
+that hosts the store."""
 
 
 class _Operation:
@@ -109,11 +113,14 @@ class ProcessGroupComm:
         self._closed = False
         self._groups: dict[str, RawGroup] = {}
         self._unsent: deque[_Operation] = deque()
+        announce(store, rank)
         watch = self._gloo("watch", tuple(range(size))) if size > 1 else None
         self._data = self._gloo("data", tuple(range(size)))
         self._lookout = Lookout(store.clone(), rank, size, watch, self._abort)
         self._lookout.start()
         atexit.register(self._at_exit)
+        # multiprocessing ends its children with os._exit(), without atexit; but it calls this.
+        self._child_exit = Finalize(None, self._at_exit, exitpriority=0)
 
     @classmethod
     def from_group(
@@ -226,13 +233,13 @@ class ProcessGroupComm:
         if self._closed:
             return
         self._closed = True
-        atexit.unregister(self._at_exit)
+        self._forget_exit()
         if self._lookout.failure is None:
             self._flush_objects()
             self._lookout.leave()
             self._abort()
             self._lookout.wait_until_all_left(_CLOSE_GRACE_S)
-        self._lookout.stop()
+        self._stop_lookout()
         self._groups.clear()
 
     def __enter__(self) -> ProcessGroupComm:
@@ -390,15 +397,29 @@ class ProcessGroupComm:
     def _at_exit(self) -> None:
         """The process ends with the comm open. An exception that ends it is a failure to the others at
         once. Else it leaves, and where others have not left too within seconds, that is a failure to them.
+
+        In a process of multiprocessing's that goes for ``sys.exit(3)`` too. At the top of a script it looks
+        like an ordinary end: Python drops the SystemExit, and its code, before it calls anybody. There, only
+        a ``with`` block around the training sees it.
         """
-        error = getattr(sys, "last_value", None)
-        if error is not None:
+        self._forget_exit()
+        error = sys.exception() or getattr(sys, "last_value", None)
+        if error is not None and not (isinstance(error, SystemExit) and not error.code):
             self.fail(error, "the main program")
         elif self._lookout.failure is None:
             self._flush_objects()
             self._lookout.leave()
             if not self._lookout.wait_until_all_left(_EXIT_GRACE_S):
                 self._lookout.publish(FailureRecord(self.rank, "left"))
+        self._stop_lookout()
+
+    def _forget_exit(self) -> None:
+        atexit.unregister(self._at_exit)
+        self._child_exit.cancel()
+
+    def _stop_lookout(self) -> None:
+        if self._lookout.failure is not None:
+            self._lookout.wait_until_all_know(_TELL_S)
         self._lookout.stop()
 
 
