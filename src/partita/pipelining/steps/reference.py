@@ -18,7 +18,7 @@ from partita.pipelining.routes import Constant, Value, accept
 from partita.pipelining.steps.loss_weights import LossWeights, checked_weights
 from partita.pipelining.steps.precision import fresh_casts
 from partita.pipelining.two_modes import TwoModes
-from partita.runtime import RandomKey, keyed, merge, plan_microbatches, split_args
+from partita.runtime import RandomKey, cut_batch, keyed, merge, split_tree
 
 __all__ = ["UncutReference", "graph_inputs"]
 
@@ -94,17 +94,18 @@ class UncutReference:
         train: bool,
     ) -> Any:
         count = self.n_microbatches
-        targets = split_args((target,), None, count)
-        weights = plan_microbatches(args, kwargs, count).weights
+        targets, _ = split_tree(target, count)
+        batch = cut_batch(args, kwargs, count)
+        weights = batch.plan.weights
         if loss_weights is not None:
             weights = checked_weights(loss_weights, count)
         outputs, found = [], []
-        for microbatch, (given, named) in enumerate(split_args(args, kwargs, count)):
+        for microbatch, (given, named) in enumerate(map(batch.tree, batch.parts())):
             self._accept(given, named, microbatch)
             with fresh_casts(), keyed(RandomKey(self.seed, self._steps, microbatch)):
                 output = self.whole(*given, **named)
             if self.loss_fn is not None and (train or target is not None):
-                loss = self.loss_fn(output, targets[microbatch][0][0], **loss_kwargs)
+                loss = self.loss_fn(output, targets[microbatch], **loss_kwargs)
                 if train:
                     torch.autograd.backward(loss, torch.full_like(loss, weights[microbatch]))
                 found.append(loss.detach())

@@ -22,7 +22,7 @@ from partita.pipelining.routes import MASK, Routes, StageBorder, Value
 from partita.pipelining.stages.crossing import Crossing, output_name
 from partita.pipelining.stages.manual import MOST_VALUES, PipelineStage, tag_of
 from partita.pipelining.stages.stage import Stage
-from partita.runtime import Comm, plan_microbatches, split_args
+from partita.runtime import Comm, cut_batch
 
 __all__ = ["Settled", "Settling"]
 
@@ -114,11 +114,10 @@ class Settling:
         """
         first = 0 in self._stages
         given = args if first else ()
-        specs = (args_spec if first else None, kwargs_spec)
-        parts = split_args(given, kwargs, count, *specs) if given or kwargs else [((), {})] * count
-        samples: tuple[int, ...] = ()
-        if first:
-            samples = plan_microbatches(args, kwargs, count, args_spec, kwargs_spec).sizes
+        specs = (args_spec if first else None, kwargs_spec if first or kwargs else None)
+        batch = cut_batch(given, kwargs, count, *specs)
+        parts = [batch.tree(leaves) for leaves in batch.parts()]
+        samples = batch.plan.sizes if first else ()
         incoming: dict[int, list[Crossing]] = {}
         outgoing: dict[int, list[Crossing]] = {}
         written: dict[int, frozenset[str]] = {}
