@@ -88,8 +88,10 @@ def _steps(sizes: Sizes, rank: int, backend: Any) -> dict[str, Callable[[], None
         for work in pending:
             work.wait()
 
+    alone: Any = torch.compile(make_model(sizes), backend=backend)
     return {
-        "alone": trainer(torch.compile(make_model(sizes), backend=backend)),
+        "alone": trainer(alone),
+        "forward": lambda: alone(x).square().mean(),
         "network": network,
         "DDP": trainer(wrapped()),
         "DDP compiled": under(_whole, wrapped()),
