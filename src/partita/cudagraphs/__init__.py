@@ -5,9 +5,10 @@ from __future__ import annotations
 from partita.cudagraphs.backend import CapturedGraph, CudaGraphsBackend, cudagraphs
 from partita.cudagraphs.capturable import CaptureRules, Refusal
 from partita.cudagraphs.cuda import CudaRecorder
+from partita.cudagraphs.entry import CacheInfo
 from partita.cudagraphs.explain import ExplainedGraph, Explanation, explain
 from partita.cudagraphs.memory import StableMemory
-from partita.cudagraphs.module import CacheInfo, CudaGraphModule
+from partita.cudagraphs.module import CudaGraphModule
 from partita.cudagraphs.mutations import find_input_mutations
 from partita.cudagraphs.options import BackendOptions
 from partita.cudagraphs.padding import PaddedGraph

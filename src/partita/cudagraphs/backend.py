@@ -24,8 +24,9 @@ from torch.fx import GraphModule
 
 from partita._torch.aot import compile_ahead, forward_returns, static_placeholders
 from partita._torch.call_recording import WholeCall
+from partita.cudagraphs.entry import CacheInfo
 from partita.cudagraphs.memory import StableMemory
-from partita.cudagraphs.module import CacheInfo, CudaGraphModule
+from partita.cudagraphs.module import CudaGraphModule
 from partita.cudagraphs.mutations import find_input_mutations
 from partita.cudagraphs.options import BackendOptions
 from partita.cudagraphs.padding import PaddedGraph, plan_padding

@@ -20,7 +20,6 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,64 +29,19 @@ from torch.fx import GraphModule, Node
 from partita._torch.plain import is_plain_tensor
 from partita._torch.pytree import flatten, unflatten
 from partita._torch.storage import storage_key
+from partita.cudagraphs.entry import CacheInfo, Entry, fill
 from partita.cudagraphs.memory import StableMemory
 from partita.cudagraphs.mutations import find_input_mutations
-from partita.cudagraphs.outputs import OutputPlan, placed, plan_outputs
-from partita.cudagraphs.recorder import GraphRecorder, Recording
+from partita.cudagraphs.outputs import placed, plan_outputs
+from partita.cudagraphs.recorder import GraphRecorder
 from partita.cudagraphs.signature import CallSignature, describe_call, modes
 from partita.errors import ExecutionError
 from partita.graph.state import lookup
 
-__all__ = ["CacheInfo", "CudaGraphModule"]
+__all__ = ["CudaGraphModule"]
 
 _LOG = logging.getLogger("partita.cudagraphs")
 _COUNTS = ("_hits", "_recorded", "_evicted", "_reordered", "_uncaptured", "_overtaken", "_unused")
-
-
-@dataclass(frozen=True, slots=True)
-class CacheInfo:
-    """What a region has recorded.
-
-    Attributes:
-        size: recordings that it holds, one for each kind of call and each set of addresses.
-        max_size: how many it may hold; the one that was not used for longest goes first.
-        hits: calls that were replayed with a recording that was there.
-        recorded: how often it has recorded.
-        evicted: how many recordings have gone.
-        reordered: those of them that went because they would have overwritten what a newer one had lent.
-        uncaptured: calls that ran as they are, warm-ups included.
-        overtaken: those of them that came while somebody still had what an earlier one had lent.
-        gave_up: why it records no more, or an empty string.
-    """
-
-    size: int
-    max_size: int
-    hits: int
-    recorded: int
-    evicted: int
-    reordered: int
-    uncaptured: int
-    overtaken: int
-    gave_up: str
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """One recording with all that a replay needs. To the memory pool it is what was handed out."""
-
-    number: int
-    recording: Recording
-    buffers: tuple[tuple[int, torch.Tensor], ...]
-    written: tuple[tuple[int, torch.Tensor], ...]
-    lending: OutputPlan
-    copying: OutputPlan
-    spec: Any
-    give_up: Callable[[], None]
-
-    @property
-    def is_read(self) -> bool:
-        """Whether somebody still has an output that is not a copy."""
-        return self.lending.is_read or self.copying.is_read
 
 
 class CudaGraphModule(nn.Module):
@@ -161,7 +115,7 @@ class CudaGraphModule(nn.Module):
         self._transient = frozenset(transient_outputs)
         self._lent = frozenset(lent_outputs)
         self._memory = memory if memory is not None else StableMemory()
-        self._entries: OrderedDict[Any, _Entry] = OrderedDict()
+        self._entries: OrderedDict[Any, Entry] = OrderedDict()
         self._warm: OrderedDict[Any, None] = OrderedDict()
         self._calls_modules = any(node.op == "call_module" for node in gm.graph.nodes)
         self._attributes = _attributes(gm)
@@ -285,12 +239,12 @@ class CudaGraphModule(nn.Module):
 
     def _record(
         self, call: CallSignature, values: Sequence[Any], spec: Any, state: Sequence[torch.Tensor]
-    ) -> _Entry:
+    ) -> Entry:
         assert self.recorder is not None
         given = list(values)
         for number in call.copied:
             given[number] = self.recorder.buffer(values[number])
-            _fill(given[number], values[number])
+            fill(given[number], values[number])
         for number, address in enumerate(call.addresses):
             if address is not None and number not in self._static:
                 given[number] = self._owned(values[number])
@@ -305,7 +259,7 @@ class CudaGraphModule(nn.Module):
         lending = copying
         if self._lent:
             lending = plan_outputs(results, given, call.copied, state, self._transient, self._lent)
-        return _Entry(
+        return Entry(
             number,
             recording,
             buffers,
@@ -339,7 +293,7 @@ class CudaGraphModule(nn.Module):
         self._memory.declare((id(self), key), ())
         self._evicted += 1
 
-    def _keep(self, key: Any, entry: _Entry) -> None:
+    def _keep(self, key: Any, entry: Entry) -> None:
         self._recorded += 1
         self._unused += 1
         self._entries[key] = entry
@@ -348,19 +302,9 @@ class CudaGraphModule(nn.Module):
         if len(self._entries) > self.max_recordings:
             self._drop(next(iter(self._entries)))
 
-    def _replay(self, entry: _Entry, values: Sequence[Any]) -> Any:
-        for number, buffer in entry.buffers:
-            _fill(buffer, values[number])
-        entry.recording.replay()
-        for number, buffer in entry.written:
-            values[number].copy_(buffer)
-        plan = entry.lending if self._lent else entry.copying
-        results = plan.take(values)
-        if plan.borrows:
-            assert self.recorder is not None
-            self.recorder.pool.hand_out(entry.number, entry)
-        entry.recording.finish()
-        return unflatten(results, entry.spec)
+    def _replay(self, entry: Entry, values: Sequence[Any]) -> Any:
+        assert self.recorder is not None
+        return entry.replay(values, self.recorder.pool, lends=bool(self._lent))
 
     def _state(self) -> list[torch.Tensor]:
         """The parameters and buffers that the graph holds, as they are now."""
@@ -418,11 +362,3 @@ def _is_tensor(value: Any) -> bool:
 
 def _kinds(state: Sequence[torch.Tensor]) -> tuple[Any, ...]:
     return tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in state)
-
-
-def _fill(buffer: torch.Tensor, value: torch.Tensor) -> None:
-    """Copy a value to a buffer of the same strides, also where elements share memory (an expanded tensor)."""
-    if 0 in buffer.stride() and buffer.numel() > 1:
-        index = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in buffer.stride())
-        buffer, value = buffer[index], value[index]
-    buffer.copy_(value)
