@@ -57,6 +57,8 @@ def test_examples_for_torchrun_run(block: str, tmp_path: Path) -> None:
         "2",
         str(script),
     ]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    result = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=120, cwd=tmp_path
+    )  # what an example writes is gone with the folder
     assert result.returncode == 0, result.stderr
     assert "tensor(" in result.stdout

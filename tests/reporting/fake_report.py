@@ -1,6 +1,7 @@
 """A made-up run that looks like a real one: 3 stages, 8 microbatches of 1F1B, 60 steps. Always the same.
 
-``python tests/reporting/fake_report.py report.html`` writes its report, to look at while the page is changed.
+``python tests/reporting/fake_report.py report.html`` writes its report, to look at while the page is changed;
+``... buckets.html buckets`` that of a data parallel backward pass.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ import math
 import random
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from partita.reporting import (
+    BackwardPass,
     LossPoint,
+    ReducedBucket,
     RunReport,
     StageRow,
     Timeline,
@@ -21,7 +25,7 @@ from partita.reporting import (
     render_html,
 )
 
-__all__ = ["fake_losses", "fake_report", "fake_timeline", "one_f_one_b"]
+__all__ = ["fake_backward", "fake_losses", "fake_report", "fake_timeline", "one_f_one_b"]
 
 _MEBI = 2**20
 
@@ -133,5 +137,27 @@ def fake_report() -> RunReport:
     )
 
 
+def fake_backward(buckets: int = 5, *, pass_s: float = 0.06, link_s: float = 0.016) -> BackwardPass:
+    """Buckets that get ready one after another, and go over one link that is slower than that."""
+    free_s, made = 0.0, []
+    for number in range(buckets):
+        ready_s = pass_s * (number + 1) / buckets
+        start_s = max(free_s, ready_s)
+        free_s = start_s + link_s
+        known_s = max(pass_s, free_s)
+        names = tuple(f"layers.{4 * (buckets - number) - n // 2}.{'wb'[n % 2]}" for n in range(8))
+        before_s = max(pass_s, made[-1].finished_s if made else 0.0)
+        made.append(
+            ReducedBucket(
+                number, names, 25 * _MEBI, "float32", ready_s, ready_s + 0.0004, known_s, known_s - before_s
+            )
+        )
+    return BackwardPass(0, 2, pass_s, tuple(made))
+
+
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(render_html(fake_report()), encoding="utf-8")
+    report = fake_report()
+    if sys.argv[2:] == ["buckets"]:
+        report = replace(report, stages=(), losses=(), validation=(), backward=fake_backward())
+        report = replace(report, measured=Timeline("", (), 0.0, 0.0), simulated=Timeline("", (), 0.0, 0.0))
+    Path(sys.argv[1]).write_text(render_html(report), encoding="utf-8")

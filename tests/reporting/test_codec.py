@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.reporting.fake_report import fake_backward
 
 from partita.reporting import (
     LossPoint,
@@ -20,6 +21,24 @@ from partita.reporting import (
 
 def test_a_report_comes_back_as_it_was(report: RunReport) -> None:
     assert report_from_json(report_to_json(report)) == report
+
+
+def test_a_backward_pass_comes_back_as_it_was(report: RunReport) -> None:
+    given = replace(report, backward=fake_backward())
+    assert report_from_json(report_to_json(given)) == given
+
+
+def test_a_report_from_before_there_were_backward_passes_is_read(report: RunReport) -> None:
+    tree = json.loads(report_to_json(report))
+    del tree["backward"]
+    assert report_from_json(json.dumps(tree)) == report
+
+
+def test_a_damaged_backward_pass_is_refused(report: RunReport) -> None:
+    tree = json.loads(report_to_json(replace(report, backward=fake_backward())))
+    del tree["backward"]["buckets"][0]["sent_s"]
+    with pytest.raises(ValueError, match="lacks a field or has one too many"):
+        report_from_json(json.dumps(tree))
 
 
 def test_a_report_that_came_back_gives_the_same_page(report: RunReport) -> None:

@@ -7,8 +7,9 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
+from tests.reporting.fake_report import fake_backward
 
-from partita.reporting import Figure, LossPoint, RunReport, StageRow, Timeline, render_html
+from partita.reporting import BackwardPass, Figure, LossPoint, RunReport, StageRow, Timeline, render_html
 
 _VOID = {"meta", "link"}
 _EMPTY = Timeline("Measured", (), 0.0, 0.0)
@@ -53,6 +54,22 @@ def test_the_page_has_every_section(report: RunReport) -> None:
         "2.13.0 (CPU)",
     ):
         assert words in page.words
+
+
+def test_a_backward_pass_has_a_section_beside_the_others(report: RunReport) -> None:
+    page = Page(render_html(replace(report, backward=fake_backward())))
+    headings = [attributes.get("id") for tag, attributes in page.tags if tag == "h2"]
+    assert headings == ["buckets", "plan", "losses", "timeline", "environment"]
+    for words in ("bucket 4", "layers.20.w", "2 more", "All buckets", "125 MiB"):
+        assert words in page.words
+
+
+def test_names_of_parameters_are_shown_literally(report: RunReport) -> None:
+    evil = "<script>alert(1)</script>"
+    bucket = replace(fake_backward(1).buckets[0], parameters=(evil,), dtype=evil)
+    source = render_html(replace(report, backward=BackwardPass(0, 2, 0.06, (bucket,))))
+    assert evil not in source
+    assert Page(source).words.count(evil) >= 2
 
 
 def test_the_page_needs_nothing_from_elsewhere(report: RunReport) -> None:

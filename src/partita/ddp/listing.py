@@ -74,6 +74,7 @@ class BucketRow:
     ready_s: float | None = None
     sent_s: float | None = None
     exposed_s: float | None = None
+    finished_s: float | None = None
 
 
 def bucket_rows(buckets: Sequence[BucketLayout], times: PassTimes | None) -> tuple[BucketRow, ...]:
@@ -82,7 +83,7 @@ def bucket_rows(buckets: Sequence[BucketLayout], times: PassTimes | None) -> tup
     for bucket in buckets:
         text = str(bucket.dtype).removeprefix("torch.")
         found = times.buckets[bucket.number] if times and len(times.buckets) == len(buckets) else None
-        measured = (found.ready_s, found.sent_s, found.exposed_s) if found else (None, None, None)
+        measured = (found.ready_s, found.sent_s, found.exposed_s, found.finished_s) if found else ()
         rows.append(BucketRow(bucket.number, bucket.names, bucket.size_bytes, text, *measured))
     return tuple(rows)
 

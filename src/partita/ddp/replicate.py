@@ -18,7 +18,7 @@ from partita._torch.compiled import inside_compiled
 from partita.ddp.agreement import check_same_parameters
 from partita.ddp.hooks import CommHook
 from partita.ddp.inner import InnerCompiler, check_inner
-from partita.ddp.listing import BucketRow, bucket_rows, bucket_table
+from partita.ddp.listing import BucketRow, PassTimes, bucket_rows, bucket_table
 from partita.ddp.owners import claim, owner_of, release
 from partita.ddp.reducer import Reducer, ReducerSettings
 from partita.ddp.state import StateBroadcast
@@ -172,6 +172,11 @@ class Replication:
         """
         self.reducer.use_plan(plan)
         _LOG.info("planned buckets:\n%s", self)
+
+    @property
+    def last_pass(self) -> PassTimes | None:
+        """When the buckets of the last synchronised backward pass were ready, sent and reduced."""
+        return self.reducer.last
 
     def rows(self) -> tuple[BucketRow, ...]:
         """The buckets, with the times of the last synchronised backward pass."""

@@ -5,6 +5,8 @@ The data are plain numbers and names (`RunReport` and its parts); nothing here k
 
 from __future__ import annotations
 
+from partita.reporting.backward_pass import BackwardPass, ReducedBucket
+from partita.reporting.bucket_table import bucket_table
 from partita.reporting.capture_html import render_capture_html
 from partita.reporting.capture_report import BreakRow, CaptureReport, GraphRow, LeftOutRow, RegionRow
 from partita.reporting.capture_tables import capture_tables
@@ -14,6 +16,7 @@ from partita.reporting.data import Figure, LossPoint, RunReport, StageRow, Timel
 from partita.reporting.figures import key_figures
 from partita.reporting.html import render_html
 from partita.reporting.modules import outermost_modules, summarise_modules
+from partita.reporting.replication_report import backward_pass, replication_report
 from partita.reporting.tables import loss_table, plan_table
 from partita.reporting.text import timeline_text
 from partita.reporting.units import (
@@ -26,17 +29,21 @@ from partita.reporting.units import (
 )
 
 __all__ = [
+    "BackwardPass",
     "BreakRow",
     "CaptureReport",
     "Figure",
     "GraphRow",
     "LeftOutRow",
     "LossPoint",
+    "ReducedBucket",
     "RegionRow",
     "RunReport",
     "StageRow",
     "Timeline",
     "TimelineSpan",
+    "backward_pass",
+    "bucket_table",
     "capture_tables",
     "chrome_trace",
     "format_bytes",
@@ -51,6 +58,7 @@ __all__ = [
     "plan_table",
     "render_capture_html",
     "render_html",
+    "replication_report",
     "report_from_json",
     "report_to_json",
     "summarise_modules",

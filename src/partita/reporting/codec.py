@@ -13,6 +13,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from partita.errors import ReportError
+from partita.reporting.backward_pass import BackwardPass, ReducedBucket
 from partita.reporting.data import Figure, LossPoint, RunReport, StageRow, Timeline, TimelineSpan
 
 __all__ = ["report_from_json", "report_to_json"]
@@ -49,6 +50,7 @@ def report_from_json(text: str) -> RunReport:
             figures=tuple(Figure(**figure) for figure in tree["figures"]),
             environment=tree["environment"],
             validation=_losses(tree["validation"]),
+            backward=_backward(tree.get("backward")),
         )
     except (KeyError, TypeError) as error:
         raise ReportError(f"The report lacks a field or has one too many ({error}): write it anew") from error
@@ -74,3 +76,13 @@ def _losses(rows: list[dict[str, Any]]) -> tuple[LossPoint, ...]:
 
 def _timeline(tree: dict[str, Any]) -> Timeline:
     return Timeline(**{**tree, "spans": tuple(TimelineSpan(**span) for span in tree["spans"])})
+
+
+def _backward(tree: dict[str, Any] | None) -> BackwardPass | None:
+    """None also for a report that was written before there were backward passes in it."""
+    if tree is None:
+        return None
+    buckets = tuple(
+        ReducedBucket(**{**row, "parameters": tuple(row["parameters"])}) for row in tree["buckets"]
+    )
+    return BackwardPass(**{**tree, "buckets": buckets})

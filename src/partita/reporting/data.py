@@ -14,6 +14,8 @@ from types import MappingProxyType
 from typing import Literal
 
 from partita.errors import ReportError
+from partita.reporting.backward_pass import BackwardPass
+from partita.reporting.checks import require_quantity
 
 __all__ = ["Figure", "LossPoint", "RunReport", "StageRow", "Timeline", "TimelineSpan", "Tone"]
 
@@ -21,11 +23,6 @@ Tone = Literal["plain", "good", "bad"]
 
 # Time spent in these is not work on a microbatch: a rank that is here counts as waiting.
 _NOT_COMPUTE = frozenset({"comm", "idle"})
-
-
-def _require_quantity(owner: str, name: str, value: float) -> None:
-    if not (math.isfinite(value) and value >= 0):
-        raise ReportError(f"{owner}.{name} is {value}; give a finite number that is not negative.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +62,7 @@ class StageRow:
             "backward_s",
             "send_bytes",
         ):
-            _require_quantity("StageRow", name, getattr(self, name))
+            require_quantity("StageRow", name, getattr(self, name))
 
     @property
     def time_s(self) -> float:
@@ -88,7 +85,7 @@ class LossPoint:
     reference: float
 
     def __post_init__(self) -> None:
-        _require_quantity("LossPoint", "step", self.step)
+        require_quantity("LossPoint", "step", self.step)
 
     @property
     def difference(self) -> float:
@@ -129,7 +126,7 @@ class TimelineSpan:
 
     def __post_init__(self) -> None:
         for name in ("rank", "start_s", "end_s"):
-            _require_quantity("TimelineSpan", name, getattr(self, name))
+            require_quantity("TimelineSpan", name, getattr(self, name))
         if self.end_s < self.start_s:
             raise ReportError(
                 f"TimelineSpan {self.label!r} ends at {self.end_s} s, before it starts ({self.start_s} s); "
@@ -167,7 +164,7 @@ class Timeline:
     bubble: float
 
     def __post_init__(self) -> None:
-        _require_quantity("Timeline", "makespan_s", self.makespan_s)
+        require_quantity("Timeline", "makespan_s", self.makespan_s)
         if not 0 <= self.bubble <= 1:
             raise ReportError(f"Timeline.bubble is {self.bubble}; give a share of time, from 0 to 1.")
 
@@ -236,6 +233,7 @@ class RunReport:
         figures: key figures, most important first.
         environment: names and values that describe where it ran. Copied, and read-only afterwards.
         validation: losses on data not trained on, at the steps where they were taken; may be empty.
+        backward: a data parallel backward pass and its buckets, or None.
     """
 
     title: str
@@ -247,6 +245,7 @@ class RunReport:
     figures: tuple[Figure, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)
     validation: tuple[LossPoint, ...] = ()
+    backward: BackwardPass | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "environment", MappingProxyType(dict(self.environment)))

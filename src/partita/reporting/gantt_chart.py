@@ -15,14 +15,15 @@ from html import escape
 
 from partita.reporting.data import Timeline, TimelineSpan
 from partita.reporting.palette import BLACK, hexadecimal, ink_on, kind_style, shade
-from partita.reporting.scales import Scale, format_tick, ticks
+from partita.reporting.scales import Scale
 from partita.reporting.svg import Attribute, element, picture, text, title
+from partita.reporting.time_axis import AXIS_HEIGHT, time_axis
 from partita.reporting.units import format_seconds, format_share
 
 __all__ = ["gantt_chart"]
 
 _LEFT, _RIGHT = 62.0, 18.0
-_HEADING, _PANEL_GAP, _AXIS = 34.0, 18.0, 22.0
+_HEADING, _PANEL_GAP = 34.0, 18.0
 _DIGIT, _LABEL_ROOM = 6.6, 6.0  # pixels that a digit takes at 11 px, and what surrounds a number
 _LONGEST_TITLE = 60
 
@@ -48,8 +49,8 @@ def gantt_chart(timelines: Sequence[Timeline], *, width: float = 1040) -> str:
         parts.append(panel.draw())
         y = panel.bottom + _PANEL_GAP
     if end:
-        parts.append(_axis(scale, y - _PANEL_GAP, width))
-    return picture(width, y - _PANEL_GAP + _AXIS, _description(timelines), parts, "chart gantt")
+        parts.append(time_axis(scale, y - _PANEL_GAP))
+    return picture(width, y - _PANEL_GAP + AXIS_HEIGHT, _description(timelines), parts, "chart gantt")
 
 
 class _Panel:
@@ -147,18 +148,6 @@ class _Panel:
         x = self.scale(self.timeline.makespan_s)
         ends = {"x1": x, "x2": x, "y1": self._y(0) - 5, "y2": self.bottom - self.gap + 5}
         return element("line", {"class": "finish", **ends}, title("end of the step"))
-
-
-def _axis(scale: Scale, y: float, width: float) -> str:
-    places = ticks(scale.low * 1e3, scale.high * 1e3, 10)
-    step = places[1] - places[0]
-    parts = [element("line", {"class": "axis", "x1": _LEFT, "x2": width - _RIGHT, "y1": y, "y2": y})]
-    for place in places:
-        x = scale(place / 1e3)
-        parts.append(element("line", {"class": "axis", "x1": x, "x2": x, "y1": y, "y2": y + 4}))
-        parts.append(text(format_tick(place, step), x, y + 17, {"class": "tick", "text-anchor": "middle"}))
-    parts.append(text("ms", _LEFT - 10, y + 17, {"class": "tick", "text-anchor": "end"}))
-    return "".join(parts)
 
 
 def _lane_height(ranks: int) -> float:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from partita.reporting.bucket_chart import bucket_chart
 from partita.reporting.data import Figure, RunReport, StageRow, Timeline
 from partita.reporting.gantt_chart import gantt_chart
 from partita.reporting.loss_chart import difference_summary, loss_chart, thin_out
@@ -31,12 +32,14 @@ __all__ = ["render_html"]
 _WIDE, _NARROW = 1040.0, 372.0  # natural widths of the two drawings of the losses; styles choose one
 _MOST_MODULES = 8
 _MOST_LOSSES = 200
+_MOST_PARAMETERS = 6
 
 
 def render_html(report: RunReport) -> str:
     """The report as the text of one HTML file, to be written as UTF-8.
 
-    The same report gives the same text. Sections without data say so in a line.
+    The same report gives the same text. Sections without data say so in a line; where there is a backward
+    pass to show, they are left out.
     """
     timelines = (report.measured, report.simulated)
     return _ENVIRONMENT.get_template("report.html.j2").render(
@@ -51,6 +54,8 @@ def render_html(report: RunReport) -> str:
         loss_rows=thin_out(report.losses, _MOST_LOSSES),
         gantt=Markup(gantt_chart(timelines, width=_WIDE)),
         legend=_legend(timelines),
+        most_parameters=_MOST_PARAMETERS,
+        bucket_figure=Markup(bucket_chart(report.backward, width=_WIDE)) if report.backward else "",
     )
 
 
