@@ -101,7 +101,8 @@ class Forward:
         before = hooks_made()
         target = targets[microbatch] if targets else None
         loss = _checked(self._loss_fn(output, target, **step.inputs.loss_kwargs))
-        step.losses[microbatch] = loss.detach()
+        # A copy: what a reduction returns may lie in memory as large as what was reduced (mse_loss).
+        step.losses[microbatch] = loss.detach().clone()
         if self._train:
             seed = step.seed(microbatch, loss)
             self._stage.start_from(microbatch, loss, seed, hooked=hooks_made() != before)
