@@ -191,6 +191,39 @@ def test_a_buffer_that_is_not_persistent_becomes_so_and_an_unused_parameter_vani
     assert names(_ours(model, _x())) == model.state_dict().keys()
 
 
+class Shared(Linears):
+    """Both stages use one weight."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x).relu()) @ self.a.weight
+
+
+def test_a_parameter_that_is_to_be_transmitted_is_copied() -> None:
+    model, x, target = _model(Shared), _x(8), torch.zeros(8, WIDTH)
+    marked = copy.deepcopy(model)
+    marked.b.register_forward_pre_hook(lambda *_: theirs.pipe_split())
+    exported = torch.export.export(marked, (x[:2],))
+    transmit = theirs._IR.MultiUseParameterConfig.TRANSMIT  # pipeline() has no option for it
+    there = theirs.Pipe._from_traced(marked, exported, transmit)
+    held = [dict(there.get_stage_module(index).named_parameters()) for index in range(2)]
+    assert held[0]["a.weight"] is not held[1]["a.weight"]
+    spec = {"b": ours.SplitPoint.BEGINNING}
+    transmitted = ours.MultiUseParameterConfig.TRANSMIT
+    pipe = ours.pipeline(copy.deepcopy(model), (x[:2],), split_spec=spec, multi_use_param_spec=transmitted)
+
+    def body(comm: Comm) -> dict[str, Tensor]:
+        stage = copy.deepcopy(pipe).build_stage(comm.rank, comm=comm)
+        ours.ScheduleGPipe(stage, 4, functional.mse_loss).step(x, target=target)
+        return {name: value.grad for name, value in stage.module.named_parameters()}
+
+    first, second = InProcessWorld(2).run(body)
+    assert (first.keys(), second.keys()) == ({"a.weight", "a.bias"}, {"b.weight", "b.bias"})
+    for part in x.split(2):
+        (functional.mse_loss(model(part), torch.zeros(2, WIDTH)) / 4).backward()
+    for name, value in (first | second).items():
+        assert torch.equal(value, model.get_parameter(name).grad), name
+
+
 class InRegion(Linears):
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.pipelining.models import PLAIN
+from tests.pipelining.models import PLAIN, WIDTH
 from tests.pipelining.running import cut
 from tests.runtime.worlds import endings
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import pipelining as theirs
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 
 from partita import pipelining as ours
 from partita.runtime import Comm, InProcessWorld
@@ -135,3 +136,61 @@ def test_a_batch_under_autocast_after_one_without_it_is_read_as_another_dtype() 
     assert torch.equal(torch.tensor(by_rank[1].result["ours"]), expected)
     wrong = torch.tensor(by_rank[1].result["theirs"])
     assert not torch.allclose(wrong, torch.cat(halves).float(), rtol=0.1, atol=0.1)
+
+
+STAGES = 3
+
+
+def _linears() -> list[nn.Module]:
+    torch.manual_seed(0)
+    return [nn.Linear(WIDTH, WIDTH) for _ in range(STAGES)]
+
+
+def _batch(replica: int) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(1 + replica)
+    return torch.randn(8, WIDTH), torch.zeros(8, WIDTH)
+
+
+def _replicated(comm: Comm, package: str) -> list[list[Any] | None]:
+    """A zero bubble step of all stages on this rank, each under DDP with its copy on the other; the gradients
+    of their weights.
+    """
+    torch.set_num_threads(1)
+    alone = [dist.new_group([rank]) for rank in range(2)][comm.rank]
+    modules, (x, target) = _linears(), _batch(comm.rank)
+    schedule: Any
+    if package == "theirs":
+        wrapped = [DistributedDataParallel(module) for module in modules]
+        stages = [
+            theirs.PipelineStage(module, index, STAGES, CPU, group=alone)
+            for index, module in enumerate(wrapped)
+        ]
+        schedule = theirs.ScheduleInterleavedZeroBubble(stages, 4, loss_fn=functional.mse_loss)
+    else:
+        cuts = {str(number): ours.SplitPoint.END for number in range(STAGES - 1)}
+        pipe = ours.pipeline(nn.Sequential(*modules), (x[:2],), split_spec=cuts)
+        mine = [pipe.build_stage(index, group=alone) for index in range(STAGES)]
+        for stage in mine:
+            stage.module = DistributedDataParallel(stage.module)
+        schedule = ours.ScheduleInterleavedZeroBubble(mine, 4, functional.mse_loss)
+    schedule.step(x, target=target)
+    return [None if module.weight.grad is None else module.weight.grad.tolist() for module in modules]
+
+
+def test_zero_bubble_under_ddp_does_not_reduce_the_gradients() -> None:
+    models = [nn.Sequential(*_linears()) for _ in range(2)]
+    for replica, model in enumerate(models):
+        for part, target in zip(*(value.split(2) for value in _batch(replica)), strict=True):
+            (functional.mse_loss(model(part), target) / 4).backward()
+    means = [(one.weight.grad + other.weight.grad) / 2 for one, other in zip(*models, strict=True)]
+    for ending in endings(2, _replicated, "theirs"):
+        assert ending.error is None, ending.text
+        reduced = [
+            found is not None and torch.allclose(torch.tensor(found), mean)
+            for found, mean in zip(ending.result, means, strict=True)
+        ]
+        assert reduced == [True, False, False]  # the first stage goes back whole
+    for ending in endings(2, _replicated, "ours"):
+        assert ending.error is None, ending.text
+        for found, mean in zip(ending.result, means, strict=True):
+            assert torch.equal(torch.tensor(found), mean)
