@@ -45,12 +45,16 @@ def active_reducer() -> ReducerFacts | None:
     module = DistributedDataParallel._get_active_ddp_module()
     if module is None:
         return None
+    return ReducerFacts(tuple(module._module_parameters), tuple(_caps(module)), _rebuilt(module))
+
+
+def _caps(module: Any) -> list[int]:
     config = getattr(module, "_bucket_config", None)
-    caps = list(getattr(config, "per_bucket_bytes_caps", ()))
-    if not caps:
-        first = getattr(config, "first_bucket_bytes_cap", module.bucket_bytes_cap)
-        caps = [first, module.bucket_bytes_cap]
-    return ReducerFacts(tuple(module._module_parameters), tuple(caps), _rebuilt(module))
+    if config is None:  # before torch 2.13 the module itself has them
+        first = FIRST_BUCKET_BYTES if module.bucket_bytes_cap_default else module.bucket_bytes_cap
+        return list(module.bucket_bytes_cap_list) or [first, module.bucket_bytes_cap]
+    first = getattr(config, "first_bucket_bytes_cap", module.bucket_bytes_cap)
+    return list(getattr(config, "per_bucket_bytes_caps", ())) or [first, module.bucket_bytes_cap]
 
 
 def _rebuilt(module: Any) -> tuple[tuple[int, ...], ...] | None:
