@@ -173,7 +173,7 @@ def test_two_prints_say_where_they_differ() -> None:
         (lambda: nn.Linear(2, 2), {"bucket_cap_mb": 0}, "bucket_cap_mb is 0: give a size above 0"),
         (lambda: nn.Linear(2, 2), {"initial": "guess"}, "initial is 'broadcast' or 'check', got 'guess'"),
         (lambda: nn.Linear(2, 2), {"ignored": ["x"]}, "ignored names 'x', which the module does not have"),
-        (lambda: nn.Linear(2, 2), {"inner": "fast"}, "inner is 'inductor', 'aot_eager' or a function"),
+        (lambda: nn.Linear(2, 2), {"inner": "fast"}, "inner is 'inductor', 'aot_eager', a PieceRunner, or a"),
         (nn.ReLU, {}, "no parameter that requires a gradient"),
         (lambda: nn.Embedding(3, 2, sparse=True), {}, "'weight' has sparse gradients, and buckets are dense"),
         (lambda: nn.Linear(2, 2, device="meta"), {}, "'weight' is on the meta device"),

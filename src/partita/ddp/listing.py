@@ -1,4 +1,4 @@
-"""What the buckets are, and what became of them in a step: as data, as a table, as a log."""
+"""What the buckets are, and what became of them in a step: as data, as a table, in a trace."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from partita.ddp.layout import BucketLayout
     from partita.ddp.reduction import Reduction
+    from partita.runtime import Recorder
 
-__all__ = ["BucketRow", "BucketTimes", "PassTimes", "bucket_rows", "bucket_table"]
+__all__ = ["BucketRow", "BucketTimes", "PassTimes", "bucket_rows", "bucket_table", "record_spans"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,23 @@ class PassTimes:
     buckets: tuple[BucketTimes, ...]
     ready_s: Mapping[str, float]
 
+    @classmethod
+    def of(
+        cls,
+        reductions: Sequence[Reduction],
+        ready_s: Mapping[int, float],
+        names: Sequence[str],
+        started_s: float,
+        backward_end_s: float,
+    ) -> PassTimes:
+        """From finished reductions; ``ready_s`` is by parameter; all times are of the clock."""
+        return cls(
+            started_s,
+            backward_end_s,
+            tuple(BucketTimes.of(reduction, ready_s, started_s) for reduction in reductions),
+            {names[index]: ready - started_s for index, ready in ready_s.items()},
+        )
+
     @property
     def exposed_s(self) -> float:
         """Communication that nothing hid, in seconds."""
@@ -86,6 +104,16 @@ def bucket_rows(buckets: Sequence[BucketLayout], times: PassTimes | None) -> tup
         measured = (found.ready_s, found.sent_s, found.exposed_s, found.finished_s) if found else ()
         rows.append(BucketRow(bucket.number, bucket.names, bucket.size_bytes, text, *measured))
     return tuple(rows)
+
+
+def record_spans(tracer: Recorder, reductions: Sequence[Reduction]) -> None:
+    """A span for each bucket from sending to its mean, and one for each wait."""
+    for reduction in reductions:
+        number, size = reduction.layout.number, reduction.layout.size_bytes
+        tracer.add(f"bucket {number}", "reduce", reduction.sent_s, reduction.finished_s, bytes=size)
+        if reduction.exposed_s:
+            start_s = reduction.finished_s - reduction.exposed_s
+            tracer.add(f"wait for bucket {number}", "exposed", start_s, reduction.finished_s)
 
 
 def bucket_table(rows: Sequence[BucketRow]) -> str:

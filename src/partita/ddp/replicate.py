@@ -19,8 +19,10 @@ from partita.ddp.agreement import check_same_parameters
 from partita.ddp.hooks import CommHook
 from partita.ddp.inner import InnerCompiler, check_inner
 from partita.ddp.listing import BucketRow, PassTimes, bucket_rows, bucket_table
-from partita.ddp.owners import claim, owner_of, release
-from partita.ddp.reducer import Reducer, ReducerSettings
+from partita.ddp.owners import claim, release
+from partita.ddp.reducer import Reducer
+from partita.ddp.replicable import check_replicable
+from partita.ddp.settings import ReducerSettings
 from partita.ddp.state import StateBroadcast
 from partita.ddp.tuning import measure_links, plan_from_samples
 from partita.errors import ExecutionError, UsageError
@@ -100,7 +102,7 @@ class Replication:
         trained = {
             name: value for name, value in named.items() if value.requires_grad and name not in ignored
         }
-        _check(module, named, trained, ignored)
+        check_replicable(module, named, trained, ignored)
         self._frozen = [
             (name, value) for name, value in named.items() if name not in trained and name not in ignored
         ]
@@ -319,36 +321,3 @@ def _without_hook(state: dict[str, Any]) -> dict[str, Any]:
 
 def _fact(name: str, value: torch.Tensor) -> tuple[Any, ...]:
     return name, str(value.dtype).removeprefix("torch."), tuple(value.shape), value.requires_grad
-
-
-def _check(
-    module: nn.Module,
-    named: dict[str, nn.Parameter],
-    trained: dict[str, nn.Parameter],
-    ignored: Collection[str],
-) -> None:
-    known = named.keys() | {name for name, _ in module.named_buffers()}
-    unknown = sorted(set(ignored) - known)
-    if unknown:
-        raise UsageError(f"ignored names {unknown[0]!r}, which the module does not have")
-    if not trained:
-        raise UsageError("the module has no parameter that requires a gradient: there is nothing to reduce")
-    for name, parameter in trained.items():
-        if owner_of(parameter) is not None:
-            raise UsageError(
-                f"parameter {name!r} belongs to a replicated module already: replicate the outer one only"
-            )
-        if isinstance(parameter, nn.parameter.UninitializedParameter):
-            raise UsageError(f"parameter {name!r} has no shape yet: run the module once before replicate()")
-        if parameter.device.type == "meta":
-            raise UsageError(
-                f"parameter {name!r} is on the meta device: load or initialise it before replicate()"
-            )
-    for name, child in module.named_modules():
-        if isinstance(child, (nn.Embedding, nn.EmbeddingBag)) and child.sparse:
-            weight = f"{name}.weight" if name else "weight"
-            if weight in trained:
-                raise UsageError(
-                    f"{weight!r} has sparse gradients, and buckets are dense: build the embedding with "
-                    f"sparse=False, or leave it out with ignored=[{weight!r}] and reduce it yourself"
-                )

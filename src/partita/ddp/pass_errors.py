@@ -1,0 +1,48 @@
+"""What can go wrong in a backward pass, in words: the cause, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+from partita.errors import ExecutionError
+from partita.runtime import Comm
+
+__all__ = ["another_gradient", "failed_everywhere", "sparse_gradient", "unfinished_pass"]
+
+
+def failed_everywhere(comm: Comm, message: str, where: str) -> ExecutionError:
+    """The error to raise; all other ranks get it too."""
+    error = ExecutionError(message)
+    with suppress(ExecutionError):  # where the others can't be told, this rank raises it all the same
+        comm.fail(error, where)
+    return error
+
+
+def sparse_gradient(name: str) -> str:
+    """A parameter has got a sparse gradient."""
+    return (
+        f"the gradient of {name!r} is sparse, and buckets are dense: build the embedding with sparse=False, "
+        f"or leave the parameter out with ignored=[{name!r}] and reduce it yourself"
+    )
+
+
+def another_gradient(name: str) -> str:
+    """A parameter has got a gradient after its bucket was sent."""
+    return (
+        f"parameter {name!r} got another gradient after its bucket had been sent: it is used both by a "
+        "compiled graph and outside of it, which the first backward pass did not show; use it in one of the "
+        f"two, or pass late=[{name!r}] to replicate(), which waits for all of its gradients"
+    )
+
+
+def unfinished_pass(missing: Sequence[str]) -> str:
+    """A pass begins, and the one before is not over; ``missing`` are names without a gradient."""
+    what = (
+        f"{len(missing)} parameters, {missing[0]!r} among them, got no gradient" if missing else "it raised"
+    )
+    return (
+        f"the backward pass before did not come to its end ({what}): an exception that ended it leaves the "
+        "ranks out of step, so start again from a checkpoint; with reentrant checkpoints every parameter has "
+        "to get a gradient, so use torch.utils.checkpoint(..., use_reentrant=False)"
+    )
