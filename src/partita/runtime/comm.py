@@ -58,9 +58,12 @@ class Comm(Protocol):
         """The number of ranks."""
         ...
 
-    def connect(self, pairs: Iterable[tuple[int, int]]) -> None:
+    def connect(self, pairs: Iterable[tuple[int, int]], device: torch.device | None = None) -> None:
         """Prepares the directed pairs ``(src, dst)`` that will carry tensors. Collective: the same pairs on
         every rank.
+
+        Args:
+            device: where this rank's tensors are; None: on the current CUDA device, if at all.
         """
         ...
 

@@ -144,7 +144,7 @@ class InProcessComm:
         self._board = board
         self._counts: dict[tuple[str, tuple[int, ...]], int] = defaultdict(int)
 
-    def connect(self, pairs: Iterable[tuple[int, int]]) -> None:  # noqa: ARG002
+    def connect(self, pairs: Iterable[tuple[int, int]], device: torch.device | None = None) -> None:  # noqa: ARG002
         """Nothing to prepare."""
         self._check_usable()
 

@@ -52,6 +52,8 @@ _CLOSE_GRACE_S = 5.0
 _EXIT_GRACE_S = 2.0
 """A process that ends without close() is a failure to those who still need it after so long, and they must
 hear of it within 5 s."""
+_SLOW = ("Timed out", "timing out")
+"""What gloo and NCCL say when an operation takes longer than it may."""
 _TELL_S = 2.0
 """So long a process that ends after a failure waits for those who have not heard of it yet: it may be the one
 that hosts the store."""
@@ -155,14 +157,16 @@ class ProcessGroupComm:
         comm.barrier()  # a rank that has nothing to say must not leave while others still connect to it
         return comm
 
-    def connect(self, pairs: Iterable[tuple[int, int]]) -> None:
+    def connect(self, pairs: Iterable[tuple[int, int]], device: torch.device | None = None) -> None:
         """On NCCL, opens one communicator for each directed pair; gloo is connected already."""
         self._check_usable()
         if not self._use_nccl:
             return
+        probe = torch.zeros(1, device=device or "cuda")
+        if not self._on_nccl(probe):
+            return
         for src, dst in sorted(set(pairs)):
             if self.rank in {src, dst}:
-                probe = torch.zeros(1, device="cuda")
                 (self.send(probe, dst) if self.rank == src else self.recv(probe, src)).wait()
 
     def send(self, tensor: torch.Tensor, dst: int, tag: int = 0) -> Handle:
@@ -262,6 +266,7 @@ class ProcessGroupComm:
 
     def _nccl(self, name: str, members: tuple[int, ...]) -> RawGroup:
         if name not in self._groups:
+            self._meet(name, members)  # at its first operation NCCL waits for all, deaf to failures
             store = prefixed(self._store.clone(), name)
             seconds = self.timeout.total_seconds()
             self._groups[name] = nccl_group(store, members.index(self.rank), len(members), seconds)
@@ -297,20 +302,22 @@ class ProcessGroupComm:
 
     def _send(self, tensor: torch.Tensor, dst: int, tag: int) -> _Operation:
         self._check_usable()
-        if self._use_nccl and tensor.is_cuda:
-            group, to = self._nccl(f"nccl/{self.rank}>{dst}", (self.rank, dst)), 1
-        else:
-            group, to = self._data, dst
         staged = self._stage(tensor, tensor.dtype)
+        if self._on_nccl(tensor):
+            group, to = self._nccl(f"nccl/{self.rank}>{dst}", (self.rank, dst)), 1
+            sent = _as_bytes(staged)
+        else:
+            group, to, sent = self._data, dst, staged
         try:
-            work = group.send([staged], to, tag)
+            work = group.send([sent], to, tag)
         except RuntimeError as error:
             raise self.explain(error, dst, _message("send to", dst, tag)) from error
         return _Operation(self, work, dst, ("send to", dst, tag), staged, None)
 
     def _recv(self, buffer: torch.Tensor, src: int, tag: int) -> _Operation:
         self._check_usable()
-        if self._use_nccl and buffer.is_cuda:
+        on_nccl = self._on_nccl(buffer)
+        if on_nccl:
             group, source, device = self._nccl(f"nccl/{src}>{self.rank}", (src, self.rank)), 0, buffer.device
         else:
             group, source, device = self._data, src, _CPU
@@ -321,7 +328,7 @@ class ProcessGroupComm:
         elif buffer.requires_grad:
             staged = buffer.detach()
         try:
-            work = group.recv([staged], source, tag)
+            work = group.recv([_as_bytes(staged) if on_nccl else staged], source, tag)
         except RuntimeError as error:
             raise self.explain(error, src, _message("recv from", src, tag)) from error
         return _Operation(self, work, src, ("recv from", src, tag), staged, finish)
@@ -366,7 +373,7 @@ class ProcessGroupComm:
 
     def explain(self, error: RuntimeError, peer: int, what: str) -> ExecutionError:
         """What to raise for `error`, which ended an operation with `peer`. Tells the other ranks too."""
-        if "Timed out" not in str(error):
+        if not any(words in str(error) for words in _SLOW):
             return self._lookout.explain(peer).to_error()
         if self._lookout.failure is not None:
             return self._lookout.failure.to_error()
@@ -426,6 +433,11 @@ class ProcessGroupComm:
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Whether the tensor's memory, read in order, is its value (a lazy conjugate's is not)."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory: NCCL has no type for complex numbers and some integers."""
+    return tensor.view(-1).view(torch.uint8)
 
 
 def _message(way: str, peer: int, tag: int) -> str:

@@ -118,7 +118,7 @@ class PipelineSchedule:
         self._settling = Settling.of(self.stages, self.comm, self.stage_ranks)
         self._relay = Relay.of(self.comm.rank, self._by_mode, self.stage_ranks, n_microbatches)
         pairs = rank_pairs(self._by_mode, self.stage_ranks)
-        self.comm.connect({pair for a, b in sorted(pairs) for pair in ((a, b), (b, a))})
+        self.comm.connect({pair for a, b in sorted(pairs) for pair in ((a, b), (b, a))}, held[0].device)
         self.loss_scale: Callable[[], float] = lambda: 1.0
         self._precision = Precision()
         self._executors: dict[tuple[bool, bool], Executor] = {}

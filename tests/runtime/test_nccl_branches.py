@@ -1,0 +1,189 @@
+"""What the comm over processes does with tensors on a device: asked of groups that behave like NCCL's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.runtime.nccl_like import NcclLike, NcclLikeWorld, nccl_like
+from tests.runtime.test_comm_contract import DTYPES, SHAPES, _pattern, _strided, _subset, _sums
+from tests.runtime.worlds import endings
+
+from partita.errors import ExecutionError, PeerFailed
+from partita.runtime import Comm, ProcessGroupComm
+
+CPU = torch.device("cpu")
+RANKS = 3
+PAIRS = [(src, dst) for src in range(RANKS) for dst in range(RANKS) if src != dst]
+
+
+def _members(comm: Any) -> dict[str, tuple[int, int]]:
+    """This rank's place in each of its NCCL groups, and their sizes."""
+    groups = {name: group for name, group in comm._groups.items() if name.startswith("nccl/")}
+    assert all(isinstance(group, NcclLike) for group in groups.values())
+    return {name: (group.rank(), group.size()) for name, group in groups.items()}
+
+
+def _connected(comm: Comm) -> Any:
+    comm.connect(reversed(PAIRS), CPU)
+    first = _members(comm)
+    comm.connect(PAIRS, CPU)
+    return first, _members(comm)
+
+
+def test_connect_opens_one_communicator_for_each_directed_pair_with_the_sender_as_member_0() -> None:
+    for rank, (first, again) in enumerate(NcclLikeWorld(RANKS).run(_connected)):
+        assert first == again
+        assert first == {
+            f"nccl/{src}>{dst}": (0 if rank == src else 1, 2) for src, dst in PAIRS if rank in {src, dst}
+        }
+
+
+def _exchange(comm: Comm) -> list[float]:
+    comm.connect(PAIRS, CPU)
+    others = [rank for rank in range(RANKS) if rank != comm.rank]
+    sent = [comm.send(torch.full((100_000,), 10.0 * comm.rank + other), other) for other in others]
+    buffers = [torch.empty(100_000) for _ in others]
+    received = [comm.recv(buffer, other) for buffer, other in zip(buffers, others, strict=True)]
+    for handle in sent + received:
+        handle.wait()
+    return [buffer.unique().item() for buffer in buffers]
+
+
+def test_all_ranks_can_send_to_each_other_at_once() -> None:
+    assert NcclLikeWorld(RANKS).run(_exchange) == [[10.0, 20.0], [1.0, 21.0], [2.0, 12.0]]
+
+
+def _every_dtype(comm: Comm) -> list[str]:
+    wrong = []
+    for dtype in DTYPES:
+        for shape in SHAPES:
+            there = _pattern(shape, dtype)
+            here = torch.zeros(shape, dtype=dtype)
+            (comm.send(there, 1) if comm.rank == 0 else comm.recv(here, 0)).wait()
+            if comm.rank == 1 and not torch.equal(here, there):
+                wrong.append(f"{dtype} {shape}")
+    return wrong
+
+
+def test_types_that_nccl_has_not_arrive_too() -> None:
+    assert NcclLikeWorld(2).run(_every_dtype) == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"), [(_strided, [True, True]), (_sums, [[], []])], ids=["strides", "sums"]
+)
+def test_what_every_comm_promises_holds_on_a_device_too(body: Any, expected: Any) -> None:
+    assert NcclLikeWorld(2).run(body) == expected
+
+
+def _subsets(comm: Comm) -> Any:
+    return _subset(comm), sorted(_members(comm).items())
+
+
+def test_collectives_take_all_ranks_or_a_subset_each_with_a_communicator_of_its_own() -> None:
+    found = NcclLikeWorld(RANKS).run(_subsets)
+    for rank, (values, groups) in enumerate(found):
+        assert values == [6.0, 2.0, 5.0]
+        expected = {f"nccl/reduce/({rank},)": (0, 1), "nccl/reduce/(0, 1, 2)": (rank, 3)}
+        if rank != 1:
+            expected["nccl/reduce/(0, 2)"] = (rank // 2, 2)
+        assert dict(groups) == expected
+
+
+def _bytes_and_objects(comm: Comm) -> Any:
+    other = 1 - comm.rank
+    comm.send_object("x", other)
+    buffer = torch.zeros(3, dtype=torch.uint8)
+    handles = [comm.send(torch.ones(3, dtype=torch.uint8), other), comm.recv(buffer, other)]
+    for handle in handles:
+        handle.wait()
+    return comm.recv_object(other), buffer.tolist(), _members(comm)
+
+
+def test_what_is_on_the_cpu_and_objects_go_through_gloo() -> None:
+    assert NcclLikeWorld(2).run(_bytes_and_objects) == [("x", [1, 1, 1], {})] * 2
+
+
+def _connect_on_the_cpu(comm: Comm) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ProcessGroupComm, "_on_nccl", lambda *_: False)
+        comm.connect(PAIRS, CPU)
+    return _members(comm)
+
+
+def test_connect_opens_nothing_where_the_tensors_are_on_the_cpu() -> None:
+    assert NcclLikeWorld(RANKS).run(_connect_on_the_cpu) == [{}] * RANKS
+
+
+# --- failures -----------------------------------------------------------------
+
+
+def _fail_while_others_wait(comm: Comm) -> None:
+    with nccl_like(comm) as made:
+        made.connect(PAIRS, CPU)
+        groups = [group for group in made._groups.values() if isinstance(group, NcclLike)]
+        if made.rank == 1:
+            raise ValueError("the loss is not finite")
+        try:
+            made.recv(torch.zeros(1), 2 - made.rank).wait()  # from each other
+        finally:
+            assert all(group.aborted.wait(10.0) for group in groups)
+
+
+def _fail_before_others_connect(comm: Comm) -> None:
+    with nccl_like(comm) as made:
+        if made.rank == 1:
+            raise ValueError("the loss is not finite")
+        made.connect(PAIRS, CPU)
+
+
+def _fail_before_others_reduce(comm: Comm) -> None:
+    with nccl_like(comm) as made:
+        if made.rank == 1:
+            raise ValueError("the loss is not finite")
+        made.all_reduce(torch.ones(1), (0, 1, 2)).wait()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [_fail_while_others_wait, _fail_before_others_connect, _fail_before_others_reduce],
+    ids=["in a receive", "in connect", "before the first all_reduce"],
+)
+def test_a_failure_reaches_those_who_wait_for_a_device(body: Any) -> None:
+    for rank, ending in enumerate(endings(RANKS, body)):
+        if rank == 1:
+            assert isinstance(ending.error, ValueError), ending.text
+        else:
+            assert isinstance(ending.error, PeerFailed), ending.text
+            assert ending.error.rank == 1
+            assert "the loss is not finite" in str(ending.error)
+
+
+class _Slow:
+    """An operation that NCCL gives up on."""
+
+    def wait(self, timeout: Any) -> bool:
+        raise RuntimeError(
+            "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=RECV) ran for "
+            f"{timeout} milliseconds before timing out."
+        )
+
+
+def _times_out(comm: Comm) -> None:
+    with nccl_like(comm) as made:
+        made.connect([(0, 1), (1, 0)], CPU)
+        if comm.rank == 0:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(NcclLike, "recv", lambda *_: _Slow())
+                made.recv(torch.zeros(1), 1).wait()
+        made.recv(torch.zeros(1), 0).wait()
+
+
+def test_a_peer_that_is_slow_on_a_device_is_not_taken_for_dead() -> None:
+    waiting, silent = endings(2, _times_out)
+    assert isinstance(waiting.error, ExecutionError)
+    assert not isinstance(waiting.error, PeerFailed)
+    assert "rank 0 waited 20 s in recv from rank 1 (tag 0), and rank 1, though alive" in str(waiting.error)
+    assert isinstance(silent.error, PeerFailed)
