@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import copy
+import pickle
+from functools import lru_cache
 from typing import Any
 
 import pytest
 import torch
-from tests.pipelining.models import NORMED, PLAIN, TRANSFORMER, WIDTH, Case
+from tests.pipelining.models import NORMED, PLAIN, SKIP, TRANSFORMER, WIDTH, Case
 from tests.pipelining.running import Record, assert_equal, assert_same, cut, train, uncut
+from tests.runtime import worlds
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 
-from partita.pipelining import PipelineSchedule, Schedule1F1B, ScheduleGPipe
+from partita.pipelining import Pipe, PipelineSchedule, Schedule1F1B, ScheduleGPipe, get_schedule_class
+from partita.planning import loop_placement
 from partita.runtime import Comm, InProcessWorld
 
 STAGES = 2
@@ -67,3 +72,51 @@ def test_inductors_random_numbers_are_the_same_in_every_run() -> None:
     first, again, other = InProcessWorld(1).run(runs)[0]
     assert_equal(first, again)
     assert all(not torch.equal(*pair) for pair in zip(first, other, strict=True))
+
+
+# --- between processes --------------------------------------------------------
+
+BY_NAME = {case.name: case for case in (TRANSFORMER, SKIP)}
+PLACEMENTS = {"1F1B": (0, 1), "InterleavedZeroBubble": loop_placement(4, 2)}
+RUNS = [(kind, name) for kind in PLACEMENTS for name in BY_NAME]
+
+
+def _in_process(comm: Comm, pipe: Pipe, kind: str, name: str) -> Record:
+    held = [index for index, rank in enumerate(PLACEMENTS[kind]) if rank == comm.rank]
+    stages = [copy.deepcopy(pipe).build_stage(index, comm=comm) for index in held]
+    modules, record = [stage.module for stage in stages], Record()
+    for stage in stages:
+        stage.module = torch.compile(stage.module, backend="aot_eager", fullgraph=True)
+    before = counters["stats"]["unique_graphs"]
+    train(get_schedule_class(kind)(stages, 4, BY_NAME[name].loss), modules, BY_NAME[name], record)
+    assert counters["stats"]["unique_graphs"] - before >= len(held)
+    return record
+
+
+def _body(comm: Comm, pickled: bytes) -> bytes:
+    torch.set_num_threads(1)
+    pipes = pickle.loads(pickled)
+    return pickle.dumps({run: _in_process(comm, pipes[run], *run) for run in RUNS})
+
+
+@pytest.fixture(scope="module")
+def by_rank() -> list[dict[tuple[str, str], Record]]:
+    """What each of two processes found, run by run."""
+    pipes = {(kind, name): cut(BY_NAME[name], len(PLACEMENTS[kind])) for kind, name in RUNS}
+    before, worlds.LIMIT_S = worlds.LIMIT_S, 100.0  # compiling takes its time
+    try:
+        return [pickle.loads(found) for found in worlds.ProcessWorld(2).run(_body, pickle.dumps(pipes))]
+    finally:
+        worlds.LIMIT_S = before
+
+
+@lru_cache
+def _expected(name: str) -> Record:
+    return uncut(BY_NAME[name])
+
+
+@pytest.mark.parametrize(("kind", "name"), RUNS, ids=[" ".join(run) for run in RUNS])
+def test_compiled_stages_in_processes_equal_the_uncut_model_bit_for_bit(
+    kind: str, name: str, by_rank: list[dict[tuple[str, str], Record]]
+) -> None:
+    assert_same([found[kind, name] for found in by_rank], _expected(name))
