@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 
 WIDTH = 12
@@ -133,6 +134,32 @@ class TwoHeads(nn.Module):
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         x = self.body(x).relu()
         return self.left(x), self.right(x), x.detach().mean()
+
+
+def _earlier(_batch: Any, _head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    return query >= key
+
+
+def _nearer(score: torch.Tensor, _batch: Any, _head: Any, query: torch.Tensor, key: torch.Tensor) -> Any:
+    return score + (key - query) * 0.1
+
+
+class Flexible(nn.Module):
+    """Two layers of FlexAttention with a block mask and a bias on the scores."""
+
+    def __init__(self, tokens: int = 6) -> None:
+        super().__init__()
+        self.into = nn.ModuleList(nn.Linear(WIDTH, 3 * WIDTH) for _ in range(2))
+        self.out = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+        self.mask = create_block_mask(_earlier, None, None, tokens, tokens, device="cpu", BLOCK_SIZE=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x[None]
+        for into, out in zip(self.into, self.out, strict=True):
+            parts = [part.unflatten(-1, (2, -1)).transpose(1, 2) for part in into(x).chunk(3, -1)]
+            mixed = flex_attention(*parts, score_mod=_nearer, block_mask=self.mask)
+            x = x + out(mixed.transpose(1, 2).flatten(-2))
+        return x
 
 
 class Transposed(nn.Module):

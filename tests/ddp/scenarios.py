@@ -4,16 +4,19 @@ difference, or an empty text.
 
 from __future__ import annotations
 
+import sys
 import traceback
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from tests.ddp import models
 from tests.ddp.models import batch, loss_of, seeded
 from torch import nn
+from torch._inductor.exc import InductorError
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
@@ -59,6 +62,26 @@ def ordinary(module: Any, rank: int) -> list[Any]:
         seen += gradients(module)
         optimizer.step()
     return [*seen, *(value.clone() for value in module.state_dict().values())]
+
+
+def under_autocast(module: Any, rank: int) -> list[Any]:
+    seen: list[Any] = []
+    for step in range(3):
+        module.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = loss_of(module(batch(step, rank)))
+        loss.backward()
+        seen += gradients(module)
+    return seen
+
+
+def of_several_sizes(module: Any, rank: int) -> list[Any]:
+    seen: list[Any] = []
+    for step, rows in enumerate((6, 5, 9, 6, 7)):
+        module.zero_grad()
+        loss_of(module(batch(step, rank, rows + 2 * rank))).backward()
+        seen += gradients(module)
+    return seen
 
 
 def difference(expected: list[Any], found: list[Any]) -> str:
@@ -107,17 +130,80 @@ def plain(rank: int) -> str:
     return compare(models.mlp, rank)
 
 
+def against_inductor(
+    make: Callable[[], nn.Module],
+    rank: int,
+    train: Trainer = ordinary,
+    *,
+    dynamic: bool | None = None,
+    rtol: float = 1e-6,
+    atol: float = 1e-7,
+) -> str:
+    """Both sides compiled with Inductor. Kernels that are fused otherwise add in another order, so this is
+    equal but for rounding.
+    """
+    with torch._dynamo.config.patch(optimize_ddp=False):
+        reference = DistributedDataParallel(seeded(make), bucket_cap_mb=1)
+        expected = train(torch.compile(reference, dynamic=dynamic), rank)
+    module: Any = replicate(seeded(make), bucket_cap_mb=TINY_MB)
+    found = train(torch.compile(module, backend=partita_ddp, dynamic=dynamic), rank)
+    if len(module.replication.reducer.buckets) < 2:
+        return "a single bucket tests little"
+    for left, right in zip(expected, found, strict=True):
+        torch.testing.assert_close(left, right, rtol=rtol, atol=atol)
+    return ""
+
+
 @scenario
 def inductor(rank: int) -> str:
-    """Kernels that are fused otherwise add in another order, so this is equal but for rounding."""
-    with torch._dynamo.config.patch(optimize_ddp=False):
-        reference = DistributedDataParallel(seeded(models.mlp), bucket_cap_mb=1)
-        expected = ordinary(torch.compile(reference), rank)
-    module = replicate(seeded(models.mlp), bucket_cap_mb=TINY_MB)
-    found = ordinary(torch.compile(module, backend=partita_ddp), rank)
-    for left, right in zip(expected, found, strict=True):
-        torch.testing.assert_close(left, right, rtol=1e-6, atol=1e-7)
-    return ""
+    return against_inductor(models.mlp, rank)
+
+
+@scenario
+def inductor_with_dynamic_shapes(rank: int) -> str:
+    """Other sizes on other ranks and in other steps; in the second run Dynamo finds out by itself."""
+    return against_inductor(models.mlp, rank, of_several_sizes, dynamic=True) or against_inductor(
+        models.mlp, rank, of_several_sizes
+    )
+
+
+@scenario
+def inductor_under_autocast(rank: int) -> str:
+    """A rounding of bfloat16 may fall to the other side, and everything after it with it."""
+    return against_inductor(models.mlp, rank, under_autocast, rtol=2**-6, atol=2**-10)
+
+
+def _nothing(*_args: Any) -> None:
+    """Dynamo traces this; it would break the graph at a mock."""
+
+
+@contextmanager
+def flex_attention_trained_on_cpu() -> Iterator[None]:
+    """Torch refuses it in the Python function, though the operator has a backward pass on CPUs."""
+    with patch.object(sys.modules["torch.nn.attention.flex_attention"], "_validate_device", _nothing):
+        yield
+
+
+@scenario
+def flex_attention(rank: int) -> str:
+    with flex_attention_trained_on_cpu():
+        return compare(models.Flexible, rank)
+
+
+@scenario
+def flex_attention_with_inductor(rank: int) -> str:
+    """Torch 2.13 has no CPU template for its backward pass, with or without data parallelism."""
+    with flex_attention_trained_on_cpu():
+        try:
+            ordinary(torch.compile(seeded(models.Flexible)), rank)
+        except InductorError as theirs:
+            module: Any = replicate(seeded(models.Flexible), bucket_cap_mb=TINY_MB)
+            try:
+                ordinary(torch.compile(module, backend=partita_ddp), rank)
+            except InductorError as ours:
+                return "" if str(ours) == str(theirs) else f"{theirs} expected, got {ours}"
+            return "torch can't compile it, and this can?"
+        return against_inductor(models.Flexible, rank)
 
 
 @scenario
@@ -278,32 +364,15 @@ def reentrant_checkpoints(rank: int) -> str:
 
 @scenario
 def autocast(rank: int) -> str:
-    def train(module: Any, rank: int) -> list[Any]:
-        seen: list[Any] = []
-        for step in range(3):
-            module.zero_grad()
-            with torch.autocast("cpu", torch.bfloat16):
-                loss = loss_of(module(batch(step, rank)))
-            loss.backward()
-            seen += gradients(module)
-        return seen
-
-    return compare(models.mlp, rank, train)
+    return compare(models.mlp, rank, under_autocast)
 
 
 @scenario
 def dynamic_shapes(rank: int) -> str:
     """Other sizes on other ranks and in other steps."""
-
-    def train(module: Any, rank: int) -> list[Any]:
-        seen: list[Any] = []
-        for step, rows in enumerate((6, 5, 9, 6, 7)):
-            module.zero_grad()
-            loss_of(module(batch(step, rank, rows + 2 * rank))).backward()
-            seen += gradients(module)
-        return seen
-
-    return compare(models.mlp, rank, train, dynamic=True) or compare(models.mlp, rank, train)
+    return compare(models.mlp, rank, of_several_sizes, dynamic=True) or compare(
+        models.mlp, rank, of_several_sizes
+    )
 
 
 @scenario

@@ -1,0 +1,100 @@
+"""Passes that go wrong, and buckets that change, in one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.ddp import models
+from tests.ddp.alone import alone
+from tests.ddp.models import batch, loss_of, seeded
+from torch import nn
+
+from partita.ddp import partita_ddp, replicate
+from partita.errors import ExecutionError
+from partita.planning import BucketPlan
+
+
+def test_sparse_gradients_from_elsewhere_are_refused_by_name() -> None:
+    def body(comm: Any) -> None:
+        module: Any = replicate(seeded(lambda: nn.Embedding(5, 3)), comm)
+        nn.functional.embedding(torch.tensor([1]), module.weight, sparse=True).sum().backward()
+
+    with pytest.raises(ExecutionError, match="the gradient of 'weight' is sparse"):
+        alone(body)
+
+
+def test_a_second_gradient_after_its_bucket_was_sent_is_an_error_unless_announced() -> None:
+    def body(comm: Any, late: tuple[str, ...]) -> None:
+        module: Any = replicate(seeded(models.mlp), comm, bucket_cap_mb=0.0001, inner="aot_eager", late=late)
+        run = torch.compile(module, backend=partita_ddp)
+        for step in range(3):
+            loss_of(run(batch(step, 0))).backward()
+        (loss_of(run(batch(3, 0))) + module[0].weight.square().sum()).backward()
+
+    alone(body, ("0.weight",))
+    with pytest.raises(ExecutionError, match=r"'0.weight' got another gradient after its bucket"):
+        alone(body, ())
+
+
+def refuse(_gradient: torch.Tensor) -> None:
+    raise ValueError("not today")
+
+
+def test_a_pass_that_raised_is_an_error_at_the_next_forward_pass() -> None:
+    def body(comm: Any) -> None:
+        module: Any = replicate(seeded(models.mlp), comm)
+        module[0].weight.register_hook(refuse)
+        with pytest.raises(ValueError, match="not today"):
+            loss_of(module(batch(0, 0))).backward()
+        module(batch(1, 0))
+
+    with pytest.raises(
+        ExecutionError, match=r"did not come to its end \(\d parameters, '0.\w+' among them, got"
+    ):
+        alone(body)
+
+
+def test_buckets_do_not_change_within_a_pass() -> None:
+    def body(comm: Any) -> None:
+        module: Any = replicate(seeded(models.mlp), comm)
+        names = tuple(module.replication.reducer.names)
+        plan = BucketPlan((names,), (1,), (0.0,), (0.0,), 0.0)
+        changed = []
+
+        def change(_gradient: torch.Tensor) -> None:
+            with pytest.raises(ExecutionError, match="the buckets can't change while a backward pass runs"):
+                module.replication.use(plan)
+            changed.append(True)
+
+        module[0].weight.register_hook(change)
+        loss_of(module(batch(0, 0))).backward()
+        assert changed
+
+    alone(body)
+
+
+def test_the_same_buckets_by_another_plan_are_no_change() -> None:
+    def body(comm: Any) -> None:
+        reducer = replicate(seeded(models.mlp), comm).replication.reducer
+        before = reducer.version
+        reducer.use_plan(BucketPlan((reducer.names,), (1,), (0.0,), (0.0,), 0.0))
+        assert reducer.version == before
+        reducer.use_plan(
+            BucketPlan((reducer.names[:1], reducer.names[1:]), (1, 1), (0.0,) * 2, (0.0,) * 2, 0.0)
+        )
+        assert reducer.version == before + 1
+        assert [reducer.bucket_of[0], reducer.bucket_of[1]] == [0, 1]
+
+    alone(body)
+
+
+def test_detached_the_reducer_sees_nothing() -> None:
+    def body(comm: Any) -> None:
+        module: Any = replicate(nn.Linear(2, 2), comm)
+        module.replication.reducer.detach()
+        module(torch.ones(1, 2)).sum().backward()
+        assert module.replication.last_pass is None
+
+    alone(body)

@@ -1,0 +1,47 @@
+"""What ``replicate`` refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.ddp.alone import alone
+from torch import nn
+
+from partita.ddp import replicate
+from partita.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (lambda: nn.Linear(2, 2), {"bucket_cap_mb": 0}, "bucket_cap_mb is 0: give a size above 0"),
+        (lambda: nn.Linear(2, 2), {"initial": "guess"}, "initial is 'broadcast' or 'check', got 'guess'"),
+        (lambda: nn.Linear(2, 2), {"ignored": ["x"]}, "ignored names 'x', which the module does not have"),
+        (lambda: nn.Linear(2, 2), {"inner": "fast"}, "inner is 'inductor', 'aot_eager', a PieceRunner, or a"),
+        (nn.ReLU, {}, "no parameter that requires a gradient"),
+        (lambda: nn.Embedding(3, 2, sparse=True), {}, "'weight' has sparse gradients, and buckets are dense"),
+        (lambda: nn.Linear(2, 2, device="meta"), {}, "'weight' is on the meta device"),
+        (lambda: nn.LazyLinear(2), {}, "'weight' has no shape yet"),
+        (lambda: torch.compile(nn.Linear(2, 2)), {}, "compiled already: replicate it first"),
+    ],
+)
+def test_what_can_not_be_replicated_is_refused(make: Any, options: dict[str, Any], message: str) -> None:
+    def body(comm: Any) -> None:
+        with pytest.raises(UsageError, match=message):
+            replicate(make(), comm, **options)
+
+    alone(body)
+
+
+def test_a_module_is_replicated_once() -> None:
+    def body(comm: Any) -> None:
+        inner = nn.Linear(2, 2)
+        module = replicate(inner, comm)
+        with pytest.raises(UsageError, match="replicated already"):
+            replicate(module, comm)
+        with pytest.raises(UsageError, match=r"'0.weight' belongs to a replicated module already"):
+            replicate(nn.Sequential(inner), comm)
+
+    alone(body)
