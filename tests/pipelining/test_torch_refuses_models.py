@@ -192,7 +192,7 @@ def _residual(comm: Comm, package: str) -> tuple[list[Any] | None, dict[str, lis
 
 def test_a_residual_that_two_later_stages_use_can_not_be_trained() -> None:
     there = endings(3, _residual, "theirs")
-    assert "skip connections not supported" in str(there[0].error), there[0].text
+    assert any("skip connections not supported" in ending.text for ending in there)
     here = endings(3, _residual, "ours")
     assert [ending.error for ending in here] == [None] * 3, "\n".join(ending.text for ending in here)
     output, gradients = _uncut(_model(Residual))
