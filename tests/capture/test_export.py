@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributions import Normal, kl_divergence
 from torch.nn import functional
 
 from partita.capture import capture
@@ -194,8 +195,9 @@ def test_a_model_that_can_not_be_traced_says_why_in_both_ways_and_what_to_do() -
         capture(DataDependent(), (_x(),))
     text = str(caught.value)
     assert text.startswith("torch.export can't capture DataDependent:")
-    assert "  non-strict mode, " in text
-    assert "  strict mode, " in text
+    assert "  non-strict mode, at if x.sum() > 0:  # " in text.splitlines()[1]  # the user's line comes first
+    assert " in forward: GuardOnDataDependentSymNode: Could not guard" in text.splitlines()[1]
+    assert "  strict mode" in text
     assert "with torch.where or torch.cond" in text
     assert caught.value.__cause__ is not None
 
@@ -264,12 +266,57 @@ def test_a_mode_that_can_not_be_captured_does_not_stand_in_the_way_of_the_models
     assert captured.other is None
     assert "Could not guard on data-dependent" in captured.reason
     assert torch.equal(captured.module(_x()), _x() * 2)
-    with pytest.raises(CaptureError, match=r"because that mode can't be captured \(non-strict mode, Guard"):
+    with pytest.raises(
+        CaptureError, match=r"because that mode can't be captured \(non-strict mode, at if not "
+    ):
         captured.module.eval()(_x())
     with pytest.raises(
         CaptureError, match=r"at if not self\.training and x\.sum\(\) > 0:  # .*test_export\.py"
     ):
         capture(OnlyTrains().eval(), (_x(),))
+
+
+class Encodes(nn.Module):
+    """A variational autoencoder with torch's own distributions, which check values when they are made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode, self.decode = nn.Linear(4, 8), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log_scale = self.encode(x).chunk(2, -1)
+        code = Normal(mean, log_scale.exp())
+        divergence = kl_divergence(code, Normal(torch.zeros_like(mean), torch.ones_like(mean)))
+        return self.decode(code.rsample()), divergence.mean()
+
+
+def test_a_model_with_distributions_is_captured_and_they_go_on_checking_their_arguments() -> None:
+    model = _model(Encodes)
+    captured = capture(model, (_x(),))
+    assert captured.both_modes
+    torch.manual_seed(3)
+    expected = model(_x())
+    torch.manual_seed(3)
+    _assert_equal(list(captured.module(_x())), list(expected))
+    with pytest.raises(ValueError, match="parameter scale"):
+        Normal(torch.zeros(2), -torch.ones(2))
+
+
+class AsksAndLooks(nn.Module):
+    """Looks at data when it runs for its user, and has a bug in the way that it keeps for exporters."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_exporting():
+            return x.view(3, 7)
+        return x if x.sum() > 0 else -x
+
+
+def test_the_reason_is_that_of_the_way_that_the_models_user_knows() -> None:
+    with pytest.raises(CaptureError) as caught:
+        capture(AsksAndLooks(), (_x(),))
+    first = str(caught.value).splitlines()[1]
+    assert "at return x if x.sum() > 0 else -x  # " in first
+    assert "view" not in first
 
 
 def test_another_size_of_the_batch_runs_and_what_fixes_it_is_named() -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch._export.passes import replace_autocast_with_hop_pass, replace_set_grad_with_hop_pass
 from torch._ops import OpOverload
+from torch.distributions import Distribution
 from torch.export._tree_utils import reorder_kwargs
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
@@ -45,7 +46,7 @@ def export_module(
         dynamic_shapes: as ``torch.export`` has it; see ``symbolic.open_sizes`` for what becomes of it.
     """
     opening = nullcontext() if dynamic_shapes is None else batch_is_open()
-    with _flat_regions(), _inference_as_no_grad(), opening:
+    with _flat_regions(), _inference_as_no_grad(), _unchecked_distributions(), opening:
         program = _traced(model, args, dict(kwargs), strict, dynamic_shapes)
     made = program.module(check_guards=False)
     assert isinstance(made, GraphModule)
@@ -62,6 +63,9 @@ def _traced(
 ) -> torch.export.ExportedProgram:
     """The exported model: as it runs when nobody traces it, and where that can't be traced, as it runs when
     it is asked to be exportable.
+
+    Where neither can, the first error is raised, which comes from the lines that the model's user knows; the
+    second is its ``__context__``.
     """
     if strict:  # reads the bytecode of all that runs, and would stumble over what opens objects
         return torch.export.export(model, args, kwargs, strict=True, dynamic_shapes=dynamic_shapes)
@@ -69,8 +73,11 @@ def _traced(
     try:
         with eager_answers():
             return torch.export.export(opening, args, kwargs, strict=False, dynamic_shapes=dynamic_shapes)
-    except Exception:  # torch.export raises dozens of kinds; its users know the second error
-        return torch.export.export(opening, args, kwargs, strict=False, dynamic_shapes=dynamic_shapes)
+    except Exception as first:  # torch.export raises dozens of kinds
+        try:
+            return torch.export.export(opening, args, kwargs, strict=False, dynamic_shapes=dynamic_shapes)
+        except Exception:
+            raise first  # noqa: B904 - it has a cause of its own
 
 
 def _opening_outputs(model: nn.Module) -> nn.Module:
@@ -113,6 +120,20 @@ def _inference_as_no_grad() -> Iterator[None]:
         yield
     finally:
         torch._C._InferenceMode = original  # type: ignore[misc]
+
+
+@contextmanager
+def _unchecked_distributions() -> Iterator[None]:
+    """Let ``torch.distributions`` be made without a look at whether their arguments are valid: those checks
+    read values, which a trace does not have. Where a model asks for them itself (``validate_args=True``), it
+    keeps them.
+    """
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(before)
 
 
 class _NoGradRegion:

@@ -7,9 +7,14 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["summary", "users_line"]
+__all__ = ["is_users", "summary", "users_line"]
 
 _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent), "<")
+
+
+def is_users(filename: str) -> bool:
+    """Whether a file is the user's own code, and not torch's, partita's or Python's."""
+    return not filename.startswith(_NOT_THE_USERS)
 
 
 def users_line(error: BaseException) -> str:
@@ -19,7 +24,7 @@ def users_line(error: BaseException) -> str:
     Torch's own modules (``nn.Linear``) don't count as the user's: what is shown is who calls them.
     """
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith(_NOT_THE_USERS):
+        if is_users(frame.filename):
             return f"{frame.line}  # {frame.filename}:{frame.lineno} in {frame.name}"
     return ""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -13,6 +14,7 @@ from torch.fx import GraphModule
 from partita._torch.export import Signature, export_module, signature_of
 from partita.capture.batch import Example, examples
 from partita.capture.blame import summary, users_line
+from partita.capture.host_draws import HostGenerators
 from partita.capture.merge import merge_modes
 from partita.capture.modes import copy_flags, in_mode, mode_flag, require_mode
 from partita.capture.regions import settle_regions
@@ -96,7 +98,7 @@ def capture(
             sizes.attach(train)
             copy_flags(model, train)
             return Captured(train, signature_of(train, model.forward), True)
-    short = f"that mode can't be captured ({reason.splitlines()[1].strip()})" if reason else ""
+    short = f"that mode can't be captured ({_short(reason)})" if reason else ""
     found = {training: _single(model, graph, training, short) for training, graph in graphs.items()}
     own = found.get(model.training)
     if own is None:
@@ -157,6 +159,7 @@ class _Exporter:
         """
         reasons = []
         fixed = ""
+        generators = HostGenerators(self.model)
         for strict in (False, True):
             for example in self._examples(closed):
                 try:
@@ -166,7 +169,12 @@ class _Exporter:
                         reasons.append((strict, error))
                     else:
                         fixed = fixed or summary(error)
+                    generators.reset()
                     continue
+                try:
+                    generators.check(partial(self._attempt, example, training, strict))
+                finally:
+                    generators.reset()
                 replace(sizes, fixed=sizes.fixed or ("" if sizes.symbols else fixed)).attach(module)
                 return module
         raise CaptureError(_message(self.model, training, reasons)) from reasons[0][1]
@@ -203,15 +211,21 @@ def _open_inputs(module: GraphModule) -> frozenset[int]:
     return frozenset(position for position, name in enumerate(names) if name in shapes)
 
 
+def _short(reason: str) -> str:
+    """The one line of an error's message that says what stands in the way."""
+    lines = [line.strip() for line in reason.splitlines()]
+    return lines[1] if len(lines) > 1 else lines[0]
+
+
 def _message(model: nn.Module, training: bool, reasons: list[tuple[bool, Exception]]) -> str:
     mode = "training" if training else "evaluation"
     lines = [f"torch.export can't capture {type(model).__name__}:"]
     for strict, error in reasons:
         text = str(error).strip().splitlines() or ["(no message)"]
-        lines.append(f"  {'strict' if strict else 'non-strict'} mode, {type(error).__name__}: {text[0]}")
-        lines += [f"    {line}" for line in text[1:4]]
-        if line := users_line(error):
-            lines.append(f"    at {line}")
+        line = users_line(error)
+        mode_and_place = f"{'strict' if strict else 'non-strict'} mode{f', at {line}' if line else ''}"
+        lines.append(f"  {mode_and_place}: {type(error).__name__}: {text[0]}")
+        lines += [f"    {more}" for more in text[1:4]]
     lines.append(
         f"(in {mode} mode.) Take what can't be traced (data-dependent branches, .item(), side effects on "
         f"Python "

@@ -1,0 +1,137 @@
+"""Random numbers that a model draws outside of torch: a graph would repeat those of its capture for ever.
+
+``if random.random() < self.rate: h = block(h)`` is decided in Python, while the model is traced, and the
+graph holds one of the two ways. So whether a generator has moved meanwhile is looked at after every trace::
+
+    as it was                             the graph is the model
+    moved, and starting elsewhere it ends
+    at the same place                     the model seeds it itself: always the same numbers, as in the graph
+    moved, and ends elsewhere             refused, with the line that drew
+
+Generators are Python's and numpy's global ones and those that the model's modules hold as attributes.
+"""
+
+from __future__ import annotations
+
+import linecache
+import pickle
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+from torch import nn
+
+from partita.capture.blame import is_users
+from partita.errors import CaptureError
+
+__all__ = ["HostGenerators"]
+
+
+class HostGenerators:
+    """The generators outside of torch that a model can draw from, and where they stood when this was made."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._named = dict(_generators(model))
+        self._before = self._states()
+
+    def reset(self) -> None:
+        """Put all of them back to where they stood."""
+        for name, generator in self._named.items():
+            _write(generator, pickle.loads(self._before[name]))
+
+    def check(self, again: Callable[[], object]) -> None:
+        """Refuse a model that drew from one of them.
+
+        Args:
+            again: traces the model once more; called only if one has moved.
+
+        Raises:
+            CaptureError: names the generator and the line that drew.
+        """
+        after = self._states()
+        if after == self._before:
+            return
+        self.reset()
+        for generator in self._named.values():
+            generator.random()
+        line = self._line_that_draws(again)
+        elsewhere = self._states()
+        free = [name for name in after if after[name] not in (self._before[name], elsewhere[name])]
+        if free:
+            place = f" (at {line})" if line else ""
+            raise CaptureError(
+                f"{type(self._model).__name__} draws from {free[0]} in its forward{place}: a graph would "
+                "repeat the draw of its capture in every run. Draw with torch (torch.rand, torch.where, "
+                "nn.Dropout), which a graph holds as an operation, or draw outside and pass the number in; "
+                "where the draw decides whether a layer runs (layerdrop), set its rate to 0"
+            )
+
+    def _states(self) -> dict[str, bytes]:
+        return {name: pickle.dumps(_read(generator)) for name, generator in self._named.items()}
+
+    def _line_that_draws(self, trace: Callable[[], object]) -> str:
+        """The first of the user's lines after which a generator stands elsewhere."""
+        state, last, found = self._states(), "", ""
+
+        def at_line(frame: FrameType, _event: str, _value: Any) -> Any:
+            nonlocal last, found
+            if found:
+                return None
+            if self._states() != state:
+                found = last
+            last = _told(frame)
+            return at_line
+
+        def at_call(frame: FrameType, _event: str, _value: Any) -> Any:
+            return at_line if is_users(frame.f_code.co_filename) else None
+
+        outer = sys.gettrace()
+        sys.settrace(at_call)
+        try:
+            with suppress(Exception):  # other numbers, another way, which may not be traceable
+                trace()
+        finally:
+            sys.settrace(outer)
+        return found
+
+
+def _generators(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    yield "Python's random", random
+    numpy = sys.modules.get("numpy")  # optional: whoever draws from it has imported it
+    if numpy is not None:
+        yield "numpy.random", numpy.random
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if _is_generator(value):
+                yield f"the generator {'.'.join(filter(None, (path, name)))}", value
+
+
+def _is_generator(value: object) -> bool:
+    if isinstance(value, random.Random):
+        return not isinstance(value, random.SystemRandom)  # which has no state
+    return type(value).__module__.startswith("numpy.random") and hasattr(value, "random")
+
+
+def _read(generator: Any) -> Any:
+    if hasattr(generator, "getstate"):
+        return generator.getstate()
+    return generator.get_state() if hasattr(generator, "get_state") else generator.bit_generator.state
+
+
+def _write(generator: Any, state: Any) -> None:
+    if hasattr(generator, "setstate"):
+        generator.setstate(state)
+    elif hasattr(generator, "set_state"):
+        generator.set_state(state)
+    else:
+        generator.bit_generator.state = state
+
+
+def _told(frame: FrameType) -> str:
+    code = frame.f_code
+    text = linecache.getline(code.co_filename, frame.f_lineno).strip()
+    return f"{text}  # {code.co_filename}:{frame.f_lineno} in {code.co_name}"
