@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from partita._torch.fake import fake_gradients, fake_values
+from partita._torch.fake import UnknownNumber, fake_gradients, fake_values
 from partita.capture import capture
 from partita.errors import CaptureError
 
@@ -99,3 +99,18 @@ def test_what_depends_on_data_is_named_with_its_line(kind: type[nn.Module], text
     module = capture(kind(), (x,)).module
     with pytest.raises(CaptureError, match=text):
         fake_values(module, [x])
+
+
+class Asserts(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        peak = x.max()
+        torch._check(peak.item() <= 9)  # a plain assert, but pytest rewrites those of its test files
+        return x + peak
+
+
+def test_a_number_that_is_only_asserted_need_not_be_known() -> None:
+    x = torch.ones(3, dtype=torch.int64)
+    values = fake_values(capture(Asserts(), (x,)).module, [x])
+    assert isinstance(values["item"], UnknownNumber)
+    assert values["max_1"].shape == ()
+    assert values["add"].shape == (3,)

@@ -16,12 +16,19 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx import GraphModule, Interpreter, Node
 
+from partita._torch.symbolic import only_checked
 from partita.errors import CaptureError
 
-__all__ = ["fake_gradients", "fake_values", "tracing_mode_of"]
+__all__ = ["UnknownNumber", "fake_gradients", "fake_values", "tracing_mode_of"]
 
 _FRAME = re.compile(r'File "(.+)", line (\d+), in (.+)\n\s*(.+)')
 _TORCH = str(Path(torch.__file__).parent)
+
+
+class UnknownNumber:
+    """Stands for a number that depends on data, and that the graph only checks:
+    ``assert x.max().item() < 9``.
+    """
 
 
 def fake_values(gm: GraphModule, args: Sequence[Any], *, grad: bool = True) -> dict[str, Any]:
@@ -33,6 +40,10 @@ def fake_values(gm: GraphModule, args: Sequence[Any], *, grad: bool = True) -> d
     Args:
         args: one value a placeholder; real tensors are read for their shapes only.
         grad: run with gradients on; otherwise values have no history.
+
+    Returns:
+        By the node's name. A number that depends on data, and that only assertions use, is an
+        `UnknownNumber`.
 
     Raises:
         CaptureError: a shape or number depends on data; names the node and its line.
@@ -80,12 +91,18 @@ class _Recorder(Interpreter):
         super().__init__(gm, garbage_collect_values=False)
         self.values: dict[str, Any] = {}
         self._mode = mode
+        self._checked = only_checked(gm)
 
     def run_node(self, n: Node) -> Any:
+        if any(isinstance(self.env[given], UnknownNumber) for given in n.all_input_nodes):
+            self.values[n.name] = UnknownNumber()
+            return self.values[n.name]
         try:
             result = super().run_node(n)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
-            raise CaptureError(_unknown(n)) from error
+            if n not in self._checked or isinstance(error, DynamicOutputShapeException):
+                raise CaptureError(_unknown(n)) from error
+            result = UnknownNumber()
         if n.op == "get_attr" and isinstance(result, torch.Tensor):
             # left to itself the mode runs what it holds for constants, such as a counter's add_, for real
             result = self._mode.from_tensor(result)

@@ -29,6 +29,7 @@ __all__ = [
     "batch_is_open",
     "drop_size_asserts",
     "is_symbolic",
+    "only_checked",
     "open_batch",
     "open_sizes",
 ]
@@ -124,6 +125,15 @@ def drop_size_asserts(gm: GraphModule) -> None:
             gm.graph.erase_node(node)
 
 
+def only_checked(gm: GraphModule) -> set[Node]:
+    """The nodes that assertions about numbers use, and nothing else does; and those assertions."""
+    found: set[Node] = set()
+    for node in reversed(gm.graph.nodes):
+        if node.target is _ASSERT or (node.users and all(user in found for user in node.users)):
+            found.add(node)
+    return found
+
+
 def open_sizes(gm: GraphModule) -> OpenSizes | None:
     """Read them; None where a size depends on data, so that it can't be told from the inputs' shapes."""
     inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
@@ -141,8 +151,11 @@ def open_sizes(gm: GraphModule) -> OpenSizes | None:
         names = dict.fromkeys(names, sympy.Symbol("batch", integer=True, positive=True))
     shapes: dict[str, tuple[int | str, ...]] = {}
     numbers: dict[str, str] = {}
+    checked = only_checked(gm)
     for node in gm.graph.nodes:
         value = node.meta.get("val")
+        if node in checked and is_symbolic(value) and _unbacked(value):
+            continue  # assert x.max().item() < 9
         sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
         if not any(is_symbolic(size) for size in sizes):
             continue

@@ -275,3 +275,24 @@ def test_info_tells_parameters_what_crosses_and_what_is_tied() -> None:
     assert "to stage 1: " in text
     assert "float32[batch, 6, 8], with gradient" in text
     assert "tied: head.weight = embedding.weight in stages [0, 1]" in text
+
+
+class Asserts(nn.Module):
+    """Checks what it is given by a number that only the data know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.a = nn.Embedding(10, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        torch._check(ids.max().item() <= 9)  # a plain assert, but pytest rewrites those of its test files
+        return self.a(self.embed(ids))
+
+
+def test_a_model_that_asserts_something_about_data_is_cut_with_an_open_batch_and_still_asserts() -> None:
+    model = Asserts()
+    pipe = pipeline(model, (torch.randint(0, 9, (2, 4)),), stages=2)
+    ids = torch.randint(0, 9, (3, 4))
+    assert torch.equal(pipe(ids), model(ids))
+    with pytest.raises(RuntimeError, match="Runtime assertion failed"):
+        pipe(ids + 10)
