@@ -168,7 +168,7 @@ class _FakeComm(ProcessGroupComm):
         self.timeout = timedelta(seconds=60)
         self._use_nccl = False
         self._closed = False
-        self._groups = {}
+        self._launched = {}
         self._unsent = deque()
         self._data = group  # type: ignore[assignment]
         self._lookout: Any = SimpleNamespace(failure=None)

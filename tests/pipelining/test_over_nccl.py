@@ -49,7 +49,7 @@ def _body(comm: Any, pickled: bytes, ranks: int) -> bytes:
         for run in RUNS
         if max(PLACEMENTS[run[0]]) + 1 == ranks
     }
-    used = {name for name, group in comm._groups.items() if isinstance(group, NcclLike)}
+    used = {name for name, group in comm._groups.made.items() if isinstance(group, NcclLike)}
     return pickle.dumps((found, used))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from tests.runtime.worlds import endings
 from torch import Tensor
 
 from partita._torch.distributed import RawGroup, RawWork, abort_gloo, gloo_group, group_store, prefixed
-from partita.runtime import Comm, ProcessGroupComm, process_group
+from partita.runtime import Comm, ProcessGroupComm, own_groups
 
 TYPES = frozenset({
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
@@ -28,18 +29,45 @@ ON_CPU = frozenset({torch.uint8, torch.int64})
 LIMIT_S = 20.0
 
 
+class Message:
+    """A send or receive, which may be waited for more than once, as on NCCL.
+
+    Attributes:
+        by: who has waited: ``device`` (no timeout was given) or ``host``.
+    """
+
+    def __init__(self, inner: RawWork) -> None:
+        self._inner = inner
+        self.by: list[str] = []
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        if not self.by:
+            self._inner.wait(timeout or timedelta(seconds=LIMIT_S))
+        self.by.append("device" if timeout is None else "host")
+        return True
+
+
 class NcclLike:
-    """A group of the comm's."""
+    """A group of the comm's.
+
+    Attributes:
+        messages: all that went through it.
+    """
 
     def __init__(self, inner: RawGroup) -> None:
         self._inner = inner
         self.aborted = threading.Event()
+        self.messages: list[Message] = []
 
     def send(self, tensors: list[Tensor], dst: int, tag: int) -> RawWork:
-        return self._inner.send(_checked(tensors), dst, 0)
+        return self._noted(self._inner.send(_checked(tensors), dst, 0))
 
     def recv(self, tensors: list[Tensor], src: int, tag: int) -> RawWork:
-        return self._inner.recv(_checked(tensors), src, 0)
+        return self._noted(self._inner.recv(_checked(tensors), src, 0))
+
+    def _noted(self, work: RawWork) -> RawWork:
+        self.messages.append(Message(work))
+        return self.messages[-1]
 
     def allreduce(self, tensors: list[Tensor], options: Any) -> RawWork:
         return self._inner.allreduce(tensors, options)  # which NCCL can do with complex numbers too
@@ -74,8 +102,8 @@ def on_device(tensor: Tensor) -> bool:
 def nccl_like(comm: Comm) -> Iterator[ProcessGroupComm]:
     """A comm of the same ranks that believes in NCCL."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process_group, "nccl_group", lambda *given: NcclLike(gloo_group(*given)))
-        patch.setattr(process_group, "abort_nccl", NcclLike.abort)
+        patch.setattr(own_groups, "nccl_group", lambda *given: NcclLike(gloo_group(*given)))
+        patch.setattr(own_groups, "abort_nccl", NcclLike.abort)
         patch.setattr(ProcessGroupComm, "_on_nccl", lambda self, value: self._use_nccl and on_device(value))
         store = prefixed(group_store(None), "nccl-like")
         with ProcessGroupComm(store, comm.rank, comm.size, LIMIT_S, use_nccl=True) as made:

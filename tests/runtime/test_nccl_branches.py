@@ -20,7 +20,7 @@ PAIRS = [(src, dst) for src in range(RANKS) for dst in range(RANKS) if src != ds
 
 def _members(comm: Any) -> dict[str, tuple[int, int]]:
     """This rank's place in each of its NCCL groups, and their sizes."""
-    groups = {name: group for name, group in comm._groups.items() if name.startswith("nccl/")}
+    groups = {name: group for name, group in comm._groups.made.items() if name.startswith("nccl/")}
     assert all(isinstance(group, NcclLike) for group in groups.values())
     return {name: (group.rank(), group.size()) for name, group in groups.items()}
 
@@ -53,6 +53,30 @@ def _exchange(comm: Comm) -> list[float]:
 
 def test_all_ranks_can_send_to_each_other_at_once() -> None:
     assert NcclLikeWorld(RANKS).run(_exchange) == [[10.0, 20.0], [1.0, 21.0], [2.0, 12.0]]
+
+
+def _settled(comm: Any) -> list[list[list[str]]]:
+    comm.connect([(0, 1), (1, 0)], CPU)
+    groups = [group for group in comm._groups.made.values() if isinstance(group, NcclLike)]
+    for group in groups:
+        group.messages.clear()
+    other, seen = 1 - comm.rank, []
+    handles = [comm.send(torch.ones(2), other) for _ in range(3)]
+    handles += [comm.recv(torch.empty(2), other) for _ in range(3)]
+    for _ in range(2):
+        for handle in handles:
+            handle.wait()
+        seen.append(sorted(list(message.by) for group in groups for message in group.messages))
+        comm.settle()
+    comm.settle()
+    return [*seen, sorted(list(message.by) for group in groups for message in group.messages)]
+
+
+def test_the_device_waits_for_messages_and_the_host_for_the_last_of_each_pair_in_the_end() -> None:
+    device, both = ["device"], ["device", "host"]
+    for once, twice, settled in NcclLikeWorld(2).run(_settled):
+        assert once == [device] * 6
+        assert twice == settled == [*[device] * 4, both, both]
 
 
 def _every_dtype(comm: Comm) -> list[str]:
@@ -123,7 +147,7 @@ def test_connect_opens_nothing_where_the_tensors_are_on_the_cpu() -> None:
 def _fail_while_others_wait(comm: Comm) -> None:
     with nccl_like(comm) as made:
         made.connect(PAIRS, CPU)
-        groups = [group for group in made._groups.values() if isinstance(group, NcclLike)]
+        groups = [group for group in made._groups.made.values() if isinstance(group, NcclLike)]
         if made.rank == 1:
             raise ValueError("the loss is not finite")
         try:
@@ -164,7 +188,7 @@ def test_a_failure_reaches_those_who_wait_for_a_device(body: Any) -> None:
 class _Slow:
     """An operation that NCCL gives up on."""
 
-    def wait(self, timeout: Any) -> bool:
+    def wait(self, timeout: Any = None) -> bool:
         raise RuntimeError(
             "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=RECV) ran for "
             f"{timeout} milliseconds before timing out."

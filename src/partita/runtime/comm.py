@@ -23,7 +23,8 @@ class Handle(Protocol):
     """An operation under way. Every handle must be waited for, or its data may never leave."""
 
     def wait(self) -> None:
-        """Blocks until the operation is done: a received buffer is full, a sent tensor may be changed.
+        """Blocks until the operation is done: a received buffer is full, a sent tensor may be changed. For a
+        tensor on a GPU the device's current stream waits, and the host goes on.
 
         Raises:
             PeerFailed: another rank raised, died or left, whether or not it is the one waited for.
@@ -101,6 +102,15 @@ class Comm(Protocol):
 
     def barrier(self) -> None:
         """Blocks until every rank has called it."""
+        ...
+
+    def settle(self) -> None:
+        """Blocks until all sends and receives that were waited for have ended, on devices too: none of them
+        can fail unseen any more.
+
+        Raises:
+            PeerFailed: another rank failed.
+        """
         ...
 
     def fail(self, error: BaseException, where: str) -> None:

@@ -210,6 +210,9 @@ class InProcessComm:
     def barrier(self) -> None:
         self.all_gather_object(None)
 
+    def settle(self) -> None:
+        """Nothing is left to wait for here."""
+
     def fail(self, error: BaseException, where: str) -> None:
         self._baton.fail(self.rank, error, where)
 

@@ -1,20 +1,14 @@
 """The comm of real runs: one process a rank, over ``torch.distributed`` (gloo for CPU tensors, NCCL for CUDA
 tensors).
 
-All groups are the comm's own; the user's are read for rank, size and store, and never used or destroyed.
-
-- data: gloo, all ranks. Its protocol is full duplex and matches by tag, so one connection a pair is enough.
-- watch: gloo, all ranks. Carries nothing, tells when a process is gone (see :mod:`~partita.runtime.failure`).
-- reduce, one a subset: gloo or NCCL, made at the first ``all_reduce`` over that subset.
-- pair, one a direction: NCCL only, where the operations of one communicator run in order, so that each
-  direction needs its own.
+All groups are the comm's own (see :mod:`~partita.runtime.own_groups`); the user's are read for rank, size and
+store, and never used or destroyed.
 """
 
 from __future__ import annotations
 
 import atexit
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from datetime import timedelta
@@ -26,22 +20,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from partita._torch.distributed import (
-    RawGroup,
-    RawWork,
-    Store,
-    abort_gloo,
-    abort_nccl,
-    all_reduce_sum,
-    gloo_group,
-    group_store,
-    nccl_group,
-    prefixed,
-)
+from partita._torch.distributed import RawGroup, RawWork, Store, all_reduce_sum, group_store, prefixed
 from partita.errors import ExecutionError
 from partita.runtime._objects import HEADER_BYTES, as_tensor, pack, rest_bytes, unpack
 from partita.runtime.comm import MAX_TAG, Handle, check_peer, check_ranks, check_tag, gather_through_rank_0
 from partita.runtime.failure import FailureRecord, Lookout, announce
+from partita.runtime.own_groups import OwnGroups
 
 __all__ = ["ProcessGroupComm"]
 
@@ -62,7 +46,7 @@ that hosts the store."""
 class _Operation:
     """The handle of an operation under way."""
 
-    __slots__ = ("_comm", "_finish", "_peer", "_tensor", "_what", "_work")
+    __slots__ = ("_comm", "_finish", "_pair", "_peer", "_tensor", "_what", "_work")
 
     def __init__(
         self,
@@ -72,31 +56,53 @@ class _Operation:
         what: str | tuple[str, int, int],
         tensor: torch.Tensor,
         finish: Callable[[], None] | None,
+        pair: RawGroup | None = None,
     ) -> None:
-        """``what``: for messages; that of a message (way, peer, tag) is put into words when it is needed."""
+        """``what``: for messages; that of a message (way, peer, tag) is put into words when it is needed.
+        ``pair``: the NCCL communicator of a message, whose wait is the device's and not the host's.
+        """
         self._comm = comm
         self._work: RawWork | None = work
         self._peer = peer
         self._what = what
-        self._tensor = tensor  # the network reads or writes its memory until the wait is over
+        self._tensor: torch.Tensor | None = tensor  # its memory is read or written until the wait is over
         self._finish = finish
+        self._pair = pair
 
     def wait(self) -> None:
         if self._work is None:
             return
+        if self._pair is None:
+            self.settle()
+        elif self._tensor is not None:
+            try:
+                self._work.wait()  # a timeout would make the host wait
+            except RuntimeError as error:
+                raise self._explained(error) from error
+            self._tensor = None  # later work on the device comes after it
+            self._comm.note_launched(self._pair, self)
+        else:
+            return
+        if self._finish is not None:
+            self._finish()
+
+    def settle(self) -> None:
+        """Until it is done, wherever it runs."""
+        assert self._work is not None
         try:
             self._work.wait(self._comm.timeout)
         except RuntimeError as error:
-            what = self._what if isinstance(self._what, str) else _message(*self._what)
-            raise self._comm.explain(error, self._peer, what) from error
+            raise self._explained(error) from error
         self._work = None
-        if self._finish is not None:
-            self._finish()
 
     def flush(self, timeout: timedelta) -> None:
         """Waits for at most `timeout`; raises gloo's own RuntimeError, unexplained."""
         if self._work is not None:
             self._work.wait(timeout)
+
+    def _explained(self, error: RuntimeError) -> ExecutionError:
+        what = self._what if isinstance(self._what, str) else _message(*self._what)
+        return self._comm.explain(error, self._peer, what)
 
 
 class ProcessGroupComm:
@@ -111,14 +117,14 @@ class ProcessGroupComm:
         self.size = size
         self.timeout = timedelta(seconds=timeout_s)
         self._use_nccl = use_nccl
-        self._store = store
         self._closed = False
-        self._groups: dict[str, RawGroup] = {}
+        self._groups = OwnGroups(store, rank, size, timeout_s, self._check_usable)
         self._unsent: deque[_Operation] = deque()
+        self._launched: dict[RawGroup, _Operation] = {}
         announce(store, rank)
-        watch = self._gloo("watch", tuple(range(size))) if size > 1 else None
-        self._data = self._gloo("data", tuple(range(size)))
-        self._lookout = Lookout(store.clone(), rank, size, watch, self._abort)
+        watch = self._groups.of_all("watch") if size > 1 else None
+        self._data = self._groups.of_all("data")
+        self._lookout = Lookout(store.clone(), rank, size, watch, self._groups.abort)
         self._lookout.start()
         atexit.register(self._at_exit)
         # multiprocessing ends its children with os._exit(), without atexit; but it calls this.
@@ -168,6 +174,7 @@ class ProcessGroupComm:
         for src, dst in sorted(set(pairs)):
             if self.rank in {src, dst}:
                 (self.send(probe, dst) if self.rank == src else self.recv(probe, src)).wait()
+        self.settle()
 
     def send(self, tensor: torch.Tensor, dst: int, tag: int = 0) -> Handle:
         check_peer(self.rank, self.size, dst)
@@ -202,7 +209,8 @@ class ProcessGroupComm:
     def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Handle:
         members = check_ranks(self.rank, self.size, ranks)
         peer = next((r for r in members if r != self.rank), self.rank)
-        group = self._collective_group(members, tensor)
+        self._check_usable()
+        group = self._groups.collective(members, nccl=self._on_nccl(tensor))
         # gloo sums every dtype but int16.
         staged = self._stage(tensor, torch.int32 if tensor.dtype == torch.int16 else tensor.dtype)
         finish = None if staged is tensor else partial(_copy, tensor, staged)
@@ -213,7 +221,8 @@ class ProcessGroupComm:
     def broadcast(self, tensor: torch.Tensor, src: int) -> Handle:
         if not 0 <= src < self.size:
             raise ValueError(f"no rank {src} here: this comm has ranks 0 to {self.size - 1}")
-        group = self._collective_group(tuple(range(self.size)), tensor)
+        self._check_usable()
+        group = self._groups.collective(tuple(range(self.size)), nccl=self._on_nccl(tensor))
         staged = self._stage(tensor, tensor.dtype)
         finish = None if staged is tensor else partial(_copy, tensor, staged)
         peer = src if src != self.rank else (src + 1) % self.size
@@ -223,6 +232,20 @@ class ProcessGroupComm:
 
     def barrier(self) -> None:
         self.all_gather_object(None)
+
+    def settle(self) -> None:
+        """Waits for the last message of each NCCL communicator; over gloo there is nothing left to wait
+        for.
+        """
+        if self._launched:
+            self._check_usable()
+        while self._launched:
+            _, last = self._launched.popitem()
+            last.settle()
+
+    def note_launched(self, pair: RawGroup, operation: _Operation) -> None:
+        """The device will come to it after all earlier ones of that communicator."""
+        self._launched[pair] = operation
 
     def fail(self, error: BaseException, where: str) -> None:
         """Publishes `error` and ends all of this rank's operations. The first failure of all ranks is the one
@@ -241,10 +264,11 @@ class ProcessGroupComm:
         if self._lookout.failure is None:
             self._flush_objects()
             self._lookout.leave()
-            self._abort()
+            self._groups.abort()
             self._lookout.wait_until_all_left(_CLOSE_GRACE_S)
         self._stop_lookout()
-        self._groups.clear()
+        self._groups.made.clear()
+        self._launched.clear()
 
     def __enter__(self) -> ProcessGroupComm:
         return self
@@ -256,71 +280,28 @@ class ProcessGroupComm:
             self.fail(error, "the comm's with block")
         self.close()
 
-    # The comm's own groups.
-
-    def _gloo(self, name: str, members: tuple[int, ...]) -> RawGroup:
-        store = prefixed(self._store, name)
-        group = gloo_group(store, members.index(self.rank), len(members), self.timeout.total_seconds())
-        self._groups[name] = group
-        return group
-
-    def _nccl(self, name: str, members: tuple[int, ...]) -> RawGroup:
-        if name not in self._groups:
-            self._meet(name, members)  # at its first operation NCCL waits for all, deaf to failures
-            store = prefixed(self._store.clone(), name)
-            seconds = self.timeout.total_seconds()
-            self._groups[name] = nccl_group(store, members.index(self.rank), len(members), seconds)
-        return self._groups[name]
+    # Starting and ending operations.
 
     def _on_nccl(self, tensor: torch.Tensor) -> bool:
         return self._use_nccl and tensor.is_cuda
 
-    def _collective_group(self, members: tuple[int, ...], tensor: torch.Tensor) -> RawGroup:
-        self._check_usable()
-        if self._on_nccl(tensor):
-            return self._nccl(f"nccl/reduce/{members}", members)
-        if len(members) == self.size:
-            return self._data
-        name = f"reduce/{members}"
-        if name not in self._groups:
-            self._meet(name, members)
-            self._gloo(name, members)
-        return self._groups[name]
-
-    def _meet(self, name: str, members: tuple[int, ...]) -> None:
-        """Waits for all members of a new group, in a way that a failure interrupts; making the group then
-        takes no time.
-        """
-        self._store.set(f"{name}/here/{self.rank}", "1")
-        keys = [f"{name}/here/{rank}" for rank in members]
-        pause = threading.Event()
-        while not self._store.check(keys):
-            pause.wait(0.002)
-            self._check_usable()
-
-    # Starting and ending operations.
-
     def _send(self, tensor: torch.Tensor, dst: int, tag: int) -> _Operation:
         self._check_usable()
         staged = self._stage(tensor, tensor.dtype)
-        if self._on_nccl(tensor):
-            group, to = self._nccl(f"nccl/{self.rank}>{dst}", (self.rank, dst)), 1
-            sent = _as_bytes(staged)
-        else:
-            group, to, sent = self._data, dst, staged
+        pair = self._groups.pair(self.rank, dst) if self._on_nccl(tensor) else None
         try:
-            work = group.send([sent], to, tag)
+            if pair is None:
+                work = self._data.send([staged], dst, tag)
+            else:
+                work = pair.send([_as_bytes(staged)], 1, tag)
         except RuntimeError as error:
             raise self.explain(error, dst, _message("send to", dst, tag)) from error
-        return _Operation(self, work, dst, ("send to", dst, tag), staged, None)
+        return _Operation(self, work, dst, ("send to", dst, tag), staged, None, pair)
 
     def _recv(self, buffer: torch.Tensor, src: int, tag: int) -> _Operation:
         self._check_usable()
-        on_nccl = self._on_nccl(buffer)
-        if on_nccl:
-            group, source, device = self._nccl(f"nccl/{src}>{self.rank}", (src, self.rank)), 0, buffer.device
-        else:
-            group, source, device = self._data, src, _CPU
+        pair = self._groups.pair(src, self.rank) if self._on_nccl(buffer) else None
+        device = _CPU if pair is None else buffer.device
         staged, finish = buffer, None
         if not _is_plain(buffer) or buffer.device != device:
             staged = torch.empty(buffer.shape, dtype=buffer.dtype, device=device)
@@ -328,10 +309,13 @@ class ProcessGroupComm:
         elif buffer.requires_grad:
             staged = buffer.detach()
         try:
-            work = group.recv([_as_bytes(staged) if on_nccl else staged], source, tag)
+            if pair is None:
+                work = self._data.recv([staged], src, tag)
+            else:
+                work = pair.recv([_as_bytes(staged)], 0, tag)
         except RuntimeError as error:
             raise self.explain(error, src, _message("recv from", src, tag)) from error
-        return _Operation(self, work, src, ("recv from", src, tag), staged, finish)
+        return _Operation(self, work, src, ("recv from", src, tag), staged, finish, pair)
 
     def _stage(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """`tensor` as the network takes it: without grad, contiguous, on the CPU for gloo; itself where it is
@@ -384,14 +368,6 @@ class ProcessGroupComm:
         )
         self.fail(slow, what)
         return slow
-
-    def _abort(self) -> None:
-        """Ends whatever this rank waits for, and shows its peers closed connections."""
-        for name, group in list(self._groups.items()):
-            if name.startswith("nccl/"):
-                abort_nccl(group)
-            elif name != "watch":
-                abort_gloo(group)
 
     def _flush_objects(self) -> None:
         """Lets objects that a slower peer has yet to receive leave; gives up on those that nobody wants."""

@@ -81,6 +81,7 @@ class Program:
         """Wait until everything that was sent has left, and hand out the results of the step."""
         for send in self._sends:
             send.end()
+        self._comm.settle()
         return self.step.finish()
 
     def clear(self) -> None:
