@@ -7,7 +7,7 @@ from tests.pipelining.models import TRANSFORMER, WIDTH
 from torch import Tensor, nn
 
 from partita.graph.liveness import borders
-from partita.pipelining import measure_units
+from partita.pipelining import measure_units, pipeline
 from partita.pipelining.cutting.costs import _window_minima, narrow_borders
 
 
@@ -48,6 +48,33 @@ class Skips(nn.Module):
 def test_inside_of_a_residual_block_there_is_no_border() -> None:
     costs = measure_units(Skips(), (torch.randn(3, 4),))
     assert [unit.name for unit in costs.units] == ["0:linear", "1:add", "2:linear_4"]
+
+
+class Scales(nn.Module):
+    """Makes its input small, and its result large again: after the first few operations two tensors cross."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.relu().exp().log()
+        scale = x.abs().amax(-1, keepdim=True)
+        h = x / scale
+        for layer in self.layers:
+            h = layer(h)
+        return h * scale
+
+
+def test_where_stages_are_more_than_units_wider_borders_are_taken_too_and_the_plan_can_be_used_again() -> (
+    None
+):
+    model, x = Scales(), torch.randn(3, 4)
+    assert len(measure_units(model, (x,)).units) < 6
+    pipe = pipeline(model, (x,), stages=6)
+    assert pipe.num_stages == 6
+    assert torch.equal(pipe(x), model(x))
+    assert pipeline(model, (x,), plan=pipe.plan).num_stages == 6
 
 
 def test_progress_is_told_and_the_model_is_as_it_was() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch.fx import GraphModule, Node
@@ -15,14 +15,29 @@ from partita.graph.liveness import Border, borders
 from partita.graph.state import lookup
 from partita.planning import CostModel, Unit
 
-__all__ = ["cost_model", "narrow_borders"]
+__all__ = ["cost_model", "cost_models", "narrow_borders"]
 
-_WINDOW = 64
-"""How many nodes to either side a border is compared with."""
+_WINDOWS = (64, 16, 4, 0)
+"""How many nodes to either side a border is compared with: as many as possible."""
 
 
-def cost_model(gm: GraphModule, measured: Sequence[NodeCost]) -> tuple[CostModel, list[int]]:
+def cost_models(gm: GraphModule, measured: Sequence[NodeCost]) -> Iterator[tuple[CostModel, list[int]]]:
+    """`cost_model` with larger units first.
+
+    The blocks of a small model with something that goes past all of them (what it needs to scale its result
+    back) lie near to its beginning, where that does not go past yet, and a border there is narrower.
+    """
+    for window in _WINDOWS:
+        yield cost_model(gm, measured, window)
+
+
+def cost_model(
+    gm: GraphModule, measured: Sequence[NodeCost], window: int = _WINDOWS[0]
+) -> tuple[CostModel, list[int]]:
     """The units between the narrow borders of a graph, with their costs added up.
+
+    Args:
+        window: see `narrow_borders`.
 
     Returns:
         The cost model, and for each of its borders the position of the node that it comes after.
@@ -33,7 +48,7 @@ def cost_model(gm: GraphModule, measured: Sequence[NodeCost]) -> tuple[CostModel
     counted = borders(nodes, index, ignored=numbers)
     # A result goes straight from where it is made to the end: it does not tell one place to cut from another.
     passing = borders(nodes, index, ignored=numbers, results=False)
-    chosen = {gap.after for gap in narrow_borders(nodes, passing)}
+    chosen = {gap.after for gap in narrow_borders(nodes, passing, window)}
     gaps = [gap for gap in counted if gap.after in chosen]
     cuts = [gap.after for gap in gaps]
     costs = {cost.name: cost for cost in measured}
@@ -45,18 +60,21 @@ def cost_model(gm: GraphModule, measured: Sequence[NodeCost]) -> tuple[CostModel
     return CostModel(tuple(units), tuple(gap.bytes for gap in gaps)), cuts
 
 
-def narrow_borders(nodes: Sequence[Node], gaps: Sequence[Border]) -> list[Border]:
+def narrow_borders(nodes: Sequence[Node], gaps: Sequence[Border], window: int = _WINDOWS[0]) -> list[Border]:
     """The borders at which a cut makes sense: only tensors cross, and no neighbouring border is crossed by
     fewer.
 
     Between two transformer blocks one tensor crosses, inside of one two or more; through a U-Net's middle all
     its skips do. Something is computed on both sides.
+
+    Args:
+        window: how many borders to either side count as neighbours.
     """
     computes = [node.op.startswith("call_") and node.target is not torch.is_grad_enabled for node in nodes]
     first = next((position for position, does in enumerate(computes) if does), len(nodes))
     last = max((position for position, does in enumerate(computes) if does), default=-1)
     inner = [gap for gap in gaps if first <= gap.after < last and not gap.others and gap.tensors]
-    least = _window_minima([gap.tensors for gap in inner], _WINDOW)
+    least = _window_minima([gap.tensors for gap in inner], window)
     chosen = [gap for gap, fewest in zip(inner, least, strict=True) if gap.tensors == fewest]
     # Of several borders in a row with nothing computed between them, one is enough.
     result: list[Border] = []

@@ -16,7 +16,7 @@ from partita.errors import InfeasiblePlan, PlanError
 from partita.graph.cost import NodeCost, estimate, measure
 from partita.graph.effects import analyse
 from partita.pipelining.cutting.annotations import split_points
-from partita.pipelining.cutting.costs import cost_model
+from partita.pipelining.cutting.costs import cost_model, cost_models
 from partita.pipelining.cutting.coverage import check_state
 from partita.pipelining.cutting.cuts import (
     Place,
@@ -139,7 +139,7 @@ def pipeline(
         cuts = cuts_at_points(whole, module, split_spec)
     elif stages is not None or plan is not None:
         flat = captured.signature.flatten(mb_args, mb_kwargs or {})
-        costs, ends = cost_model(whole, _costs(whole, flat))
+        costs, ends = _units(whole, flat, stages, plan)
         if plan is None:
             assert stages is not None
             planned = plan_stages(
@@ -259,6 +259,24 @@ def _costs(whole: GraphModule, flat: Sequence[Any], **options: Any) -> list[Node
     return estimate(whole, flat)
 
 
+def _units(
+    whole: GraphModule, flat: Sequence[Any], stages: int | None, plan: Plan | None
+) -> tuple[CostModel, list[int]]:
+    """The units to plan with, large ones where they are enough; for a plan, those that it was made of."""
+    tried = []
+    for costs, ends in cost_models(whole, _costs(whole, flat)):
+        tried.append((costs, ends))
+        fits = stages is not None and len(costs.units) >= stages
+        if fits or (plan is not None and _planned(plan) == [unit.name for unit in costs.units]):
+            return costs, ends
+    return tried[0 if stages is None else -1]  # which is refused, with the most that there can be
+
+
+def _planned(plan: Plan) -> list[str]:
+    """The names of a plan's units."""
+    return [name for stage in plan.stages for name in stage.units]
+
+
 def _same_on_all_ranks(plan: Plan) -> Plan:
     """Rank 0's plan, since every rank measures other times and a cut must be the same everywhere."""
     if not dist.is_available() or not dist.is_initialized():
@@ -269,7 +287,7 @@ def _same_on_all_ranks(plan: Plan) -> Plan:
 
 
 def _plan_cuts(plan: Plan, costs: CostModel, ends: list[int]) -> list[int]:
-    planned = [name for stage in plan.stages for name in stage.units]
+    planned = _planned(plan)
     found = [unit.name for unit in costs.units]
     if planned != found:
         missing = next(
