@@ -7,7 +7,7 @@ The two are laid side by side. Where a constant differs, it is chosen when the g
 
 and a counter that only training moves (batch norm's) is moved by 0 in evaluation::
 
-    train   add_(num_batches, 1)        merged  add_(num_batches, (0, 1)[<flag>])
+    train   add_(num_batches, 1)        merged  add_(num_batches, {False: 0, True: 1}[<flag>])
     eval    (nothing)
 
 Graphs that differ in any other way are not merged.
@@ -167,6 +167,7 @@ def _choice(module: GraphModule, node: Node, path: str, in_train: Any, in_eval: 
     if in_train is True and in_eval is False:
         return flag
     with module.graph.inserting_before(node):
-        choice = module.graph.call_function(operator.getitem, ((in_eval, in_train), flag))
+        # not a tuple: until torch 2.12 Dynamo does not index one with a bool
+        choice = module.graph.call_function(operator.getitem, ({False: in_eval, True: in_train}, flag))
     choice.meta["nn_module_stack"] = node.meta.get("nn_module_stack", {})
     return choice

@@ -3,7 +3,7 @@
 A captured graph reads the flags of the modules that its nodes come from, as the model does::
 
     dropout(x, 0.1, blocks.0.dropout.training)
-    sdpa(q, k, v, None, (0.0, 0.1)[blocks.0.attention.training])
+    sdpa(q, k, v, None, {False: 0.0, True: 0.1}[blocks.0.attention.training])
 
 so ``train()``, ``eval()``, and ``eval()`` on a part of it work. A flag is a ``get_attr`` node on that module.
 """
