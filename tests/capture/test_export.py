@@ -276,6 +276,28 @@ def test_a_mode_that_can_not_be_captured_does_not_stand_in_the_way_of_the_models
         capture(OnlyTrains().eval(), (_x(),))
 
 
+class NeedsNumbers(nn.Module):
+    """Looks a size up in a table, as a cached function does, so that the size can't be open."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * {3: 2, 4: 5}[x.shape[0]]
+
+
+@pytest.mark.parametrize("kind", [NeedsNumbers, DataDependent])
+def test_an_attempt_with_open_sizes_that_fails_leaves_no_marks_on_the_users_tensors(
+    kind: type[nn.Module],
+) -> None:
+    x = torch.randn(3, 4)
+    try:
+        captured = capture(kind(), (x,))
+    except CaptureError:
+        captured = None
+    assert not vars(x)
+    if captured is not None:
+        assert not Sizes.of(captured.module).symbols
+        assert torch.equal(captured.module(x), x * 2)
+
+
 class Encodes(nn.Module):
     """A variational autoencoder with torch's own distributions, which check values when they are made."""
 

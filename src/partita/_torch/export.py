@@ -46,7 +46,13 @@ def export_module(
         dynamic_shapes: as ``torch.export`` has it; see ``symbolic.open_sizes`` for what becomes of it.
     """
     opening = nullcontext() if dynamic_shapes is None else batch_is_open()
-    with _flat_regions(), _inference_as_no_grad(), _unchecked_distributions(), opening:
+    with (
+        _flat_regions(),
+        _inference_as_no_grad(),
+        _unchecked_distributions(),
+        opening,
+        _unmarked((args, kwargs)),
+    ):
         program = _traced(model, args, dict(kwargs), strict, dynamic_shapes)
     made = program.module(check_guards=False)
     assert isinstance(made, GraphModule)
@@ -120,6 +126,21 @@ def _inference_as_no_grad() -> Iterator[None]:
         yield
     finally:
         torch._C._InferenceMode = original  # type: ignore[misc]
+
+
+@contextmanager
+def _unmarked(arguments: Any) -> Iterator[None]:
+    """Take the marks off the user's tensors that export writes its open sizes on, and leaves there where it
+    fails: the next attempt, or the user's own compiler, would take them for the user's.
+    """
+    tensors = [value for value in pytree.tree_leaves(arguments) if isinstance(value, torch.Tensor)]
+    attributes = [dict(vars(tensor)) for tensor in tensors]
+    try:
+        yield
+    finally:
+        for tensor, held in zip(tensors, attributes, strict=True):
+            vars(tensor).clear()
+            vars(tensor).update(held)
 
 
 @contextmanager
