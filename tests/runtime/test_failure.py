@@ -208,6 +208,16 @@ if rank == failing:
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "raise":
         raise ValueError("no with block here")
+    if how == "fork":
+        child = os.fork()
+        if not child:
+            sys.exit(3)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+        comm.barrier()
+        sys.exit(0)
+    sys.exit(0)
+if how == "fork":
+    comm.barrier()
     sys.exit(0)
 other = next(r for r in range(3) if r not in (rank, failing))
 comm.recv(torch.empty(1), other).wait()
@@ -258,6 +268,12 @@ def test_a_script_without_a_with_block_is_covered_too_even_where_rank_0_hosts_th
         if rank != failing:
             assert code == 1
             assert text.format(failing) in stderr
+
+
+def test_a_child_that_a_rank_has_forked_may_end_as_it_likes(tmp_path: Path) -> None:
+    """It has the rank's comm, and what Python does at the end of a process, but it is not the rank."""
+    for code, stderr in _run_script(tmp_path, "fork", 1):
+        assert code == 0, stderr
 
 
 def test_a_record_survives_json_and_passing_on_keeps_the_first_rank() -> None:

@@ -8,6 +8,7 @@ store, and never used or destroyed.
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -118,6 +119,7 @@ class ProcessGroupComm:
         self.timeout = timedelta(seconds=timeout_s)
         self._use_nccl = use_nccl
         self._closed = False
+        self._process = os.getpid()
         self._groups = OwnGroups(store, rank, size, timeout_s, self._check_usable)
         self._unsent: deque[_Operation] = deque()
         self._launched: dict[RawGroup, _Operation] = {}
@@ -251,7 +253,8 @@ class ProcessGroupComm:
         """Publishes `error` and ends all of this rank's operations. The first failure of all ranks is the one
         that counts.
         """
-        self._lookout.publish(FailureRecord.of(self.rank, error, where))
+        if self._is_own:
+            self._lookout.publish(FailureRecord.of(self.rank, error, where))
 
     def close(self) -> None:
         """Waits a few seconds for the others to close too, so that whoever hosts the store does not pull it
@@ -261,6 +264,8 @@ class ProcessGroupComm:
             return
         self._closed = True
         self._forget_exit()
+        if not self._is_own:
+            return
         if self._lookout.failure is None:
             self._flush_objects()
             self._lookout.leave()
@@ -386,6 +391,8 @@ class ProcessGroupComm:
         a ``with`` block around the training sees it.
         """
         self._forget_exit()
+        if not self._is_own:
+            return
         error = sys.exception() or getattr(sys, "last_value", None)
         if error is not None and not (isinstance(error, SystemExit) and not error.code):
             self.fail(error, "the main program")
@@ -395,6 +402,11 @@ class ProcessGroupComm:
             if not self._lookout.wait_until_all_left(_EXIT_GRACE_S):
                 self._lookout.publish(FailureRecord(self.rank, "left"))
         self._stop_lookout()
+
+    @property
+    def _is_own(self) -> bool:
+        """Not so in a child that the rank has forked: that one speaks for nobody."""
+        return os.getpid() == self._process
 
     def _forget_exit(self) -> None:
         atexit.unregister(self._at_exit)
