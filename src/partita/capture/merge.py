@@ -168,6 +168,7 @@ def _choice(module: GraphModule, node: Node, path: str, in_train: Any, in_eval: 
         return flag
     with module.graph.inserting_before(node):
         # not a tuple: until torch 2.12 Dynamo does not index one with a bool
-        choice = module.graph.call_function(operator.getitem, ({False: in_eval, True: in_train}, flag))
+        by_mode: Any = {False: in_eval, True: in_train}
+        choice = module.graph.call_function(operator.getitem, (by_mode, flag))
     choice.meta["nn_module_stack"] = node.meta.get("nn_module_stack", {})
     return choice
