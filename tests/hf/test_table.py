@@ -35,6 +35,15 @@ def test_the_page_counts_what_passed_and_says_why_the_rest_did_not() -> None:
 
 
 @pytest.mark.usefixtures("_versions")
+def test_what_torch_cuts_elsewhere_is_not_said_to_differ() -> None:
+    row = _row("shared")
+    row.torch_own = "AssertionError: cut in 5, not 2"
+    assert "| equal | cut in 5 |" in pages.page([row])
+    row.torch_own = "AssertionError: outputs differ"
+    assert "| equal | differs |" in pages.page([row])
+
+
+@pytest.mark.usefixtures("_versions")
 def test_the_page_names_no_path_of_the_machine_that_made_it() -> None:
     text = pages.page(
         [_row("bad", **{"2 step": "at x = y  # /home/me/site-packages/transformers/models/a/b.py:3"})]

@@ -128,6 +128,30 @@ def series(config: Any, samples: int) -> dict[str, Any]:
     return {"past_values": torch.randn(samples, config.context_length, config.num_input_channels)}
 
 
+def longer(_config: Any, samples: int) -> dict[str, Any]:
+    """Token ids and padding for models that look at blocks or strides of a sequence."""
+    mask = torch.ones(samples, 48, dtype=torch.int64)
+    mask[-1, 44:] = 0
+    return {"input_ids": _ids(samples, 48), "attention_mask": mask}
+
+
+def forecast(config: Any, samples: int) -> dict[str, Any]:
+    """A time series with its future, from which the model computes its own loss."""
+    past, future = config.context_length + max(config.lags_sequence), config.prediction_length
+    return {
+        "past_values": torch.randn(samples, past),
+        "past_time_features": torch.randn(samples, past, 1),
+        "past_observed_mask": torch.ones(samples, past),
+        "future_values": torch.randn(samples, future),
+        "future_time_features": torch.randn(samples, future, 1),
+    }
+
+
+def features(config: Any, samples: int) -> dict[str, Any]:
+    """Sound, already made into features."""
+    return {"input_features": torch.randn(samples, 40, config.feature_projection_input_dim)}
+
+
 def _text(**more: Any) -> dict[str, Any]:
     """Settings that most text models share."""
     common = {
@@ -178,6 +202,12 @@ def _vision(**more: Any) -> dict[str, Any]:
         "patch_size": 8,
         **more,
     }
+
+
+def _depth() -> dict[str, Any]:
+    return _vision(
+        backbone_out_indices=[0, 1, 2, 3], neck_hidden_sizes=[16, 16, 32, 32], fusion_hidden_size=16
+    )
 
 
 def _wave(**more: Any) -> dict[str, Any]:
@@ -290,6 +320,28 @@ ZOO: tuple[Architecture, ...] = (
     Architecture("starcoder2", "decoder", "Starcoder2ForCausalLM", "Starcoder2Config", tokens, _decoder()),
     Architecture("granite", "decoder", "GraniteForCausalLM", "GraniteConfig", tokens, _decoder()),
     Architecture("smollm3", "decoder", "SmolLM3ForCausalLM", "SmolLM3Config", tokens, _decoder()),
+    Architecture(
+        "gpt_bigcode",
+        "decoder",
+        "GPTBigCodeForCausalLM",
+        "GPTBigCodeConfig",
+        tokens,
+        {"vocab_size": VOCABULARY, "n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "n_positions": 64},
+    ),
+    Architecture(
+        "mpt",
+        "decoder",
+        "MptForCausalLM",
+        "MptConfig",
+        tokens,
+        {"vocab_size": VOCABULARY, "d_model": WIDTH, "n_layers": LAYERS, "n_heads": HEADS, "max_seq_len": 64},
+    ),
+    Architecture("persimmon", "decoder", "PersimmonForCausalLM", "PersimmonConfig", tokens, _text()),
+    Architecture(
+        "cohere2", "decoder", "Cohere2ForCausalLM", "Cohere2Config", tokens, _decoder(sliding_window=4)
+    ),
+    Architecture("nemotron", "decoder", "NemotronForCausalLM", "NemotronConfig", tokens, _decoder()),
+    Architecture("glm4", "decoder", "Glm4ForCausalLM", "Glm4Config", tokens, _decoder()),
     # encoders
     Architecture("bert", "encoder", "BertForMaskedLM", "BertConfig", tokens, _text()),
     Architecture("roberta", "encoder", "RobertaForMaskedLM", "RobertaConfig", tokens, _text()),
@@ -335,6 +387,38 @@ ZOO: tuple[Architecture, ...] = (
     ),
     Architecture(
         "roformer", "encoder", "RoFormerForMaskedLM", "RoFormerConfig", tokens, _text(embedding_size=WIDTH)
+    ),
+    Architecture(
+        "xlnet",
+        "encoder",
+        "XLNetLMHeadModel",
+        "XLNetConfig",
+        tokens,
+        {"vocab_size": VOCABULARY, "d_model": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "d_inner": 64},
+    ),
+    Architecture(
+        "esm",
+        "encoder",
+        "EsmForMaskedLM",
+        "EsmConfig",
+        tokens,
+        _text(position_embedding_type="rotary", mask_token_id=4),
+    ),
+    Architecture(
+        "big_bird",
+        "encoder",
+        "BigBirdForMaskedLM",
+        "BigBirdConfig",
+        longer,
+        _text(block_size=4, num_random_blocks=1),
+    ),
+    Architecture(
+        "longformer",
+        "encoder",
+        "LongformerForMaskedLM",
+        "LongformerConfig",
+        longer,
+        _text(attention_window=4),
     ),
     # encoders and decoders
     Architecture(
@@ -389,6 +473,23 @@ ZOO: tuple[Architecture, ...] = (
         "M2M100Config",
         translation,
         _both(encoder_layerdrop=0.0, decoder_layerdrop=0.0),
+    ),
+    Architecture(
+        "longt5",
+        "encoder-decoder",
+        "LongT5ForConditionalGeneration",
+        "LongT5Config",
+        translation,
+        {
+            "vocab_size": VOCABULARY,
+            "d_model": WIDTH,
+            "d_kv": 8,
+            "d_ff": 64,
+            "num_layers": 2,
+            "num_heads": HEADS,
+            "decoder_start_token_id": 0,
+            "local_radius": 3,
+        },
     ),
     # vision
     Architecture("vit", "vision", "ViTForImageClassification", "ViTConfig", image, _vision()),
@@ -457,12 +558,61 @@ ZOO: tuple[Architecture, ...] = (
         {"image_size": 32, "width_coefficient": 0.25, "depth_coefficient": 0.3, "hidden_dim": 320},
     ),
     Architecture(
+        "swinv2",
+        "vision",
+        "Swinv2ForImageClassification",
+        "Swinv2Config",
+        image,
+        {
+            "image_size": 32,
+            "patch_size": 4,
+            "embed_dim": 16,
+            "depths": [2, 2],
+            "num_heads": [2, 4],
+            "window_size": 4,
+        },
+    ),
+    Architecture(
+        "levit",
+        "vision",
+        "LevitForImageClassification",
+        "LevitConfig",
+        image,
+        {
+            "image_size": 64,
+            "hidden_sizes": [16, 32, 48],
+            "num_attention_heads": [2, 2, 2],
+            "depths": [1, 1, 1],
+            "key_dim": [8, 8, 8],
+        },
+    ),
+    Architecture("dpt", "vision", "DPTForDepthEstimation", "DPTConfig", image, _depth()),
+    Architecture(
+        "poolformer", "vision", "PoolFormerForImageClassification", "PoolFormerConfig", image, _STAGES
+    ),
+    Architecture(
         "clip",
         "vision and text",
         "CLIPModel",
         "CLIPConfig",
         picture_and_words,
         {"text_config": _text(), "vision_config": _vision(), "projection_dim": 16},
+    ),
+    Architecture(
+        "siglip",
+        "vision and text",
+        "SiglipModel",
+        "SiglipConfig",
+        picture_and_words,
+        {"text_config": _text(), "vision_config": _vision()},
+    ),
+    Architecture(
+        "blip",
+        "vision and text",
+        "BlipForConditionalGeneration",
+        "BlipConfig",
+        picture_and_words,
+        {"text_config": _text(encoder_hidden_size=WIDTH), "vision_config": _vision()},
     ),
     # audio
     Architecture("wav2vec2", "audio", "Wav2Vec2ForCTC", "Wav2Vec2Config", waveform, _wave()),
@@ -499,6 +649,24 @@ ZOO: tuple[Architecture, ...] = (
         "ASTConfig",
         spectrogram,
         {**_vision(), "max_length": 32, "num_mel_bins": 16, "frequency_stride": 4, "time_stride": 4},
+    ),
+    Architecture(
+        "sew, no layerdrop",
+        "audio",
+        "SEWForCTC",
+        "SEWConfig",
+        waveform,
+        _wave(layerdrop=0.0, mask_time_prob=0.0, squeeze_factor=2),
+    ),
+    Architecture(
+        "wav2vec2_bert, no layerdrop",
+        "audio",
+        "Wav2Vec2BertForCTC",
+        "Wav2Vec2BertConfig",
+        features,
+        _text(
+            feature_projection_input_dim=16, layerdrop=0.0, mask_time_prob=0.0, conv_depthwise_kernel_size=3
+        ),
     ),
     # mixture of experts
     Architecture(
@@ -575,6 +743,35 @@ ZOO: tuple[Architecture, ...] = (
             "decoder_start_token_id": 0,
         },
     ),
+    Architecture(
+        "llama4",
+        "mixture of experts",
+        "Llama4ForCausalLM",
+        "Llama4TextConfig",
+        tokens,
+        _decoder(num_local_experts=4, intermediate_size_mlp=64, attention_chunk_size=4),
+    ),
+    Architecture(
+        "dbrx",
+        "mixture of experts",
+        "DbrxForCausalLM",
+        "DbrxConfig",
+        tokens,
+        {
+            "vocab_size": VOCABULARY,
+            "d_model": WIDTH,
+            "n_layers": LAYERS,
+            "n_heads": HEADS,
+            "max_seq_len": 64,
+            "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 10000.0},
+            "ffn_config": {
+                "ffn_hidden_size": 32,
+                "moe_num_experts": 4,
+                "moe_top_k": 2,
+                "hidden_size": WIDTH,
+            },
+        },
+    ),
     # state space and recurrent
     Architecture(
         "mamba",
@@ -625,6 +822,35 @@ ZOO: tuple[Architecture, ...] = (
         ids_only,
         {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "context_length": 64},
     ),
+    Architecture(
+        "jamba",
+        "state space",
+        "JambaForCausalLM",
+        "JambaConfig",
+        tokens,
+        _text(
+            num_key_value_heads=2,
+            num_experts=4,
+            attn_layer_period=2,
+            attn_layer_offset=1,
+            mamba_d_state=8,
+            mamba_dt_rank=4,
+        ),
+    ),
+    Architecture(
+        "qwen3_next",
+        "state space",
+        "Qwen3NextForCausalLM",
+        "Qwen3NextConfig",
+        tokens,
+        _moe(
+            shared_expert_intermediate_size=32,
+            linear_num_value_heads=4,
+            linear_num_key_heads=2,
+            linear_key_head_dim=8,
+            linear_value_head_dim=8,
+        ),
+    ),
     # others
     Architecture(
         "patchtst",
@@ -642,6 +868,40 @@ ZOO: tuple[Architecture, ...] = (
             "num_hidden_layers": LAYERS,
             "num_attention_heads": HEADS,
             "ffn_dim": 64,
+        },
+    ),
+    Architecture(
+        "patchtsmixer",
+        "others",
+        "PatchTSMixerForPrediction",
+        "PatchTSMixerConfig",
+        series,
+        {
+            "num_input_channels": 2,
+            "context_length": 32,
+            "prediction_length": 4,
+            "patch_length": 4,
+            "patch_stride": 4,
+            "d_model": WIDTH,
+            "num_layers": LAYERS,
+        },
+    ),
+    Architecture(
+        "informer, no layerdrop",
+        "others",
+        "InformerForPrediction",
+        "InformerConfig",
+        forecast,
+        {
+            "context_length": 8,
+            "prediction_length": 4,
+            "lags_sequence": [1, 2, 3],
+            "num_time_features": 1,
+            "d_model": WIDTH,
+            "encoder_layers": 2,
+            "decoder_layers": 2,
+            "encoder_layerdrop": 0.0,
+            "decoder_layerdrop": 0.0,
         },
     ),
     Architecture("fnet", "others", "FNetForMaskedLM", "FNetConfig", ids_only, _text()),
