@@ -312,7 +312,11 @@ class Encodes(nn.Module):
         return self.decode(code.rsample()), divergence.mean()
 
 
-def test_a_model_with_distributions_is_captured_and_they_go_on_checking_their_arguments() -> None:
+def test_a_model_with_distributions_is_captured_and_they_go_on_checking_their_arguments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # the first torch.compile of a process switches the checks off for good
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
     model = _model(Encodes)
     captured = capture(model, (_x(),))
     assert captured.both_modes
