@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
 
 import torch
 from torch import nn
@@ -53,9 +55,13 @@ class Blocks(nn.Module):
 
 
 def make_model(sizes: Sizes) -> Blocks:
-    """The same on every rank."""
+    """The same on every rank. Each is compiled for itself: Dynamo keeps what it has compiled by code, and one
+    way of training would run the graphs of another.
+    """
     torch.manual_seed(0)
-    return Blocks(sizes)
+    shared: Any = Blocks.forward
+    own = FunctionType(shared.__code__.replace(), shared.__globals__, shared.__name__)
+    return type(Blocks.__name__, (Blocks,), {"forward": own})(sizes)
 
 
 def _block(sizes: Sizes) -> nn.Module:

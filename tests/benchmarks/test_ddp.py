@@ -7,6 +7,7 @@ import subprocess
 from typing import Any
 
 import pytest
+import torch
 from benchmarks.ddp_models import MODELS, make_model
 from rich.console import Console
 
@@ -44,6 +45,22 @@ def test_models_take_their_batches(name: str) -> None:
     sizes = MODELS[name]
     batch = sizes.batch(0)[:1]
     assert make_model(sizes)(batch).shape == batch.shape
+
+
+def test_each_way_of_training_is_compiled_for_itself() -> None:
+    """They would share one graph, and DDPOptimizer would not be asked."""
+    graphs = []
+
+    def backend(gm: Any, _inputs: Any) -> Any:
+        graphs.append(gm)
+        return gm.forward
+
+    torch.compiler.reset()
+    sizes = MODELS["tiny"]
+    models = [torch.compile(make_model(sizes), backend=backend) for _ in range(2)]
+    for model in models * 2:
+        model(sizes.batch(0))
+    assert len(graphs) == 2
 
 
 @pytest.mark.slow
