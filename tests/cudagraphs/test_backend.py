@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
 
 from partita.cudagraphs import CudaGraphsBackend, ReplayRecorder, SavingModel, backend, cudagraphs
 from partita.errors import UsageError
@@ -259,6 +260,47 @@ def test_the_backend_by_name_and_without_options_runs_the_model_as_it_is() -> No
     model = nn.Linear(3, 3)
     x = torch.ones(2, 3)
     assert torch.equal(torch.compile(model, backend=cudagraphs)(x), model(x))
+
+
+@torch.library.custom_op("partita_tests::triple", mutates_args=("x",))
+def triple(x: torch.Tensor) -> None:
+    x.mul_(3)
+
+
+def test_a_custom_operator_that_writes_is_captured_only_when_allowed() -> None:
+    """AOTAutograd wraps it in an operator of its own."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin().cos()
+        triple(y)
+        return y.cos().sin()
+
+    used = capturing()
+    compiled = torch.compile(function, backend=used)
+    with torch.no_grad():
+        for _ in range(4):
+            x = torch.randn(3)
+            assert torch.equal(compiled(x), function(x))
+    (graph,) = used.graphs
+    assert "it is the custom operator partita_tests::triple" in str(graph.plan)
+    assert all(info.hits == 2 for info in graph.cache_info().values())
+
+
+def test_what_the_recorder_can_not_record_runs_uncaptured_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    used = capturing()
+    compiled = torch.compile(_flex, backend=used)
+    with torch.no_grad(), caplog.at_level(logging.WARNING, "partita.cudagraphs"):
+        for _ in range(3):
+            q = torch.randn(1, 1, 128, 16)
+            expected = nn.functional.scaled_dot_product_attention(q, q, q).sin()
+            torch.testing.assert_close(compiled(q), expected)
+    assert "the region can't be recorded" in caplog.text
+
+
+def _flex(q: torch.Tensor) -> torch.Tensor:
+    return flex_attention(q, q, q).sin()
 
 
 def test_a_region_that_saves_nothing_is_left_alone() -> None:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -127,7 +128,11 @@ def test_outputs_that_are_lazily_conjugate_or_negative_stay_so() -> None:
     recorded = region(function)
     for _ in range(3):
         x = torch.randn(3, dtype=torch.complex64)
-        assert all(torch.equal(*both) for both in zip(recorded(x), function(x), strict=True))
+        for found, expected in zip(recorded(x), function(x), strict=True):
+            assert torch.equal(found, expected)
+            assert (found.is_conj(), found.is_neg()) == (expected.is_conj(), expected.is_neg())
+    alone = region(lambda x: (x + 1).conj())
+    assert all(alone(torch.randn(3, dtype=torch.complex64)).is_conj() for _ in range(4))
     lending = region(function, lent_outputs=[0, 1, 2])
     with torch.no_grad():
         for _ in range(3):
@@ -158,6 +163,38 @@ def test_a_written_input_that_shares_memory_with_another_runs_uncaptured() -> No
         assert torch.equal(recorded(x, y), expected)
     assert recorded.cache_info().recorded == 0
     assert recorded.cache_info().uncaptured == 4
+
+
+def test_an_input_on_memory_that_the_graph_holds_runs_uncaptured() -> None:
+    holder = nn.Module()
+    holder.register_buffer("total", torch.zeros(4))
+    graph = torch.fx.Graph()
+    x, held = graph.placeholder("x"), graph.get_attr("total")
+    graph.call_method("add_", (held, 1))
+    graph.output(graph.call_method("mul", (x, 2)))
+    recorded = CudaGraphModule(torch.fx.GraphModule(holder, graph), recorder=ReplayRecorder())
+    for number in range(1, 5):
+        total = recorded.gm.get_buffer("total")
+        total.fill_(number - 1)
+        assert recorded(total).tolist() == [2.0 * number] * 4
+        assert recorded(total[1:]).tolist() == [2.0 * number + 2] * 3
+    assert recorded.cache_info().recorded == 0
+
+
+def test_inputs_on_overlapping_memory_from_elsewhere_run_uncaptured() -> None:
+    """Each has a storage of its own, and they begin at different addresses."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return y * 2
+
+    array = np.zeros(8, np.float32)
+    recorded = region(function)
+    for number in range(4):
+        array[:] = number
+        found = recorded(torch.from_numpy(array[:5]), torch.from_numpy(array[2:]))
+        assert found.tolist() == (array[2:] * 2).tolist()
+    assert recorded.cache_info().recorded == 0
 
 
 def test_numbers_are_part_of_the_kind_of_call() -> None:

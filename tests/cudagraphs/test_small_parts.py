@@ -9,7 +9,7 @@ from torch.fx import Graph, symbolic_trace
 
 from partita.cudagraphs import SavingModel, StableMemory, find_input_mutations
 from partita.cudagraphs.origin import source_line
-from partita.cudagraphs.signature import describe_call
+from partita.cudagraphs.signature import describe_call, modes
 from partita.errors import GraphError
 
 
@@ -72,6 +72,15 @@ def test_a_graph_that_belongs_to_no_module_may_not_refer_to_one() -> None:
     broken.output(broken.get_attr("weight"))
     with pytest.raises(GraphError, match="belongs to no module"):
         find_input_mutations(broken)
+
+
+def test_the_switches_of_cudas_libraries_are_modes() -> None:
+    before = modes("cuda")
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        assert modes("cuda") != before
+    with torch.backends.cudnn.flags(deterministic=True):
+        assert modes("cuda") != before
+    assert modes("cuda") == before
 
 
 def test_a_0d_cpu_tensor_is_part_of_the_kind_by_value() -> None:

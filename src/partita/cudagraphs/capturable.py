@@ -16,7 +16,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from partita._torch.capture_ops import CaptureFacts, capture_facts, operator_of
-from partita._torch.ops import is_higher_order
+from partita._torch.ops import is_higher_order, is_operator
 from partita.cudagraphs.origin import source_line
 from partita.cudagraphs.values import DATA_DEPENDENT, Holding, holding_of
 from partita.graph.effects import Effects, metadata
@@ -172,9 +172,10 @@ class Judge:
                 return Neutral.NEUTRAL
         if is_higher_order(node.target):
             name = getattr(node.target, "__name__", str(node.target))
-            return (
-                None if name.startswith(_HIGHER_ORDER) else (f"{name} runs Python or asks the host", _INLINE)
-            )
+            if not name.startswith(_HIGHER_ORDER):
+                return f"{name} runs Python or asks the host", _INLINE
+            wrapped: Any = node.args[0] if name.startswith("auto_functionalized") else None
+            return self._objection_to_operator(node, capture_facts(wrapped)) if is_operator(wrapped) else None
         operator = operator_of(node)
         facts = capture_facts(operator) if operator is not None else None
         if facts is not None:

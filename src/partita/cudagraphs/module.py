@@ -26,9 +26,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from partita._torch.plain import is_plain_tensor
 from partita._torch.pytree import flatten, unflatten
-from partita._torch.storage import storage_key
 from partita.cudagraphs.entry import CacheInfo, Entry, fill
 from partita.cudagraphs.memory import StableMemory
 from partita.cudagraphs.mutations import find_input_mutations
@@ -166,7 +164,7 @@ class CudaGraphModule(nn.Module):
         state = self._state()
         self._check_grad(values, state)
         call = describe_call(values, self.recorder.device_type, self._static, self._memory)
-        if isinstance(call, str) or self._shares_written(args, values, call):
+        if isinstance(call, str) or self._shares_written(args, values, call, state):
             return self._as_it_is(args)
         if self._static:
             addresses = (
@@ -330,20 +328,23 @@ class CudaGraphModule(nn.Module):
                 'under torch.no_grad(), or train with torch.compile(model, backend="partita_cudagraphs")'
             )
 
-    def _shares_written(self, args: Sequence[Any], values: Sequence[Any], call: CallSignature) -> bool:
-        """Whether an input that would be copied and copied back lies on the memory of another one."""
-        if not self.mutated_inputs or not call.copied:
+    def _shares_written(
+        self, args: Sequence[Any], values: Sequence[Any], call: CallSignature, state: Sequence[torch.Tensor]
+    ) -> bool:
+        """Whether an input that would be copied lies on memory that the graph holds, or, where inputs are
+        written and would be copied back, on that of another input.
+        """
+        copied = set(call.copied)
+        if not copied:
             return False
-        owners: dict[int, list[int]] = {}
-        for number, value in enumerate(values):
-            if _is_tensor(value):
-                # what is lent has a storage of its own on the same memory
-                memory = value.untyped_storage().data_ptr() if is_plain_tensor(value) else 0
-                owners.setdefault(memory or storage_key(value), []).append(number)
-        copied, written = set(call.copied), self._written(args, len(values))
+        held = [(-1, tensor) for tensor in state]
+        if not held and not self.mutated_inputs:
+            return False
+        written = self._written(args, len(values))
+        given = [(number, value) for number, value in enumerate(values) if _is_tensor(value)]
         return any(
-            len(numbers) > 1 and not copied.isdisjoint(numbers) and not written.isdisjoint(numbers)
-            for numbers in owners.values()
+            not copied.isdisjoint(numbers) and (-1 in numbers or not written.isdisjoint(numbers))
+            for numbers in _on_one_memory([*held, *given])
         )
 
     def _give_up(self, why: str) -> None:
@@ -358,6 +359,25 @@ def _attributes(gm: GraphModule) -> list[Node]:
 
 def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
+
+
+def _on_one_memory(tensors: Sequence[tuple[int, torch.Tensor]]) -> list[list[int]]:
+    """The numbers of tensors whose storages overlap, in bytes (what is lent, or comes from elsewhere, has a
+    storage of its own on the same memory).
+    """
+    spans = []
+    for number, tensor in tensors:
+        storage = tensor.untyped_storage()
+        if storage.nbytes():
+            spans.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes(), number))
+    groups: list[list[int]] = []
+    end = 0
+    for start, stop, number in sorted(spans):
+        if not groups or start >= end:
+            groups.append([])
+        groups[-1].append(number)
+        end = max(end, stop)
+    return [numbers for numbers in groups if len(numbers) > 1]
 
 
 def _kinds(state: Sequence[torch.Tensor]) -> tuple[Any, ...]:

@@ -127,7 +127,7 @@ def plan_outputs(
             plan.append(_view_of_input(result, number, given[number]))
         elif key not in copied_out and result.numel():
             plan.append(_lent(result, lends if key in kept else passes))
-        elif sharing[key] == 1 and _fills_storage(result):
+        elif sharing[key] == 1 and _fills_storage(result) and not (result.is_conj() or result.is_neg()):
             plan.append(_copy(result))
         else:
             plan.append(_view_of_copy(result))

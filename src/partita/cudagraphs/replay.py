@@ -22,6 +22,7 @@ from partita._torch.call_recording import RecordedCall, record_calls
 from partita._torch.storage import WeakStorage, storage_key
 from partita.cudagraphs.pool import MemoryPool
 from partita.cudagraphs.values import tensors_in
+from partita.errors import ExecutionError
 
 __all__ = ["ReplayRecorder"]
 
@@ -65,9 +66,17 @@ class ReplayRecorder:
         """Note the operator calls of ``run``; what it writes is put back.
 
         Raises:
-            ExecutionError: ``run`` reads a value, or a shape depends on data.
+            ExecutionError: ``run`` reads a value, a shape depends on data, or something else goes wrong in
+                it, as on a GPU.
         """
-        result, calls = record_calls(run)
+        try:
+            result, calls = record_calls(run)
+        except ExecutionError:
+            self._buffers = []
+            raise
+        except Exception as error:
+            self._buffers = []
+            raise ExecutionError(f"the region can't be recorded: {error}; it runs uncaptured") from error
         self.recorded += 1
         buffers, self._buffers = self._buffers, []
         return CallRecording(self, result, calls, buffers)

@@ -78,4 +78,19 @@ def modes(device_type: str) -> tuple[Any, ...]:
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
         torch.get_float32_matmul_precision(),
+        *(_cuda_modes() if device_type == "cuda" else ()),
+    )
+
+
+def _cuda_modes() -> tuple[bool, ...]:
+    """The switches of libraries that choose a kernel."""
+    cudnn, cuda = torch.backends.cudnn, torch.backends.cuda
+    return (
+        cudnn.enabled,
+        cudnn.deterministic,
+        cudnn.benchmark,
+        cuda.flash_sdp_enabled(),
+        cuda.mem_efficient_sdp_enabled(),
+        cuda.math_sdp_enabled(),
+        cuda.cudnn_sdp_enabled(),
     )
