@@ -21,8 +21,7 @@ from tests.composition.grid import MICROBATCHES, SAMPLES, Halves, Place, data, f
 from tests.pipelining.models import TRANSFORMER, WIDTH, Case
 from tests.pipelining.resuming import optimizer_for, scramble
 from tests.pipelining.running import assert_equal, cut
-from tests.runtime import worlds
-from tests.runtime.worlds import ProcessWorld
+from tests.runtime.worlds import ProcessWorld, patience
 from torch import Tensor, nn
 from torch.distributed.checkpoint import FileSystemReader, TensorStorageMetadata
 from torch.optim import Optimizer
@@ -177,12 +176,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, _Ranks, _Ranks]
     }
     save_checkpoint(folder / "uncut", *_halves(ODD, SAVED_AFTER), extra={"step": SAVED_AFTER})
     given = pickle.dumps(cuts), str(folder)
-    before, worlds.LIMIT_S = worlds.LIMIT_S, 100.0
-    try:
+    with patience(100.0):
         four = [pickle.loads(found) for found in ProcessWorld(4).run(_two_by_two, *given)]
         three = [pickle.loads(found) for found in ProcessWorld(3).run(_three, *given)]
-    finally:
-        worlds.LIMIT_S = before
     return folder, four, three
 
 

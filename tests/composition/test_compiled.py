@@ -12,6 +12,7 @@ import torch
 from tests.pipelining.models import NORMED, PLAIN, SKIP, TRANSFORMER, WIDTH, Case
 from tests.pipelining.running import Record, assert_equal, assert_same, cut, train, uncut
 from tests.runtime import worlds
+from tests.runtime.worlds import patience
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
@@ -103,11 +104,8 @@ def _body(comm: Comm, pickled: bytes) -> bytes:
 def by_rank() -> list[dict[tuple[str, str], Record]]:
     """What each of two processes found, run by run."""
     pipes = {(kind, name): cut(BY_NAME[name], len(PLACEMENTS[kind])) for kind, name in RUNS}
-    before, worlds.LIMIT_S = worlds.LIMIT_S, 100.0  # compiling takes its time
-    try:
+    with patience(100.0):  # compiling takes its time
         return [pickle.loads(found) for found in worlds.ProcessWorld(2).run(_body, pickle.dumps(pipes))]
-    finally:
-        worlds.LIMIT_S = before
 
 
 @lru_cache

@@ -13,8 +13,7 @@ import torch
 import torch.distributed as dist
 from tests.composition.grid import MICROBATCHES, Place, cut, data, gradients, place, uncut, weights, wrap
 from tests.pipelining.models import PLAIN, TRANSFORMER, Case
-from tests.runtime import worlds
-from tests.runtime.worlds import endings
+from tests.runtime.worlds import endings, patience
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
@@ -153,11 +152,8 @@ def _body(comm: Comm) -> bytes:
 @pytest.fixture(scope="module")
 def by_rank() -> list[list[Found]]:
     """What each of four processes found, run by run."""
-    before, worlds.LIMIT_S = worlds.LIMIT_S, 100.0
-    try:
+    with patience(100.0):
         ends = endings(4, _body)
-    finally:
-        worlds.LIMIT_S = before
     for ending in ends:
         assert ending.error is None, ending.text
     return [pickle.loads(ending.result) for ending in ends]

@@ -14,8 +14,7 @@ import torch
 from tests.composition.grid import MICROBATCHES, SAMPLES, Place, gradients, place, weights, wrap
 from tests.pipelining.models import WIDTH
 from tests.pipelining.running import assert_equal
-from tests.runtime import worlds
-from tests.runtime.worlds import ProcessWorld
+from tests.runtime.worlds import ProcessWorld, patience
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import fully_shard
@@ -107,11 +106,8 @@ def _body(comm: Comm) -> bytes:
 @pytest.fixture(scope="module")
 def by_rank() -> list[list[Found]]:
     """What each of four processes found, run by run."""
-    before, worlds.LIMIT_S = worlds.LIMIT_S, 100.0
-    try:
+    with patience(100.0):
         return [pickle.loads(found) for found in ProcessWorld(4).run(_body)]
-    finally:
-        worlds.LIMIT_S = before
 
 
 @lru_cache

@@ -19,8 +19,7 @@ import torch
 from tests.composition.grid import MICROBATCHES, Halves, Place, cut, data, gradients, place, weights, wrap
 from tests.pipelining.models import TRANSFORMER, WIDTH, Case, Noisy
 from tests.pipelining.running import assert_equal
-from tests.runtime import worlds
-from tests.runtime.worlds import ProcessWorld
+from tests.runtime.worlds import ProcessWorld, patience
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -142,12 +141,9 @@ def _body(comm: Comm, pickled: bytes) -> bytes:
 @pytest.fixture(scope="module")
 def by_rank() -> list[list[Found]]:
     """What each of four processes found, run by run."""
-    before, worlds.LIMIT_S = worlds.LIMIT_S, 100.0
-    try:
+    with patience(100.0):
         pipes = pickle.dumps({name: cut(case) for name, case in CASES.items()})
         return [pickle.loads(found) for found in ProcessWorld(4).run(_body, pipes)]
-    finally:
-        worlds.LIMIT_S = before
 
 
 @lru_cache

@@ -21,8 +21,7 @@ import torch
 from tests.composition.grid import MICROBATCHES, SAMPLES, Halves, Place, data, gradients, place, weights, wrap
 from tests.pipelining.models import SKIP, TRANSFORMER, Case
 from tests.pipelining.running import assert_equal, cut
-from tests.runtime import worlds
-from tests.runtime.worlds import ProcessWorld
+from tests.runtime.worlds import ProcessWorld, patience
 from torch import Tensor, nn
 
 from partita.pipelining import Pipe, get_schedule_class
@@ -102,12 +101,9 @@ def _body(comm: Comm, pickled: bytes) -> bytes:
 @pytest.fixture(scope="module")
 def by_rank() -> list[list[Found]]:
     """What each of four processes found, run by run."""
-    before, worlds.LIMIT_S = worlds.LIMIT_S, 100.0
-    try:
+    with patience(100.0):
         pipes = {name: cut(case, STAGES, SAMPLES // 2 // MICROBATCHES) for name, case in CASES.items()}
         return [pickle.loads(found) for found in ProcessWorld(4).run(_body, pickle.dumps(pipes))]
-    finally:
-        worlds.LIMIT_S = before
 
 
 @lru_cache

@@ -8,16 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 from tests.ddp.failing import disagreements, four_ranks, survivors
-from tests.runtime import worlds
-from tests.runtime.worlds import ProcessWorld, endings
+from tests.runtime.worlds import ProcessWorld, endings, patience
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _patience() -> Iterator[None]:
     """Several processes start, each with a compiler, and the machine may be busy."""
-    before, worlds.LIMIT_S = worlds.LIMIT_S, 120.0
-    yield
-    worlds.LIMIT_S = before
+    with patience(120.0):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.ddp.scenarios import SCENARIOS, run_all
 from tests.runtime import worlds
+from tests.runtime.worlds import patience
 
 _LAUNCHES = 3
 
@@ -17,11 +18,8 @@ _LAUNCHES = 3
 @cache
 def findings(launch: int) -> list[dict[str, str]]:
     """What each rank found in every third scenario."""
-    before, worlds.LIMIT_S = worlds.LIMIT_S, 170.0
-    try:
+    with patience(170.0):
         found: list[Any] = worlds.ProcessWorld(2).run(run_all, list(SCENARIOS)[launch::_LAUNCHES])
-    finally:
-        worlds.LIMIT_S = before
     return found
 
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.runtime import worlds
-from tests.runtime.worlds import ProcessWorld
+from tests.runtime.worlds import ProcessWorld, patience
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
@@ -232,8 +231,7 @@ def everything(comm: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def cases() -> list[dict[str, Any]]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worlds, "LIMIT_S", 150.0)
+    with patience(150.0):
         return ProcessWorld(2).run(everything)
 
 

@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from tests.pipelining.models import TRANSFORMER, WIDTH
 from tests.runtime.worlds import endings
 from torch import Tensor, nn
@@ -55,14 +54,6 @@ def _theirs(model: nn.Module, *args: Tensor) -> Any:
 
 def _ours(model: nn.Module, *args: Tensor) -> ours.Pipe:
     return ours.pipeline(model, args, split_spec={"b": ours.SplitPoint.BEGINNING})
-
-
-@pytest.fixture
-def alone() -> Iterator[None]:
-    """A process group of one rank, which torch's stages need."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def _ours_alone(model: nn.Module, microbatches: int, body: Callable[[ours.ScheduleGPipe], Any]) -> Any:

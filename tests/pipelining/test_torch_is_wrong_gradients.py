@@ -5,7 +5,6 @@ then that partita is right.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -27,14 +26,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning:torch.*"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
-
-
-@pytest.fixture
-def alone() -> Iterator[None]:
-    """A process group of one rank, which torch's stages need."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.mark.usefixtures("alone")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import gc
 import pickle
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from tests.runtime.worlds import ProcessWorld
 from torch import Tensor, nn
 from torch.distributed import pipelining as theirs
@@ -45,14 +44,6 @@ def _linears() -> nn.Sequential:
 def _cut(package: Any, model: nn.Module) -> Any:
     cuts = {str(number): package.SplitPoint.END for number in range(RANKS - 1)}
     return package.pipeline(model, (torch.zeros(ROWS, WIDTH),), split_spec=cuts)
-
-
-@pytest.fixture
-def alone() -> Iterator[None]:
-    """A process group of one rank, which torch's stages need."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.mark.usefixtures("alone")

@@ -5,12 +5,11 @@ that it (still) does, then that partita equals the whole model.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from tests.pipelining.models import WIDTH
 from tests.pipelining.running import assert_equal
 from tests.runtime.worlds import endings
@@ -83,14 +82,6 @@ def _ours(
 
     found = InProcessWorld(3).run(body)
     return found[-1][0], {name: value for _, gradients in found for name, value in gradients.items()}
-
-
-@pytest.fixture
-def alone() -> Iterator[None]:
-    """A process group of one rank, which torch's stages need."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def _their_schedule(module: nn.Module, *example: Any, **kwargs: Any) -> theirs.ScheduleGPipe:

@@ -8,7 +8,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,17 @@ LIMIT_S = 30.0
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "partita.runtime"])
+
+
+@contextmanager
+def patience(seconds: float) -> Iterator[None]:
+    """Another limit in this block, for processes that compile, or do many things in one launch."""
+    global LIMIT_S
+    before, LIMIT_S = LIMIT_S, seconds
+    try:
+        yield
+    finally:
+        LIMIT_S = before
 
 
 @dataclass(frozen=True)

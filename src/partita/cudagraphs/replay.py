@@ -142,15 +142,9 @@ def poison(tensor: torch.Tensor) -> None:
     if not tensor.numel():
         return
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    flat = tensor.as_strided((span,), (1,))
-    if tensor.is_floating_point() or tensor.is_complex():
-        flat.fill_(float("nan"))
-    elif tensor.dtype is torch.bool:
-        flat.fill_(True)
-    else:
-        flat.fill_(-1 if tensor.dtype.is_signed else torch.iinfo(tensor.dtype).max)
+    tensor.as_strided((span,), (1,)).view(torch.uint8).fill_(_filling(tensor.dtype))
 
 
 def _filling(dtype: torch.dtype) -> int:
-    """The byte of which `poison` would fill memory: all bits set are a NaN, -1, and the largest number."""
+    """The byte that memory is filled with: all bits set are a NaN, -1, and the largest number."""
     return 1 if dtype is torch.bool else 0xFF

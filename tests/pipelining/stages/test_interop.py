@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from tests.pipelining.models import NORMED, OUTPUTS, PLAIN, SKIP, TRANSFORMER, Case
 from tests.pipelining.running import assert_equal
 from tests.runtime.worlds import endings
@@ -70,14 +68,6 @@ def test_torchs_schedules_run_our_stages_with_the_results_of_the_whole_model() -
         gradients = first[number][1] | second[number][1]
         assert gradients.keys() == expected.keys()
         assert_equal(gradients, expected, name)
-
-
-@pytest.fixture
-def alone() -> Any:
-    """A process group of one rank, which torch's stages need."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.mark.usefixtures("alone")
