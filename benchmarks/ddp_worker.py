@@ -18,7 +18,13 @@ from benchmarks.ddp_models import MODELS, Sizes, make_model
 from benchmarks.ddp_network import set_rate
 from partita.ddp import partita_ddp, replicate, use_partita_ddp_optimizer
 
-__all__ = ["main"]
+__all__ = ["PLANNED", "REFERENCES", "main"]
+
+REFERENCES = ("alone", "alone in eager mode", "forward", "network")
+"""What is no way of training: no communication, or nothing else."""
+
+PLANNED = "partita_ddp, planned"
+"""The way whose buckets are planned anew for each speed of the links."""
 
 _CAP_MB = 4
 
@@ -31,7 +37,8 @@ def main(arguments: list[str]) -> None:
     store = dist.FileStore(str(folder / "store"), size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     sizes = MODELS[settings["model"]]
-    steps = _steps(sizes, rank, settings["backend"])
+    planned: Any = replicate(make_model(sizes), inner=settings["backend"])
+    steps = _steps(sizes, rank, settings["backend"], planned)
     for step in steps.values():
         for _ in range(4):
             step()
@@ -42,6 +49,7 @@ def main(arguments: list[str]) -> None:
         bits = 8 * parameters * 2 * (size - 1) / size
         megabits_per_s = bits / (relation * compute_s) / 1e6
         set_rate(megabits_per_s)
+        _plan(planned, steps[PLANNED])
         seconds = _turns(steps, settings["rounds"])
         found.append({"relation": relation, "megabits_per_s": megabits_per_s, "seconds": seconds})
     if rank == 0:
@@ -49,7 +57,17 @@ def main(arguments: list[str]) -> None:
     dist.barrier()
 
 
-def _steps(sizes: Sizes, rank: int, backend: Any) -> dict[str, Callable[[], None]]:
+def _plan(module: Any, step: Callable[[], None]) -> None:
+    replication = module.replication
+    with replication.measuring():
+        for _ in range(5):
+            step()
+    replication.use(replication.plan())
+    for _ in range(2):
+        step()
+
+
+def _steps(sizes: Sizes, rank: int, backend: Any, planned: Any) -> dict[str, Callable[[], None]]:
     x = sizes.batch(rank)
 
     def trainer(module: Any) -> Callable[[], None]:
@@ -91,6 +109,7 @@ def _steps(sizes: Sizes, rank: int, backend: Any) -> dict[str, Callable[[], None
     alone: Any = torch.compile(make_model(sizes), backend=backend)
     return {
         "alone": trainer(alone),
+        "alone in eager mode": trainer(make_model(sizes)),
         "forward": lambda: alone(x).square().mean(),
         "network": network,
         "DDP": trainer(wrapped()),
@@ -98,6 +117,7 @@ def _steps(sizes: Sizes, rank: int, backend: Any) -> dict[str, Callable[[], None
         "DDPOptimizer of torch": trainer(torch.compile(wrapped(), backend=backend)),
         "DDPOptimizer of partita": under(use_partita_ddp_optimizer, wrapped()),
         "partita_ddp": trainer(torch.compile(ours, backend=partita_ddp)),
+        PLANNED: trainer(torch.compile(planned, backend=partita_ddp)),
     }
 
 

@@ -17,10 +17,19 @@ from partita.errors import UsageError
 
 def test_rows_are_measured_against_the_longer_of_computing_and_network() -> None:
     """And against what can be reached: 0.25 s forward, and then the longer of 0.75 s and the network."""
-    seconds = {"alone": [1.0, 1.0], "forward": [0.25, 0.25], "network": [0.5, 2.0], "DDP": [1.5, 3.0]}
+    seconds = {
+        "alone": [1.0, 1.0],
+        "alone in eager mode": [1.25, 1.25],
+        "forward": [0.25, 0.25],
+        "network": [0.5, 2.0],
+        "DDP": [1.5, 3.0],
+        "partita_ddp": [0.75, 3.0],
+    }
     found: dict[str, Any] = {"relation": 1.0, "megabits_per_s": 100.0, "seconds": seconds}
-    (row,) = ddp_overlap._rows("mlp", 2, found)
-    assert row.way == "DDP"
+    row, other = ddp_overlap._rows("mlp", 2, found)
+    assert (row.way, other.way) == ("DDP", "partita_ddp")
+    assert (row.over_ddp.median, other.over_ddp.median) == (1.0, 0.75)
+    assert row.eager_s == 1.25
     assert row.over_limit.median == 1.5
     assert row.reachable_s == (1.0 + 2.25) / 2
     assert row.over_reachable.median == (1.5 / 1.0 + 3.0 / 2.25) / 2

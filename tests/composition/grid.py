@@ -11,9 +11,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import torch
 from tests.pipelining.models import Case
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -28,6 +31,12 @@ SAMPLES = 16
 """In a batch; each of the two pipelines takes half."""
 
 MICROBATCHES = 4
+
+PRECISIONS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "float32": nullcontext,
+    "bfloat16": partial(torch.autocast, "cpu", torch.bfloat16),
+    "float16": partial(torch.autocast, "cpu", torch.float16),
+}
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import pytest
 import torch
-from tests.composition.grid import MICROBATCHES, SAMPLES, Place, gradients, place, weights, wrap
+from tests.composition.grid import MICROBATCHES, PRECISIONS, SAMPLES, Place, gradients, place, weights, wrap
 from tests.pipelining.models import WIDTH
 from tests.pipelining.running import assert_equal
 from tests.runtime.worlds import ProcessWorld, patience
@@ -24,10 +23,6 @@ from partita.pipelining import PipelineStage, get_schedule_class
 from partita.runtime import Comm
 
 STEPS = 2
-PRECISIONS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "float32": nullcontext,
-    "bfloat16": partial(torch.autocast, "cpu", torch.bfloat16),
-}
 RUNS = [
     ("ddp", "1F1B", "float32"),
     ("ddp", "InterleavedZeroBubble", "bfloat16"),

@@ -9,14 +9,24 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import pytest
 import torch
-from tests.composition.grid import MICROBATCHES, Halves, Place, cut, data, gradients, place, weights, wrap
+from tests.composition.grid import (
+    MICROBATCHES,
+    PRECISIONS,
+    Halves,
+    Place,
+    cut,
+    data,
+    gradients,
+    place,
+    weights,
+    wrap,
+)
 from tests.pipelining.models import TRANSFORMER, WIDTH, Case, Noisy
 from tests.pipelining.running import assert_equal
 from tests.runtime.worlds import ProcessWorld, patience
@@ -52,11 +62,6 @@ CASES = {
     "tied": TRANSFORMER,
     "untied": Case("untied", _untied, TRANSFORMER.after, TRANSFORMER.batch, TRANSFORMER.loss),
     "drops": Case("drops", Drops, ("a",)),
-}
-PRECISIONS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "float32": nullcontext,
-    "bfloat16": partial(torch.autocast, "cpu", torch.bfloat16),
-    "float16": partial(torch.autocast, "cpu", torch.float16),
 }
 RUNS = [
     ("ddp", "float32", "tied"),

@@ -13,7 +13,8 @@ from tests.ddp.models import batch, loss_of, seeded
 from tests.ddp.scenarios import TINY_MB
 from torch import nn
 
-from partita.ddp import partita_ddp, replicate
+from partita.ddp import bf16_compress, partita_ddp, replicate
+from partita.planning import Cluster, Gradient, plan_buckets
 from partita.runtime import Comm
 
 
@@ -46,6 +47,12 @@ def disagreements(comm: Comm) -> dict[str, str]:
     found["names"] = text_of(replicate, nn.ModuleDict({name: nn.Linear(2, 2) for name in names}))
     torch.manual_seed(comm.rank)
     found["values"] = text_of(replicate, nn.Linear(3, 3), initial="check")
+    found["cap"] = text_of(replicate, nn.Linear(3, 3), bucket_cap_mb=1 + comm.rank)
+    found["tuned"] = text_of(replicate, nn.Linear(3, 3), plan=("measured", None)[comm.rank])
+    found["hook"] = text_of(replicate, nn.Linear(3, 3), comm_hook=(bf16_compress, None)[comm.rank])
+    found["plans"] = other_plans(comm)
+    found["refused"] = text_of(replicate, nn.Linear(3, 3), bucket_cap_mb=1 - comm.rank)
+    found["unknown"] = text_of(replicate, nn.Linear(3, 3), ignored=["no"][: comm.rank])
     module = replicate(seeded(lambda: ByRank(comm.rank)), inner="aot_eager")
     run = torch.compile(module, backend=partita_ddp)
     found["graphs"] = text_of(lambda: loss_of(run(batch(0, comm.rank))).backward())
@@ -75,6 +82,17 @@ def _out_of_step(module: Any, rank: int) -> None:
     loss_of(module(batch(0, rank))).backward()
     loss_of(module(batch(1, rank))).backward()
     module.replication.close()
+
+
+def other_plans(comm: Comm) -> str:
+    """The text of the error; gradients are reduced as before after it, or this raises."""
+    module = replicate(seeded(models.mlp))
+    gradients = [Gradient(name, 8, 0.0) for name, _ in module.named_parameters()]
+    cap_bytes = 8 * (1 + comm.rank)
+    text = text_of(module.replication.use, plan_buckets(gradients, Cluster(2), bucket_cap_bytes=cap_bytes))
+    loss_of(module(batch(0, comm.rank))).backward()
+    module.replication.close()
+    return text
 
 
 def survivors(comm: Comm) -> tuple[str, float]:

@@ -52,11 +52,11 @@ def gradients(module: nn.Module) -> list[torch.Tensor | None]:
     return [None if p.grad is None else p.grad.clone() for p in module.parameters()]
 
 
-def ordinary(module: Any, rank: int) -> list[Any]:
-    """Four steps of plain training; the gradients of each, and the state at the end."""
+def ordinary(module: Any, rank: int, steps: int = 4) -> list[Any]:
+    """Some steps of plain training; the gradients of each, and the state at the end."""
     optimizer = torch.optim.SGD(module.parameters(), 0.1)
     seen: list[Any] = []
-    for step in range(4):
+    for step in range(steps):
         optimizer.zero_grad()
         loss_of(module(batch(step, rank))).backward()
         seen += gradients(module)
@@ -527,3 +527,17 @@ def measured_plan(rank: int) -> str:
         return seen
 
     return compare(models.Mixed, rank, train)
+
+
+@scenario
+def plan_measured_by_itself(rank: int) -> str:
+    """Likewise, with nothing to do but to ask for it."""
+
+    def train(module: Any, rank: int) -> list[Any]:
+        seen = ordinary(module, rank, steps=14)
+        if not isinstance(module, DistributedDataParallel):
+            reducer = getattr(module, "_orig_mod", module).replication.reducer
+            assert (reducer.measuring, reducer.pass_ended, len(reducer.samples)) == (False, None, 7)
+        return seen
+
+    return compare(models.Mixed, rank, train, plan="measured")

@@ -32,6 +32,10 @@ def texts(_patience: None) -> list[dict[str, str]]:
             "values",
             "parameters or buffers .float32, 2 in all. of rank 1 have other values than those of rank 0",
         ),
+        ("cap", r"bucket_cap_mb is 1 \(1048576 bytes\) on rank 0 and 2 \(2097152 bytes\) on rank 1"),
+        ("tuned", "plan is 'measured' on rank 0 and None on rank 1, and has to be the same on all"),
+        ("hook", "comm_hook is bf16_compress on rank 0 and None on rank 1"),
+        ("plans", r"the plan of the buckets is \w{16} \(10 buckets\) on rank 0 and \w{16} \(5 buckets\)"),
         (
             "graphs",
             r"(?s)rank 0 and rank 1 have compiled different backward graphs.*operator aten.cos.default",
@@ -49,6 +53,13 @@ def test_all_ranks_learn_what_they_disagree_about(
         assert found[case].startswith("SignatureMismatch")
         with pytest.raises(AssertionError, match=message):
             raise AssertionError(found[case])
+
+
+def test_a_rank_that_can_not_replicate_is_an_error_to_the_others(texts: list[dict[str, str]]) -> None:
+    assert texts[1]["refused"].startswith("UsageError: bucket_cap_mb is 0")
+    assert texts[1]["unknown"].startswith("UsageError: ignored names 'no'")
+    for case in ("refused", "unknown"):
+        assert texts[0][case].startswith("PeerFailed: rank 1 failed in replicate()")
 
 
 def test_ranks_may_compile_different_graphs_where_that_is_meant(texts: list[dict[str, str]]) -> None:

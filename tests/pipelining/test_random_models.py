@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -100,6 +101,7 @@ def _loss(output: tuple[Tensor, ...], target: Tensor) -> Tensor:
     return nn.functional.mse_loss(output[0], target)
 
 
+@pytest.mark.timeout(400)  # as many programs on a slow machine
 @settings(max_examples=25, deadline=None)
 @given(programs(), st.sampled_from([ScheduleGPipe, Schedule1F1B]))
 def test_a_random_model_cut_anywhere_equals_the_uncut_one(program: Program, kind: type) -> None:

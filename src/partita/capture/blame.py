@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import traceback
 from pathlib import Path
+from traceback import FrameSummary
+from types import FrameType
 
 import torch
 
-__all__ = ["is_users", "summary", "users_line"]
+__all__ = ["is_users", "line_of", "summary", "users_line"]
 
 _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent), "<")
 
@@ -15,6 +17,12 @@ _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent.pa
 def is_users(filename: str) -> bool:
     """Whether a file is the user's own code, and not torch's, partita's or Python's."""
     return not filename.startswith(_NOT_THE_USERS)
+
+
+def line_of(frame: FrameType) -> str:
+    """The line that ``frame`` is at, as ``code  # file:line in function``."""
+    code = frame.f_code
+    return _told(FrameSummary(code.co_filename, frame.f_lineno, code.co_name))
 
 
 def users_line(error: BaseException) -> str:
@@ -25,7 +33,7 @@ def users_line(error: BaseException) -> str:
     """
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if is_users(frame.filename):
-            return f"{frame.line}  # {frame.filename}:{frame.lineno} in {frame.name}"
+            return _told(frame)
     return ""
 
 
@@ -34,3 +42,7 @@ def summary(error: BaseException) -> str:
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     line = users_line(error)
     return f"{first} (at {line})" if line and line not in first else first
+
+
+def _told(frame: FrameSummary) -> str:
+    return f"{frame.line}  # {frame.filename}:{frame.lineno} in {frame.name}"

@@ -13,7 +13,6 @@ Generators are Python's and numpy's global ones and those that the model's modul
 
 from __future__ import annotations
 
-import linecache
 import pickle
 import random
 import sys
@@ -24,7 +23,7 @@ from typing import Any
 
 from torch import nn
 
-from partita.capture.blame import is_users
+from partita.capture.blame import is_users, line_of
 from partita.errors import CaptureError
 
 __all__ = ["HostGenerators"]
@@ -83,7 +82,7 @@ class HostGenerators:
                 return None
             if self._states() != state:
                 found = last
-            last = _told(frame)
+            last = line_of(frame)
             return at_line
 
         def at_call(frame: FrameType, _event: str, _value: Any) -> Any:
@@ -129,9 +128,3 @@ def _write(generator: Any, state: Any) -> None:
         generator.set_state(state)
     else:
         generator.bit_generator.state = state
-
-
-def _told(frame: FrameType) -> str:
-    code = frame.f_code
-    text = linecache.getline(code.co_filename, frame.f_lineno).strip()
-    return f"{text}  # {code.co_filename}:{frame.f_lineno} in {code.co_name}"

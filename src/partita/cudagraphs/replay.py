@@ -72,13 +72,12 @@ class ReplayRecorder:
         try:
             result, calls = record_calls(run)
         except ExecutionError:
-            self._buffers = []
             raise
         except Exception as error:
-            self._buffers = []
             raise ExecutionError(f"the region can't be recorded: {error}; it runs uncaptured") from error
+        finally:
+            buffers, self._buffers = self._buffers, []
         self.recorded += 1
-        buffers, self._buffers = self._buffers, []
         return CallRecording(self, result, calls, buffers)
 
     def note_outputs(self, outputs: Sequence[torch.Tensor]) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -53,6 +53,8 @@ from partita.runtime import NULL_TRACER, Comm, Recorder
 
 __all__ = ["Reducer"]
 
+_UNSETTLED_PASSES = 2
+
 
 class Reducer:
     """The gradients of one replicated module.
@@ -65,6 +67,7 @@ class Reducer:
         last: when the buckets of the last synchronised pass were ready, sent and reduced.
         measuring: compiled graphs are cut after each gradient.
         samples: when each gradient was ready, for each synchronised pass while `measuring`.
+        pass_ended: is called after each synchronised pass, on all ranks alike.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class Reducer:
         self.last: PassTimes | None = None
         self.measuring = False
         self.samples: list[Mapping[str, float]] = []
+        self.pass_ended: Callable[[Reducer], None] | None = None
         count = len(self.parameters)
         self._plan = settings.plan
         self._tracer = tracer
@@ -132,6 +136,11 @@ class Reducer:
     def version(self) -> int:
         """Counts changes of where backward graphs are to be cut."""
         return self._buckets.version
+
+    @property
+    def has_settled(self) -> bool:
+        """Whether gradients come as they will from now on: in the first passes, some go through autograd."""
+        return self._consensus.step > _UNSETTLED_PASSES
 
     def measure(self, *, on: bool) -> None:
         """From the next pass on, note when each gradient is ready; compiled graphs are cut after each."""
@@ -282,6 +291,8 @@ class Reducer:
                     self._reduce_rest(state)
             finally:
                 self._pass = None
+            if state.sync and self.pass_ended is not None:
+                self.pass_ended(self)
 
     def _reduce_rest(self, state: PassState) -> None:
         self._arrivals.take_partial(state)
@@ -293,7 +304,7 @@ class Reducer:
         self._arrivals.pass_ends()
         self._used_before = [index in state.gradients for index in range(len(self.parameters))]
         self.last = PassTimes.of(state.reductions, state.ready_s, self.names, state.started_s, backward_end_s)
-        if self.measuring and self._consensus.step > 2:  # before that, some gradients go through autograd
+        if self.measuring and self.has_settled:
             self.samples.append(self.last.ready_s)
         record_spans(self._tracer, state.reductions)
 

@@ -15,26 +15,25 @@ from torch import nn
 
 from partita._torch.backward_pass import current_pass
 from partita._torch.compiled import inside_compiled
-from partita.ddp.agreement import check_same_parameters
+from partita.ddp.agreement import check_same_options, check_same_parameters
 from partita.ddp.hooks import CommHook
 from partita.ddp.inner import InnerCompiler, check_inner
 from partita.ddp.listing import BucketRow, PassTimes, bucket_rows, bucket_table
 from partita.ddp.owners import claim, release
 from partita.ddp.reducer import Reducer
 from partita.ddp.replicable import check_replicable
-from partita.ddp.settings import ReducerSettings
+from partita.ddp.settings import MIB, ReducerSettings, describe_plan
 from partita.ddp.state import StateBroadcast
-from partita.ddp.tuning import measure_links, plan_from_samples
-from partita.errors import ExecutionError, UsageError
+from partita.ddp.tuning import MARGIN, measure_links_of, plan_from_samples, tune_itself
+from partita.errors import ExecutionError, SignatureMismatch, UsageError
 from partita.planning import BucketPlan, Cluster
 from partita.runtime import NULL_TRACER, Comm, ProcessGroupComm, Recorder
 
 __all__ = ["Replicated", "Replication", "replicate"]
 
 _LOG = logging.getLogger("partita.ddp")
-_MIB = 2**20
 _DEFAULT_CAP_MB = 25.0
-_FIRST_BUCKET_BYTES = _MIB
+_FIRST_BUCKET_BYTES = MIB
 
 
 class Replicated(nn.Module):
@@ -110,12 +109,16 @@ class Replication:
         kept = {name: value for name, value in named.items() if name not in ignored}
         self._buffers = StateBroadcast(comm, list(buffers.values())) if broadcast_buffers else None
         self._last_synced = True
+        options = {"broadcast_buffers": str(broadcast_buffers), "initial": repr(initial)}
+        check_same_options(comm, settings.common() | options)
         check_same_parameters(comm, [_fact(name, value) for name, value in (kept | buffers).items()])
         if initial == "broadcast":
             StateBroadcast(comm, [*kept.values(), *buffers.values()]).run()
         else:
             StateBroadcast(comm, [*kept.values(), *buffers.values()]).check([*kept, *buffers])
         self.reducer = Reducer(list(trained), list(trained.values()), comm, settings, tracer)
+        if settings.tune:
+            self.reducer.pass_ended = tune_itself
         for index, parameter in enumerate(trained.values()):
             claim(parameter, self, index)
 
@@ -145,33 +148,42 @@ class Replication:
         """Note when each gradient is ready in the synchronised backward passes of this block.
 
         Compiled graphs are cut after each gradient meanwhile, and compiled anew before and after, so let the
-        block hold at least four steps, of which the first two do not count. The same on every rank.
+        block hold at least four steps, of which the first two do not count. The same on every rank. Ends what
+        ``plan="measured"`` began.
         """
+        self.reducer.pass_ended = None
         self.reducer.measure(on=True)
         try:
             yield
         finally:
             self.reducer.measure(on=False)
 
-    def plan(self, cluster: Cluster | None = None) -> BucketPlan:
+    def plan(self, cluster: Cluster | None = None, *, margin: float = MARGIN) -> BucketPlan:
         """The buckets whose reduction ends first, for the backward times that `measuring` has seen.
         Collective.
 
         Args:
-            cluster: the links between the ranks; None measures them, see `measure_links`.
+            cluster: the links between the ranks; None measures them, see `measure_links`, between the
+                devices of the gradients.
+            margin: by which part an all-reduce may take longer or shorter, beside a backward pass, than the
+                links say; see `partita.planning.plan_buckets`.
 
         Raises:
-            PlanError: nothing has been measured.
+            PlanError: nothing has been measured, or a negative margin.
         """
-        return plan_from_samples(self.reducer, cluster if cluster is not None else measure_links(self.comm))
+        links = cluster if cluster is not None else measure_links_of(self.reducer)
+        return plan_from_samples(self.reducer, links, margin=margin)
 
     def use(self, plan: BucketPlan) -> None:
         """Reduce gradients in the buckets of ``plan`` from now on; compiled graphs are cut anew at their next
-        run. The same plan on every rank.
+        run. The same plan on every rank. Ends what ``plan="measured"`` began. Collective.
 
         Raises:
+            SignatureMismatch: ranks use different plans; on every rank.
             PlanError: a plan for other parameters.
         """
+        check_same_options(self.comm, {"the plan of the buckets": describe_plan(plan)})
+        self.reducer.pass_ended = None
         self.reducer.use_plan(plan)
         _LOG.info("planned buckets:\n%s", self)
 
@@ -201,7 +213,7 @@ def replicate(
     process_group: dist.ProcessGroup | Comm | None = None,
     *,
     bucket_cap_mb: float = _DEFAULT_CAP_MB,
-    plan: BucketPlan | None = None,
+    plan: BucketPlan | Literal["measured"] | None = None,
     comm_hook: CommHook | None = None,
     inner: InnerCompiler = "inductor",
     broadcast_buffers: bool = True,
@@ -224,6 +236,8 @@ def replicate(
         bucket_cap_mb: a bucket is closed as soon as it holds so many MiB. With the default, the first one is
             closed at 1 MiB, so that communication starts early.
         plan: which parameters share a bucket, from `partita.planning.plan_buckets`; the cap is not used then.
+            ``"measured"``: starts with the cap, measures a few of the first steps and the links, and changes
+            to the buckets whose reduction ends first; compiled graphs are cut anew twice.
         comm_hook: how a bucket is averaged, see `CommHook`.
         inner: compiles the graphs: ``"inductor"``, ``"aot_eager"`` (runs them as they are), a
             `partita.runtime.PieceRunner` (such as `partita.cudagraphs.CudaGraphsRunner`), or a function of a
@@ -243,34 +257,38 @@ def replicate(
     Raises:
         UsageError: an argument that can't be used, a module that is replicated or compiled already.
         PlanError: a plan for other parameters.
-        SignatureMismatch: ranks replicate different models; on every rank.
+        SignatureMismatch: ranks replicate different models, or with different options; on every rank.
+        PeerFailed: another rank could not replicate.
         ExecutionError: the ranks can't be connected.
     """
-    if inside_compiled(module) is not None:
-        raise UsageError(
-            "the module is compiled already: replicate it first and compile it then, "
-            'torch.compile(replicate(module), backend="partita_ddp")'
-        )
-    if isinstance(module, Replicated):
-        raise UsageError("the module is replicated already: call replicate() once, on the plain module")
-    if not bucket_cap_mb > 0:
-        raise UsageError(f"bucket_cap_mb is {bucket_cap_mb}: give a size above 0, in MiB")
-    if initial not in ("broadcast", "check"):
-        raise UsageError(f"initial is 'broadcast' or 'check', got {initial!r}")
-    cap = max(1, int(bucket_cap_mb * _MIB))
-    first = min(cap, _FIRST_BUCKET_BYTES) if bucket_cap_mb == _DEFAULT_CAP_MB else cap
-    settings = ReducerSettings(cap, first, plan, comm_hook, check_graphs, frozenset(late))
     comm = process_group if isinstance(process_group, Comm) else ProcessGroupComm.from_group(process_group)
-    replication = Replication(
-        module,
-        comm,
-        settings,
-        inner=inner,
-        ignored=frozenset(ignored),
-        broadcast_buffers=broadcast_buffers,
-        initial=initial,
-        tracer=tracer,
-    )
+    try:
+        _check_arguments(module, bucket_cap_mb, plan, initial)
+        cap = max(1, int(bucket_cap_mb * MIB))
+        replication = Replication(
+            module,
+            comm,
+            ReducerSettings(
+                cap,
+                min(cap, _FIRST_BUCKET_BYTES) if bucket_cap_mb == _DEFAULT_CAP_MB else cap,
+                plan if isinstance(plan, BucketPlan) else None,
+                comm_hook,
+                check_graphs,
+                frozenset(late),
+                tune=plan == "measured",
+            ),
+            inner=inner,
+            ignored=frozenset(ignored),
+            broadcast_buffers=broadcast_buffers,
+            initial=initial,
+            tracer=tracer,
+        )
+    except BaseException as error:
+        if comm is not process_group:
+            if not isinstance(error, SignatureMismatch):  # that one all ranks raise by themselves
+                comm.fail(error, "replicate()")
+            comm.close()
+        raise
     plain = type(module)
     body: dict[str, Any] = {"__module__": plain.__module__, "__qualname__": plain.__qualname__}
     if plain.forward.__module__.startswith("torch."):
@@ -290,6 +308,22 @@ def replicate(
     replication.on_close(undo)
     _LOG.info("buckets of %s:\n%s", plain.__name__, replication)
     return cast(Replicated, module)
+
+
+def _check_arguments(module: nn.Module, bucket_cap_mb: float, plan: object, initial: str) -> None:
+    if inside_compiled(module) is not None:
+        raise UsageError(
+            "the module is compiled already: replicate it first and compile it then, "
+            'torch.compile(replicate(module), backend="partita_ddp")'
+        )
+    if isinstance(module, Replicated):
+        raise UsageError("the module is replicated already: call replicate() once, on the plain module")
+    if not bucket_cap_mb > 0:
+        raise UsageError(f"bucket_cap_mb is {bucket_cap_mb}: give a size above 0, in MiB")
+    if not (plan is None or plan == "measured" or isinstance(plan, BucketPlan)):
+        raise UsageError(f"plan is a BucketPlan, 'measured' or None, got {plan!r}")
+    if initial not in ("broadcast", "check"):
+        raise UsageError(f"initial is 'broadcast' or 'check', got {initial!r}")
 
 
 def _nothing() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 import time
 from collections.abc import Iterable
@@ -16,10 +17,19 @@ from partita.runtime import Comm
 if TYPE_CHECKING:
     from partita.ddp.reducer import Reducer
 
-__all__ = ["measure_links", "plan_from_samples"]
+__all__ = ["MARGIN", "measure_links", "measure_links_of", "plan_from_samples", "tune_itself"]
+
+_LOG = logging.getLogger("partita.ddp")
+MARGIN = 0.25
+"""By which part an all-reduce beside a backward pass may take longer, or shorter, than one alone."""
 
 _SMALL_BYTES = 2**12
 _LARGE_BYTES = 2**22
+_PASSES = 7
+"""The median is to be that of a pass without compiling: graphs are cut anew in the first of them, and may be
+in the second.
+"""
+_BUCKET_S = 5e-4  # of computing, for a cut and a start: as seen on CPUs, with pieces by Inductor
 
 
 def measure_links(comm: Comm, *, rounds: int = 5, device: torch.device | str = "cpu") -> Cluster:
@@ -56,14 +66,40 @@ def _all_reduce_s(comm: Comm, size_bytes: int, rounds: int, device: torch.device
     return statistics.median(max(of_round) for of_round in zip(*everywhere, strict=True))
 
 
-def plan_from_samples(reducer: Reducer, cluster: Cluster) -> BucketPlan:
+def measure_links_of(reducer: Reducer) -> Cluster:
+    """Latency and bandwidth between the devices that most bytes of the gradients are on. Collective."""
+    held: dict[torch.device, int] = {}
+    for parameter in reducer.parameters:
+        held[parameter.device] = held.get(parameter.device, 0) + parameter.nbytes
+    return measure_links(reducer.comm, device=max(held, key=held.__getitem__))
+
+
+def tune_itself(reducer: Reducer) -> None:
+    """To be called after each synchronised pass: measures some passes, but not the first ones, and changes to
+    the best buckets for them. Collective at the end of the last one.
+    """
+    if not reducer.measuring:
+        if reducer.has_settled:
+            reducer.measure(on=True)
+        return
+    if len(reducer.samples) < _PASSES:
+        return
+    reducer.pass_ended = None
+    reducer.measure(on=False)
+    links = measure_links_of(reducer)
+    plan = plan_from_samples(reducer, links, margin=MARGIN)
+    reducer.use_plan(plan)
+    _LOG.info("%d buckets, planned for %s", len(plan.buckets), links)
+
+
+def plan_from_samples(reducer: Reducer, cluster: Cluster, *, margin: float) -> BucketPlan:
     """The best buckets for what ``reducer`` has measured; the same on every rank. Collective.
 
-    A gradient counts as ready when the slowest rank has it. Gradients of other data types or devices get
-    buckets of their own.
+    A gradient counts as ready when the slowest rank has it; one that no rank has seen, as the last. Gradients
+    of other data types or devices get buckets of their own.
 
     Raises:
-        PlanError: a parameter has not been measured, on some rank.
+        PlanError: nothing has been measured.
     """
     medians = {
         name: statistics.median(times)
@@ -71,21 +107,23 @@ def plan_from_samples(reducer: Reducer, cluster: Cluster) -> BucketPlan:
         if (times := [sample[name] for sample in reducer.samples if name in sample])
     }
     everywhere: list[dict[str, float]] = reducer.comm.all_gather_object(medians)
-    missing = sorted(name for name in reducer.names if any(name not in of_rank for of_rank in everywhere))
-    if missing:
+    if not any(everywhere):
         raise PlanError(
-            f"there is no measurement of {len(missing)} of {len(reducer.names)} parameters, {missing[0]!r} "
-            f"among "
-            "them: take at least four synchronised steps in `with module.replication.measuring():`, and "
-            "leave "
-            "parameters that are never used out with ignored=[...]"
+            "there is no measurement of any gradient: take at least four synchronised steps in "
+            "`with module.replication.measuring():`"
         )
+    slowest_s: dict[str, float] = {}
+    for of_rank in everywhere:
+        for name, ready_s in of_rank.items():
+            slowest_s[name] = max(ready_s, slowest_s.get(name, 0.0))
+    last_s = max(slowest_s.values())
     kinds: dict[tuple[torch.dtype, torch.device], list[Gradient]] = {}
     for name, parameter in zip(reducer.names, reducer.parameters, strict=True):
-        ready_s = max(of_rank[name] for of_rank in everywhere)
-        size = parameter.numel() * parameter.element_size()
-        kinds.setdefault((parameter.dtype, parameter.device), []).append(Gradient(name, size, ready_s))
-    plans = [plan_buckets(gradients, cluster) for gradients in kinds.values()]
+        gradient = Gradient(name, parameter.nbytes, slowest_s.get(name, last_s))
+        kinds.setdefault((parameter.dtype, parameter.device), []).append(gradient)
+    plans = [
+        plan_buckets(gradients, cluster, margin=margin, bucket_s=_BUCKET_S) for gradients in kinds.values()
+    ]
     return plans[0] if len(plans) == 1 else _merged(plans, kinds.values(), cluster)
 
 

@@ -6,7 +6,7 @@ import math
 
 from partita.errors import PlanError
 
-__all__ = ["require_amount", "require_count", "require_seconds"]
+__all__ = ["require_amount", "require_count", "require_part", "require_seconds"]
 
 
 def require_count(value: int, what: str, least: int = 1) -> None:
@@ -22,5 +22,14 @@ def require_amount(value: int, what: str) -> None:
 
 def require_seconds(value: float, what: str) -> None:
     """Raise PlanError unless `value` is a finite number of seconds, not negative."""
+    _require_not_negative(value, what, "number of seconds")
+
+
+def require_part(value: float, what: str) -> None:
+    """Raise PlanError unless `value` is a part of something, such as 0.25; it may exceed 1."""
+    _require_not_negative(value, what, "number")
+
+
+def _require_not_negative(value: float, what: str, kind: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise PlanError(f"{what} is {value!r}: give a finite number of seconds, 0 or more")
+        raise PlanError(f"{what} is {value!r}: give a finite {kind}, 0 or more")

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections import deque
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from partita.errors import PlanError
 from partita.planning import _json
-from partita.planning._check import require_amount, require_count, require_seconds
+from partita.planning._check import require_amount, require_count, require_part, require_seconds
 from partita.planning.cluster import Cluster
 
 __all__ = ["BucketPlan", "Gradient", "plan_buckets"]
+
+_ALONE = 0.1
+"""The part of its time that a bucket loses while no other is under way."""
+_PARTS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Buckets are looked for that hold no more than all bytes divided by one of these."""
 
 
 @dataclass(frozen=True)
@@ -64,24 +68,34 @@ def plan_buckets(
     *,
     bucket_cap_bytes: int | None = None,
     first_bucket_cap_bytes: int | None = None,
+    margin: float = 0.0,
+    bucket_s: float = 0.0,
 ) -> BucketPlan:
     """Put gradients into buckets, each a run of neighbours in the order in which they get ready.
 
     A bucket's all-reduce (`Cluster.all_reduce_s`) starts when its last gradient is ready and the bucket
     before is reduced. Small buckets start early but pay the latency often; large ones the other way round.
 
-    Without a cap, the buckets are those whose reduction ends first; no others end sooner. With a cap, a
-    bucket is closed as soon as it holds at least so many bytes, as data-parallel wrappers do. Gradients that
-    can't share a bucket (other data types or devices) are planned by a call each.
+    Without a cap, the buckets are those whose reduction ends first; no others end sooner, and of those that
+    end as soon there are no fewer. With a cap, a bucket is closed as soon as it holds at least so many bytes,
+    as data-parallel wrappers do. Gradients that can't share a bucket (other data types or devices) are
+    planned by a call each.
 
     Args:
         gradients: in any order; those ready at the same time keep the order given.
         cluster: the ranks and their links.
         bucket_cap_bytes: close a bucket at this size, rather than look for the best.
         first_bucket_cap_bytes: another cap for the first bucket, so that communication starts early.
+        margin: without a cap: by which part an all-reduce may take longer, or shorter, than ``cluster``
+            says. Few buckets wait on purpose: where the links are faster they stand idle meanwhile, and where
+            they are slower the last bucket is late. With a margin, the buckets are those that lose least, on
+            the worst of the fastest, the slowest and the expected links, against the best for these; and a
+            tenth of the time of the largest bucket counts as lost, for the links stand idle between its
+            steps while no other is under way. The times of the plan are those that ``cluster`` says.
+        bucket_s: with a margin: what each bucket costs in computing, in seconds, whenever it is sent.
 
     Raises:
-        PlanError: no gradients, two of one name, or a cap below 1.
+        PlanError: no gradients, two of one name, a cap below 1, or a margin or cost that is negative.
 
     >>> ready = [Gradient("c", 4, 1.0), Gradient("b", 4, 2.0), Gradient("a", 4, 3.0)]
     >>> plan_buckets(ready, Cluster(ranks=2, bandwidth_bytes_per_s=4.0, latency_s=0.1)).buckets
@@ -100,11 +114,16 @@ def plan_buckets(
         raise PlanError("first_bucket_cap_bytes is given without bucket_cap_bytes: give both or none")
     if len({gradient.name for gradient in gradients}) < len(gradients):
         raise PlanError("two gradients have the same name: give each its own")
+    require_part(margin, "margin")
+    require_seconds(bucket_s, "bucket_s")
     ordered = sorted(gradients, key=lambda gradient: gradient.ready_s)
-    if bucket_cap_bytes is None:
-        ends = _best_ends(ordered, cluster)
-    else:
+    ends: Sequence[int]
+    if bucket_cap_bytes is not None:
         ends = _capped_ends(ordered, bucket_cap_bytes, first_bucket_cap_bytes or bucket_cap_bytes)
+    elif margin:
+        ends = _robust_ends(ordered, cluster, margin, bucket_s)
+    else:
+        ends = _fewest_ends(ordered, cluster)
     return _timed(ordered, ends, cluster)
 
 
@@ -118,37 +137,66 @@ def _capped_ends(ordered: Sequence[Gradient], cap: int, first_cap: int) -> list[
     return ends
 
 
-def _best_ends(ordered: Sequence[Gradient], cluster: Cluster) -> list[int]:
-    """Where the buckets end, so that the last reduction ends as early as can be.
+def _slower(cluster: Cluster, factor: float) -> Cluster:
+    return replace(
+        cluster,
+        bandwidth_bytes_per_s=cluster.bandwidth_bytes_per_s / factor,
+        latency_s=cluster.latency_s * factor,
+    )
 
-    With ``end[i]`` the earliest end of the first i gradients (it never falls with i), a last bucket from i to
-    j ends at ``max(ready[j], end[i]) + latency + bytes(i, j) * per_byte``. Where ``end[i] <= ready[j]`` the
-    largest i is best; among the i after it, the one with the least ``end[i] - bytes(0, i) * per_byte``, which
-    a sliding window knows. Linear but for the sort.
+
+def _robust_ends(
+    ordered: Sequence[Gradient], cluster: Cluster, margin: float, bucket_s: float
+) -> Sequence[int]:
+    """Of the best buckets for several speeds and several largest sizes, those that lose least."""
+    clusters = [cluster, _slower(cluster, 1 + margin), _slower(cluster, 1 / (1 + margin))]
+    best = [tuple(_fewest_ends(ordered, links)) for links in clusters]
+    best_s = [_timed(ordered, ends, links).end_s[-1] for ends, links in zip(best, clusters, strict=True)]
+    total = sum(gradient.size_bytes for gradient in ordered)
+    sized = (tuple(_fewest_ends(ordered, links, total // parts)) for links in clusters for parts in _PARTS)
+
+    def loss_s(ends: tuple[int, ...]) -> float:
+        plans = [_timed(ordered, ends, links) for links in clusters]
+        late_s = max(plan.end_s[-1] - earliest for plan, earliest in zip(plans, best_s, strict=True))
+        alone_s = _ALONE * cluster.all_reduce_s(max(plans[0].bucket_bytes))
+        return late_s + bucket_s * len(ends) + alone_s
+
+    return min({*best, *sized}, key=lambda ends: (loss_s(ends), len(ends), ends))
+
+
+def _fewest_ends(ordered: Sequence[Gradient], cluster: Cluster, largest: int | None = None) -> list[int]:
+    """Where the buckets end, so that the last reduction ends as early as can be, with as few as can be.
+
+    A bucket from i to j takes ``latency + bytes(i, j) * per_byte``. Gradients that are taken off the end of a
+    plan save at least the time of their bytes, so ``end[i] - bytes(0, i) * per_byte`` never falls with i,
+    where ``end[i]`` is the earliest end of the first i gradients. Two things follow. The earliest end of the
+    first j has a last bucket from the largest i with ``end[i] <= ready[j]``, or from the one after it.
+    And, from the back, with a time at which all has to be over: the largest last bucket that is over in time
+    leaves the gradients before it time enough, and no other leaves fewer buckets to them. All that also holds
+    where no bucket of several gradients may have more than ``largest`` bytes.
     """
     latency = cluster.all_reduce_s(0)
-    before = [
-        cluster.all_reduce_s(size) - latency
-        for size in accumulate((g.size_bytes for g in ordered), initial=0)
-    ]
-    end = [0.0]
-    start_of = [0]
-    window: deque[tuple[float, int]] = deque()
+    sizes = list(accumulate((g.size_bytes for g in ordered), initial=0))
+    before = [cluster.all_reduce_s(size) - latency for size in sizes]
+
+    def first_allowed(stop: int) -> int:
+        return 0 if largest is None else min(bisect_left(sizes, sizes[stop] - largest), stop - 1)
+
+    end, start_of = [0.0], [0]
     for index, gradient in enumerate(ordered, 1):
-        fresh = (end[-1] - before[index - 1], index - 1)
-        while window and window[-1][0] >= fresh[0]:
-            window.pop()
-        window.append(fresh)
         free = bisect_right(end, gradient.ready_s) - 1
-        while window and window[0][1] <= free:
-            window.popleft()
-        options = [] if free < 0 else [(gradient.ready_s - before[free], free)]
-        best, start = min(options + list(window)[:1])
+        least = first_allowed(index)
+        starts = {min(max(start, least), index - 1) for start in (free, free + 1)}
+        best, start = min((max(gradient.ready_s, end[start]) - before[start], start) for start in starts)
         end.append(best + latency + before[index])
         start_of.append(start)
-    ends = [len(ordered)]
-    while start_of[ends[-1]]:
-        ends.append(start_of[ends[-1]])
+    over_s, stop, ends = end[-1], len(ordered), []
+    while stop:
+        ends.append(stop)
+        latest_s = over_s - latency - before[stop]
+        in_time = bisect_left(before, ordered[stop - 1].ready_s - latest_s, 0, start_of[stop])
+        start = max(in_time, first_allowed(stop))
+        over_s, stop = latest_s + before[start], start
     return ends[::-1]
 
 

@@ -24,6 +24,8 @@ import torch.distributed as dist
 from partita._torch.distributed import RawGroup, RawWork, Store, all_reduce_sum, group_store, prefixed
 from partita.errors import ExecutionError
 from partita.runtime._objects import HEADER_BYTES, as_tensor, pack, rest_bytes, unpack
+from partita.runtime._operation import Operation, message_words
+from partita.runtime._staging import as_bytes, copied_back, staged_for_receiving, staged_for_sending
 from partita.runtime.comm import MAX_TAG, Handle, check_peer, check_ranks, check_tag, gather_through_rank_0
 from partita.runtime.failure import FailureRecord, Lookout, announce
 from partita.runtime.own_groups import OwnGroups
@@ -44,68 +46,6 @@ _TELL_S = 2.0
 that hosts the store."""
 
 
-class _Operation:
-    """The handle of an operation under way."""
-
-    __slots__ = ("_comm", "_finish", "_pair", "_peer", "_tensor", "_what", "_work")
-
-    def __init__(
-        self,
-        comm: ProcessGroupComm,
-        work: RawWork,
-        peer: int,
-        what: str | tuple[str, int, int],
-        tensor: torch.Tensor,
-        finish: Callable[[], None] | None,
-        pair: RawGroup | None = None,
-    ) -> None:
-        """``what``: for messages; that of a message (way, peer, tag) is put into words when it is needed.
-        ``pair``: the NCCL communicator of a message, whose wait is the device's and not the host's.
-        """
-        self._comm = comm
-        self._work: RawWork | None = work
-        self._peer = peer
-        self._what = what
-        self._tensor: torch.Tensor | None = tensor  # its memory is read or written until the wait is over
-        self._finish = finish
-        self._pair = pair
-
-    def wait(self) -> None:
-        if self._work is None:
-            return
-        if self._pair is None:
-            self.settle()
-        elif self._tensor is not None:
-            try:
-                self._work.wait()  # a timeout would make the host wait
-            except RuntimeError as error:
-                raise self._explained(error) from error
-            self._tensor = None  # later work on the device comes after it
-            self._comm.note_launched(self._pair, self)
-        else:
-            return
-        if self._finish is not None:
-            self._finish()
-
-    def settle(self) -> None:
-        """Until it is done, wherever it runs."""
-        assert self._work is not None
-        try:
-            self._work.wait(self._comm.timeout)
-        except RuntimeError as error:
-            raise self._explained(error) from error
-        self._work = None
-
-    def flush(self, timeout: timedelta) -> None:
-        """Waits for at most `timeout`; raises gloo's own RuntimeError, unexplained."""
-        if self._work is not None:
-            self._work.wait(timeout)
-
-    def _explained(self, error: RuntimeError) -> ExecutionError:
-        what = self._what if isinstance(self._what, str) else _message(*self._what)
-        return self._comm.explain(error, self._peer, what)
-
-
 class ProcessGroupComm:
     """A :class:`~partita.runtime.comm.Comm` over processes. Made by :meth:`from_group`.
 
@@ -121,8 +61,8 @@ class ProcessGroupComm:
         self._closed = False
         self._process = os.getpid()
         self._groups = OwnGroups(store, rank, size, timeout_s, self._check_usable)
-        self._unsent: deque[_Operation] = deque()
-        self._launched: dict[RawGroup, _Operation] = {}
+        self._unsent: deque[Operation] = deque()
+        self._launched: dict[RawGroup, Operation] = {}
         announce(store, rank)
         watch = self._groups.of_all("watch") if size > 1 else None
         self._data = self._groups.of_all("data")
@@ -212,25 +152,26 @@ class ProcessGroupComm:
         members = check_ranks(self.rank, self.size, ranks)
         peer = next((r for r in members if r != self.rank), self.rank)
         self._check_usable()
-        group = self._groups.collective(members, nccl=self._on_nccl(tensor))
+        on_nccl = self._on_nccl(tensor)
+        group = self._groups.collective(members, nccl=on_nccl)
         # gloo sums every dtype but int16.
-        staged = self._stage(tensor, torch.int32 if tensor.dtype == torch.int16 else tensor.dtype)
-        finish = None if staged is tensor else partial(_copy, tensor, staged)
+        dtype = torch.int32 if tensor.dtype == torch.int16 else tensor.dtype
+        staged = staged_for_sending(tensor, dtype, tensor.device if on_nccl else _CPU)
+        post = partial(all_reduce_sum, group, staged)
         return self._start(
-            partial(all_reduce_sum, group, staged), peer, f"all_reduce over ranks {members}", staged, finish
+            post, peer, f"all_reduce over ranks {members}", staged, copied_back(tensor, staged)
         )
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> Handle:
         if not 0 <= src < self.size:
             raise ValueError(f"no rank {src} here: this comm has ranks 0 to {self.size - 1}")
         self._check_usable()
-        group = self._groups.collective(tuple(range(self.size)), nccl=self._on_nccl(tensor))
-        staged = self._stage(tensor, tensor.dtype)
-        finish = None if staged is tensor else partial(_copy, tensor, staged)
+        on_nccl = self._on_nccl(tensor)
+        group = self._groups.collective(tuple(range(self.size)), nccl=on_nccl)
+        staged = staged_for_sending(tensor, tensor.dtype, tensor.device if on_nccl else _CPU)
+        post = partial(group.broadcast, staged, src)
         peer = src if src != self.rank else (src + 1) % self.size
-        return self._start(
-            partial(group.broadcast, staged, src), peer, f"broadcast from rank {src}", staged, finish
-        )
+        return self._start(post, peer, f"broadcast from rank {src}", staged, copied_back(tensor, staged))
 
     def barrier(self) -> None:
         self.all_gather_object(None)
@@ -245,7 +186,7 @@ class ProcessGroupComm:
             _, last = self._launched.popitem()
             last.settle()
 
-    def note_launched(self, pair: RawGroup, operation: _Operation) -> None:
+    def note_launched(self, pair: RawGroup, operation: Operation) -> None:
         """The device will come to it after all earlier ones of that communicator."""
         self._launched[pair] = operation
 
@@ -290,54 +231,32 @@ class ProcessGroupComm:
     def _on_nccl(self, tensor: torch.Tensor) -> bool:
         return self._use_nccl and tensor.is_cuda
 
-    def _send(self, tensor: torch.Tensor, dst: int, tag: int) -> _Operation:
+    def _send(self, tensor: torch.Tensor, dst: int, tag: int) -> Operation:
         self._check_usable()
-        staged = self._stage(tensor, tensor.dtype)
         pair = self._groups.pair(self.rank, dst) if self._on_nccl(tensor) else None
+        staged = staged_for_sending(tensor, tensor.dtype, _CPU if pair is None else tensor.device)
         try:
             if pair is None:
                 work = self._data.send([staged], dst, tag)
             else:
-                work = pair.send([_as_bytes(staged)], 1, tag)
+                work = pair.send([as_bytes(staged)], 1, tag)
         except RuntimeError as error:
-            raise self.explain(error, dst, _message("send to", dst, tag)) from error
-        return _Operation(self, work, dst, ("send to", dst, tag), staged, None, pair)
+            raise self.explain(error, dst, message_words("send to", dst, tag)) from error
+        return Operation(self, work, dst, ("send to", dst, tag), staged, None, pair)
 
-    def _recv(self, buffer: torch.Tensor, src: int, tag: int) -> _Operation:
+    def _recv(self, buffer: torch.Tensor, src: int, tag: int) -> Operation:
         self._check_usable()
         pair = self._groups.pair(src, self.rank) if self._on_nccl(buffer) else None
-        device = _CPU if pair is None else buffer.device
-        staged, finish = buffer, None
-        if not _is_plain(buffer) or buffer.device != device:
-            staged = torch.empty(buffer.shape, dtype=buffer.dtype, device=device)
-            finish = partial(_copy, buffer, staged)
-        elif buffer.requires_grad:
-            staged = buffer.detach()
+        staged = staged_for_receiving(buffer, _CPU if pair is None else buffer.device)
+        finish = copied_back(buffer, staged)
         try:
             if pair is None:
                 work = self._data.recv([staged], src, tag)
             else:
-                work = pair.recv([_as_bytes(staged)], 0, tag)
+                work = pair.recv([as_bytes(staged)], 0, tag)
         except RuntimeError as error:
-            raise self.explain(error, src, _message("recv from", src, tag)) from error
-        return _Operation(self, work, src, ("recv from", src, tag), staged, finish, pair)
-
-    def _stage(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """`tensor` as the network takes it: without grad, contiguous, on the CPU for gloo; itself where it is
-        all that.
-        """
-        device = self._device_for(tensor)
-        if (
-            _is_plain(tensor)
-            and tensor.device == device
-            and tensor.dtype == dtype
-            and not tensor.requires_grad
-        ):
-            return tensor
-        return tensor.detach().to(device, dtype).resolve_conj().resolve_neg().contiguous()
-
-    def _device_for(self, tensor: torch.Tensor) -> torch.device:
-        return tensor.device if self._on_nccl(tensor) else _CPU
+            raise self.explain(error, src, message_words("recv from", src, tag)) from error
+        return Operation(self, work, src, ("recv from", src, tag), staged, finish, pair)
 
     def _start(
         self,
@@ -346,9 +265,9 @@ class ProcessGroupComm:
         what: str,
         tensor: torch.Tensor,
         finish: Callable[[], None] | None,
-    ) -> _Operation:
+    ) -> Operation:
         try:
-            return _Operation(self, post(), peer, what, tensor, finish)
+            return Operation(self, post(), peer, what, tensor, finish)
         except RuntimeError as error:
             raise self.explain(error, peer, what) from error
 
@@ -416,22 +335,3 @@ class ProcessGroupComm:
         if self._lookout.failure is not None:
             self._lookout.wait_until_all_know(_TELL_S)
         self._lookout.stop()
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether the tensor's memory, read in order, is its value (a lazy conjugate's is not)."""
-    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
-
-
-def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory: NCCL has no type for complex numbers and some integers."""
-    return tensor.view(-1).view(torch.uint8)
-
-
-def _message(way: str, peer: int, tag: int) -> str:
-    return f"{way} rank {peer} (tag {tag})"
-
-
-def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
-    with torch.no_grad():
-        target.copy_(source)

@@ -14,8 +14,6 @@ from tests.pipelining.models import (
 )
 from tests.pipelining.running import cut
 
-from partita.pipelining.stages.stage import detached
-
 
 def test_a_stage_knows_its_place_and_what_is_in_flight() -> None:
     stage = cut(PLAIN, 3).build_stage(1)
@@ -95,10 +93,3 @@ def test_results_take_the_models_own_structure() -> None:
     result = stage.assemble(made)
     assert list(result) == ["out", "early", "given", "n", "rows"]
     assert (result["n"], result["out"][1]) == (3, None)
-
-
-def test_detached_keeps_the_structure() -> None:
-    value = torch.ones(1, requires_grad=True)
-    found = detached({"a": [value, None, 3]})
-    assert found["a"][1:] == [None, 3]
-    assert not found["a"][0].requires_grad

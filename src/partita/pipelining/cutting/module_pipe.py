@@ -20,9 +20,9 @@ from partita.pipelining.cutting.block_trace import Binding
 from partita.pipelining.cutting.pipe import Pipe
 from partita.pipelining.loss import LossSpec, OutputLoss, checked_loss
 from partita.pipelining.pipe_info import PipeInfo
+from partita.pipelining.stages.flight import detached
 from partita.pipelining.stages.manual import PipelineStage, draft_routes
 from partita.pipelining.stages.relocate import devices_of, relocated
-from partita.pipelining.stages.stage import detached
 from partita.pipelining.steps.tied import tied_parameters
 from partita.runtime import Comm
 

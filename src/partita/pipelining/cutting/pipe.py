@@ -25,8 +25,9 @@ from partita.pipelining.loss import LossSpec, OutputLoss, checked_loss
 from partita.pipelining.pipe_info import PipeInfo
 from partita.pipelining.routes import Named, Routes, StageBorder, accept, make_routes
 from partita.pipelining.stages.build import build_stage
+from partita.pipelining.stages.flight import detached
 from partita.pipelining.stages.relocate import devices_of
-from partita.pipelining.stages.stage import Stage, detached
+from partita.pipelining.stages.stage import Stage
 from partita.pipelining.steps.reference import graph_inputs
 from partita.pipelining.steps.tied import tied_parameters
 from partita.pipelining.two_modes import ModeCut, graphs_in, joined

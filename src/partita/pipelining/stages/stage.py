@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -15,36 +14,17 @@ from torch.fx import GraphModule
 
 from partita._torch.autograd import hooks_made, run_backward
 from partita._torch.export import Signature
-from partita._torch.pytree import tree_map
-from partita.errors import ExecutionError, SignatureMismatch
+from partita.errors import SignatureMismatch
 from partita.pipelining.routes import Named, Routes, Tied, Value, accept, describe
 from partita.pipelining.stages.data_parallel import GradientReduction, gradient_reduction
+from partita.pipelining.stages.flight import Flight, hand_to_caller, roots_of
 from partita.pipelining.stages.saved_buffers import SavedBuffers
 from partita.pipelining.stages.split_backward import WeightPass, input_pass
 from partita.pipelining.stages.tied_share import TiedShare, kept_apart
 from partita.planning import ActionKind
 from partita.runtime import Comm
 
-__all__ = ["Stage", "detached"]
-
-
-@dataclass(slots=True)
-class _Flight:
-    """A microbatch between its forward and its backward pass.
-
-    Attributes:
-        leaves: what the stage was given, as it saw it: where gradients arrive.
-        outputs: what it made.
-        sources: the caller's own tensors that want a gradient (stage 0 only).
-        hooked: whether hooks were registered meanwhile.
-        loss: the last stage's loss, and the gradient that it starts with.
-    """
-
-    leaves: dict[str, Tensor]
-    outputs: dict[str, Tensor]
-    sources: dict[str, Tensor]
-    hooked: bool
-    loss: tuple[Tensor, Tensor] | None = None
+__all__ = ["Stage"]
 
 
 class Stage:
@@ -81,7 +61,7 @@ class Stage:
         self._held = module  # stays when the user wraps `module`
         self.by_mode = routes
         self.follow(routes.in_mode(module.training))
-        self._flights: dict[int, _Flight] = {}
+        self._flights: dict[int, Flight] = {}
         self._late: dict[int, WeightPass] = {}
         self._saved = SavedBuffers(module)
         self._reduction: GradientReduction | None = None
@@ -227,7 +207,7 @@ class Stage:
         if train:
             sources = {name: value for name, value in values.items() if value.requires_grad}
             hooked = hooks_made() != before
-            self._flights[microbatch] = _Flight(leaves, outputs, sources, hooked)
+            self._flights[microbatch] = Flight(leaves, outputs, sources, hooked)
         return leaves | outputs
 
     def _compute(
@@ -275,7 +255,7 @@ class Stage:
         if loss is not None:
             self.start_from(microbatch, *loss)
         flight = self._flights.pop(microbatch)
-        roots, seeds = _roots(flight, gradients)
+        roots, seeds = roots_of(flight, gradients)
         shares = self._shares(gradients, roots, seeds)
         if shares:
             with kept_apart(shares, replicated=self._reduction is not None) as results:
@@ -287,7 +267,7 @@ class Stage:
             if leaf.requires_grad:
                 results[name] = leaf.grad
         if flight.sources:
-            _hand_to_caller(flight.sources, {**gradients, **results})
+            hand_to_caller(flight.sources, {**gradients, **results})
         return results
 
     def _accumulate(self, roots: list[Tensor], seeds: list[Tensor]) -> None:
@@ -304,7 +284,7 @@ class Stage:
             self._late[microbatch] = WeightPass()
             return self.backward(microbatch, gradients)
         flight = self._flights.pop(microbatch)
-        roots, seeds = _roots(flight, gradients)
+        roots, seeds = roots_of(flight, gradients)
         shares = [share for share in self._shares(gradients, roots, seeds) if not share.owned]
         names = [name for name, leaf in flight.leaves.items() if leaf.requires_grad]
         found = input_pass(
@@ -318,7 +298,7 @@ class Stage:
         results |= zip((share.name for share in shares), found.shares, strict=True)
         self._late[microbatch] = found.weights
         if flight.sources:
-            _hand_to_caller(flight.sources, {**gradients, **results})
+            hand_to_caller(flight.sources, {**gradients, **results})
         return results
 
     def backward_weight(self, microbatch: int) -> None:
@@ -387,38 +367,6 @@ class Stage:
                     f"the tied parameter {group.names[0]!r} was {was} when the pipeline was cut, and is not "
                     "now: cut it again"
                 )
-
-
-def detached(tree: Any) -> Any:
-    """The same nested value with every tensor cut off from its history."""
-    if isinstance(tree, Tensor):
-        return tree.detach()
-    return tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, tree)
-
-
-def _roots(flight: _Flight, gradients: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """What a backward pass starts from: the loss, and the values that have a gradient from elsewhere."""
-    roots, seeds = [], []
-    if flight.loss is not None:
-        if not flight.loss[0].requires_grad:
-            raise ExecutionError(
-                "the loss does not depend on any parameter that is trained: unfreeze one, or call eval()"
-            )
-        roots.append(flight.loss[0])
-        seeds.append(flight.loss[1])
-    for values in (flight.outputs, flight.leaves):
-        for name, value in values.items():
-            if name in gradients and value.requires_grad:
-                roots.append(value)
-                seeds.append(gradients[name])
-    return roots, seeds
-
-
-def _hand_to_caller(sources: Mapping[str, Tensor], gradients: Mapping[str, Tensor | None]) -> None:
-    """Let the gradients of the model's own inputs flow on to where the caller has them from."""
-    known = [name for name in sources if gradients.get(name) is not None]
-    if known:  # together: they may come from one graph, which can go back only once
-        torch.autograd.backward([sources[name] for name in known], [gradients[name] for name in known])
 
 
 def _has_parameter(module: nn.Module, name: str) -> bool:

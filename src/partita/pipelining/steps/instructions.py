@@ -12,7 +12,8 @@ from torch import Tensor
 from partita._torch.autograd import hooks_made
 from partita.errors import ExecutionError
 from partita.pipelining.routes import Value
-from partita.pipelining.stages.stage import Stage, detached
+from partita.pipelining.stages.flight import detached
+from partita.pipelining.stages.stage import Stage
 from partita.pipelining.steps.mailbox import Delivery, Inbox, Outbox
 from partita.pipelining.steps.step import StepState
 from partita.planning import Action, ActionKind

@@ -1,0 +1,66 @@
+"""A microbatch between its forward and its backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from partita._torch.pytree import tree_map
+from partita.errors import ExecutionError
+
+__all__ = ["Flight", "detached", "hand_to_caller", "roots_of"]
+
+
+@dataclass(slots=True)
+class Flight:
+    """What a stage keeps of one microbatch.
+
+    Attributes:
+        leaves: what the stage was given, as it saw it: where gradients arrive.
+        outputs: what it made.
+        sources: the caller's own tensors that want a gradient (stage 0 only).
+        hooked: whether hooks were registered meanwhile.
+        loss: the last stage's loss, and the gradient that it starts with.
+    """
+
+    leaves: dict[str, Tensor]
+    outputs: dict[str, Tensor]
+    sources: dict[str, Tensor]
+    hooked: bool
+    loss: tuple[Tensor, Tensor] | None = None
+
+
+def roots_of(flight: Flight, gradients: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """What a backward pass starts from: the loss, and the values that have a gradient from elsewhere."""
+    roots, seeds = [], []
+    if flight.loss is not None:
+        if not flight.loss[0].requires_grad:
+            raise ExecutionError(
+                "the loss does not depend on any parameter that is trained: unfreeze one, or call eval()"
+            )
+        roots.append(flight.loss[0])
+        seeds.append(flight.loss[1])
+    for values in (flight.outputs, flight.leaves):
+        for name, value in values.items():
+            if name in gradients and value.requires_grad:
+                roots.append(value)
+                seeds.append(gradients[name])
+    return roots, seeds
+
+
+def hand_to_caller(sources: Mapping[str, Tensor], gradients: Mapping[str, Tensor | None]) -> None:
+    """Let the gradients of the model's own inputs flow on to where the caller has them from."""
+    known = [name for name in sources if gradients.get(name) is not None]
+    if known:  # together: they may come from one graph, which can go back only once
+        torch.autograd.backward([sources[name] for name in known], [gradients[name] for name in known])
+
+
+def detached(tree: Any) -> Any:
+    """The same nested value with every tensor cut off from its history."""
+    if isinstance(tree, Tensor):
+        return tree.detach()
+    return tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, tree)
