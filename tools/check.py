@@ -10,12 +10,14 @@ from pathlib import Path
 
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).parent.parent
+WORKERS = ("-n", "2", "--dist", "loadfile", "--max-worker-restart", "1")
 CHECKS = (
     ("format", [str(BIN / "ruff"), "format", "--check", "."]),
     ("lint", [str(BIN / "ruff"), "check", "."]),
     ("types", [str(BIN / "mypy")]),
-    # Two workers; tests of one file stay together, since some share what is costly to set up.
-    ("tests", [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile", *sys.argv[1:]]),
+    # Two workers; tests of one file stay together, since some share what is costly to set up. A worker that dies
+    # is replaced once: it would run the same test again.
+    ("tests", [sys.executable, "-m", "pytest", *WORKERS, "--durations", "10", *sys.argv[1:]]),
 )
 
 

@@ -11,7 +11,6 @@ from partita.ddp.agreement import (
     GraphPrint,
     Proposal,
     agree,
-    check_same_options,
     check_same_parameters,
 )
 from partita.errors import SignatureMismatch
@@ -63,14 +62,3 @@ def test_a_parameter_that_one_rank_lacks_is_named() -> None:
     message = "replicate different models: 'b' is float32 on rank 0 and not there on rank 1; build the same"
     with pytest.raises(SignatureMismatch, match=message):
         InProcessWorld(2).run(body)
-
-
-def test_an_option_that_differs_is_named_on_every_rank() -> None:
-    def body(comm: Any) -> str:
-        with pytest.raises(SignatureMismatch) as caught:
-            check_same_options(comm, {"initial": "'check'", "plan": str(comm.rank // 2)})
-        return str(caught.value)
-
-    told = InProcessWorld(3).run(body)
-    assert told[0].startswith("plan is 0 on rank 0 and 1 on rank 2, and has to be the same on all")
-    assert told == [told[0]] * 3

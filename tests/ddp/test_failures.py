@@ -33,7 +33,7 @@ def texts(_patience: None) -> list[dict[str, str]]:
             "parameters or buffers .float32, 2 in all. of rank 1 have other values than those of rank 0",
         ),
         ("cap", r"bucket_cap_mb is 1 \(1048576 bytes\) on rank 0 and 2 \(2097152 bytes\) on rank 1"),
-        ("tuned", "plan is 'measured' on rank 0 and None on rank 1, and has to be the same on all"),
+        ("tuned", "plan is 'measured' on rank 0 and None on rank 1: make them equal"),
         ("hook", "comm_hook is bf16_compress on rank 0 and None on rank 1"),
         ("plans", r"the plan of the buckets is \w{16} \(10 buckets\) on rank 0 and \w{16} \(5 buckets\)"),
         (

@@ -12,6 +12,7 @@ from tests.pipelining.running import Record, assert_same, cut, train, uncut
 from tests.runtime.worlds import Ending, endings
 from torch import Tensor
 
+from partita.errors import ScheduleError, SignatureMismatch
 from partita.pipelining import Schedule1F1B, get_schedule_class, pipeline
 from partita.runtime import Comm
 
@@ -57,6 +58,34 @@ def _planned(comm: Comm) -> tuple[str, list[float]]:
     Schedule1F1B(stage, 4, TRANSFORMER.loss).step(*args, target=target, losses=losses)
     assert pipe.plan is not None
     return pipe.plan.to_json(), [loss.item() for loss in losses]
+
+
+def _corrected(comm: Comm) -> tuple[list[str], list[float]]:
+    torch.set_num_threads(1)
+    stage = cut(TRANSFORMER, comm.size).build_stage(comm.rank)  # a schedule connects it by itself
+    refused = []
+    for microbatches in (4 * (1 - comm.rank), 0, 2 + comm.rank):
+        try:
+            Schedule1F1B(stage, microbatches, TRANSFORMER.loss)
+        except (ScheduleError, SignatureMismatch) as error:
+            refused.append(f"{type(error).__name__}: {error}")
+    args, _, target = TRANSFORMER.data(8)
+    losses: list[Tensor] = []
+    schedule = Schedule1F1B(stage, 4, TRANSFORMER.loss)
+    schedule.step(*args, target=target, losses=losses)
+    schedule.close()
+    return refused, [loss.item() for loss in losses]
+
+
+def test_what_ranks_were_not_given_alike_is_named_on_all_and_can_be_corrected() -> None:
+    (first, _), (second, losses) = _results(endings(2, _corrected))
+    assert first == second
+    assert [text.split(",")[0] for text in first] == [
+        "SignatureMismatch: n_microbatches is 4 on rank 0 and 0 on rank 1: make them equal",
+        "ScheduleError: n_microbatches is 0: give a whole number of at least 1",
+        "SignatureMismatch: n_microbatches is 2 on rank 0 and 3 on rank 1: make them equal",
+    ]
+    assert len(losses) == 4
 
 
 def test_every_rank_uses_the_plan_that_rank_0_measured() -> None:

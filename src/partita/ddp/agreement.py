@@ -1,12 +1,9 @@
-"""What all ranks have to agree on before they reduce anything: parameters, options, graphs, the order of
-gradients.
-"""
+"""What all ranks have to agree on before they reduce anything: parameters, graphs, the order of gradients."""
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +13,9 @@ from torch.fx import GraphModule
 from partita.errors import SignatureMismatch
 from partita.graph.effects import metadata
 from partita.runtime import Comm
+from partita.runtime.same_settings import short_digest
 
-__all__ = ["GraphPrint", "Proposal", "agree", "check_same_options", "check_same_parameters", "print_of"]
+__all__ = ["GraphPrint", "Proposal", "agree", "check_same_parameters", "print_of"]
 
 
 @dataclass(frozen=True)
@@ -33,9 +31,9 @@ class GraphPrint:
     operators: tuple[tuple[str, int], ...]
 
     def __str__(self) -> str:
-        digest = hashlib.blake2b(repr((self.gradients, self.operators)).encode(), digest_size=4).hexdigest()
+        number = short_digest(repr((self.gradients, self.operators)), 8)
         return (
-            f"graph {digest} ({len(self.gradients)} gradients, {sum(n for _, n in self.operators)} operators)"
+            f"graph {number} ({len(self.gradients)} gradients, {sum(n for _, n in self.operators)} operators)"
         )
 
     def difference(self, other: GraphPrint) -> str:
@@ -113,25 +111,6 @@ def _graphs_differ(first: Sequence[GraphPrint], rank: int, other: Sequence[Graph
         "replicate() where that is meant; gradients are reduced rightly in both cases"
     )
     return "\n".join(lines)
-
-
-def check_same_options(comm: Comm, options: Mapping[str, str]) -> None:
-    """Check that all ranks were given the same options: with others they would lose step. Collective.
-
-    Args:
-        options: names and values; the same names on every rank.
-
-    Raises:
-        SignatureMismatch: the message names the first difference; on every rank.
-    """
-    gathered: list[Mapping[str, str]] = comm.all_gather_object(dict(options))
-    for rank, other in enumerate(gathered):
-        for name, value in gathered[0].items():
-            if other[name] != value:
-                raise SignatureMismatch(
-                    f"{name} is {value} on rank 0 and {other[name]} on rank {rank}, and has to be the same "
-                    "on all: take it from what all ranks know, or broadcast it from rank 0 first"
-                )
 
 
 def check_same_parameters(comm: Comm, facts: Sequence[tuple[Any, ...]]) -> None:

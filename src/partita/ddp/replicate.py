@@ -15,7 +15,7 @@ from torch import nn
 
 from partita._torch.backward_pass import current_pass
 from partita._torch.compiled import inside_compiled
-from partita.ddp.agreement import check_same_options, check_same_parameters
+from partita.ddp.agreement import check_same_parameters
 from partita.ddp.hooks import CommHook
 from partita.ddp.inner import InnerCompiler, check_inner
 from partita.ddp.listing import BucketRow, PassTimes, bucket_rows, bucket_table
@@ -28,6 +28,7 @@ from partita.ddp.tuning import MARGIN, measure_links_of, plan_from_samples, tune
 from partita.errors import ExecutionError, SignatureMismatch, UsageError
 from partita.planning import BucketPlan, Cluster
 from partita.runtime import NULL_TRACER, Comm, ProcessGroupComm, Recorder
+from partita.runtime.same_settings import check_same
 
 __all__ = ["Replicated", "Replication", "replicate"]
 
@@ -110,7 +111,7 @@ class Replication:
         self._buffers = StateBroadcast(comm, list(buffers.values())) if broadcast_buffers else None
         self._last_synced = True
         options = {"broadcast_buffers": str(broadcast_buffers), "initial": repr(initial)}
-        check_same_options(comm, settings.common() | options)
+        check_same(comm, settings.common() | options)
         check_same_parameters(comm, [_fact(name, value) for name, value in (kept | buffers).items()])
         if initial == "broadcast":
             StateBroadcast(comm, [*kept.values(), *buffers.values()]).run()
@@ -182,7 +183,7 @@ class Replication:
             SignatureMismatch: ranks use different plans; on every rank.
             PlanError: a plan for other parameters.
         """
-        check_same_options(self.comm, {"the plan of the buckets": describe_plan(plan)})
+        check_same(self.comm, {"the plan of the buckets": describe_plan(plan)})
         self.reducer.pass_ended = None
         self.reducer.use_plan(plan)
         _LOG.info("planned buckets:\n%s", self)

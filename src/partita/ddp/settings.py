@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
 from partita.ddp.hooks import CommHook
 from partita.planning import BucketPlan
+from partita.runtime.same_settings import short_digest
 
 __all__ = ["MIB", "ReducerSettings", "describe_plan"]
 
@@ -44,5 +44,4 @@ def describe_plan(plan: BucketPlan | None) -> str:
     """A few words, equal for plans of equal buckets only."""
     if plan is None:
         return "None"
-    digest = hashlib.blake2b(repr(plan.buckets).encode(), digest_size=8).hexdigest()
-    return f"{digest} ({len(plan.buckets)} buckets)"
+    return f"{short_digest(repr(plan.buckets), 16)} ({len(plan.buckets)} buckets)"

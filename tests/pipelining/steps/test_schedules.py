@@ -481,15 +481,21 @@ def test_an_error_in_a_stage_names_rank_stage_microbatch_and_action_on_every_ran
 
 
 def test_an_unknown_schedule_base_no_stage_and_no_microbatch_are_refused() -> None:
-    pipe = cut(PLAIN, 1)
-    with pytest.raises(
-        ScheduleError, match="is the base of the schedules: use Schedule1F1B or ScheduleGPipe"
-    ):
-        PipelineSchedule(pipe.build_stage(0), 4)
+    pipe = cut(PLAIN, 2)
+
+    def body(comm: Comm) -> None:
+        stage = _stage(pipe, comm)
+        with pytest.raises(
+            ScheduleError, match="is the base of the schedules: use Schedule1F1B or ScheduleGPipe"
+        ):
+            PipelineSchedule(stage, 4)
+        with pytest.raises(ScheduleError, match="n_microbatches is 0: give a whole number of at least 1"):
+            ScheduleGPipe(stage, 0)
+        ScheduleGPipe(stage, 4)  # nothing has ended
+
+    InProcessWorld(2).run(body)
     with pytest.raises(ScheduleError, match="a rank needs at least one stage"):
         ScheduleGPipe([], 4)
-    with pytest.raises(ScheduleError, match="n_microbatches is 0: give a whole number of at least 1"):
-        ScheduleGPipe(pipe.build_stage(0), 0)
 
 
 def test_without_torch_distributed_a_schedule_says_what_to_call() -> None:

@@ -4,7 +4,6 @@ in it.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,8 +13,9 @@ from partita.errors import SignatureMismatch
 from partita.pipelining.routes import Routes
 from partita.pipelining.stages.stage import Stage
 from partita.runtime import Comm
+from partita.runtime.same_settings import digest, refuse_differences
 
-__all__ = ["Relay", "agree_on_placement", "agree_on_step", "digest", "neighbours", "rank_pairs"]
+__all__ = ["Relay", "agree_on_placement", "agree_on_step", "neighbours", "rank_pairs"]
 
 _TAG = 0
 """Below the tags of values, which start at 1."""
@@ -35,19 +35,18 @@ def agree_on_placement(
     """
     held = list(stages)
     routes = held[0].routes
-    mine = (tuple(stage.index for stage in held), dict(settings), digest(routes.describe()))
+    mine = (
+        tuple(stage.index for stage in held),
+        {name: repr(value) for name, value in settings.items()},
+        digest(routes.describe()),
+    )
     said = comm.all_gather_object(mine)
-    for rank, (_, other, cut) in enumerate(said):
-        for name, value in settings.items():
-            if other.get(name) != value:
-                raise SignatureMismatch(
-                    f"{name} is {value!r} on rank {comm.rank} and {other.get(name)!r} on rank {rank}: make "
-                    "them equal"
-                )
-        if cut != mine[2]:
+    refuse_differences([others for _, others, _ in said])
+    for rank, (_, _, cut) in enumerate(said):
+        if cut != said[0][2]:
             raise SignatureMismatch(
-                f"ranks {comm.rank} and {rank} hold stages of different cuts: cut the same model in the same "
-                "way on both"
+                f"ranks 0 and {rank} hold stages of different cuts: cut the same model in the same way "
+                "on both"
             )
     return _placement([indices for indices, _, _ in said], routes.stages)
 
@@ -181,8 +180,3 @@ def agree_on_step(
                 "train() in the same order on every rank"
             )
     return tuple(numbers)
-
-
-def digest(text: str) -> int:
-    """A 64-bit number for a text, the same in every process."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), signed=True)

@@ -8,8 +8,9 @@ import torch
 from torch.optim import Optimizer
 
 from partita._torch.amp import found_inf, set_found_inf
-from partita.errors import ExecutionError, SignatureMismatch
+from partita.errors import ExecutionError
 from partita.pipelining.steps.schedules import PipelineSchedule
+from partita.runtime.same_settings import check_same
 
 __all__ = ["GradScaler"]
 
@@ -60,15 +61,14 @@ class GradScaler(torch.amp.GradScaler):
         super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
         self._comm = schedule.comm
         self._unscaled: set[int] = set()
-        settings = (init_scale, growth_factor, backoff_factor, growth_interval, self.is_enabled())
-        for rank, other in enumerate(self._comm.all_gather_object(settings)):
-            if other != settings:
-                error = SignatureMismatch(
-                    f"the gradient scaler has (scale, growth, backoff, interval, enabled) {settings} on rank "
-                    f"{self._comm.rank} and {other} on rank {rank}: make them equal"
-                )
-                self._comm.fail(error, "making a gradient scaler")
-                raise error
+        settings = {
+            "init_scale": init_scale,
+            "growth_factor": growth_factor,
+            "backoff_factor": backoff_factor,
+            "growth_interval": growth_interval,
+            "enabled": self.is_enabled(),
+        }
+        check_same(self._comm, {f"the gradient scaler's {name}": repr(it) for name, it in settings.items()})
         if self.is_enabled():
             schedule.loss_scale = self.get_scale
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from partita.errors import ScheduleError
 from partita.pipelining.stages.stage import Stage
-from partita.pipelining.steps.agreement import digest
 from partita.pipelining.steps.schedules import PipelineSchedule, Schedule1F1B, ScheduleGPipe
 from partita.planning import Schedule, lower, validate
+from partita.runtime.same_settings import short_digest
 
 __all__ = [
     "CustomSchedule",
@@ -124,7 +124,7 @@ class CustomSchedule(PipelineSchedule):
     @property
     def kind(self) -> str:  # type: ignore[override]
         """Its name, and a number that tells it from others of that name."""
-        return f"{self._given.name} ({digest(self._given.to_csv()) & 0xFFFFFF:06x})"
+        return f"{self._given.name} ({short_digest(self._given.to_csv(), 6)})"
 
     def _generate(self, kind: str) -> Schedule:
         if kind != self.kind:

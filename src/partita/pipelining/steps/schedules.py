@@ -91,7 +91,8 @@ class PipelineSchedule:
         tracer: Recorder = NULL_TRACER,
     ) -> None:
         held = [stages] if isinstance(stages, Stage) else list(stages)
-        self._check(held, n_microbatches)
+        if not held:
+            raise ScheduleError("a rank needs at least one stage: pass the stage that it built")
         self.stages = {stage.index: stage for stage in held}
         self.n_microbatches = n_microbatches
         self.loss_fn = loss_fn or held[0].loss_fn
@@ -102,27 +103,37 @@ class PipelineSchedule:
         self.seed = seed
         self.tied_gradients = tied_gradients
         self.tracer = tracer
-        for stage in held:
-            stage.by_mode = with_chains(stage.by_mode, tied_gradients == "exact")
-            stage.follow(stage.by_mode.in_mode(stage.module.training))
-        self._by_mode = held[0].by_mode
-        self.routes = held[0].routes
-        self._owns_comm = held[0].comm is None
-        self.comm: Comm = held[0].comm or ProcessGroupComm.from_group(held[0].group)
-        self.stage_ranks = self._agree(held)
-        self._plain = self._generate(
-            self.kind
-        )  # refused on all ranks alike, where the stages lie wrong for it
-        self._defer_receives = False
-        self._peers = neighbours(self.comm.rank, self._by_mode, self.stage_ranks)
-        self._settling = Settling.of(self.stages, self.comm, self.stage_ranks)
-        self._relay = Relay.of(self.comm.rank, self._by_mode, self.stage_ranks, n_microbatches)
-        pairs = rank_pairs(self._by_mode, self.stage_ranks)
-        self.comm.connect({pair for a, b in sorted(pairs) for pair in ((a, b), (b, a))}, held[0].device)
         self.loss_scale: Callable[[], float] = lambda: 1.0
+        self._defer_receives = False
         self._precision = Precision()
         self._executors: dict[tuple[bool, bool], Executor] = {}
         self._steps = 0
+        self._owns_comm = held[0].comm is None
+        self.comm: Comm = held[0].comm or ProcessGroupComm.from_group(held[0].group)
+        try:
+            self._join(held)
+        except BaseException as error:
+            alike = isinstance(error, (SignatureMismatch, ScheduleError))  # all ranks raise it by themselves
+            if self._owns_comm and not alike:
+                self.comm.fail(error, "making a schedule")
+            self.close()
+            raise
+
+    def _join(self, held: Sequence[Stage]) -> None:
+        """Agree with the other ranks on what is run, and connect to those that this one has to do with."""
+        for stage in held:
+            stage.by_mode = with_chains(stage.by_mode, self.tied_gradients == "exact")
+            stage.follow(stage.by_mode.in_mode(stage.module.training))
+        self._by_mode = held[0].by_mode
+        self.routes = held[0].routes
+        self.stage_ranks = self._agree(held)
+        self._check_given()
+        self._plain = self._generate(self.kind)
+        self._peers = neighbours(self.comm.rank, self._by_mode, self.stage_ranks)
+        self._settling = Settling.of(self.stages, self.comm, self.stage_ranks)
+        self._relay = Relay.of(self.comm.rank, self._by_mode, self.stage_ranks, self.n_microbatches)
+        pairs = rank_pairs(self._by_mode, self.stage_ranks)
+        self.comm.connect({pair for a, b in sorted(pairs) for pair in ((a, b), (b, a))}, held[0].device)
 
     def schedule(self, *, train: bool = True) -> Schedule:
         """What every rank does in one step, sends and receives included."""
@@ -293,13 +304,13 @@ class PipelineSchedule:
         stages = len(self.stage_ranks)
         return get_schedule(kind).generate(stages, self.n_microbatches, placement=self.stage_ranks)
 
-    def _check(self, held: Sequence[Stage], n_microbatches: int) -> None:
+    def _check_given(self) -> None:
+        """Refuse what all ranks were given alike."""
+        n_microbatches = self.n_microbatches
         if not self.kind:
             raise ScheduleError(
                 "PipelineSchedule is the base of the schedules: use Schedule1F1B or ScheduleGPipe"
             )
-        if not held:
-            raise ScheduleError("a rank needs at least one stage: pass the stage that it built")
         if isinstance(n_microbatches, bool) or not isinstance(n_microbatches, int) or n_microbatches < 1:
             raise ScheduleError(f"n_microbatches is {n_microbatches!r}: give a whole number of at least 1")
 
@@ -311,11 +322,7 @@ class PipelineSchedule:
             "scale_grads": self.scale_grads,
             "tied_gradients": self.tied_gradients,
         }
-        try:
-            return agree_on_placement(self.comm, held, settings)
-        except Exception as error:
-            self.comm.fail(error, "agreeing on the stages")
-            raise
+        return agree_on_placement(self.comm, held, settings)
 
     def _cut(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool

@@ -1,0 +1,50 @@
+"""What ranks have to be given alike: compared before anything else is sent, so that a difference is an error
+with both sides in it, on every rank.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+from partita.errors import SignatureMismatch
+from partita.runtime.comm import Comm
+
+__all__ = ["check_same", "digest", "refuse_differences", "short_digest"]
+
+
+def check_same(comm: Comm, settings: Mapping[str, str]) -> None:
+    """Check that all ranks were given the same. Collective.
+
+    Args:
+        settings: names and values in words; the same names on every rank.
+
+    Raises:
+        SignatureMismatch: the message names the first difference; on every rank.
+    """
+    refuse_differences(comm.all_gather_object(dict(settings)))
+
+
+def refuse_differences(said: Sequence[Mapping[str, str]]) -> None:
+    """As `check_same`, for what has been gathered already.
+
+    Args:
+        said: what each rank was given.
+    """
+    for rank, other in enumerate(said):
+        for name, value in said[0].items():
+            if other[name] != value:
+                raise SignatureMismatch(
+                    f"{name} is {value} on rank 0 and {other[name]} on rank {rank}: make them equal, by "
+                    "broadcasting rank 0's where a rank can't know it"
+                )
+
+
+def digest(text: str) -> int:
+    """A 64-bit number for a text, the same in every process."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), signed=True)
+
+
+def short_digest(text: str, digits: int) -> str:
+    """So many hexadecimal digits for a text, 16 at most: the same in every process."""
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()[:digits]
