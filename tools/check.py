@@ -15,8 +15,8 @@ CHECKS = (
     ("format", [str(BIN / "ruff"), "format", "--check", "."]),
     ("lint", [str(BIN / "ruff"), "check", "."]),
     ("types", [str(BIN / "mypy")]),
-    # Two workers; tests of one file stay together, since some share what is costly to set up. A worker that dies
-    # is replaced once: it would run the same test again.
+    # Tests of one file stay together, since some share what is costly to set up. A worker that dies is
+    # replaced once: the new one runs the same test again.
     ("tests", [sys.executable, "-m", "pytest", *WORKERS, "--durations", "10", *sys.argv[1:]]),
 )
 
@@ -25,9 +25,8 @@ def main() -> int:
     started = time.monotonic()
     for number, (name, command) in enumerate(CHECKS, 1):
         print(f"== {number}/{len(CHECKS)} {name}", flush=True)
-        environment = os.environ | {
-            "OMP_NUM_THREADS": "1"
-        }  # the processes of a test share two cores as it is
+        # the processes of a test share two cores as it is
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
         status = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
         if status:
             print(f"== {name} failed (exit status {status})")
