@@ -25,7 +25,7 @@ from rich.table import Table
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.ddp_models import Sizes, make_model
-from benchmarks.harness import MIN_ROUNDS, Ratio, ratio, write_json
+from benchmarks.harness import MIN_ROUNDS, Ratio, progress_bar, ratio, write_json
 from partita.ddp import partita_ddp, replicate, use_partita_ddp_optimizer
 
 __all__ = ["WAYS", "Row", "main"]
@@ -53,9 +53,10 @@ def main(*, quick: bool = False, json_path: Path | None = None, console: Console
     console = console or Console()
     blocks, backend, rounds = (2, "aot_eager", 1) if quick else (12, "inductor", MIN_ROUNDS)
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
-    for _ in range(rounds):
-        for way in WAYS:
+    with progress_bar(console, f"{blocks} blocks", WAYS * rounds) as done:
+        for way in WAYS * rounds:
             seconds[way].append(_in_a_fresh_process(way, blocks, backend))
+            done()
     rows = [Row(way, statistics.median(seconds[way]), ratio(seconds[way], seconds["whole"])) for way in WAYS]
     table = Table("way", "CPU seconds", "over whole", title=f"{blocks} equal blocks, {backend}")
     for row in rows:

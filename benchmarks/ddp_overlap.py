@@ -18,6 +18,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,8 +28,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.ddp_network import INTERFACE, hosts
-from benchmarks.ddp_worker import REFERENCES
-from benchmarks.harness import MIN_ROUNDS, Ratio, ratio, write_json
+from benchmarks.ddp_worker import REFERENCES, tasks
+from benchmarks.harness import MIN_ROUNDS, Ratio, progress_bar, ratio, write_json
 from partita.errors import ExecutionError
 
 __all__ = ["Row", "main", "measure"]
@@ -95,6 +98,7 @@ def main(*, quick: bool = False, json_path: Path | None = None, console: Console
             relations=(1.0,) if quick else (0.3, 1.0, 2.0),
             rounds=1 if quick else MIN_ROUNDS,
             backend="aot_eager" if quick else "inductor",
+            console=console,
         )
         for relation in dict.fromkeys(row.relation for row in found):
             console.print(_table([row for row in found if row.relation == relation]))
@@ -104,40 +108,76 @@ def main(*, quick: bool = False, json_path: Path | None = None, console: Console
     return rows
 
 
-def measure(model: str, count: int, *, relations: tuple[float, ...], rounds: int, backend: str) -> list[Row]:
-    """All ways at all speeds, for one model on so many hosts."""
+def measure(
+    model: str,
+    count: int,
+    *,
+    relations: tuple[float, ...],
+    rounds: int,
+    backend: str,
+    console: Console,
+) -> list[Row]:
+    """All ways at all speeds, for one model on so many hosts; a bar on ``console`` tells how far it is."""
     settings = {"model": model, "relations": relations, "rounds": rounds, "backend": backend}
-    with tempfile.TemporaryDirectory() as folder, hosts(count) as names:
-        (Path(folder) / "settings.json").write_text(json.dumps(settings), encoding="utf-8")
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": INTERFACE}
-        ranks = [
-            subprocess.Popen(
-                [
-                    *("ip", "netns", "exec", name, sys.executable, "-m", "benchmarks.ddp_worker"),
-                    *(str(rank), str(count), folder),
-                ],
-                cwd=_ROOT,
-                env=environment,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank, name in enumerate(names)
-        ]
-        try:
-            errors = [rank.communicate(timeout=_LIMIT_S)[1] for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-        result = Path(folder) / "result.json"
-        if not result.exists():
+    with tempfile.TemporaryDirectory() as name, hosts(count) as names:
+        folder = Path(name)
+        (folder / "settings.json").write_text(json.dumps(settings), encoding="utf-8")
+        with (
+            _ranks(names, folder) as ranks,
+            progress_bar(console, f"{model} on {count} hosts", tasks(settings)) as done,
+        ):
+            for _ in ranks[0].stdout or ():
+                done()
+            codes = [rank.wait() for rank in ranks]
+        result = folder / "result.json"
+        if any(codes) or not result.exists():
             said = "\n".join(
-                f"rank {rank} ended with {process.returncode} and wrote:\n{text[-1500:]}"
-                for rank, (process, text) in enumerate(zip(ranks, errors, strict=True))
+                f"rank {rank} ended with {code} and wrote:\n{_stderr(folder, rank).read_text()[-1500:]}"
+                for rank, code in enumerate(codes)
             )
-            raise ExecutionError(f"the measurement did not come to its end\n{said}")
+            raise ExecutionError(f"the measurement did not come to its end (limit {_LIMIT_S} s)\n{said}")
         found = json.loads(result.read_text(encoding="utf-8"))
     return [row for item in found for row in _rows(model, count, item)]
+
+
+@contextmanager
+def _ranks(names: list[str], folder: Path) -> Iterator[list[subprocess.Popen[str]]]:
+    """A rank in each namespace; none outlives the block, or the time limit."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": INTERFACE}
+    ranks: list[subprocess.Popen[str]] = []
+
+    def end() -> None:
+        for rank in ranks:
+            rank.kill()
+
+    timer = threading.Timer(_LIMIT_S, end)
+    try:
+        for number, name in enumerate(names):
+            command = ["ip", "netns", "exec", name, sys.executable, "-m", "benchmarks.ddp_worker"]
+            with _stderr(folder, number).open("w", encoding="utf-8") as stderr:
+                ranks.append(
+                    subprocess.Popen(
+                        [*command, str(number), str(len(names)), str(folder)],
+                        cwd=_ROOT,
+                        env=environment,
+                        stdout=subprocess.DEVNULL if number else subprocess.PIPE,
+                        stderr=stderr,
+                        text=True,
+                    )
+                )
+        timer.start()
+        yield ranks
+    finally:
+        timer.cancel()
+        end()
+        for rank in ranks:
+            rank.wait()
+            if rank.stdout is not None:
+                rank.stdout.close()
+
+
+def _stderr(folder: Path, rank: int) -> Path:
+    return folder / f"{rank}.stderr"
 
 
 def _rows(model: str, count: int, item: dict[str, object]) -> list[Row]:

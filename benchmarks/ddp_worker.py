@@ -18,7 +18,7 @@ from benchmarks.ddp_models import MODELS, Sizes, make_model
 from benchmarks.ddp_network import set_rate
 from partita.ddp import partita_ddp, replicate, use_partita_ddp_optimizer
 
-__all__ = ["PLANNED", "REFERENCES", "main"]
+__all__ = ["PLANNED", "REFERENCES", "main", "tasks"]
 
 REFERENCES = ("alone", "alone in eager mode", "forward", "network")
 """What is no way of training: no communication, or nothing else."""
@@ -29,6 +29,15 @@ PLANNED = "partita_ddp, planned"
 _CAP_MB = 4
 
 
+def tasks(settings: dict[str, Any]) -> list[str]:
+    """What is done, one after the other. Rank 0 prints a line when one of them is."""
+    found = ["compiling", "computing alone"]
+    for relation in settings["relations"]:
+        found.append(f"planning buckets for network = {relation:g} computing")
+        found += [f"round {number} of {settings['rounds']}" for number in range(settings["rounds"] + 1)]
+    return found
+
+
 def main(arguments: list[str]) -> None:
     """Measure, and let rank 0 write what was seen."""
     rank, size, folder = int(arguments[0]), int(arguments[1]), Path(arguments[2])
@@ -37,12 +46,16 @@ def main(arguments: list[str]) -> None:
     store = dist.FileStore(str(folder / "store"), size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     sizes = MODELS[settings["model"]]
+    done = _tell if rank == 0 else _tell_nobody
     planned: Any = replicate(make_model(sizes), inner=settings["backend"])
     steps = _steps(sizes, rank, settings["backend"], planned)
     for step in steps.values():
         for _ in range(4):
             step()
-    compute_s = statistics.median(_turns({"alone": steps["alone"]}, settings["rounds"])["alone"])
+    done()
+    alone = _turns({"alone": steps["alone"]}, settings["rounds"], _tell_nobody)["alone"]
+    compute_s = statistics.median(alone)
+    done()
     parameters = sum(p.numel() * p.element_size() for p in make_model(sizes).parameters())
     found = []
     for relation in settings["relations"]:
@@ -50,11 +63,20 @@ def main(arguments: list[str]) -> None:
         megabits_per_s = bits / (relation * compute_s) / 1e6
         set_rate(megabits_per_s)
         _plan(planned, steps[PLANNED])
-        seconds = _turns(steps, settings["rounds"])
+        done()
+        seconds = _turns(steps, settings["rounds"], done)
         found.append({"relation": relation, "megabits_per_s": megabits_per_s, "seconds": seconds})
     if rank == 0:
         (folder / "result.json").write_text(json.dumps(found), encoding="utf-8")
     dist.barrier()
+
+
+def _tell() -> None:
+    print(flush=True)
+
+
+def _tell_nobody() -> None:
+    pass
 
 
 def _plan(module: Any, step: Callable[[], None]) -> None:
@@ -125,8 +147,10 @@ def _whole() -> Any:
     return torch._dynamo.config.patch(optimize_ddp=False)  # noqa: SLF001, TID251
 
 
-def _turns(steps: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each, in turn; those of the slowest rank."""
+def _turns(
+    steps: dict[str, Callable[[], None]], rounds: int, done: Callable[[], None]
+) -> dict[str, list[float]]:
+    """Seconds of each, in turn; those of the slowest rank. `done` is called after each round."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(rounds + 1):
         for name, step in steps.items():
@@ -137,6 +161,7 @@ def _turns(steps: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[
             dist.all_reduce(taken, dist.ReduceOp.MAX)
             if number:
                 seconds[name].append(float(taken))
+        done()
     return seconds
 
 

@@ -15,16 +15,19 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import partita
 
-__all__ = ["MIN_ROUNDS", "Ratio", "environment", "in_turn", "ratio", "slope", "write_json"]
+__all__ = ["MIN_ROUNDS", "Ratio", "environment", "in_turn", "progress_bar", "ratio", "slope", "write_json"]
 
 MIN_ROUNDS = 5
 
@@ -83,6 +86,33 @@ def in_turn(
     finally:
         gc.unfreeze()
     return seconds
+
+
+@contextmanager
+def progress_bar(console: Console, title: str, tasks: Sequence[str]) -> Iterator[Callable[[], None]]:
+    """A bar on ``console``, where that is a terminal, which is gone in the end.
+
+    Args:
+        title: what is measured.
+        tasks: what is done, one after the other.
+
+    Returns:
+        What to call when a task is done.
+    """
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        ahead = iter([*tasks, "done"])
+        task = progress.add_task(f"{title}: {next(ahead)}", total=len(tasks))
+
+        def done() -> None:
+            progress.update(task, advance=1, description=f"{title}: {next(ahead)}")
+
+        yield done
 
 
 def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Ratio:

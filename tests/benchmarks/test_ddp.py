@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import io
+import json
+import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from benchmarks.ddp_models import MODELS, make_model
+from benchmarks.ddp_worker import PLANNED
 from rich.console import Console
 
 from benchmarks import ddp_compile_time, ddp_network, ddp_overlap
-from partita.errors import UsageError
+from partita.errors import ExecutionError, UsageError
 
 
 def test_rows_are_measured_against_the_longer_of_computing_and_network() -> None:
@@ -70,6 +76,35 @@ def test_each_way_of_training_is_compiled_for_itself() -> None:
     for model in models * 2:
         model(sizes.batch(0))
     assert len(graphs) == 2
+
+
+@pytest.mark.slow
+def test_overlap_runs_and_says_how_far_it_is(tmp_path: Path) -> None:
+    try:
+        with ddp_network.hosts(2):
+            pass
+    except UsageError as error:
+        pytest.skip(str(error))
+    written = io.StringIO()
+    console = Console(file=written, width=200, force_terminal=True)
+    rows = ddp_overlap.main(quick=True, json_path=tmp_path / "overlap.json", console=console)
+    assert [row.way for row in rows][-1] == PLANNED
+    assert len(json.loads((tmp_path / "overlap.json").read_text())["rows"]) == len(rows) == 6
+    assert "tiny on 2 hosts: compiling" in written.getvalue()
+    assert "5/5" in written.getvalue()
+
+
+@pytest.mark.skipif(shutil.which("ip") is None, reason="needs the command ip (package iproute2)")
+def test_a_rank_that_fails_is_named_with_what_it_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def namespaces(count: int) -> Iterator[list[str]]:
+        yield [f"partita-missing-{number}" for number in range(count)]
+
+    monkeypatch.setattr(ddp_overlap, "hosts", namespaces)
+    with pytest.raises(
+        ExecutionError, match=r"did not come to its end(.|\n)*rank 1 ended with \d+ and wrote"
+    ):
+        ddp_overlap.main(quick=True, console=Console(quiet=True))
 
 
 @pytest.mark.slow

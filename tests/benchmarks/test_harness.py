@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 from pathlib import Path
 
 import pytest
-from benchmarks.harness import Ratio, environment, in_turn, ratio, slope, write_json
+from benchmarks.harness import Ratio, environment, in_turn, progress_bar, ratio, slope, write_json
+from rich.console import Console
 
 
 def test_subjects_run_in_turn_and_the_warm_up_is_not_counted() -> None:
@@ -25,6 +27,18 @@ def test_subjects_run_in_turn_and_the_warm_up_is_not_counted() -> None:
 def test_no_rounds_are_refused() -> None:
     with pytest.raises(ValueError, match="rounds is 0; give at least 1"):
         in_turn({}, rounds=0)
+
+
+def test_a_bar_tells_what_is_done_on_a_terminal_and_nothing_elsewhere() -> None:
+    for terminal in (True, False):
+        written = io.StringIO()
+        console = Console(file=written, width=100, force_terminal=terminal)
+        with progress_bar(console, "a model", ["compiling", "round 0"]) as done:
+            done()
+            done()
+        assert ("a model: compiling" in written.getvalue()) == terminal
+        assert ("2/2" in written.getvalue()) == terminal
+        assert bool(written.getvalue()) == terminal
 
 
 def test_a_ratio_is_the_median_of_the_rounds() -> None:
