@@ -10,6 +10,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
 
+from partita.verification import ambient
+
 torch.set_num_threads(1)
 
 # On a busy machine the time of one example says nothing. PARTITA_RANDOMIZE=1 looks for new examples. Which
@@ -23,6 +25,16 @@ settings.register_profile(
     phases=[phase for phase in Phase if phase is not Phase.explain],
 )
 settings.load_profile("partita")
+
+
+@pytest.fixture(autouse=True)
+def _same_settings() -> Iterator[None]:
+    """What a test leaves behind, such as another default dtype, the next ones would run with."""
+    before = ambient.capture()
+    yield
+    after = ambient.capture()
+    ambient.restore(before)
+    assert after == before
 
 
 @pytest.fixture(autouse=True)

@@ -77,6 +77,37 @@ def test_a_gradient_lies_in_memory_as_autograd_would_make_it() -> None:
     assert gradient.stride() == torch.ones_like(result).transpose(0, 1).stride()
 
 
+class Spoilt(nn.Module):
+    """Its second result can't be trained on: the exponential's gradient needs its result, which is written to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.a(x)
+        e = h.exp()
+        side = e * 2
+        e.detach().mul_(0.5)
+        return h.sin(), side
+
+
+def test_a_result_that_autograd_can_not_start_from_is_left_out() -> None:
+    model, x = Spoilt(), torch.randn(3, 2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        model(x)[1].sum().backward()
+
+    def found(*names: str) -> list[torch.Tensor | None]:
+        values = fake_values(capture(model, (x,)).module, [x])
+        return list(fake_gradients([values[name] for name in names], [values["linear"]]).values())
+
+    (alone,) = found("sin")
+    assert alone.shape == (3, 2)
+    (beside,) = found("sin", "mul")
+    assert beside.shape == (3, 2)
+    assert found("mul") == [None]
+
+
 class Item(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x * int(x.sum().item())

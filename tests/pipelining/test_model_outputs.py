@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from tests.pipelining.models import WIDTH, Case
+from tests.pipelining.running import assert_same, cut, piped, uncut
 from torch import Tensor, nn
 
 import partita
@@ -103,6 +105,26 @@ def test_results_of_early_layers_do_not_keep_the_planner_from_cutting_late() -> 
     # Each layer's cache goes out of the model: the later the border, the more results lie behind it.
     model, x = _decoder(blocks=8), torch.randn(2, 8)
     assert pipeline(model, (x,), stages=8).num_stages == 8
+
+
+class Spoilt(nn.Module):
+    """Trains on its first result; autograd refuses to start from the second, with the whole model too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.a(x)
+        e = h.exp()
+        side = e * 2
+        e.detach().mul_(0.5)
+        return self.b(h.sin()), side
+
+
+def test_a_result_that_nobody_can_train_on_is_handed_out_all_the_same() -> None:
+    case = Case("spoilt", Spoilt, loss=lambda output, y: nn.functional.mse_loss(output[0], y))
+    assert_same(piped(cut(case, 2), case), uncut(case))
 
 
 def _loss(output: Output, target: Tensor) -> Tensor:

@@ -30,6 +30,14 @@ def test_what_a_block_leaks_is_put_back_also_when_it_raises() -> None:
     assert ambient.capture() == before
 
 
+def test_no_mode_is_left_where_there_was_no_default_device() -> None:
+    with ambient.preserved():
+        torch.set_default_device("meta")
+        assert torch._C._len_torch_function_stack() == 1
+    assert torch._C._len_torch_function_stack() == 0
+    assert torch.ones(1).device.type == "cpu"
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
 def test_a_block_runs_under_the_settings_in_force(mode: type) -> None:
     with mode():

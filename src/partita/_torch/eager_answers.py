@@ -59,7 +59,7 @@ def _for_torch_only(function: Callable[[], bool]) -> Callable[[], bool]:
 def _caches() -> list[Any]:
     """All ``lru_cache`` functions that are not torch's own."""
     kind = functools._lru_cache_wrapper
-    found = [value for value in gc.get_objects() if type(value) is kind]
+    found = [value for value in gc.get_referrers(kind) if type(value) is kind]  # each refers to its type
     return [cache for cache in found if not _of_torch(str(getattr(cache, "__module__", "")))]
 
 

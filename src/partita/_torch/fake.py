@@ -67,23 +67,45 @@ def fake_gradients(
 ) -> dict[int, torch.Tensor | None]:
     """The gradients of ``values``, as fake tensors that know shape and strides; by the id of the value.
 
+    Results that autograd can't start from (it needs a value that the model writes to later, or an operator
+    without a backward) are left out: a model may have such, and train on its others.
+
     None for one that the results do not depend on, and for all where an operator of the backward pass can't
     be run without computing.
 
     Args:
-        results: from `fake_values`, as are ``values``; they require grad. Their history is used up.
+        results: from `fake_values`, as are ``values``; they require grad.
     """
     wanted = {id(value): value for value in values}
     modes = [result.fake_mode for result in results if isinstance(result, FakeTensor)]
     if not wanted or not modes:
         return dict.fromkeys(wanted)
     with modes[0]:
-        seeds = [torch.ones_like(result) for result in results]
         try:
-            found = torch.autograd.grad(results, list(wanted.values()), seeds, allow_unused=True)
+            found = _backward(results, list(wanted.values()))
+            if found is None:
+                able = [
+                    result for result in results if _backward([result], list(wanted.values())) is not None
+                ]
+                found = _backward(able, list(wanted.values()))
         except (DataDependentOutputException, DynamicOutputShapeException, NotImplementedError):
-            return dict.fromkeys(wanted)
-    return dict(zip(wanted, found, strict=True))
+            found = None
+    return dict.fromkeys(wanted) if found is None else dict(zip(wanted, found, strict=True))
+
+
+def _backward(
+    results: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor | None, ...] | None:
+    """None where autograd refuses, or there is nothing to start from."""
+    if not results:
+        return None
+    seeds = [torch.ones_like(result) for result in results]
+    try:
+        return torch.autograd.grad(results, values, seeds, allow_unused=True, retain_graph=True)
+    except (DataDependentOutputException, DynamicOutputShapeException, NotImplementedError):
+        raise
+    except RuntimeError:  # the user gets it from the step that asks for this gradient, if any does
+        return None
 
 
 class _Recorder(Interpreter):

@@ -46,6 +46,11 @@ def _set_deterministic(mode: tuple[bool, bool]) -> None:
     torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
 
 
+def _set_default_device(device: torch.device) -> None:
+    """Without one, tensors are made on the CPU too, and no mode watches every operation."""
+    torch.set_default_device(None if device.type == "cpu" else device)
+
+
 def _flag(name: str, holder: object, attribute: str) -> _Setting:
     return _Setting(
         name,
@@ -69,7 +74,7 @@ _SETTINGS = (
         _set_deterministic,
     ),
     _Setting("default dtype", torch.get_default_dtype, torch.set_default_dtype),
-    _Setting("default device", torch.get_default_device, torch.set_default_device),
+    _Setting("default device", torch.get_default_device, _set_default_device),
     _Setting(
         "float32 matmul precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
     ),
