@@ -78,7 +78,7 @@ def test_a_gradient_lies_in_memory_as_autograd_would_make_it() -> None:
 
 
 class Spoilt(nn.Module):
-    """Its second result can't be trained on: the exponential's gradient needs its result, which is written to."""
+    """Its second result can't be trained on: the gradient of exp needs its result, which is written to."""
 
     def __init__(self) -> None:
         super().__init__()

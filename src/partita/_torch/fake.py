@@ -81,13 +81,11 @@ def fake_gradients(
     if not wanted or not modes:
         return dict.fromkeys(wanted)
     with modes[0]:
+        leaves = list(wanted.values())
         try:
-            found = _backward(results, list(wanted.values()))
+            found = _backward(results, leaves)
             if found is None:
-                able = [
-                    result for result in results if _backward([result], list(wanted.values())) is not None
-                ]
-                found = _backward(able, list(wanted.values()))
+                found = _backward([result for result in results if _backward([result], leaves)], leaves)
         except (DataDependentOutputException, DynamicOutputShapeException, NotImplementedError):
             found = None
     return dict.fromkeys(wanted) if found is None else dict(zip(wanted, found, strict=True))
