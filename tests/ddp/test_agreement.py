@@ -11,7 +11,7 @@ from partita.ddp.agreement import (
     GraphPrint,
     Proposal,
     agree,
-    check_same_parameters,
+    check_same_replicas,
 )
 from partita.errors import SignatureMismatch
 from partita.runtime import InProcessWorld
@@ -57,7 +57,7 @@ def test_different_graphs_are_no_error_where_that_is_meant() -> None:
 
 def test_a_parameter_that_one_rank_lacks_is_named() -> None:
     def body(comm: Any) -> None:
-        check_same_parameters(comm, [("a", "float32"), ("b", "float32")][: 2 - comm.rank])
+        check_same_replicas(comm, {}, [("a", "float32"), ("b", "float32")][: 2 - comm.rank])
 
     message = "replicate different models: 'b' is float32 on rank 0 and not there on rank 1; build the same"
     with pytest.raises(SignatureMismatch, match=message):

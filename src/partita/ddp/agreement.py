@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,9 @@ from torch.fx import GraphModule
 from partita.errors import SignatureMismatch
 from partita.graph.effects import metadata
 from partita.runtime import Comm
-from partita.runtime.same_settings import short_digest
+from partita.runtime.same_settings import refuse_differences, short_digest
 
-__all__ = ["GraphPrint", "Proposal", "agree", "check_same_parameters", "print_of"]
+__all__ = ["GraphPrint", "Proposal", "agree", "check_same_replicas", "print_of"]
 
 
 @dataclass(frozen=True)
@@ -113,16 +113,21 @@ def _graphs_differ(first: Sequence[GraphPrint], rank: int, other: Sequence[Graph
     return "\n".join(lines)
 
 
-def check_same_parameters(comm: Comm, facts: Sequence[tuple[Any, ...]]) -> None:
-    """Check that all ranks replicate the same model. Collective.
+def check_same_replicas(comm: Comm, options: Mapping[str, str], facts: Sequence[tuple[Any, ...]]) -> None:
+    """Check that all ranks replicate the same model in the same way. Collective.
 
     Args:
+        options: what ranks have to be given alike, see `partita.runtime.same_settings`.
         facts: for each parameter and buffer a tuple that starts with its name.
 
     Raises:
         SignatureMismatch: the message names the first difference; on every rank.
     """
-    gathered: list[list[tuple[Any, ...]]] = comm.all_gather_object(list(facts))
+    said: list[tuple[dict[str, str], list[tuple[Any, ...]]]] = comm.all_gather_object(
+        (dict(options), list(facts))
+    )
+    refuse_differences([given for given, _ in said])
+    gathered = [found for _, found in said]
     for rank, other in enumerate(gathered):
         if other == gathered[0]:
             continue

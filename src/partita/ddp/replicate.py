@@ -15,7 +15,7 @@ from torch import nn
 
 from partita._torch.backward_pass import current_pass
 from partita._torch.compiled import inside_compiled
-from partita.ddp.agreement import check_same_parameters
+from partita.ddp.agreement import check_same_replicas
 from partita.ddp.hooks import CommHook
 from partita.ddp.inner import InnerCompiler, check_inner
 from partita.ddp.listing import BucketRow, PassTimes, bucket_rows, bucket_table
@@ -111,8 +111,8 @@ class Replication:
         self._buffers = StateBroadcast(comm, list(buffers.values())) if broadcast_buffers else None
         self._last_synced = True
         options = {"broadcast_buffers": str(broadcast_buffers), "initial": repr(initial)}
-        check_same(comm, settings.common() | options)
-        check_same_parameters(comm, [_fact(name, value) for name, value in (kept | buffers).items()])
+        facts = [_fact(name, value) for name, value in (kept | buffers).items()]
+        check_same_replicas(comm, settings.common() | options, facts)
         if initial == "broadcast":
             StateBroadcast(comm, [*kept.values(), *buffers.values()]).run()
         else:
