@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from partita.capture import capture
 from partita.errors import CaptureError
+from partita.pipelining import pipe_split, pipeline
 from partita.pipelining.cutting.writes import check_writes, reused_outputs, written_inputs
 
 
@@ -73,6 +74,54 @@ def test_a_write_that_another_value_should_show_is_refused(forward: Callable[...
         CaptureError, match=r"'mul_' writes to the value 'sin' in stage 1, and stages \[0, 1\]"
     ):
         check_writes(gm, _stages(gm, "mul_"))
+
+
+class _Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.drop = nn.Linear(2, 2), nn.Dropout(0.5)
+
+
+class _Views(_Dropping):
+    """What dropout returns lies elsewhere than what it was given, and its two views in the same place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.drop(self.a(x))
+        first, second = h.detach(), h.detach()
+        pipe_split()
+        first.mul_(2.0)
+        return second + 1.0
+
+
+class _Passed(_Dropping):
+    """In evaluation dropout returns what it is given, so the write shows in both."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        y = self.drop(h)
+        pipe_split()
+        h.mul_(2.0)
+        return h + y
+
+
+@pytest.mark.parametrize(("model", "written"), [(_Views, "detach"), (_Passed, "linear")])
+def test_memory_behind_dropout_is_followed_in_both_modes(model: type[nn.Module], written: str) -> None:
+    with pytest.raises(CaptureError, match=f"'mul_' writes to the value '{written}' in stage 1, and stages"):
+        pipeline(model(), (torch.ones(3, 2),))
+
+
+def test_a_write_before_the_cut_is_seen_by_what_dropout_hands_on() -> None:
+    class Before(_Dropping):
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.a(x)
+            pipe_split()
+            y = self.drop(h)
+            h.mul_(2.0)
+            return h + y
+
+    model, x = Before().eval(), torch.randn(3, 2)
+    pipe = pipeline(model, (x,))
+    assert torch.equal(pipe(x), model(x))
 
 
 def test_a_buffer_that_is_written_belongs_to_one_stage() -> None:

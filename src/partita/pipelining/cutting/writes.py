@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 from torch import Tensor
 from torch.fx import GraphModule, Node
@@ -31,12 +33,13 @@ def check_writes(gm: GraphModule, assignment: dict[str, int]) -> None:
     effects = analyse(gm)
     if not effects.storages:
         return
-    uses = _uses(effects, assignment)
+    shares = _Shares(effects)
+    uses = _uses(effects, shares, assignment)
     for position in effects.writers:
         node = effects.nodes[position]
         stage = assignment[node.name]
-        for operand, identity in _written(effects, position):
-            stages = _stages_that_miss_it(stage, uses.get(identity, []), assignment)
+        for operand, memory in shares.written(position):
+            stages = _stages_that_miss_it(stage, uses.get(memory, []), assignment)
             if stages:
                 raise CaptureError(
                     f"{node.name!r} writes to {_described(gm, operand)} in stage {stage}, and stages "
@@ -54,16 +57,16 @@ class _Use:
     returned: bool = False
 
 
-def _uses(effects: Effects, assignment: dict[str, int]) -> dict[int, list[_Use]]:
-    """Who uses each storage. The caller's side of an input counts as stage 0."""
-    uses: dict[int, list[_Use]] = {}
-    shares, last = _Shares(effects), max(assignment.values())
+def _uses(effects: Effects, shares: _Shares, assignment: dict[str, int]) -> dict[_Memory, list[_Use]]:
+    """Who uses each memory. The caller's side of an input counts as stage 0."""
+    uses: dict[_Memory, list[_Use]] = {}
+    last = max(assignment.values())
     for node in effects.nodes:
         returned = node.op == "output"
         for operand in [node] if node.op == "placeholder" else node.all_input_nodes:
             use = _Use(last if returned else assignment.get(node.name, 0), operand, returned)
-            for identity in shares.of(operand):
-                uses.setdefault(identity, []).append(use)
+            for memory in shares.of(operand):
+                uses.setdefault(memory, []).append(use)
     return uses
 
 
@@ -85,26 +88,66 @@ def _stages_that_miss_it(writer: int, uses: list[_Use], assignment: dict[str, in
     return missing
 
 
+_Memory = tuple[int, int | None]
+"""The id of a storage as `analyse` sees it, and where the examples of its values lie (None: unknown)."""
+
+
 class _Shares:
-    """Which storages a value lies in. An operator such as batch norm may return its input, for all that its
-    schema says; where example values show that it does not, it does not.
+    """Which memory a value lies in. An operator such as batch norm may return its input, for all that its
+    schema says; where example values show that it does not, it does not. Dropout does in evaluation: where
+    the graph asks the module for the mode, the example of one mode says nothing about the other.
     """
 
     def __init__(self, effects: Effects) -> None:
         self._effects = effects
         self._trusted = not any(use.entangles for use in effects.uses.values())
-        self._keys: dict[int, int] = {}
+        self._same: dict[_Memory, _Memory] = {}
+        self._parts: dict[int, set[_Memory]] = {}
         for node in effects.nodes:
-            own, key = effects.storages[effects.index[node]], _key(node)
-            if len(own) == 1 and key is not None:
-                self._keys.setdefault(own[0], key)
+            key = _key(node)
+            for identity in effects.storages[effects.index[node]] if key is not None else ():
+                self._parts.setdefault(identity, set()).add((identity, key))
+        for position, use in effects.uses.items():
+            if any(self._is_flag(operand) for operand in use.aliases):
+                self._unite(effects.nodes[position], use.aliases)
 
-    def of(self, node: Node) -> list[int]:
-        """Ids of the storages of the value of ``node``."""
+    def of(self, node: Node) -> set[_Memory]:
+        """Where the value of ``node`` lies, or may lie."""
         own, key = self._effects.storages[self._effects.index[node]], _key(node)
-        if key is None or not self._trusted:
-            return list(own)
-        return [identity for identity in own if self._keys.get(identity, key) == key]
+        if key is not None and self._trusted:
+            return {self._root((identity, key)) for identity in own}
+        if not self._trusted:
+            return {(identity, None) for identity in own}
+        parts = (self._parts.get(identity, {(identity, None)}) for identity in own)
+        return {self._root(part) for part in chain.from_iterable(parts)}
+
+    def written(self, position: int) -> list[tuple[Node, _Memory]]:
+        """What the writer at ``position`` writes: the operand, and where it lies."""
+        return [
+            (operand, memory)
+            for operand in self._effects.uses[position].writes
+            for memory in sorted(self.of(operand), key=repr)
+        ]
+
+    def all_written(self) -> set[_Memory]:
+        """Whatever anybody writes."""
+        return {memory for position in self._effects.writers for _, memory in self.written(position)}
+
+    def _is_flag(self, node: Node) -> bool:
+        return node.op == "get_attr" and not self._effects.storages[self._effects.index[node]]
+
+    def _root(self, memory: _Memory) -> _Memory:
+        while memory in self._same:
+            memory = self._same[memory]
+        return memory
+
+    def _unite(self, node: Node, operands: Iterable[Node]) -> None:
+        storages, index = self._effects.storages, self._effects.index
+        for operand in operands:
+            for identity in set(storages[index[node]]).intersection(storages[index[operand]]):
+                one, other = (self._root((identity, _key(end))) for end in (node, operand))
+                if one != other:
+                    self._same[one] = other
 
 
 def _key(node: Node) -> int | None:
@@ -112,21 +155,17 @@ def _key(node: Node) -> int | None:
     return storage_key(value) if isinstance(value, Tensor) else None
 
 
-def _written(effects: Effects, position: int) -> list[tuple[Node, int]]:
-    """What the writer at ``position`` writes: the operand, and the id of the storage."""
-    return [
-        (operand, identity)
-        for operand in effects.uses[position].writes
-        for identity in effects.storages[effects.index[operand]]
-    ]
-
-
 def written_inputs(stage: GraphModule) -> frozenset[str]:
     """Names of the inputs of a stage that it writes to."""
     effects = analyse(stage)
     if not effects.storages:
         return frozenset()
-    written = _written_storages(effects)
+    written = {
+        identity
+        for position in effects.writers
+        for operand in effects.uses[position].writes
+        for identity in effects.storages[effects.index[operand]]
+    }
     inputs = (node for node in effects.nodes if node.op == "placeholder")
     return frozenset(
         node.name for node in inputs if written.intersection(effects.storages[effects.index[node]])
@@ -139,8 +178,8 @@ def reused_outputs(stage: GraphModule) -> frozenset[int]:
     if not effects.storages:
         return frozenset()
     shares = _Shares(effects)
-    own = {identity for node in effects.nodes if node.op == "get_attr" for identity in shares.of(node)}
-    reused = own & _written_storages(effects)
+    own = {memory for node in effects.nodes if node.op == "get_attr" for memory in shares.of(node)}
+    reused = own & shares.all_written()
     results = effects.nodes[-1].args[0]
     flat = list(results) if isinstance(results, (tuple, list)) else [results]
     return frozenset(
@@ -148,10 +187,6 @@ def reused_outputs(stage: GraphModule) -> frozenset[int]:
         for number, result in enumerate(flat)
         if isinstance(result, Node) and reused.intersection(shares.of(result))
     )
-
-
-def _written_storages(effects: Effects) -> set[int]:
-    return {identity for position in effects.writers for _, identity in _written(effects, position)}
 
 
 def _described(gm: GraphModule, operand: Node) -> str:
