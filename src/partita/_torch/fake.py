@@ -24,6 +24,9 @@ __all__ = ["UnknownNumber", "fake_gradients", "fake_values", "tracing_mode_of"]
 _FRAME = re.compile(r'File "(.+)", line (\d+), in (.+)\n\s*(.+)')
 _TORCH = str(Path(torch.__file__).parent)
 
+_NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, NotImplementedError)
+"""What an operator raises that can't be run without computing."""
+
 
 class UnknownNumber:
     """Stands for a number that depends on data, and that the graph only checks:
@@ -86,7 +89,7 @@ def fake_gradients(
             found = _backward(results, leaves)
             if found is None:
                 found = _backward([result for result in results if _backward([result], leaves)], leaves)
-        except (DataDependentOutputException, DynamicOutputShapeException, NotImplementedError):
+        except _NEEDS_VALUES:
             found = None
     return dict.fromkeys(wanted) if found is None else dict(zip(wanted, found, strict=True))
 
@@ -100,7 +103,7 @@ def _backward(
     seeds = [torch.ones_like(result) for result in results]
     try:
         return torch.autograd.grad(results, values, seeds, allow_unused=True, retain_graph=True)
-    except (DataDependentOutputException, DynamicOutputShapeException, NotImplementedError):
+    except _NEEDS_VALUES:
         raise
     except RuntimeError:  # the user gets it from the step that asks for this gradient, if any does
         return None
