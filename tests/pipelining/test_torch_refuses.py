@@ -99,6 +99,8 @@ CASES = {
 def _run(comm: Comm, package: str, name: str) -> tuple[list[Any] | None, list[Any] | None]:
     """The last rank's output, and the gradient of this rank's weight."""
     torch.set_num_threads(1)
+    # memory that nobody has written to holds NaN and the largest integers, not what happened to be there
+    torch.use_deterministic_algorithms(True)
     case = CASES[name]
     module, x = case.stages()[comm.rank], case.data()
     loss = functional.mse_loss if case.train else None
@@ -146,8 +148,7 @@ def _goes_wrong(name: str, expected: Tensor) -> bool:
 @pytest.mark.parametrize("name", CASES)
 def test_what_torchs_stages_can_not_hand_on(name: str) -> None:
     expected, gradients = _uncut(CASES[name])
-    # integers arrive as whatever is in memory there, now and then as what was sent
-    assert any(_goes_wrong(name, expected) for _ in range(5))
+    assert _goes_wrong(name, expected)
     here = endings(2, _run, "ours", name)
     assert [ending.error for ending in here] == [None, None], "\n".join(ending.text for ending in here)
     assert torch.equal(torch.tensor(here[1].result[0]), expected)
