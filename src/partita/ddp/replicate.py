@@ -5,7 +5,7 @@ from __future__ import annotations
 import copyreg
 import logging
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, cast
 from weakref import ref
 
@@ -25,10 +25,11 @@ from partita.ddp.replicable import check_replicable
 from partita.ddp.settings import MIB, ReducerSettings, describe_plan
 from partita.ddp.state import StateBroadcast
 from partita.ddp.tuning import MARGIN, measure_links_of, plan_from_samples, tune_itself
-from partita.errors import ExecutionError, SignatureMismatch, UsageError
+from partita.errors import ExecutionError, UsageError
 from partita.planning import BucketPlan, Cluster
 from partita.runtime import NULL_TRACER, Comm, ProcessGroupComm, Recorder
 from partita.runtime.same_settings import check_same
+from partita.runtime.told import closed_on_error
 
 __all__ = ["Replicated", "Replication", "replicate"]
 
@@ -263,7 +264,7 @@ def replicate(
         ExecutionError: the ranks can't be connected.
     """
     comm = process_group if isinstance(process_group, Comm) else ProcessGroupComm.from_group(process_group)
-    try:
+    with nullcontext() if comm is process_group else closed_on_error(comm, "replicate()"):
         _check_arguments(module, bucket_cap_mb, plan, initial)
         cap = max(1, int(bucket_cap_mb * MIB))
         replication = Replication(
@@ -284,12 +285,6 @@ def replicate(
             initial=initial,
             tracer=tracer,
         )
-    except BaseException as error:
-        if comm is not process_group:
-            if not isinstance(error, SignatureMismatch):  # that one all ranks raise by themselves
-                comm.fail(error, "replicate()")
-            comm.close()
-        raise
     plain = type(module)
     body: dict[str, Any] = {"__module__": plain.__module__, "__qualname__": plain.__qualname__}
     if plain.forward.__module__.startswith("torch."):

@@ -13,6 +13,7 @@ from partita._torch.foreach import each_norm
 from partita.errors import ExecutionError
 from partita.pipelining.stages.held_state import stage_modules
 from partita.pipelining.steps.schedules import PipelineSchedule
+from partita.runtime.told import told
 
 __all__ = ["clip_grad_norm_"]
 
@@ -47,7 +48,7 @@ def clip_grad_norm_(
         ExecutionError: a norm that is not finite, where that is asked for; names the parameters.
     """
     device = next(iter(schedule.stages.values())).device
-    try:
+    with told(schedule.comm, "clipping gradients"):
         norm_type = float(norm_type)
         own = list(_own(schedule))
         norms = each_norm([_gradient(entry.parameter) for entry in own], norm_type, foreach)
@@ -57,9 +58,6 @@ def clip_grad_norm_(
             for part in schedule.comm.all_gather_object(said)
             for place, name, norm in part
         }
-    except BaseException as error:
-        schedule.comm.fail(error, "clipping gradients")
-        raise
     ordered = [everywhere[place] for place in sorted(everywhere)]
     if not ordered:
         return torch.tensor(0.0, device=device)

@@ -11,6 +11,7 @@ from partita._torch.amp import found_inf, set_found_inf
 from partita.errors import ExecutionError
 from partita.pipelining.steps.schedules import PipelineSchedule
 from partita.runtime.same_settings import check_same
+from partita.runtime.told import told
 
 __all__ = ["GradScaler"]
 
@@ -82,7 +83,7 @@ class GradScaler(torch.amp.GradScaler):
         if not self.is_enabled():
             return
         self.scale(torch.ones(()))  # torch makes its scale at the first call; not every rank has a loss
-        try:
+        with told(self._comm, "unscaling gradients"):
             if optimizer is not None:
                 super().unscale_(optimizer)
             mine = (len(self._unscaled), optimizer is not None and found_inf(self, optimizer))
@@ -93,9 +94,6 @@ class GradScaler(torch.amp.GradScaler):
                     f"ranks say {[number for number, _ in said]}: call unscale_(), step() and update() in "
                     "the same order on every rank, with None for a rank that has no optimizer"
                 )
-        except BaseException as error:
-            self._comm.fail(error, "unscaling gradients")
-            raise
         set_found_inf(self, optimizer, any(found for _, found in said))
         self._unscaled.add(id(optimizer))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -36,8 +37,12 @@ from partita.runtime import (
     merge,
     split_tree,
 )
+from partita.runtime.told import closed_on_error, told
 
 __all__ = ["PipelineSchedule", "Schedule1F1B", "ScheduleGPipe"]
+
+_ALIKE = (SignatureMismatch, ScheduleError)
+"""What every rank raises by itself where a schedule can't be made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +115,8 @@ class PipelineSchedule:
         self._steps = 0
         self._owns_comm = held[0].comm is None
         self.comm: Comm = held[0].comm or ProcessGroupComm.from_group(held[0].group)
-        try:
+        with closed_on_error(self.comm, "making a schedule", _ALIKE) if self._owns_comm else nullcontext():
             self._join(held)
-        except BaseException as error:
-            alike = isinstance(error, (SignatureMismatch, ScheduleError))  # all ranks raise it by themselves
-            if self._owns_comm and not alike:
-                self.comm.fail(error, "making a schedule")
-            self.close()
-            raise
 
     def _join(self, held: Sequence[Stage]) -> None:
         """Agree with the other ranks on what is run, and connect to those that this one has to do with."""
@@ -215,7 +214,7 @@ class PipelineSchedule:
         return_outputs: bool,
         train: bool,
     ) -> Any:
-        try:
+        with told(self.comm, "preparing a step"):
             self._follow_modes()
             arguments, sizes = self._cut(args, kwargs, train) if self._settling is None else (None, ())
             sizes = agree_on_step(self.comm, self._peers, self._announcement(train), self._relay, sizes)
@@ -228,9 +227,6 @@ class PipelineSchedule:
             sums = TiedSums(self.comm, self.stages, self.stage_ranks)
             if train:
                 sums.begin(self.routes.tied)
-        except BaseException as error:
-            self.comm.fail(error, "preparing a step")
-            raise
         with fresh_casts():
             results = executor.run(inputs, self.tracer)
         if train:
@@ -241,12 +237,9 @@ class PipelineSchedule:
         return merge(results.outputs, self.output_merge_spec) if results.outputs else None
 
     def _share_gradients(self, sums: TiedSums) -> None:
-        try:
+        with told(self.comm, "sharing the gradients of tied parameters"):
             sums.end()
             share_gradients(self.comm, self.stages, self.stage_ranks, self.routes)
-        except BaseException as error:
-            self.comm.fail(error, "sharing the gradients of tied parameters")
-            raise
 
     def _announcement(self, train: bool) -> str:
         """What the others must be about to do too."""

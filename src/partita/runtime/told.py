@@ -1,0 +1,47 @@
+"""Errors that other ranks have to hear of: told before they are raised, so that nobody waits for a rank that
+has given up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from partita.errors import SignatureMismatch
+from partita.runtime.comm import Comm
+
+__all__ = ["closed_on_error", "told"]
+
+
+@contextmanager
+def told(comm: Comm, where: str) -> Iterator[None]:
+    """Whatever the block raises is published to the other ranks first.
+
+    Args:
+        where: what this rank was doing, in words that the others are shown.
+    """
+    try:
+        yield
+    except BaseException as error:
+        comm.fail(error, where)
+        raise
+
+
+@contextmanager
+def closed_on_error(
+    comm: Comm, where: str, alike: tuple[type[Exception], ...] = (SignatureMismatch,)
+) -> Iterator[None]:
+    """The block makes what the comm was opened for. Where it can't, the error is told and the comm closed.
+
+    Args:
+        where: as for `told`.
+        alike: errors that every rank raises by itself. They are not told, so that each rank gets its own in
+            place of a PeerFailed.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, alike):
+            comm.fail(error, where)
+        comm.close()
+        raise
