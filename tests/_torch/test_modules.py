@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from partita._torch.modules import has_forward_hooks, is_guards_module, is_persistent_buffer
+from partita._torch.modules import has_forward_hooks, is_guards_module, is_persistent_buffer, registries
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,11 @@ def test_the_input_checks_of_an_exported_program_are_recognised() -> None:
     program = torch.export.export(nn.Linear(2, 2), (torch.ones(1, 2),)).module()
     found = [name for name, module in program.named_modules() if is_guards_module(module)]
     assert found == ["_guards_fn"]
+
+
+def test_registries_are_those_in_use() -> None:
+    module = nn.Sequential(nn.BatchNorm1d(2))
+    module[0].weight = nn.Parameter(torch.zeros(2))
+    names = [name for held in registries(module) for name in held]
+    assert names == ["0", "weight", "bias", "running_mean", "running_var", "num_batches_tracked"]
+    assert any(module[0].weight is value for held in registries(module) for value in held.values())

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from partita._torch.versions import writes_to
+from partita._torch.versions import same_versions, writes_to
 
 
 def test_writes_to_a_tensor_and_to_its_views_are_counted() -> None:
@@ -16,3 +16,14 @@ def test_writes_to_a_tensor_and_to_its_views_are_counted() -> None:
 def test_where_torch_does_not_count_it_is_zero() -> None:
     with torch.inference_mode():
         assert writes_to(torch.zeros(3)) == 0
+
+
+def test_writes_in_the_block_are_not_counted() -> None:
+    seen, unseen = torch.zeros(2), torch.zeros(2)
+    with torch.inference_mode():
+        uncounted = torch.zeros(2)
+    with same_versions([unseen, uncounted]):
+        unseen.fill_(1.0)
+        seen.fill_(1.0)
+    assert (writes_to(seen), writes_to(unseen)) == (1, 0)
+    assert unseen.tolist() == [1.0, 1.0]

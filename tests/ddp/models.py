@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 
@@ -160,6 +161,67 @@ class Flexible(nn.Module):
             mixed = flex_attention(*parts, score_mod=_nearer, block_mask=self.mask)
             x = x + out(mixed.transpose(1, 2).flatten(-2))
         return x
+
+
+class Mixer(nn.Module):
+    """Convolutions, whose layout Inductor changes, and attention with three layers of its own. Their backward
+    operators have several results, gradients of several parameters among them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolve = nn.Sequential(
+            nn.Conv2d(1, 8, 3, padding=1),
+            nn.BatchNorm2d(8),
+            nn.SiLU(),
+            nn.Conv2d(8, 4, 3, padding=1),
+            nn.GroupNorm(2, 4),
+        )
+        self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.out = nn.Linear(4 * WIDTH, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.convolve(x.unflatten(-1, (1, 3, 4))).flatten(2)
+        parts = [
+            layer(x).unflatten(-1, (2, -1)).transpose(1, 2) for layer in (self.query, self.key, self.value)
+        ]
+        mixed = functional.scaled_dot_product_attention(*parts, is_causal=True)
+        return self.out(mixed.transpose(1, 2).flatten(1))
+
+
+class WritesOn(nn.Module):
+    """A compiled graph that returns nothing, and hands its result on in what it was given; a layer of it is
+    used once more after it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.shared = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.last = nn.Linear(WIDTH, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        total = self.first(x)
+        torch._dynamo.graph_break()
+        total.add_(self.shared(x))
+        torch._dynamo.graph_break()
+        return self.last(self.shared(total).relu())
+
+
+class MovingMean(nn.Module):
+    """Sets its buffers anew instead of writing to them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.rest = mlp(1)
+        self.register_buffer("mean", torch.zeros(WIDTH))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layer(x)
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        self.seen = self.seen + 1
+        return self.rest(x - self.mean)
 
 
 class Transposed(nn.Module):

@@ -168,6 +168,16 @@ def inductor_with_dynamic_shapes(rank: int) -> str:
 
 
 @scenario
+def inductor_with_convolutions_and_attention(rank: int) -> str:
+    return against_inductor(models.Mixer, rank, rtol=1e-5, atol=1e-6)
+
+
+@scenario
+def operators_with_several_gradients(rank: int) -> str:
+    return compare(models.Mixer, rank)
+
+
+@scenario
 def inductor_under_autocast(rank: int) -> str:
     """A rounding of bfloat16 may fall to the other side, and everything after it with it."""
     return against_inductor(models.mlp, rank, under_autocast, rtol=2**-6, atol=2**-10)
@@ -323,6 +333,27 @@ def buffers(rank: int) -> str:
 
 
 @scenario
+def buffers_set_anew(rank: int) -> str:
+    return compare(models.MovingMean, rank)
+
+
+@scenario
+def buffers_sent_between_forward_and_backward(rank: int) -> str:
+    """Batch normalisation has its statistics changed by the second forward pass, and runs backward."""
+
+    def train(module: Any, rank: int) -> list[Any]:
+        seen: list[Any] = []
+        for step in range(3):
+            module.zero_grad()
+            losses = [loss_of(module(batch(step + number, rank))) for number in (0, 9)]
+            sum(losses, torch.zeros(())).backward()
+            seen += gradients(module)
+        return seen
+
+    return compare(models.Normed, rank, train)
+
+
+@scenario
 def fp16_hook(rank: int) -> str:
     return compare(models.mlp, rank, hook=default_hooks.fp16_compress_hook, comm_hook=fp16_compress)
 
@@ -360,6 +391,27 @@ def reentrant_checkpoints(rank: int) -> str:
         return seen
 
     return compare(lambda: models.Checkpointed(reentrant=True), rank, train, ways=("eager",))
+
+
+@scenario
+def reentrant_checkpoints_that_are_not_reduced(rank: int) -> str:
+    def train(module: Any, rank: int) -> list[Any]:
+        seen: list[Any] = []
+        for step in range(3):
+            module.zero_grad()
+            with module.no_sync():
+                loss_of(module(batch(step, rank).requires_grad_())).backward()
+            loss_of(module(batch(step + 9, rank).requires_grad_())).backward()
+            seen += gradients(module)
+        return seen
+
+    return compare(lambda: models.Checkpointed(reentrant=True), rank, train, ways=("eager",))
+
+
+@scenario
+def graphs_that_write_to_their_inputs(rank: int) -> str:
+    """The backward pass of such a graph is known by no result of it; both gradients of its layer count."""
+    return compare(models.WritesOn, rank)
 
 
 @scenario
@@ -466,6 +518,45 @@ def backward_twice(rank: int) -> str:
         for a, b in zip(wrapped.parameters(), reference.parameters(), strict=True)
     )
     return "torch has learnt it" if theirs_right else ""
+
+
+@scenario
+def hooks_that_change_gradients(rank: int) -> str:
+    """What they leave in ``grad`` is averaged, for the gradient that completes a bucket too."""
+
+    def train(module: Any, rank: int) -> list[Any]:
+        def halve(parameter: torch.Tensor) -> None:
+            assert parameter.grad is not None
+            parameter.grad.mul_(0.5)
+
+        for parameter in module.parameters():
+            parameter.register_post_accumulate_grad_hook(halve)
+        return ordinary(module, rank)
+
+    return compare(models.mlp, rank, train)
+
+
+@scenario
+def gradients_of_some_without_backward(rank: int) -> str:
+    """Rank 0 alone calls ``torch.autograd.grad`` for the input and for one parameter, between steps; nothing
+    is reduced because of it, and the steps after it are right.
+    """
+
+    def train(module: Any, rank: int) -> list[Any]:
+        optimizer = torch.optim.SGD(module.parameters(), 0.1)
+        seen: list[Any] = []
+        for step in range(6):
+            x = batch(step, rank).requires_grad_()
+            if step == 3 and rank == 0:
+                torch.autograd.grad(loss_of(module(x)), x)
+                torch.autograd.grad(loss_of(module(x)), list(module.parameters())[-1])
+            optimizer.zero_grad()
+            loss_of(module(x)).backward()
+            seen += gradients(module)
+            optimizer.step()
+        return seen
+
+    return compare(models.mlp, rank, train)
 
 
 @scenario

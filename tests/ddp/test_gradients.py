@@ -1,4 +1,4 @@
-"""Gradients equal those of torch's DDP, bit for bit, in two processes over gloo. Three launches run all
+"""Gradients equal those of torch's DDP, bit for bit, in two processes over gloo. Four launches run all
 scenarios.
 """
 
@@ -12,12 +12,12 @@ from tests.ddp.scenarios import SCENARIOS, run_all
 from tests.runtime import worlds
 from tests.runtime.worlds import patience
 
-_LAUNCHES = 3
+_LAUNCHES = 4
 
 
 @cache
 def findings(launch: int) -> list[dict[str, str]]:
-    """What each rank found in every third scenario."""
+    """What each rank found in every fourth scenario."""
     with patience(170.0):
         found: list[Any] = worlds.ProcessWorld(2).run(run_all, list(SCENARIOS)[launch::_LAUNCHES])
     return found

@@ -52,3 +52,6 @@ def test_a_plan_for_another_model_is_refused() -> None:
     plan = BucketPlan((("a",),), (8,), (0.0,), (0.0,), 0.0)
     with pytest.raises(PlanError, match="leaves out 1 of 2 parameters, 'b' among them"):
         lay_out(["a", "b"], [torch.zeros(2)] * 2, [0, 1], cap_bytes=1, plan=plan)
+    plan = BucketPlan((("a",), ("b", "a")), (8, 16), (0.0, 0.0), (0.0, 0.0), 0.0)
+    with pytest.raises(PlanError, match="names 'a' twice: put each parameter into one bucket"):
+        lay_out(["a", "b"], [torch.zeros(2)] * 2, [0, 1], cap_bytes=1, plan=plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -11,6 +12,12 @@ from torch import nn
 
 from partita.ddp import replicate
 from partita.errors import UsageError
+
+
+def _scripted() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.script(nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize(
@@ -25,6 +32,7 @@ from partita.errors import UsageError
         (lambda: nn.Linear(2, 2, device="meta"), {}, "'weight' is on the meta device"),
         (lambda: nn.LazyLinear(2), {}, "'weight' has no shape yet"),
         (lambda: torch.compile(nn.Linear(2, 2)), {}, "compiled already: replicate it first"),
+        (_scripted, {}, "is a TorchScript one, whose class can't be another: replicate the nn.Module"),
     ],
 )
 def test_what_can_not_be_replicated_is_refused(make: Any, options: dict[str, Any], message: str) -> None:

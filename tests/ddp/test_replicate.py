@@ -14,9 +14,10 @@ from tests.ddp.alone import alone
 from tests.ddp.models import batch, loss_of, seeded
 from torch import nn
 
-from partita.ddp import replicate
-from partita.errors import ExecutionError
-from partita.runtime import Tracer
+from partita.ddp import partita_ddp, replicate
+from partita.errors import ExecutionError, PlanError
+from partita.planning import BucketPlan
+from partita.runtime import InProcessWorld, Tracer
 
 
 def test_a_parameter_that_is_trained_later_is_an_error() -> None:
@@ -25,10 +26,41 @@ def test_a_parameter_that_is_trained_later_is_an_error() -> None:
         plain[0].weight.requires_grad_(False)
         module: Any = replicate(plain, comm)
         module[0].weight.requires_grad_(True)
-        with pytest.raises(ExecutionError, match=r"'0.weight' was frozen when the module was replicated"):
-            module(batch(0, 0))
+        module(batch(0, 0))
 
-    alone(body)
+    with pytest.raises(ExecutionError, match=r"'0.weight' was frozen when the module was replicated"):
+        alone(body)
+
+
+class _Registered(nn.Linear):
+    """Of a class that has no subclasses."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        raise TypeError("registered twice")
+
+
+def test_a_module_that_can_not_be_replicated_stays_as_it_was() -> None:
+    """Its class, its hooks, and its parameters, which would be those of rank 0."""
+    another = BucketPlan((("nope",),), (8,), (0.0,), (0.0,), 0.0)
+
+    def body(comm: Any) -> None:
+        torch.manual_seed(comm.rank)
+        for module, options, error in (
+            (_Registered(2, 2), {}, TypeError),
+            (nn.Linear(2, 2), {"plan": another}, PlanError),
+        ):
+            before = {name: value.clone() for name, value in module.state_dict().items()}
+            kind = type(module)
+            with pytest.raises(error):
+                replicate(module, comm, **options)
+            assert type(module) is kind
+            assert not module._forward_pre_hooks
+            assert not any(parameter._post_accumulate_grad_hooks for parameter in module.parameters())
+            for name, value in module.state_dict().items():
+                assert torch.equal(value, before[name])
+            module(torch.ones(1, 2)).sum().backward()
+
+    InProcessWorld(2).run(body)
 
 
 def test_copies_and_pickles_are_plain_modules() -> None:
@@ -74,6 +106,23 @@ def test_after_close_the_module_trains_alone() -> None:
         assert type(module) is nn.Sequential
         loss_of(module(batch(0, 0))).backward()
         assert module[0].weight.grad is not None
+
+    alone(body)
+
+
+def test_gradients_of_a_compiled_run_from_before_the_end_stay_on_their_rank() -> None:
+    def body(comm: Any) -> None:
+        module: Any = replicate(seeded(models.mlp), comm, inner="aot_eager")
+        run = torch.compile(module, backend=partita_ddp)
+        loss_of(run(batch(0, 0))).backward()
+        module.zero_grad()
+        loss = loss_of(run(batch(1, 0)))
+        module.replication.close()
+        loss.backward()
+        plain = seeded(models.mlp)
+        loss_of(plain(batch(1, 0))).backward()
+        for ours, theirs in zip(module.parameters(), plain.parameters(), strict=True):
+            assert torch.equal(ours.grad, theirs.grad)
 
     alone(body)
 

@@ -20,9 +20,8 @@ __all__ = [
     "compiled_nodes",
     "current_node",
     "current_pass",
-    "fills_grad",
     "grad_version",
-    "has_foreign_hooks",
+    "has_hooks",
     "inside_another_pass",
     "leaves_after",
     "storage_users",
@@ -57,20 +56,6 @@ def will_reach(node: Node) -> bool:
         return torch._C._will_engine_execute_node(node)
     except RuntimeError:
         return False
-
-
-def fills_grad(node: Node) -> bool:
-    """Whether the backward pass that this thread runs adds to ``grad`` of leaves, as ``backward()`` does and
-    ``torch.autograd.grad`` does not.
-
-    Args:
-        node: any of `accumulator`.
-    """
-    try:
-        torch._C._will_engine_execute_node(node)
-    except RuntimeError:
-        return False
-    return True
 
 
 def at_end_of_pass(function: Callable[[], None]) -> None:
@@ -135,14 +120,9 @@ def grad_version(parameter: torch.Tensor) -> tuple[int, int]:
     return (0, 0) if gradient is None else (id(gradient), gradient._version)
 
 
-def has_foreign_hooks(parameter: torch.Tensor, own: int) -> bool:
-    """Whether anybody else wants to see the gradients of ``parameter``.
-
-    Args:
-        own: how many post-accumulate hooks are the caller's.
-    """
-    post = parameter._post_accumulate_grad_hooks
-    return bool(parameter._backward_hooks) or len(post or ()) > own
+def has_hooks(parameter: torch.Tensor) -> bool:
+    """Whether anybody wants to see the gradients of ``parameter``."""
+    return bool(parameter._backward_hooks) or bool(parameter._post_accumulate_grad_hooks)
 
 
 def storage_users(tensor: torch.Tensor) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 import torch
 
 __all__ = [
@@ -12,6 +14,7 @@ __all__ = [
     "is_persistent_buffer",
     "own_module",
     "owns_attribute",
+    "registries",
 ]
 
 _GLOBAL_HOOKS = (
@@ -89,6 +92,12 @@ def owns_attribute(module: torch.nn.Module, name: str) -> bool:
     """
     holders = (module._parameters, module._buffers, module._modules, vars(module))
     return any(name in holder for holder in holders)
+
+
+def registries(module: torch.nn.Module) -> Iterator[Mapping[str, object]]:
+    """What ``module`` and the modules within it keep their parameters, buffers and children in, by name."""
+    for each in module.modules():
+        yield from (each._parameters, each._buffers, each._modules)
 
 
 def is_persistent_buffer(module: torch.nn.Module, name: str) -> bool:

@@ -20,6 +20,7 @@ from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.utils import BoxedBool
 from torch._inductor.virtualized import V
 from torch.fx import GraphModule
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 __all__ = ["BackwardCompiler", "Boxed", "PieceCompiler", "compile_training"]
 
@@ -100,9 +101,22 @@ def _inside_inductor(
             compiled: Any = compile_fx_inner(piece, inputs, cudagraphs=BoxedBool(False), **for_pieces)
             return compiled if getattr(compiled, "_boxed_call", False) else _boxed(compiled)
 
+        _follow_layout(gm, examples)
         return _mark(backward(gm, examples, PieceCompiler(compile_piece, _context(examples, inductor=True))))
 
     return compile_one
+
+
+def _follow_layout(gm: GraphModule, examples: Sequence[Any]) -> None:
+    """Where the compiled forward graph saves values in another layout than the traced one (convolutions with
+    channels last), the example inputs say so, and the graph does not: let all of its example values follow.
+    """
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    if all(node.meta["val"] is example for node, example in zip(placeholders, examples, strict=True)):
+        return
+    mode = detect_fake_mode(examples)
+    assert mode is not None
+    FakeTensorProp(gm, mode).propagate_dont_convert_inputs(*examples)
 
 
 def _with_any(
@@ -121,6 +135,7 @@ def _with_any(
         return compile_piece(graph, examples)
 
     def compile_backward(graph: GraphModule, examples: Sequence[Any]) -> Boxed:
+        _follow_layout(graph, examples)
         return _mark(
             backward(graph, examples, PieceCompiler(compile_piece, _context(examples, inductor=False)))
         )

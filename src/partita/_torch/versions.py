@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+import torch
 from torch import Tensor
 
-__all__ = ["writes_to"]
+__all__ = ["same_versions", "writes_to"]
 
 
 def writes_to(tensor: Tensor) -> int:
@@ -12,3 +16,10 @@ def writes_to(tensor: Tensor) -> int:
     (tensors made under inference mode).
     """
     return 0 if tensor.is_inference() else tensor._version
+
+
+def same_versions(tensors: Sequence[Tensor]) -> AbstractContextManager[None]:
+    """Writes to ``tensors`` in the block are not counted: autograd takes them for what they were."""
+    return torch.autograd.grad_mode._unsafe_preserve_version_counter(
+        tuple(tensor for tensor in tensors if not tensor.is_inference())
+    )

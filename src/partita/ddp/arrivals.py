@@ -61,13 +61,14 @@ class Arrivals:
         Returns:
             What is left for autograd to add to ``grad``: None where it has been taken.
         """
+        if index in state.remaining:
+            state.remaining[index] -= 1
         if not state.sync or not can_be_added(gradient, self._parameters[index]):
             return self._decline(state, index, gradient)
         self._consensus.observe(index)
-        if index not in state.early:
+        if index not in state.early or state.remaining[index] < 0:
             return self._decline(state, index, gradient)
         gradient = state.added_to_partial(index, gradient)
-        state.remaining[index] -= 1
         if gradient is None:
             return None
         if state.remaining[index] > 0:
@@ -83,7 +84,7 @@ class Arrivals:
             ExecutionError: the gradient is sparse, or its bucket has been sent.
         """
         parameter = self._parameters[index]
-        self._trust.compare(index, parameter.grad)
+        self._trust.compare(index, parameter.grad, foreseen=state.remaining.get(index) == 0)
         if not state.sync:
             self._used[index] = self._used[index] or parameter.grad is not None
             return

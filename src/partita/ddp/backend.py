@@ -19,6 +19,7 @@ from torch.fx import GraphModule
 
 from partita._torch.backward_pass import compiled_nodes, current_node
 from partita._torch.training_graphs import Boxed, PieceCompiler, compile_training
+from partita._torch.versions import writes_to
 from partita.ddp.agreement import print_of
 from partita.ddp.cutting import BackwardGraph, cut_backward
 from partita.ddp.inner import InnerCompiler, RunThrough, resolve_inner
@@ -82,7 +83,7 @@ class _Training:
                 graph, pieces, self._tensors, expected, shares=self._shares
             ),
         )
-        return _registering(run) if owned else run
+        return _registering(run, inputs) if owned else run
 
     def _see_forward(self, gm: GraphModule) -> None:
         """Which inputs are tensors: autograd counts only those."""
@@ -94,13 +95,27 @@ class _Training:
         ]
 
 
-def _registering(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Let the reducers know of the autograd node of each run."""
+def _registering(run: Callable[..., Any], inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Let the reducers know of the autograd node of each run. It stands behind what the graph returns and
+    what it has written to.
+    """
+    others = [
+        position
+        for position, value in enumerate(inputs)
+        if isinstance(value, torch.Tensor) and owner_of(value) is None
+    ]
 
     def registered(*args: Any) -> Any:
+        before = [writes_to(args[position]) for position in others]
         results = run(*args)
         if torch.is_grad_enabled():
-            for node in compiled_nodes(results if isinstance(results, (list, tuple)) else [results]):
+            made = list(results) if isinstance(results, (list, tuple)) else [results]
+            written = (
+                args[position]
+                for position, seen in zip(others, before, strict=True)
+                if writes_to(args[position]) != seen
+            )
+            for node in compiled_nodes([*made, *written]):
                 for reducer in {owner[0].reducer for owner in map(owner_of, args) if owner is not None}:
                     reducer.add_node(node)
         return results
@@ -155,8 +170,8 @@ class _BackwardRunner:
     def __call__(self, values: list[Any]) -> Sequence[Any]:
         bound = self._bind()
         for reducer in {reducer: None for reducer, _ in bound.values()}:
-            order = self._order_for(reducer)
-            if not reducer.begin(order):
+            indices = [index for other, index in bound.values() if other is reducer]
+            if not reducer.begin(indices, self._order_for(reducer)):
                 bound = {position: owner for position, owner in bound.items() if owner[0] is not reducer}
         if self._program is None or not (self._symbolic or self._versions == self._current()):
             self._cut()

@@ -25,8 +25,8 @@ class CompiledRuns:
         self._nodes: list[ref[Any]] = []
 
     def add(self, node: Any) -> None:
-        """A compiled graph has run; ``node`` will compute its backward pass."""
-        self._nodes = [known for known in self._nodes if known() is not None]
+        """A compiled graph has run; ``node`` will compute its backward pass. May be told again."""
+        self._nodes = [known for known in self._nodes if known() not in (None, node)]
         self._nodes.append(ref(node))
 
     def indices_after(self, node: Any) -> list[int | None]:

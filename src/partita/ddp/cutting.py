@@ -8,6 +8,7 @@ piece    |------- 0 -------->|------------ 1 ---->|
 
 from __future__ import annotations
 
+import operator
 from bisect import bisect_left
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
@@ -47,7 +48,8 @@ def cut_backward(graph: BackwardGraph, buckets: Mapping[int, Hashable]) -> Split
     """Cut after the last gradient of each bucket.
 
     What is only needed later is moved there (an activation that is computed again, a transposed weight), so
-    that the first buckets are ready early and little crosses the cuts.
+    that the first buckets are ready early and little crosses the cuts. An operator with several results stays
+    together with the nodes that take them apart: what crosses a cut is a tensor.
 
     Args:
         buckets: for output positions, the bucket of that gradient.
@@ -60,14 +62,15 @@ def cut_backward(graph: BackwardGraph, buckets: Mapping[int, Hashable]) -> Split
     outputs = graph.outputs
     ready: dict[Hashable, int] = {}
     for position in graph.in_order(buckets):
-        ready[buckets[position]] = place[outputs[position]]
+        made = place[_maker(outputs[position])]
+        ready[buckets[position]] = max(made, ready.get(buckets[position], 0))
     work = [
         number for number, node in enumerate(nodes) if node.op not in ("placeholder", "get_attr", "output")
     ]
     cuts = sorted({number for number in ready.values() if work and work[0] <= number < work[-1]})
     if not cuts:
         return None
-    plain = {nodes[number]: bisect_left(cuts, number) for number in work}
+    plain = {nodes[number]: bisect_left(cuts, place[_maker(nodes[number])]) for number in work}
     try:
         return split(graph.gm, _sunk(nodes, plain), tuple_return=True)
     except OrderConflict:
@@ -83,4 +86,11 @@ def _sunk(nodes: list[Node], plain: dict[Node, int]) -> dict[Node, int]:
         users = [user for user in node.users if user in sunk]
         if users and len(users) == len(node.users):
             sunk[node] = max(sunk[node], min(sunk[user] for user in users))
-    return sunk
+    return {node: sunk[_maker(node)] for node in sunk}
+
+
+def _maker(node: Node) -> Node:
+    """The node itself; for one of several results, the operator that they come from."""
+    while node.target is operator.getitem:
+        node = node.args[0]  # type: ignore[assignment]
+    return node

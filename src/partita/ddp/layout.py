@@ -9,6 +9,7 @@ rank can tell a parameter that nobody used from one whose gradient is zero.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -141,6 +142,9 @@ def _planned(names: Sequence[str], parameters: Sequence[torch.Tensor], plan: Buc
             f"the bucket plan leaves out {len(missing)} of {len(names)} parameters, {missing[0]!r} among "
             "them: put each into a bucket"
         )
+    twice = sorted(name for name, times in Counter(planned).items() if times > 1)
+    if twice:
+        raise PlanError(f"the bucket plan names {twice[0]!r} twice: put each parameter into one bucket")
     groups = []
     for bucket in plan.buckets:
         kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}

@@ -26,7 +26,8 @@ class PassState:
         root: the task that ends with the pass; None where only tasks within other tasks have been seen.
         expected: which gradients a bucket waits for.
         early: parameters whose offers are taken.
-        remaining: for each parameter that compiled graphs use, how many of them will still offer a gradient.
+        remaining: for each parameter that compiled graphs use, how many of them will still offer a gradient;
+            below 0 where more have come than were known of.
         partial: what they have offered so far.
         gradients: those that are there: None for what lies in ``grad`` or in a bucket.
         versions: of ``grad``, when the gradient was there.

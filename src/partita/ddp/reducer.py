@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -31,8 +31,7 @@ from partita._torch.backward_pass import (
     accumulator,
     at_end_of_pass,
     current_pass,
-    fills_grad,
-    has_foreign_hooks,
+    has_hooks,
     inside_another_pass,
     will_reach,
 )
@@ -109,14 +108,17 @@ class Reducer:
         self._reentrant = False
         self._lock = threading.RLock()
         self._accumulators = [accumulator(parameter) for parameter in self.parameters]
+        self._detached = False
         me = ref(self)
+        # behind the parameters' own hooks, which may change ``grad``
         self._handles = [
-            parameter.register_post_accumulate_grad_hook(partial(_accumulated, me, index))
-            for index, parameter in enumerate(self.parameters)
+            node.register_hook(partial(_accumulated, me, index))
+            for index, node in enumerate(self._accumulators)
         ]
 
     def detach(self) -> None:
-        """Take the hooks off the parameters."""
+        """Take the hooks off the parameters; what is still to come of a backward pass stays on its rank."""
+        self._detached = True
         for handle in self._handles:
             handle.remove()
 
@@ -190,17 +192,18 @@ class Reducer:
         """A backward graph has been compiled."""
         self._consensus.add_graph(graph)
 
-    def begin(self, order: Sequence[int] = ()) -> bool:
-        """Something of the backward pass runs. Cheap where that is known.
+    def begin(self, indices: Iterable[int], order: Sequence[int] = ()) -> bool:
+        """A compiled graph of the backward pass runs. Cheap where the pass is known.
 
         Args:
+            indices: the parameters that it has gradients for.
             order: in which order the first gradients will get ready, by index.
 
         Returns:
-            Whether the pass fills ``grad`` at all: that of ``torch.autograd.grad`` does not, and is none of
+            Whether the pass fills ``grad`` of any: that of ``torch.autograd.grad`` does not, and is none of
             the reducer's.
         """
-        if not fills_grad(self._accumulators[0]):
+        if self._detached or not any(will_reach(self._accumulators[index]) for index in indices):
             return False
         with self._lock:
             self._enter(order)
@@ -271,13 +274,16 @@ class Reducer:
         state.early = {
             index
             for index in state.remaining
-            if reached[index] and self._trust[index] and not has_foreign_hooks(self.parameters[index], 1)
+            if reached[index] and self._trust[index] and not has_hooks(self.parameters[index])
         }
         self._arrivals.send_complete(state)
 
     def _end_if_nested(self, state: PassState) -> None:
-        """Tasks within other tasks do not say which is the last: the pass is over when all is sent."""
-        if self._reentrant and state.root is None and len(state.reductions) == len(self.buckets):
+        """Tasks within other tasks do not say which is the last: the pass is over when all is sent; where
+        nothing is to be sent, each gradient is a pass.
+        """
+        all_sent = not state.sync or len(state.reductions) == len(self.buckets)
+        if self._reentrant and state.root is None and all_sent:
             self._finish()
 
     def _finish(self) -> None:
@@ -313,7 +319,7 @@ class Reducer:
         return failed_everywhere(self.comm, unfinished_pass(missing), "the backward pass before")
 
 
-def _accumulated(reducer: ref[Reducer], index: int, _parameter: torch.Tensor) -> None:
+def _accumulated(reducer: ref[Reducer], index: int, _none: Any, _gradient: Any) -> None:
     found = reducer()
     if found is not None:
         found.accumulated(index)

@@ -16,10 +16,12 @@ from torch import nn
 from partita._torch.backward_pass import current_pass
 from partita._torch.compiled import inside_compiled
 from partita.ddp.agreement import check_same_replicas
+from partita.ddp.held import Held
 from partita.ddp.hooks import CommHook
 from partita.ddp.inner import InnerCompiler, check_inner
 from partita.ddp.listing import BucketRow, PassTimes, bucket_rows, bucket_table
 from partita.ddp.owners import claim, release
+from partita.ddp.pass_errors import failed_everywhere
 from partita.ddp.reducer import Reducer
 from partita.ddp.replicable import check_replicable
 from partita.ddp.settings import MIB, ReducerSettings, describe_plan
@@ -104,21 +106,20 @@ class Replication:
             name: value for name, value in named.items() if value.requires_grad and name not in ignored
         }
         check_replicable(module, named, trained, ignored)
-        self._frozen = [
-            (name, value) for name, value in named.items() if name not in trained and name not in ignored
-        ]
-        buffers = {name: value for name, value in module.named_buffers() if name not in ignored}
-        kept = {name: value for name, value in named.items() if name not in ignored}
-        self._buffers = StateBroadcast(comm, list(buffers.values())) if broadcast_buffers else None
+        self._held = Held(module, trained, ignored, with_buffers=broadcast_buffers)
+        self._buffers = self._broadcast_of_buffers()
         self._last_synced = True
+        buffers = {name: value for name, value in module.named_buffers() if name not in ignored}
+        state = {name: value for name, value in named.items() if name not in ignored} | buffers
         options = {"broadcast_buffers": str(broadcast_buffers), "initial": repr(initial)}
-        facts = [_fact(name, value) for name, value in (kept | buffers).items()]
-        check_same_replicas(comm, settings.common() | options, facts)
-        if initial == "broadcast":
-            StateBroadcast(comm, [*kept.values(), *buffers.values()]).run()
-        else:
-            StateBroadcast(comm, [*kept.values(), *buffers.values()]).check([*kept, *buffers])
+        check_same_replicas(comm, settings.common() | options, [_fact(*item) for item in state.items()])
         self.reducer = Reducer(list(trained), list(trained.values()), comm, settings, tracer)
+        try:
+            of_rank_0 = StateBroadcast(comm, list(state.values()))
+            of_rank_0.run() if initial == "broadcast" else of_rank_0.check(list(state))
+        except BaseException:
+            self.reducer.detach()
+            raise
         if settings.tune:
             self.reducer.pass_ended = tune_itself
         for index, parameter in enumerate(trained.values()):
@@ -128,17 +129,24 @@ class Replication:
         """What has to be undone at the end."""
         self._undo = undo
 
-    def before_forward(self) -> None:
-        """What has to happen before each forward pass: buffers as on rank 0."""
+    def _broadcast_of_buffers(self) -> StateBroadcast | None:
+        buffers = list(self._held.buffers.values())
+        return StateBroadcast(self.comm, buffers, unseen=True) if buffers else None
+
+    def before_forward(self, module: nn.Module) -> None:
+        """What has to happen before each forward pass: buffers as on rank 0.
+
+        Raises:
+            ExecutionError: the module holds what was not there when it was replicated; on every rank.
+        """
         if current_pass() >= 0:
             return  # a checkpoint computes its activations again
-        for name, parameter in self._frozen:
-            if parameter.requires_grad:
-                raise ExecutionError(
-                    f"parameter {name!r} was frozen when the module was replicated, and is trained now, so "
-                    f"its "
-                    "gradient would not be reduced: call replication.close() and replicate() again"
-                )
+        if self._held.look(module):
+            self._buffers = self._broadcast_of_buffers()
+        fault = self._held.fault()
+        if fault is not None:
+            message = f"{fault}: call replication.close() and replicate() again"
+            raise failed_everywhere(self.comm, message, "the forward pass")
         if self._buffers is not None and self._last_synced:
             self._buffers.run()
         self._last_synced = self.sync and torch.is_grad_enabled()
@@ -266,6 +274,7 @@ def replicate(
     comm = process_group if isinstance(process_group, Comm) else ProcessGroupComm.from_group(process_group)
     with nullcontext() if comm is process_group else closed_on_error(comm, "replicate()"):
         _check_arguments(module, bucket_cap_mb, plan, initial)
+        replicated_class = _replicated(type(module))
         cap = max(1, int(bucket_cap_mb * MIB))
         replication = Replication(
             module,
@@ -286,10 +295,7 @@ def replicate(
             tracer=tracer,
         )
     plain = type(module)
-    body: dict[str, Any] = {"__module__": plain.__module__, "__qualname__": plain.__qualname__}
-    if plain.forward.__module__.startswith("torch."):
-        body["forward"] = _forward  # Dynamo would trace through the hook of a module of torch's own
-    module.__class__ = type(plain.__name__, (Replicated, plain), body)
+    module.__class__ = replicated_class
     vars(module)["_partita_replication"] = replication
     handle = module.register_forward_pre_hook(_before_forward, prepend=True)
     found = ref(module)
@@ -306,11 +312,24 @@ def replicate(
     return cast(Replicated, module)
 
 
+def _replicated(plain: type[nn.Module]) -> type[nn.Module]:
+    """A subclass of ``plain`` that is a `Replicated` too."""
+    body: dict[str, Any] = {"__module__": plain.__module__, "__qualname__": plain.__qualname__}
+    if plain.forward.__module__.startswith("torch."):
+        body["forward"] = _forward  # Dynamo would trace through the hook of a module of torch's own
+    return type(plain.__name__, (Replicated, plain), body)
+
+
 def _check_arguments(module: nn.Module, bucket_cap_mb: float, plan: object, initial: str) -> None:
     if inside_compiled(module) is not None:
         raise UsageError(
             "the module is compiled already: replicate it first and compile it then, "
             'torch.compile(replicate(module), backend="partita_ddp")'
+        )
+    if isinstance(module, torch.jit.ScriptModule):
+        raise UsageError(
+            "the module is a TorchScript one, whose class can't be another: replicate the nn.Module that it "
+            "was made from, and compile that with torch.compile"
         )
     if isinstance(module, Replicated):
         raise UsageError("the module is replicated already: call replicate() once, on the plain module")
@@ -338,7 +357,7 @@ def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:
 def _before_forward(module: nn.Module, _args: Any) -> None:
     replication = vars(module).get("_partita_replication")
     if replication is not None:
-        replication.before_forward()
+        replication.before_forward(module)
 
 
 def _without_hook(state: dict[str, Any]) -> dict[str, Any]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 
+from partita._torch.versions import same_versions
 from partita.errors import SignatureMismatch
 from partita.runtime import Comm
 
@@ -17,10 +19,13 @@ class StateBroadcast:
 
     Args:
         tensors: the same kinds, in the same order, on every rank.
+        unseen: autograd does not hear of it, as it does not hear of what batch normalisation does to its
+            statistics, so that a graph which has been made may still run backward.
     """
 
-    def __init__(self, comm: Comm, tensors: Sequence[torch.Tensor]) -> None:
+    def __init__(self, comm: Comm, tensors: Sequence[torch.Tensor], *, unseen: bool = False) -> None:
         self._comm = comm
+        self._unseen = unseen
         self._kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
         for tensor in tensors:
             if tensor.numel():
@@ -38,7 +43,8 @@ class StateBroadcast:
             for tensors, flat, handle in under_way:
                 handle.wait()
                 if self._comm.rank != 0:
-                    _unpack(flat, tensors)
+                    with same_versions(tensors) if self._unseen else nullcontext():
+                        _unpack(flat, tensors)
 
     def check(self, names: Sequence[str]) -> None:
         """Compare with rank 0. Collective.

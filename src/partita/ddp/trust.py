@@ -31,11 +31,15 @@ class Trust:
         before = self._offered.get(index)
         self._offered[index] = gradient if before is None else before + gradient
 
-    def compare(self, index: int, gradient: torch.Tensor | None) -> None:
-        """Autograd is done with a parameter, and ``gradient`` is in its ``grad``."""
+    def compare(self, index: int, gradient: torch.Tensor | None, *, foreseen: bool) -> None:
+        """Autograd is done with a parameter, and ``gradient`` is in its ``grad``.
+
+        Args:
+            foreseen: there were as many offers as were counted when the pass began.
+        """
         offered = self._offered.pop(index, None)
         if gradient is not None and offered is not None and index not in self._late:
-            self._whole[index] = torch.equal(gradient, offered)
+            self._whole[index] = foreseen and torch.equal(gradient, offered)
 
     def pass_ends(self) -> None:
         """What was offered in this pass is of no more use."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from partita._torch.backward_pass import has_foreign_hooks
+from partita._torch.backward_pass import has_hooks
 from partita.errors import ExecutionError
 from partita.pipelining.routes import Routes, Tied, Value
 from partita.pipelining.stages.stage import Stage
@@ -70,13 +70,13 @@ def _copy_gradient(owner: nn.Parameter, holder: nn.Parameter, name: str) -> None
     """On one rank two stages hold one object or (after a copy or a move) two."""
     if holder is owner:
         return
-    _check_hooks(holder, has_foreign_hooks(owner, 0), name)
+    _check_hooks(holder, has_hooks(owner), name)
     holder.grad = None if owner.grad is None else owner.grad.clone()
 
 
 def _check_hooks(holder: nn.Parameter, owner_has_some: bool, name: str) -> None:
     """Hooks run where the whole gradient is: at the owner. On another copy alone they would never run."""
-    if has_foreign_hooks(holder, 0) and not owner_has_some:
+    if has_hooks(holder) and not owner_has_some:
         raise ExecutionError(
             f"the tied parameter {name!r} has hooks in a later stage and none in the first that holds it, "
             "whose hooks are the ones that run: register them on every stage's copy"
@@ -88,7 +88,7 @@ _THERE, _HOOKED = 1, 2
 
 def _send(comm: Comm, parameter: nn.Parameter, destination: int, tag: int) -> list[Handle]:
     """Whether there is a gradient (and hooks), and the gradient (zeros where there is none)."""
-    flags = _THERE * (parameter.grad is not None) + _HOOKED * has_foreign_hooks(parameter, 0)
+    flags = _THERE * (parameter.grad is not None) + _HOOKED * has_hooks(parameter)
     about = torch.tensor([flags], dtype=torch.uint8, device=parameter.device)
     gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
     return [comm.send(about, destination, tag), comm.send(gradient, destination, tag + 1)]

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from partita._torch.backward_pass import has_foreign_hooks
+from partita._torch.backward_pass import has_hooks
 from partita.errors import ExecutionError
 from partita.pipelining.routes import Routes, Tied
 from partita.pipelining.stages.stage import Stage
@@ -76,7 +76,7 @@ class TiedSums:
             if group.chained:
                 _check_whole(group, parameters)
                 continue
-            if any(has_foreign_hooks(parameter, 0) for parameter in parameters):
+            if any(has_hooks(parameter) for parameter in parameters):
                 raise ExecutionError(
                     f"the tied parameter {group.names[0]!r} has hooks, which would see the shares of its "
                     'stages one by one and not its gradient: make the schedule with tied_gradients="exact"'
