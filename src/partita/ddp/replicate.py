@@ -114,9 +114,12 @@ class Replication:
         options = {"broadcast_buffers": str(broadcast_buffers), "initial": repr(initial)}
         check_same_replicas(comm, settings.common() | options, [_fact(*item) for item in state.items()])
         self.reducer = Reducer(list(trained), list(trained.values()), comm, settings, tracer)
+        of_rank_0 = StateBroadcast(comm, list(state.values()))
         try:
-            of_rank_0 = StateBroadcast(comm, list(state.values()))
-            of_rank_0.run() if initial == "broadcast" else of_rank_0.check(list(state))
+            if initial == "broadcast":
+                of_rank_0.run()
+            else:
+                of_rank_0.check(list(state))
         except BaseException:
             self.reducer.detach()
             raise
