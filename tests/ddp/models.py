@@ -174,6 +174,7 @@ class Mixer(nn.Module):
             nn.Conv2d(1, 8, 3, padding=1),
             nn.BatchNorm2d(8),
             nn.SiLU(),
+            nn.MaxPool2d(3, 1, 1),
             nn.Conv2d(8, 4, 3, padding=1),
             nn.GroupNorm(2, 4),
         )
@@ -187,6 +188,18 @@ class Mixer(nn.Module):
         ]
         mixed = functional.scaled_dot_product_attention(*parts, is_causal=True)
         return self.out(mixed.transpose(1, 2).flatten(1))
+
+
+class Placed(nn.Module):
+    """Adds what it has learnt of each place, which takes a sum over the batch in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = nn.Parameter(torch.randn(1, 3, 4))
+        self.body = mlp()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body((x.unflatten(-1, (3, 4)) + self.places).flatten(1))
 
 
 class WritesOn(nn.Module):

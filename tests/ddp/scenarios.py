@@ -173,6 +173,21 @@ def inductor_with_convolutions_and_attention(rank: int) -> str:
 
 
 @scenario
+def a_smaller_last_batch_on_one_rank(rank: int) -> str:
+    """One row leaves other operators in the graph than six do, and its shapes are compiled for themselves."""
+
+    def train(module: Any, rank: int) -> list[Any]:
+        seen: list[Any] = []
+        for step in range(4):
+            module.zero_grad()
+            loss_of(module(batch(step, rank, 1 if rank and step == 2 else 6))).backward()
+            seen += gradients(module)
+        return seen
+
+    return compare(models.Placed, rank, train, dynamic=False)
+
+
+@scenario
 def operators_with_several_gradients(rank: int) -> str:
     return compare(models.Mixer, rank)
 

@@ -51,6 +51,34 @@ def test_a_graph_that_one_rank_lacks_is_named() -> None:
         on_two_ranks([PROPOSAL, replace(PROPOSAL, graphs=())])
 
 
+def _graph(operators: int, given: str, gradients: str = "ab") -> GraphPrint:
+    return GraphPrint(tuple(gradients), (("mm", operators),), given)
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "fine"),
+    [
+        ([_graph(2, "[4]")], [_graph(2, "[1]")], True),
+        ([_graph(2, "[4]")], [_graph(1, "[1]")], True),
+        ([_graph(2, "[4]")], [_graph(2, "[4]"), _graph(1, "[1]")], True),  # the last batch, on one rank
+        ([_graph(2, "[4]")], [_graph(1, "[4]")], False),
+        ([_graph(2, "[4]")], [_graph(1, "[4]"), _graph(1, "[1]")], False),
+        ([_graph(2, "[4]")], [_graph(1, "[1]", "a")], False),
+        ([_graph(2, "[4]")], [_graph(2, "[4]", "ba")], False),
+        ([_graph(2, "[4]"), _graph(1, "[4]", "c")], [_graph(2, "[1]")], False),
+        ([], [_graph(2, "[4]")], False),
+    ],
+)
+def test_graphs_for_other_sizes_need_the_same_gradients_only(here: Any, there: Any, fine: bool) -> None:
+    for proposals in ([here, there], [there, here]):
+        given = [replace(PROPOSAL, graphs=tuple(graphs)) for graphs in proposals]
+        if fine:
+            assert on_two_ranks(given) == [given[0]] * 2
+        else:
+            with pytest.raises(SignatureMismatch, match="have compiled different backward graphs"):
+                on_two_ranks(given)
+
+
 def test_different_graphs_are_no_error_where_that_is_meant() -> None:
     assert len(on_two_ranks([PROPOSAL, replace(PROPOSAL, graphs=())], check_graphs=False)) == 2
 

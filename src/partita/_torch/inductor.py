@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -10,13 +10,24 @@ from torch._guards import TracingContext
 from torch._inductor import config, standalone_compile
 from torch.fx import GraphModule
 
-__all__ = ["compile_with_inductor"]
+__all__ = ["compile_with_inductor", "inductor_settings"]
 
 _SETTINGS = {
     "triton.cudagraphs": False,  # the region around it is recorded; a graph inside of a graph is an error
     "triton.cudagraph_trees": False,
     "fallback_random": True,  # the numbers that the operators draw, in their order
 }
+
+
+def inductor_settings(mode: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Inductor's configuration for a mode and options of ``torch.compile``.
+
+    Raises:
+        RuntimeError: a mode, an option or a value that torch does not know.
+    """
+    if mode is None and not options:
+        return {}
+    return dict(torch._TorchCompileInductorWrapper(mode, dict(options), None).config)
 
 
 def compile_with_inductor(gm: GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ and compiles the pieces one by one, now or later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -16,7 +16,9 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
 from torch._guards import TracingContext, detect_fake_mode, tracing
+from torch._inductor import config as inductor_config
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torch._inductor.fx_passes.post_grad import view_to_reshape
 from torch._inductor.utils import BoxedBool
 from torch._inductor.virtualized import V
 from torch.fx import GraphModule
@@ -57,6 +59,7 @@ def compile_training(
     inner: str | Callable[[GraphModule, Sequence[Any]], Callable[..., Any]],
     forward: Callable[[GraphModule], None],
     backward: BackwardCompiler,
+    settings: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
     """Compile a graph of Dynamo's for training and inference.
 
@@ -65,6 +68,7 @@ def compile_training(
         inner: ``"inductor"``, or a function from a flat graph and example inputs to what runs it.
         forward: is shown each forward graph that will have a backward graph, before it is compiled.
         backward: compiles that backward graph.
+        settings: of Inductor's configuration, for all of its graphs.
 
     Returns:
         A function of the same inputs.
@@ -73,14 +77,17 @@ def compile_training(
     # numbers for those of its own inputs. The cache would hand out backward graphs that nobody has cut.
     with functorch_config.patch(donated_buffer=False, enable_autograd_cache=False):
         if inner == "inductor":
-            inside = _inside_inductor(forward, backward)
-            return compile_fx(gm, inputs, inner_compile=inside)  # type: ignore[return-value]
+            inside = _inside_inductor(forward, backward, settings or {})
+            compiled = compile_fx(
+                gm, inputs, inner_compile=inside, config_patches=dict(settings or {}) or None
+            )
+            return compiled  # type: ignore[return-value]
         assert callable(inner)
         return _with_any(gm, inputs, inner, forward, backward)
 
 
 def _inside_inductor(
-    forward: Callable[[GraphModule], None], backward: BackwardCompiler
+    forward: Callable[[GraphModule], None], backward: BackwardCompiler, settings: Mapping[str, Any]
 ) -> Callable[..., Any]:
     def compile_one(gm: GraphModule, examples: Sequence[Any], **options: Any) -> Any:
         if not options.get("is_backward"):
@@ -102,7 +109,7 @@ def _inside_inductor(
             return compiled if getattr(compiled, "_boxed_call", False) else _boxed(compiled)
 
         _follow_layout(gm, examples)
-        return _mark(backward(gm, examples, PieceCompiler(compile_piece, _context(examples, inductor=True))))
+        return _mark(backward(gm, examples, PieceCompiler(compile_piece, _context(examples, settings))))
 
     return compile_one
 
@@ -116,7 +123,9 @@ def _follow_layout(gm: GraphModule, examples: Sequence[Any]) -> None:
         return
     mode = detect_fake_mode(examples)
     assert mode is not None
-    FakeTensorProp(gm, mode).propagate_dont_convert_inputs(*examples)
+    view_to_reshape(gm)  # as Inductor itself does later: not every view is one in another layout
+    with torch.no_grad():
+        FakeTensorProp(gm, mode).propagate_dont_convert_inputs(*examples)
 
 
 def _with_any(
@@ -136,9 +145,7 @@ def _with_any(
 
     def compile_backward(graph: GraphModule, examples: Sequence[Any]) -> Boxed:
         _follow_layout(graph, examples)
-        return _mark(
-            backward(graph, examples, PieceCompiler(compile_piece, _context(examples, inductor=False)))
-        )
+        return _mark(backward(graph, examples, PieceCompiler(compile_piece, _context(examples, None))))
 
     compiler = aot_autograd(
         fw_compiler=compile_forward,
@@ -150,8 +157,14 @@ def _with_any(
     return compiled
 
 
-def _context(examples: Sequence[Any], *, inductor: bool) -> Callable[[], AbstractContextManager[Any]]:
-    """The frame that torch compiles in at this moment, to be entered again."""
+def _context(
+    examples: Sequence[Any], settings: Mapping[str, Any] | None
+) -> Callable[[], AbstractContextManager[Any]]:
+    """The frame that torch compiles in at this moment, to be entered again.
+
+    Args:
+        settings: Inductor's; None where another compiler is at work.
+    """
     context = TracingContext.try_get()
     mode = detect_fake_mode(examples)
 
@@ -159,8 +172,10 @@ def _context(examples: Sequence[Any], *, inductor: bool) -> Callable[[], Abstrac
         stack = ExitStack()
         stack.enter_context(tracing(context) if context is not None else nullcontext())
         stack.enter_context(torch._C._DisableAutocast())
-        if inductor and mode is not None:
+        if settings is not None and mode is not None:
             stack.enter_context(V.set_fake_mode(mode))
+        if settings:
+            stack.enter_context(inductor_config.patch(dict(settings)))
         return stack
 
     return enter

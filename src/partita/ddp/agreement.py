@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,15 +20,26 @@ __all__ = ["GraphPrint", "Proposal", "agree", "check_same_replicas", "print_of"]
 
 @dataclass(frozen=True)
 class GraphPrint:
-    """What a backward graph has in common with that of another rank, whatever the sizes of the batch.
+    """What a backward graph should have in common with those of other ranks.
 
     Attributes:
         gradients: names of the parameters whose gradients it computes, in the order in which they are ready.
         operators: how often it computes with each operator; views and arithmetic on sizes do not count.
+        given: shapes and dtypes of what its forward graph was compiled for, parameters apart.
     """
 
     gradients: tuple[str, ...]
     operators: tuple[tuple[str, int], ...]
+    given: str = ""
+
+    def fits(self, others: Iterable[GraphPrint]) -> bool:
+        """Whether one of ``others`` is this graph, or may be it for a batch of another size: a batch of one
+        needs fewer sums and copies, and what is kept or computed again depends on sizes too.
+        """
+        alike = [other for other in others if set(other.gradients) == set(self.gradients)]
+        if any((other.gradients, other.operators) == (self.gradients, self.operators) for other in alike):
+            return True
+        return bool(alike) and all(other.given != self.given for other in alike)
 
     def __str__(self) -> str:
         number = short_digest(repr((self.gradients, self.operators)), 8)
@@ -50,7 +61,7 @@ class GraphPrint:
         return "the gradients get ready in another order"
 
 
-def print_of(gm: GraphModule, gradients: Sequence[str]) -> GraphPrint:
+def print_of(gm: GraphModule, gradients: Sequence[str], given: str) -> GraphPrint:
     """The print of a backward graph from AOTAutograd."""
     counts: Counter[str] = Counter()
     for node in gm.graph.nodes:
@@ -60,7 +71,7 @@ def print_of(gm: GraphModule, gradients: Sequence[str]) -> GraphPrint:
         if schema is not None and any(result.alias_info is not None for result in schema.returns):
             continue
         counts[str(node.target)] += 1
-    return GraphPrint(tuple(gradients), tuple(sorted(counts.items())))
+    return GraphPrint(tuple(gradients), tuple(sorted(counts.items())), given)
 
 
 @dataclass(frozen=True)
@@ -93,14 +104,14 @@ def agree(comm: Comm, proposal: Proposal, *, check_graphs: bool) -> Proposal:
                 f"that "
                 "all ranks take the same number of steps, and enter no_sync() in the same ones"
             )
-        if check_graphs and set(other.graphs) != set(first.graphs):
-            raise SignatureMismatch(_graphs_differ(first.graphs, rank, other.graphs))
+        mine = [graph for graph in first.graphs if not graph.fits(other.graphs)]
+        theirs = [graph for graph in other.graphs if not graph.fits(first.graphs)]
+        if check_graphs and (mine or theirs):
+            raise SignatureMismatch(_graphs_differ(mine, rank, theirs))
     return first
 
 
-def _graphs_differ(first: Sequence[GraphPrint], rank: int, other: Sequence[GraphPrint]) -> str:
-    mine = [item for item in first if item not in other]
-    theirs = [item for item in other if item not in first]
+def _graphs_differ(mine: Sequence[GraphPrint], rank: int, theirs: Sequence[GraphPrint]) -> str:
     lines = [f"rank 0 and rank {rank} have compiled different backward graphs:"]
     lines += [f"  only rank 0: {item}" for item in mine] or ["  only rank 0: none"]
     lines += [f"  only rank {rank}: {item}" for item in theirs] or [f"  only rank {rank}: none"]

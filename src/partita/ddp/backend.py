@@ -22,11 +22,10 @@ from partita._torch.training_graphs import Boxed, PieceCompiler, compile_trainin
 from partita._torch.versions import writes_to
 from partita.ddp.agreement import print_of
 from partita.ddp.cutting import BackwardGraph, cut_backward
-from partita.ddp.inner import InnerCompiler, RunThrough, resolve_inner
+from partita.ddp.inner import InnerCompiler, RunThrough, inductors_settings, resolve_inner
 from partita.ddp.owners import owner_of
 from partita.ddp.program import Program, program_of
 from partita.ddp.reducer import Reducer
-from partita.errors import UsageError
 from partita.graph.effects import metadata
 
 __all__ = ["partita_ddp"]
@@ -35,34 +34,42 @@ _LOG = logging.getLogger("partita.ddp")
 
 
 def partita_ddp(
-    gm: GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
+    gm: GraphModule,
+    inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
     """The backend ``"partita_ddp"``, for modules that `partita.ddp.replicate` has prepared.
 
     A graph without parameters of such a module is compiled as it is.
 
     Args:
-        options: ``{"inner": ...}``: another compiler than the one that ``replicate`` was given.
+        mode: of Inductor, as in ``torch.compile``: ``"max-autotune-no-cudagraphs"``.
+        options: ``{"inner": ...}``: another compiler than the one that ``replicate`` was given; and what
+            Inductor's configuration has, such as ``{"max_autotune": True}``.
 
     Raises:
-        UsageError: an unknown option, or an unknown compiler.
+        UsageError: an unknown mode, option or compiler, or one that asks for Inductor's CUDA graphs.
     """
     given = dict(options or {})
-    unknown = sorted(given.keys() - {"inner"})
-    if unknown:
-        raise UsageError(f"unknown option {unknown[0]!r}: partita_ddp takes inner")
     owners = [owner_of(value) for value in inputs]
     replications = [owner[0] for owner in owners if owner is not None]
-    default = replications[0].inner if replications else "inductor"
-    graph = _Training(given.get("inner", default))
+    inner = given.pop("inner", replications[0].inner if replications else "inductor")
+    graph = _Training(inner, inductors_settings(inner, mode, given))
     return graph.compile(gm, inputs, owned=bool(replications))
 
 
 class _Training:
-    """One graph of Dynamo's."""
+    """One graph of Dynamo's.
 
-    def __init__(self, inner: InnerCompiler) -> None:
+    Args:
+        settings: Inductor's.
+    """
+
+    def __init__(self, inner: InnerCompiler, settings: Mapping[str, Any]) -> None:
         self._inner = resolve_inner(inner)
+        self._settings = settings
         self._shares = not isinstance(self._inner, RunThrough)
         self._tensors: list[int] = []
 
@@ -74,14 +81,18 @@ class _Training:
             for position, owner in enumerate(owners)
             if owner is not None
         }
+        given = ", ".join(
+            _described(value) for value, owner in zip(inputs, owners, strict=True) if owner is None
+        )
         run = compile_training(
             gm,
             inputs,
             inner=self._inner,
             forward=self._see_forward,
             backward=lambda graph, _examples, pieces: _BackwardRunner(
-                graph, pieces, self._tensors, expected, shares=self._shares
+                graph, pieces, self._tensors, expected, given, shares=self._shares
             ),
+            settings=self._settings,
         )
         return _registering(run, inputs) if owned else run
 
@@ -123,6 +134,13 @@ def _registering(run: Callable[..., Any], inputs: Sequence[Any]) -> Callable[...
     return registered
 
 
+def _described(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return str(value)
+    trained = " with a gradient" if value.requires_grad else ""
+    return f"{value.dtype}{list(value.shape)}{trained}"
+
+
 class _BackwardRunner:
     """Runs one backward graph, and offers its gradients to the reducers of their parameters.
 
@@ -133,6 +151,7 @@ class _BackwardRunner:
     Args:
         tensors: which inputs of the forward graph are tensors.
         expected: for output positions, the reducer and the index of the parameter.
+        given: what the forward graph was compiled for, in words.
         shares: compile equal pieces once. What a piece runner makes is bound to its place (a recording to its
             parameters), and each piece gets its own.
     """
@@ -143,6 +162,7 @@ class _BackwardRunner:
         pieces: PieceCompiler,
         tensors: Sequence[int],
         expected: Mapping[int, tuple[Reducer, int]],
+        given: str,
         *,
         shares: bool,
     ) -> None:
@@ -158,7 +178,7 @@ class _BackwardRunner:
         self._order = self._graph.in_order(self._expected)
         for reducer in self._reducers():
             names = [reducer.names[index] for index in self._order_for(reducer)]
-            reducer.add_graph(print_of(gm, names))
+            reducer.add_graph(print_of(gm, names, given))
         self._symbolic = any(
             not isinstance(metadata(node), torch.Tensor)
             for node in gm.graph.nodes

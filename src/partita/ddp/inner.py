@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from torch.fx import GraphModule
 
 from partita._torch.aot import forward_returns, static_placeholders
+from partita._torch.inductor import inductor_settings
 from partita.errors import UsageError
 from partita.runtime import PieceRunner
 
-__all__ = ["InnerCompiler", "RunThrough", "check_inner", "resolve_inner"]
+__all__ = ["InnerCompiler", "RunThrough", "check_inner", "inductors_settings", "resolve_inner"]
+
+_CUDA_GRAPHS = "triton.cudagraphs"
 
 InnerCompiler: TypeAlias = str | PieceRunner | Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
 """``"inductor"``, ``"aot_eager"``, a `partita.runtime.PieceRunner`, or a function from a flat graph and
@@ -73,6 +76,34 @@ def resolve_inner(
     if isinstance(checked, PieceRunner):
         return RunThrough(checked)
     return _as_it_is if checked == "aot_eager" else checked
+
+
+def inductors_settings(inner: InnerCompiler, mode: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration that a mode and options of ``torch.compile`` stand for.
+
+    Raises:
+        UsageError: torch does not know them, they ask for CUDA graphs, or ``inner`` is not Inductor.
+    """
+    if inner != "inductor" and (options or mode is not None):
+        raise UsageError(
+            f"mode and options other than inner are Inductor's, and inner is {inner!r}: leave out "
+            f"{'mode' if mode is not None else sorted(options)[0]!r}"
+        )
+    try:
+        settings = inductor_settings(mode, options)
+    except RuntimeError as error:
+        reason = str(error).partition(", known options are")[0]  # several hundred of them
+        raise UsageError(
+            f"partita_ddp takes inner, and mode and options that Inductor knows: {reason}; see "
+            "torch._inductor.list_mode_options() and list_options()"
+        ) from error
+    if settings.get(_CUDA_GRAPHS):
+        raise UsageError(
+            "Inductor's CUDA graphs can't be cut where buckets are sent: pass "
+            "inner=partita.cudagraphs.CudaGraphsRunner() to replicate(), or "
+            "mode='max-autotune-no-cudagraphs' to torch.compile"
+        )
+    return settings
 
 
 def _as_it_is(gm: GraphModule, _examples: Sequence[Any]) -> Callable[..., Any]:
