@@ -15,7 +15,7 @@ from tests.ddp.models import batch, loss_of, seeded
 from torch import nn
 
 from partita.ddp import partita_ddp, replicate
-from partita.errors import ExecutionError, PlanError
+from partita.errors import ExecutionError, PlanError, SignatureMismatch
 from partita.planning import BucketPlan
 from partita.runtime import InProcessWorld, Tracer
 
@@ -43,22 +43,27 @@ def test_a_module_that_can_not_be_replicated_stays_as_it_was() -> None:
     """Its class, its hooks, and its parameters, which would be those of rank 0."""
     another = BucketPlan((("nope",),), (8,), (0.0,), (0.0,), 0.0)
 
+    raised: list[BaseException] = []
+
     def body(comm: Any) -> None:
         torch.manual_seed(comm.rank)
         for module, options, error in (
             (_Registered(2, 2), {}, TypeError),
             (nn.Linear(2, 2), {"plan": another}, PlanError),
+            (nn.Linear(2, 2), {"initial": "check"}, SignatureMismatch),
         ):
             before = {name: value.clone() for name, value in module.state_dict().items()}
             kind = type(module)
-            with pytest.raises(error):
+            with pytest.raises(error) as caught:
                 replicate(module, comm, **options)
+            raised.append(caught.value)  # its traceback keeps whatever was made before
             assert type(module) is kind
             assert not module._forward_pre_hooks
             assert not any(parameter._post_accumulate_grad_hooks for parameter in module.parameters())
             for name, value in module.state_dict().items():
                 assert torch.equal(value, before[name])
-            module(torch.ones(1, 2)).sum().backward()
+            module(torch.full((1, 2), comm.rank + 1.0)).sum().backward()
+            assert module.weight.grad.unique().tolist() == [comm.rank + 1.0]
 
     InProcessWorld(2).run(body)
 
