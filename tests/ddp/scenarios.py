@@ -64,24 +64,36 @@ def ordinary(module: Any, rank: int, steps: int = 4) -> list[Any]:
     return [*seen, *(value.clone() for value in module.state_dict().values())]
 
 
-def under_autocast(module: Any, rank: int) -> list[Any]:
-    seen: list[Any] = []
-    for step in range(3):
-        module.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = loss_of(module(batch(step, rank)))
-        loss.backward()
-        seen += gradients(module)
-    return seen
+def in_steps(count: int, run: Callable[[Any, int, int], None]) -> Trainer:
+    """The gradients of so many steps without an optimizer.
+
+    Args:
+        run: the forward and the backward pass; is given the module, the step and the rank.
+    """
+
+    def train(module: Any, rank: int) -> list[Any]:
+        seen: list[Any] = []
+        for step in range(count):
+            module.zero_grad()
+            run(module, step, rank)
+            seen += gradients(module)
+        return seen
+
+    return train
 
 
-def of_several_sizes(module: Any, rank: int) -> list[Any]:
-    seen: list[Any] = []
-    for step, rows in enumerate((6, 5, 9, 6, 7)):
-        module.zero_grad()
-        loss_of(module(batch(step, rank, rows + 2 * rank))).backward()
-        seen += gradients(module)
-    return seen
+def under_autocast(module: Any, step: int, rank: int) -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = loss_of(module(batch(step, rank)))
+    loss.backward()
+
+
+def of_several_sizes(module: Any, step: int, rank: int) -> None:
+    loss_of(module(batch(step, rank, (6, 5, 9, 6, 7)[step] + 2 * rank))).backward()
+
+
+def of_two_forwards(module: Any, step: int, rank: int) -> None:
+    (loss_of(module(batch(step, rank))) + loss_of(module(batch(step + 50, rank)))).backward()
 
 
 def difference(expected: list[Any], found: list[Any]) -> str:
@@ -162,9 +174,9 @@ def inductor(rank: int) -> str:
 @scenario
 def inductor_with_dynamic_shapes(rank: int) -> str:
     """Other sizes on other ranks and in other steps; in the second run Dynamo finds out by itself."""
-    return against_inductor(models.mlp, rank, of_several_sizes, dynamic=True) or against_inductor(
-        models.mlp, rank, of_several_sizes
-    )
+    return against_inductor(
+        models.mlp, rank, in_steps(5, of_several_sizes), dynamic=True
+    ) or against_inductor(models.mlp, rank, in_steps(5, of_several_sizes))
 
 
 @scenario
@@ -176,15 +188,10 @@ def inductor_with_convolutions_and_attention(rank: int) -> str:
 def a_smaller_last_batch_on_one_rank(rank: int) -> str:
     """One row leaves other operators in the graph than six do, and its shapes are compiled for themselves."""
 
-    def train(module: Any, rank: int) -> list[Any]:
-        seen: list[Any] = []
-        for step in range(4):
-            module.zero_grad()
-            loss_of(module(batch(step, rank, 1 if rank and step == 2 else 6))).backward()
-            seen += gradients(module)
-        return seen
+    def run(module: Any, step: int, rank: int) -> None:
+        loss_of(module(batch(step, rank, 1 if rank and step == 2 else 6))).backward()
 
-    return compare(models.Placed, rank, train, dynamic=False)
+    return compare(models.Placed, rank, in_steps(4, run), dynamic=False)
 
 
 @scenario
@@ -195,7 +202,7 @@ def operators_with_several_gradients(rank: int) -> str:
 @scenario
 def inductor_under_autocast(rank: int) -> str:
     """A rounding of bfloat16 may fall to the other side, and everything after it with it."""
-    return against_inductor(models.mlp, rank, under_autocast, rtol=2**-6, atol=2**-10)
+    return against_inductor(models.mlp, rank, in_steps(3, under_autocast), rtol=2**-6, atol=2**-10)
 
 
 def _nothing(*_args: Any) -> None:
@@ -309,17 +316,13 @@ def unused_always(rank: int) -> str:
 
 @scenario
 def unused_by_step_and_rank(rank: int) -> str:
-    def train(module: Any, rank: int) -> list[Any]:
+    def run(module: Any, step: int, rank: int) -> None:
         inside = module.module if isinstance(module, DistributedDataParallel) else module
-        seen: list[Any] = []
-        for step in range(8):
-            inside.which = (step // 2 if step % 2 else step // 2 + rank) % 3
-            module.zero_grad()
-            loss_of(module(batch(step, rank))).backward()
-            seen += gradients(module)
-        return seen
+        inside.which = (step // 2 if step % 2 else step // 2 + rank) % 3
+        loss_of(module(batch(step, rank))).backward()
 
-    return compare(models.Branching, rank, train, ddp={"find_unused_parameters": True}, check_graphs=False)
+    unused = {"find_unused_parameters": True}
+    return compare(models.Branching, rank, in_steps(8, run), ddp=unused, check_graphs=False)
 
 
 @scenario
@@ -355,17 +358,7 @@ def buffers_set_anew(rank: int) -> str:
 @scenario
 def buffers_sent_between_forward_and_backward(rank: int) -> str:
     """Batch normalisation has its statistics changed by the second forward pass, and runs backward."""
-
-    def train(module: Any, rank: int) -> list[Any]:
-        seen: list[Any] = []
-        for step in range(3):
-            module.zero_grad()
-            losses = [loss_of(module(batch(step + number, rank))) for number in (0, 9)]
-            sum(losses, torch.zeros(())).backward()
-            seen += gradients(module)
-        return seen
-
-    return compare(models.Normed, rank, train)
+    return compare(models.Normed, rank, in_steps(4, of_two_forwards))
 
 
 @scenario
@@ -397,30 +390,20 @@ def checkpointed_whole(rank: int) -> str:
 
 @scenario
 def reentrant_checkpoints(rank: int) -> str:
-    def train(module: Any, rank: int) -> list[Any]:
-        seen: list[Any] = []
-        for step in range(3):
-            module.zero_grad()
-            loss_of(module(batch(step, rank).requires_grad_())).backward()
-            seen += gradients(module)
-        return seen
+    def run(module: Any, step: int, rank: int) -> None:
+        loss_of(module(batch(step, rank).requires_grad_())).backward()
 
-    return compare(lambda: models.Checkpointed(reentrant=True), rank, train, ways=("eager",))
+    return compare(lambda: models.Checkpointed(reentrant=True), rank, in_steps(3, run), ways=("eager",))
 
 
 @scenario
 def reentrant_checkpoints_that_are_not_reduced(rank: int) -> str:
-    def train(module: Any, rank: int) -> list[Any]:
-        seen: list[Any] = []
-        for step in range(3):
-            module.zero_grad()
-            with module.no_sync():
-                loss_of(module(batch(step, rank).requires_grad_())).backward()
-            loss_of(module(batch(step + 9, rank).requires_grad_())).backward()
-            seen += gradients(module)
-        return seen
+    def run(module: Any, step: int, rank: int) -> None:
+        with module.no_sync():
+            loss_of(module(batch(step, rank).requires_grad_())).backward()
+        loss_of(module(batch(step + 9, rank).requires_grad_())).backward()
 
-    return compare(lambda: models.Checkpointed(reentrant=True), rank, train, ways=("eager",))
+    return compare(lambda: models.Checkpointed(reentrant=True), rank, in_steps(3, run), ways=("eager",))
 
 
 @scenario
@@ -431,61 +414,43 @@ def graphs_that_write_to_their_inputs(rank: int) -> str:
 
 @scenario
 def autocast(rank: int) -> str:
-    return compare(models.mlp, rank, under_autocast)
+    return compare(models.mlp, rank, in_steps(3, under_autocast))
 
 
 @scenario
 def dynamic_shapes(rank: int) -> str:
     """Other sizes on other ranks and in other steps."""
-    return compare(models.mlp, rank, of_several_sizes, dynamic=True) or compare(
-        models.mlp, rank, of_several_sizes
+    return compare(models.mlp, rank, in_steps(5, of_several_sizes), dynamic=True) or compare(
+        models.mlp, rank, in_steps(5, of_several_sizes)
     )
 
 
 @scenario
 def part_of_the_outputs(rank: int) -> str:
-    def train(module: Any, rank: int) -> list[Any]:
-        seen: list[Any] = []
-        for step in range(5):
-            module.zero_grad()
-            left, right, _ = module(batch(step, rank))
-            loss_of((left, right)[step % 2]).backward()
-            seen += gradients(module)
-        return seen
+    def run(module: Any, step: int, rank: int) -> None:
+        left, right, _ = module(batch(step, rank))
+        loss_of((left, right)[step % 2]).backward()
 
     # a compiled graph gives zeros where DDP gives None to the head that is left out
-    return compare(models.TwoHeads, rank, train, ways=("eager",), ddp={"find_unused_parameters": True})
+    return compare(
+        models.TwoHeads, rank, in_steps(5, run), ways=("eager",), ddp={"find_unused_parameters": True}
+    )
 
 
 @scenario
 def two_forwards(rank: int) -> str:
-    def train(module: Any, rank: int) -> list[Any]:
-        seen: list[Any] = []
-        for step in range(4):
-            module.zero_grad()
-            (loss_of(module(batch(step, rank))) + loss_of(module(batch(step + 50, rank)))).backward()
-            seen += gradients(module)
-        return seen
-
-    return compare(models.mlp, rank, train)
+    return compare(models.mlp, rank, in_steps(4, of_two_forwards))
 
 
 @scenario
 def used_outside_too(rank: int) -> str:
     """A penalty on the weights goes around the module."""
 
-    def train(module: Any, rank: int) -> list[Any]:
-        seen: list[Any] = []
-        for step in range(4):
-            module.zero_grad()
-            loss = loss_of(module(batch(step, rank))) + 0.1 * sum(
-                p.square().sum() for p in module.parameters()
-            )
-            loss.backward()
-            seen += gradients(module)
-        return seen
+    def run(module: Any, step: int, rank: int) -> None:
+        penalty = 0.1 * sum(p.square().sum() for p in module.parameters())
+        (loss_of(module(batch(step, rank))) + penalty).backward()
 
-    return compare(models.mlp, rank, train)
+    return compare(models.mlp, rank, in_steps(4, run))
 
 
 @scenario

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
@@ -59,7 +60,7 @@ def compile_training(
     inner: str | Callable[[GraphModule, Sequence[Any]], Callable[..., Any]],
     forward: Callable[[GraphModule], None],
     backward: BackwardCompiler,
-    settings: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> Callable[..., Any]:
     """Compile a graph of Dynamo's for training and inference.
 
@@ -77,11 +78,8 @@ def compile_training(
     # numbers for those of its own inputs. The cache would hand out backward graphs that nobody has cut.
     with functorch_config.patch(donated_buffer=False, enable_autograd_cache=False):
         if inner == "inductor":
-            inside = _inside_inductor(forward, backward, settings or {})
-            compiled = compile_fx(
-                gm, inputs, inner_compile=inside, config_patches=dict(settings or {}) or None
-            )
-            return compiled  # type: ignore[return-value]
+            inside = _inside_inductor(forward, backward, settings)
+            return compile_fx(gm, inputs, inner_compile=inside, config_patches=dict(settings))  # type: ignore[return-value]
         assert callable(inner)
         return _with_any(gm, inputs, inner, forward, backward)
 
@@ -172,10 +170,9 @@ def _context(
         stack = ExitStack()
         stack.enter_context(tracing(context) if context is not None else nullcontext())
         stack.enter_context(torch._C._DisableAutocast())
-        if settings is not None and mode is not None:
-            stack.enter_context(V.set_fake_mode(mode))
-        if settings:
+        if settings is not None:
             stack.enter_context(inductor_config.patch(dict(settings)))
+            stack.enter_context(V.set_fake_mode(mode) if mode is not None else nullcontext())
         return stack
 
     return enter

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import GraphModule
@@ -27,6 +27,9 @@ from partita.ddp.owners import owner_of
 from partita.ddp.program import Program, program_of
 from partita.ddp.reducer import Reducer
 from partita.graph.effects import metadata
+
+if TYPE_CHECKING:
+    from partita.ddp.replicate import Replication
 
 __all__ = ["partita_ddp"]
 
@@ -57,7 +60,7 @@ def partita_ddp(
     replications = [owner[0] for owner in owners if owner is not None]
     inner = given.pop("inner", replications[0].inner if replications else "inductor")
     graph = _Training(inner, inductors_settings(inner, mode, given))
-    return graph.compile(gm, inputs, owned=bool(replications))
+    return graph.compile(gm, inputs, owners)
 
 
 class _Training:
@@ -73,17 +76,21 @@ class _Training:
         self._shares = not isinstance(self._inner, RunThrough)
         self._tensors: list[int] = []
 
-    def compile(self, gm: GraphModule, inputs: Sequence[Any], *, owned: bool) -> Callable[..., Any]:
-        """What runs the graph."""
-        owners = [owner_of(value) for value in inputs]
+    def compile(
+        self, gm: GraphModule, inputs: Sequence[Any], owners: Sequence[tuple[Replication, int] | None]
+    ) -> Callable[..., Any]:
+        """What runs the graph.
+
+        Args:
+            owners: for each input, the replication that it is a parameter of, and its index there.
+        """
         expected = {
             position: (owner[0].reducer, owner[1])
             for position, owner in enumerate(owners)
             if owner is not None
         }
-        given = ", ".join(
-            _described(value) for value, owner in zip(inputs, owners, strict=True) if owner is None
-        )
+        others = [position for position in range(len(inputs)) if position not in expected]
+        given = ", ".join(_described(inputs[position]) for position in others)
         run = compile_training(
             gm,
             inputs,
@@ -94,7 +101,8 @@ class _Training:
             ),
             settings=self._settings,
         )
-        return _registering(run, inputs) if owned else run
+        tensors = [position for position in others if isinstance(inputs[position], torch.Tensor)]
+        return _registering(run, tensors) if expected else run
 
     def _see_forward(self, gm: GraphModule) -> None:
         """Which inputs are tensors: autograd counts only those."""
@@ -106,29 +114,27 @@ class _Training:
         ]
 
 
-def _registering(run: Callable[..., Any], inputs: Sequence[Any]) -> Callable[..., Any]:
+def _registering(run: Callable[..., Any], others: Sequence[int]) -> Callable[..., Any]:
     """Let the reducers know of the autograd node of each run. It stands behind what the graph returns and
     what it has written to.
+
+    Args:
+        others: positions of the tensors that are no replicated parameters; the graph may write to them.
     """
-    others = [
-        position
-        for position, value in enumerate(inputs)
-        if isinstance(value, torch.Tensor) and owner_of(value) is None
-    ]
 
     def registered(*args: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return run(*args)
         before = [writes_to(args[position]) for position in others]
         results = run(*args)
-        if torch.is_grad_enabled():
-            made = list(results) if isinstance(results, (list, tuple)) else [results]
-            written = (
-                args[position]
-                for position, seen in zip(others, before, strict=True)
-                if writes_to(args[position]) != seen
-            )
-            for node in compiled_nodes([*made, *written]):
-                for reducer in {owner[0].reducer for owner in map(owner_of, args) if owner is not None}:
-                    reducer.add_node(node)
+        made = list(results) if isinstance(results, (list, tuple)) else [results]
+        for position, seen in zip(others, before, strict=True):
+            if writes_to(args[position]) != seen:
+                made.append(args[position])
+        reducers = {owner[0].reducer for owner in map(owner_of, args) if owner is not None}
+        for node in compiled_nodes(made):
+            for reducer in reducers:
+                reducer.add_node(node)
         return results
 
     return registered

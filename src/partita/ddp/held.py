@@ -12,7 +12,7 @@ from torch import nn
 
 from partita._torch.modules import registries
 
-__all__ = ["Held", "kind"]
+__all__ = ["Held"]
 
 
 class Held:
@@ -47,7 +47,7 @@ class Held:
         self._known = known | {id(value) for _, value in self._frozen}
         self._kinds: dict[str, str] | None = None
         self._read(module)
-        self._kinds = {name: kind(buffer) for name, buffer in self.buffers.items()}
+        self._kinds = {name: _kind(buffer) for name, buffer in self.buffers.items()}
 
     def look(self, module: nn.Module) -> bool:
         """Take in what has been put in the place of something else. Cheap where nothing has.
@@ -102,7 +102,7 @@ class Held:
         """Between the buffers and their ``kinds`` of before."""
         for name in [*kinds, *self.buffers]:
             there = self.buffers.get(name)
-            before, now = kinds.get(name, "not there"), "not there" if there is None else kind(there)
+            before, now = kinds.get(name, "not there"), "not there" if there is None else _kind(there)
             if before != now:
                 return (
                     f"buffer {name!r} was {before} when the module was replicated, and is {now} now (a "
@@ -112,7 +112,7 @@ class Held:
         return None
 
 
-def kind(tensor: torch.Tensor) -> str:
+def _kind(tensor: torch.Tensor) -> str:
     """What has to stay as it is for a tensor to travel with others, in words."""
     return f"{_short(tensor.dtype)}{list(tensor.shape)} on {tensor.device}"
 
