@@ -17,6 +17,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from partita._torch.eager_answers import eager_answers
+from partita._torch.function_call import functions_kept, settle_functions
 from partita._torch.lazy_module import lazy_module
 from partita._torch.objects import open_objects
 from partita._torch.symbolic import batch_is_open
@@ -52,10 +53,12 @@ def export_module(
         _unchecked_distributions(),
         opening,
         _unmarked((args, kwargs)),
+        functions_kept(),
     ):
         program = _traced(model, args, dict(kwargs), strict, dynamic_shapes)
-    made = program.module(check_guards=False)
-    assert isinstance(made, GraphModule)
+        made = program.module(check_guards=False)
+        assert isinstance(made, GraphModule)
+        settle_functions(made)
     module = lazy_module(made.graph, type(model).__name__, training=made.training)
     state = vars(module)
     for holder in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
