@@ -150,7 +150,7 @@ def test_tensors_inside_of_other_arguments_are_refused(value: Any) -> None:
 
 def test_strict_mode_is_refused_since_it_loses_the_backward_pass() -> None:
     with pytest.raises(CaptureError, match="loses its backward pass"):
-        export_module(Given(0.5), (torch.randn(2, 4),), {}, strict=True)
+        export_module(Given(0.5), (torch.randn(2, 4),), {}, way="strict")
 
 
 def test_functions_run_as_ever_after_a_trace(model: Model) -> None:

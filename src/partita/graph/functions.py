@@ -14,6 +14,7 @@ from torch.fx import Node
 from partita._torch.function_call import FunctionCall
 from partita._torch.ops import aten_packet, is_operator, returns_one_tensor
 from partita._torch.regions import is_barrier_function
+from partita.graph.conditions import branch_use, is_branch_function
 from partita.graph.known import (
     CONTAINER_METHODS,
     CONTAINER_OPERATORS,
@@ -56,6 +57,8 @@ def function_rule(target: Any) -> Rule | None:
         return operator_rule(target)
     if isinstance(target, FunctionCall):
         return _custom_function
+    if is_branch_function(target):
+        return branch_use
     if inspect.ismethoddescriptor(target) and getattr(target, "__objclass__", None) is not None:
         return method_rule(target.__name__)
     if is_barrier_function(target):
