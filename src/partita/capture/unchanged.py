@@ -44,7 +44,7 @@ def unchanged(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def rehearsal(model: nn.Module) -> Iterator[None]:
-    """Within it the model may run on real data; buffers and torch's random state are as before afterwards too.
+    """Within it the model may run on real data; afterwards buffers and random numbers are as before too.
 
     Nothing is copied but buffers; parameters are taken for what no ``forward`` writes to.
     """

@@ -8,6 +8,7 @@ import torch
 from torch.fx import Graph
 
 from partita._torch.export import Signature
+from partita.capture.proof import UNASKED, Proof
 from partita.pipelining.loss import OutputLoss
 from partita.pipelining.routes import Routes
 
@@ -29,6 +30,7 @@ class PipeInfo:
         loss: picks the loss out of the model's results, where it is among them.
         homes: the devices that the model was captured on.
         text: the listing.
+        proof: whether the stages' graphs were compared with the model itself.
     """
 
     graph: Graph = field(repr=False)
@@ -39,6 +41,7 @@ class PipeInfo:
     loss: OutputLoss | None = field(repr=False)
     homes: frozenset[torch.device] = field(repr=False)
     text: str = field(repr=False)
+    proof: Proof = UNASKED
 
     def __str__(self) -> str:
         return self.text

@@ -14,6 +14,7 @@ from torch.fx import GraphModule, Node
 from partita._torch.export import Signature
 from partita._torch.fake import fake_gradients, fake_values
 from partita._torch.graph_copy import copy_graph
+from partita.capture.proof import UNASKED, Proof
 from partita.capture.sizes import Sizes
 from partita.errors import CaptureError
 from partita.graph.effects import metadata
@@ -53,6 +54,7 @@ class Pipe(nn.Module):
         signature: how arguments and results are flattened.
         unused: names of the parameters and buffers that no operation uses; a stage holds them all the same.
         plan: how the cuts were chosen, or None where they were made by hand.
+        proof: whether what was captured was compared with the model itself, and how.
         loss_spec: which of the model's outputs is the loss, or None.
         loss: picks it out of the outputs.
         whole: the captured graph before the cut: the reference for what the pipeline computes. It shares the
@@ -69,6 +71,8 @@ class Pipe(nn.Module):
         plan: Plan | None = None,
         loss_spec: LossSpec | None = None,
         evaluation: ModeCut | None = None,
+        *,
+        proof: Proof = UNASKED,
     ) -> None:
         super().__init__()
         drafts = split.pieces, () if evaluation is None else evaluation.split.pieces
@@ -77,6 +81,7 @@ class Pipe(nn.Module):
             whole, split = joined(ModeCut(whole, split, signature), evaluation)
         self.split_gm = split.module
         self.plan = plan
+        self.proof = proof
         self.signature = signature
         self._pieces = split.pieces
         object.__setattr__(self, "whole", whole)  # the same parameters: not a second child
@@ -191,13 +196,14 @@ class Pipe(nn.Module):
             loss=self.loss,
             homes=self._homes,
             text=self._listing(),
+            proof=self.proof,
         )
 
     def __str__(self) -> str:
         return self._listing()
 
     def _listing(self) -> str:
-        lines = _about_sizes(self.routes.sizes)
+        lines = [str(self.proof), *_about_sizes(self.routes.sizes)]
         for stage, piece in enumerate(self._pieces):
             count = sum(parameter.numel() for parameter in piece.module.parameters())
             lines.append(f"stage {stage}: {len(piece.node_names)} operations, {count:,} parameters")
