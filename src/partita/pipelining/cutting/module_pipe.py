@@ -22,6 +22,7 @@ from partita.pipelining.loss import LossSpec, OutputLoss, checked_loss
 from partita.pipelining.pipe_info import PipeInfo
 from partita.pipelining.stages.flight import detached
 from partita.pipelining.stages.manual import PipelineStage, draft_routes
+from partita.pipelining.stages.own_memory import with_own_memory
 from partita.pipelining.stages.relocate import devices_of, relocated
 from partita.pipelining.steps.tied import tied_parameters
 from partita.runtime import Comm
@@ -118,6 +119,7 @@ class ModulePipe(Pipe):
         module: nn.Module = self.get_stage_module(stage_index)
         if device is not None:
             module = relocated(module, torch.device(device), self._homes)
+        module = with_own_memory(module, comm)
         inputs, outputs = self._examples.get(stage_index, (None, None))
         first = next((tensor.device for tensor in (*module.parameters(), *module.buffers())), None)
         stage = PipelineStage(
