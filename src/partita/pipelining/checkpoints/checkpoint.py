@@ -75,8 +75,9 @@ def save_checkpoint(
         path: a directory that all ranks can write to; made if it is not there.
         stages: this rank's stages, or a whole model.
         optimizers: of these stages.
-        extra: plain values and tensors to keep beside (the step, a scheduler's ``state_dict()``), by name;
-            rank 0's are kept.
+        extra: plain values and tensors to keep beside, by name; rank 0's are kept. The ``state_dict()`` of
+            the pipeline's schedule belongs here, since dropout depends on the number of the step, and that of
+            a learning rate's scheduler.
         replicas: copies of one name (tied parameters, data parallel ranks) that differ by any bit are an
             error with ``equal``; with ``first`` the lowest rank's copy is written. Sharded tensors are not
             compared.
