@@ -5,9 +5,9 @@ A model that asks ``if mask.all():`` is traced with one answer and with the othe
     trace(False)   the mask is expanded and used          merged   a graph that reads the condition, and
     trace(True)    no mask                                         does in each run what the model does
 
-That is done where the condition follows from the model's inputs alone. Where it depends on what the
-model computes (``if hidden.isinf().any():``), where there are too many ways, or where two can't be merged, the
-graph holds the way of the example, and a run in which the answer is another one is an error that says so.
+That is done where the condition follows from the model's inputs alone. Where it depends on what the model
+computes (``if hidden.isinf().any():``), or there are too many ways, or two can't be merged, the graph holds
+the way of the example, and a run in which the answer is another one is an error that says so.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def all_ways(trace: Trace, example: Callable[[], Heard | None]) -> tuple[GraphMo
 
     Args:
         trace: with these answers; the model may ask for more, or for fewer.
-        example: what the model hears, by the line that asks, when it runs with the example; None where it can't.
+        example: what the model hears, by the line that asks, when it runs with the example; None where it
+            can't run.
 
     Raises:
         Exception: whatever ``trace`` raises for the way of the example.

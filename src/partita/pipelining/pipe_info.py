@@ -27,7 +27,8 @@ class PipeInfo:
         routes: what crosses the borders.
         signature: how the model's arguments and results are flattened; None where the stages are plain
             modules.
-        loss: picks the loss out of the model's results, where it is among them.
+        loss: picks the loss out of the model's results, where it is among them: the one that ``loss_spec``
+            marks, or what a dict holds under ``"loss"``.
         homes: the devices that the model was captured on.
         text: the listing.
         proof: whether the stages' graphs were compared with the model itself.

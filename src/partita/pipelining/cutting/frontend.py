@@ -93,7 +93,9 @@ def pipeline(
         schedule: the schedule that the planner should count with.
         microbatches: how many the planner should count with.
         loss_spec: a tree like the model's output with True at the loss, where the model returns it: then a
-            call of the pipe runs the backward pass too, and schedules need no ``loss_fn``.
+            call of the pipe runs the backward pass too, and schedules need no ``loss_fn``. Without it,
+            schedules that have none take what a dict holds under ``"loss"``; a call of the pipe stays the
+            model's.
         multi_use_param_spec: what happens to parameters that several stages use, for all or by name.
         dynamic_shapes: which sizes stay open, as ``torch.export`` has it, over the arguments of the model.
             None: that of the batch, if the model allows it (otherwise ``info()`` says why not); False: none.
