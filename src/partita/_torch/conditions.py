@@ -66,6 +66,12 @@ class Answers:
         self.given.append(answer)
         self.places.append(place)
 
+    def forget(self) -> None:
+        """Start anew."""
+        self.given.clear()
+        self.places.clear()
+        self._asked.clear()
+
     def by_place(self) -> dict[str, list[bool]]:
         """All answers by the line that asked."""
         found: dict[str, list[bool]] = {}

@@ -16,8 +16,9 @@ import functools
 import gc
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
@@ -25,12 +26,18 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 __all__ = ["eager_answers"]
 
+_ASKERS = 3
+"""How many frames count as those that ask: the function that does, and who called it."""
 _QUESTIONS = ("is_compiling", "is_exporting")
 
 
 @contextmanager
-def eager_answers() -> Iterator[None]:
+def eager_answers(exempt: Collection[str] = ()) -> Iterator[None]:
     """Within it, code outside of torch is told that nothing is compiled or exported.
+
+    Args:
+        exempt: files whose code, and what it calls, gets the true answer all the same: it can't be traced as
+            it runs.
 
     >>> with eager_answers():
     ...     torch.compiler.is_exporting()
@@ -40,7 +47,7 @@ def eager_answers() -> Iterator[None]:
     caches = {id(cache): cache.cache_info().misses for cache in _caches()}
     try:
         for name, function in before.items():
-            setattr(torch.compiler, name, _for_torch_only(function))
+            setattr(torch.compiler, name, _for_torch_only(function, exempt))
         torch._subclasses.__class__ = _Subclasses
         yield
     finally:
@@ -52,11 +59,17 @@ def eager_answers() -> Iterator[None]:
                 cache.cache_clear()
 
 
-def _for_torch_only(function: Callable[[], bool]) -> Callable[[], bool]:
+def _for_torch_only(function: Callable[[], bool], exempt: Collection[str]) -> Callable[[], bool]:
     @functools.wraps(function)
     def answer() -> bool:
-        asker = str(sys._getframe(1).f_globals.get("__name__", ""))
-        return _of_torch(asker) and function()
+        frame: FrameType | None = sys._getframe(1)
+        true = _of_torch(str(sys._getframe(1).f_globals.get("__name__", "")))
+        for _ in range(_ASKERS):
+            if true or frame is None:
+                break
+            true = frame.f_code.co_filename in exempt
+            frame = frame.f_back
+        return true and function()
 
     return answer
 

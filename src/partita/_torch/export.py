@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from keyword import iskeyword
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -32,6 +34,8 @@ METADATA_CHECK: Any = torch.ops.aten._assert_tensor_metadata.default
 Way = Literal["eager", "exportable", "strict"]
 """How a model is traced."""
 
+_MOST_EXEMPT = 2
+_NOT_THE_MODELS = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent), "<")
 _CATCHING = inspect.Parameter.VAR_KEYWORD
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -90,8 +94,26 @@ def _traced(
         return torch.export.export(model, args, kwargs, strict=True, dynamic_shapes=dynamic_shapes)
     opening = _opening_outputs(model)
     dynamic_shapes = _name_keywords(opening, kwargs, dynamic_shapes)
-    with eager_answers() if way == "eager" else nullcontext(), answered(answers):
-        return torch.export.export(opening, args, kwargs, strict=False, dynamic_shapes=dynamic_shapes)
+    exempt: set[str] = set()
+    while True:
+        with eager_answers(exempt) if way == "eager" else nullcontext(), answered(answers):
+            try:
+                return torch.export.export(opening, args, kwargs, strict=False, dynamic_shapes=dynamic_shapes)
+            except Exception as error:  # torch.export raises dozens of kinds
+                file = _users_file(error)
+                if way != "eager" or not file or file in exempt or len(exempt) == _MOST_EXEMPT:
+                    raise
+                # one part of the model (an expert's kernel) has no form that can be traced but the exportable
+                exempt.add(file)
+                answers.forget()
+
+
+def _users_file(error: BaseException) -> str:
+    """Which of the model's own files an error comes from."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(_NOT_THE_MODELS):
+            return frame.filename
+    return ""
 
 
 def _opening_outputs(model: nn.Module) -> nn.Module:

@@ -77,9 +77,10 @@ def all_ways(trace: Trace, example: Callable[[], Heard | None]) -> tuple[GraphMo
     if failed is None and not answers.given:
         return traced.module, traced.sizes
     heard = example()
-    if heard is None and failed is not None:
+    differs = heard is not None and heard != answers.by_place()
+    if failed is not None and not differs:
         raise failed
-    if heard is not None and (failed is not None or heard != answers.by_place()):
+    if differs and heard is not None:
         traced = trace(Answers(example=heard))
     sizes = _Ways(trace, heard or {}).settle(traced, 0)
     return traced.module, sizes

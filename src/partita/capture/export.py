@@ -261,8 +261,8 @@ class _Exporter:
         return replace(traced, sizes=sizes)
 
     def _answers(self, training: bool) -> dict[str, list[bool]] | None:
-        """What the model hears, by the line that asks, when it runs with the example; None where it can't run,
-        or has no data.
+        """What the model hears, by the line that asks, when it runs with the example; None where it
+        can't run, or has no data.
         """
         answers = Answers()
         generators = HostGenerators(self.model)

@@ -26,6 +26,9 @@ from partita.graph.state import lookup
 
 __all__ = ["Branch", "merge_branches"]
 
+_HELD = "of_a_branch_"
+"""What the names of constants begin with that one branch has."""
+
 
 @dataclass(frozen=True)
 class Branch:
@@ -191,19 +194,11 @@ class _Merge:
         return copied
 
     def _held(self, twin: Node) -> str:
-        """The name here of something that the other graph holds."""
-        value = lookup(self.other, twin)
-        name, number = str(twin.target), 0
-        while True:
-            try:
-                present = lookup(self.module, Node(self.graph, name, "get_attr", name, (), {}))
-            except Exception:
-                break
-            if present is value:
-                return name
+        """The name here of a constant, or a nested graph, that the other graph holds."""
+        number = 0
+        while hasattr(self.module, name := f"{_HELD}{number}"):
             number += 1
-            name = f"{twin.target}_{number}"
-        setattr(self.module, name, value)
+        setattr(self.module, name, lookup(self.other, twin))
         return name
 
     def _joined(self, node: Node, twin: Node) -> None:
