@@ -322,7 +322,7 @@ def unused_by_step_and_rank(rank: int) -> str:
         loss_of(module(batch(step, rank))).backward()
 
     unused = {"find_unused_parameters": True}
-    return compare(models.Branching, rank, in_steps(8, run), ddp=unused, check_graphs=False)
+    return compare(models.Branching, rank, in_steps(8, run), ddp=unused)
 
 
 @scenario
@@ -558,6 +558,31 @@ def gradients_without_backward(rank: int) -> str:
             if any(not torch.equal(a, b) for a, b in zip(expected, found, strict=True)):
                 return f"{way}: other gradients"
     return ""
+
+
+@scenario
+def batches_that_raise_on_all_ranks(rank: int) -> str:
+    """Skipped, as if they had not been there; some buckets had been sent."""
+
+    def refuse(_gradient: torch.Tensor) -> None:
+        raise ValueError("not today")
+
+    def train(module: Any, rank: int) -> list[Any]:
+        seen: list[Any] = []
+        for step in range(8):
+            module.zero_grad()
+            if step not in (0, 3, 6):
+                loss_of(module(batch(step, rank))).backward()
+                seen += gradients(module)
+            elif not isinstance(module, DistributedDataParallel):
+                handle = list(module.parameters())[3].register_hook(refuse)
+                try:
+                    loss_of(module(batch(step, rank))).backward()
+                except ValueError:
+                    handle.remove()
+        return seen
+
+    return compare(models.mlp, rank, train)
 
 
 @scenario

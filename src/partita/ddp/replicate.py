@@ -20,7 +20,7 @@ from partita.ddp.held import Held
 from partita.ddp.hooks import CommHook
 from partita.ddp.inner import InnerCompiler, check_inner
 from partita.ddp.listing import BucketRow, PassTimes, bucket_rows, bucket_table
-from partita.ddp.owners import claim, release
+from partita.ddp.owners import claim, note_use, release
 from partita.ddp.pass_errors import failed_everywhere
 from partita.ddp.reducer import Reducer
 from partita.ddp.replicable import check_replicable
@@ -83,6 +83,7 @@ class Replication:
         sync: whether the gradients of the next forward pass will be reduced.
         inner: the compiler of its graphs.
         reducer: what reduces its gradients.
+        closed: replication has ended.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Replication:
         self.comm = comm
         self.inner = check_inner(inner)
         self.sync = True
+        self.closed = False
         self._undo: Callable[[], None] = _nothing
         named = dict(module.named_parameters())
         trained = {
@@ -127,6 +129,7 @@ class Replication:
             self.reducer.pass_ended = tune_itself
         for index, parameter in enumerate(trained.values()):
             claim(parameter, self, index)
+        note_use(self)
 
     def on_close(self, undo: Callable[[], None]) -> None:
         """What has to be undone at the end."""
@@ -144,12 +147,15 @@ class Replication:
         """
         if current_pass() >= 0:
             return  # a checkpoint computes its activations again
+        note_use(self)
         if self._held.look(module):
             self._buffers = self._broadcast_of_buffers()
         fault = self._held.fault()
         if fault is not None:
             message = f"{fault}: call replication.close() and replicate() again"
             raise failed_everywhere(self.comm, message, "the forward pass")
+        if torch.is_grad_enabled():
+            self.reducer.settle_last_pass()
         if self._buffers is not None and self._last_synced:
             self._buffers.run()
         self._last_synced = self.sync and torch.is_grad_enabled()
@@ -214,6 +220,7 @@ class Replication:
 
     def close(self) -> None:
         """End replication: the module is a plain one again; gradients stay on their rank. Collective."""
+        self.closed = True
         self._undo()
         self.reducer.detach()
         for parameter in self.reducer.parameters:
@@ -233,7 +240,7 @@ def replicate(
     initial: Literal["broadcast", "check"] = "broadcast",
     ignored: Collection[str] = (),
     late: Collection[str] = (),
-    check_graphs: bool = True,
+    check_graphs: bool = False,
     tracer: Recorder = NULL_TRACER,
 ) -> Replicated:
     """Train equal replicas of ``module``, one a rank: gradients are averaged over all ranks, in buckets,
@@ -261,7 +268,8 @@ def replicate(
         ignored: names of parameters and buffers that stay on their rank.
         late: names of parameters that compiled graphs use and other code too; their gradients are sent when
             autograd has added up all of them.
-        check_graphs: raise where ranks compile different backward graphs.
+        check_graphs: raise where ranks compile different backward graphs for inputs of the same sizes.
+            Without it the log warns of that, and gradients are right.
         tracer: is given a span for each bucket and each wait.
 
     Returns:
