@@ -351,6 +351,57 @@ def buffers(rank: int) -> str:
 
 
 @scenario
+def evaluation_on_all_ranks(rank: int) -> str:
+    """With the statistics of rank 0, as under DDP; and with those that are loaded after a step."""
+
+    def train(module: Any, rank: int) -> list[Any]:
+        seen: list[Any] = []
+        for step in range(4):
+            module.zero_grad()
+            module.train()
+            loss_of(module(batch(step, rank))).backward()
+            seen += gradients(module)
+            module.eval()
+            if step == 2:
+                inside = getattr(module, "_orig_mod", module)
+                inside = getattr(inside, "module", inside)
+                inside.norm.load_state_dict(
+                    {k: v + 1 for k, v in seeded(models.Normed).norm.state_dict().items()}
+                )
+            with torch.no_grad() if step % 2 else torch.inference_mode():
+                seen.append(module(batch(9, 0)).clone())
+        return seen
+
+    return compare(models.Normed, rank, train)
+
+
+@scenario
+def evaluation_on_one_rank(rank: int) -> str:
+    """Rank 0 validates alone, and looks at gradients in training mode; the others wait at a barrier."""
+
+    def train(module: Any, rank: int) -> list[Any]:
+        seen: list[Any] = []
+        for step in range(5):
+            module.zero_grad()
+            loss_of(module(batch(step, rank))).backward()
+            seen += gradients(module)
+            if rank == 0 and not isinstance(module, DistributedDataParallel):
+                module.eval()
+                with torch.no_grad():
+                    module(batch(9, 0))
+                module(batch(9, 0).requires_grad_()).sum()
+                module.train()
+                with getattr(module, "_orig_mod", module).local(), torch.no_grad():
+                    module(batch(9, 0))
+                with getattr(module, "_orig_mod", module).local():
+                    loss_of(module(batch(9, 0))).backward()
+            dist.barrier()
+        return seen
+
+    return compare(models.Normed, rank, train)
+
+
+@scenario
 def buffers_set_anew(rank: int) -> str:
     return compare(models.MovingMean, rank)
 

@@ -67,6 +67,9 @@ class Reducer:
         measuring: compiled graphs are cut after each gradient.
         samples: when each gradient was ready, for each synchronised pass while `measuring`.
         pass_ended: is called after each synchronised pass, on all ranks alike.
+        beside: is called when all buckets have been sent, on all ranks alike; what it returns is called when
+            they have been reduced.
+        paused: what backward passes do meanwhile is none of the reducer's.
     """
 
     def __init__(
@@ -84,6 +87,8 @@ class Reducer:
         self.measuring = False
         self.samples: list[Mapping[str, float]] = []
         self.pass_ended: Callable[[Reducer], None] | None = None
+        self.beside: Callable[[], Callable[[], None]] | None = None
+        self.paused = False
         count = len(self.parameters)
         self._plan = settings.plan
         self._tracer = tracer
@@ -212,7 +217,11 @@ class Reducer:
             Whether the pass fills ``grad`` of any: that of ``torch.autograd.grad`` does not, and is none of
             the reducer's.
         """
-        if self._detached or not any(will_reach(self._accumulators[index]) for index in indices):
+        if (
+            self._detached
+            or self.paused
+            or not any(will_reach(self._accumulators[index]) for index in indices)
+        ):
             return False
         with self._lock:
             self._enter(order)
@@ -236,6 +245,8 @@ class Reducer:
         Raises:
             ExecutionError: the gradient is sparse, or its bucket has been sent.
         """
+        if self.paused:
+            return
         with self._lock:
             state = self._enter()
             self._arrivals.accumulated(state, index)
@@ -330,8 +341,11 @@ class Reducer:
 
     def _wait(self, state: PassState) -> torch.Tensor:
         """Until all buckets are reduced. The flags of all ranks."""
+        rest = None if self.beside is None else self.beside()
         for reduction in state.reductions:
             reduction.wait()
+        if rest is not None:
+            rest()
         flags = state.reductions[-1].flagged()
         self._consensus.pass_ends(flags[:1])
         return flags

@@ -65,6 +65,19 @@ class Replicated(nn.Module):
         finally:
             replication.sync = before
 
+    @contextmanager
+    def local(self) -> Iterator[None]:
+        """In this block the module is this rank's own, as ``.module`` of torch's DDP is: nothing is sent or
+        reduced, in training mode too, and other ranks need not take part. Gradients of backward passes in it
+        stay on this rank: call ``zero_grad()`` before the next step.
+        """
+        replication = self.replication
+        before, replication.reducer.paused = replication.reducer.paused, True
+        try:
+            yield
+        finally:
+            replication.reducer.paused = before
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles are of the class that the module had before."""
         reduced = super().__reduce_ex__(protocol)
@@ -109,6 +122,7 @@ class Replication:
         }
         check_replicable(module, named, trained, ignored)
         self._held = Held(module, trained, ignored, with_buffers=broadcast_buffers)
+        self._module = ref(module)
         self._buffers = self._broadcast_of_buffers()
         self._last_synced = True
         buffers = {name: value for name, value in module.named_buffers() if name not in ignored}
@@ -125,6 +139,7 @@ class Replication:
         except BaseException:
             self.reducer.detach()
             raise
+        self.reducer.beside = self._keep_buffers
         if settings.tune:
             self.reducer.pass_ended = tune_itself
         for index, parameter in enumerate(trained.values()):
@@ -142,25 +157,53 @@ class Replication:
     def before_forward(self, module: nn.Module) -> None:
         """What has to happen before each forward pass: buffers as on rank 0.
 
+        In evaluation nothing is sent, for a rank may be alone in it: the buffers are those that rank 0 had at
+        the end of the last synchronised backward pass.
+
         Raises:
             ExecutionError: the module holds what was not there when it was replicated; on every rank.
         """
         if current_pass() >= 0:
             return  # a checkpoint computes its activations again
         note_use(self)
+        if self.reducer.paused:
+            return
+        if module.training and torch.is_grad_enabled():
+            self._look(module, "the forward pass")
+            self.reducer.settle_last_pass()
+            if self._buffers is not None:
+                self._buffers.forget()
+                if self._last_synced:
+                    self._buffers.run()
+            self._last_synced = self.sync
+        elif self._held.look(module):
+            self._buffers = self._broadcast_of_buffers()
+        elif self._buffers is not None:
+            self._buffers.take_over()
+        if torch.is_grad_enabled():
+            self.reducer.forward_begins(sync=self.sync)
+
+    def _look(self, module: nn.Module, where: str) -> None:
+        """Take in what the module holds now.
+
+        Raises:
+            ExecutionError: it can't be replicated so; on every rank.
+        """
         if self._held.look(module):
             self._buffers = self._broadcast_of_buffers()
         fault = self._held.fault()
         if fault is not None:
             message = f"{fault}: call replication.close() and replicate() again"
-            raise failed_everywhere(self.comm, message, "the forward pass")
-        if torch.is_grad_enabled():
-            self.reducer.settle_last_pass()
-        if self._buffers is not None and self._last_synced:
-            self._buffers.run()
-        self._last_synced = self.sync and torch.is_grad_enabled()
-        if torch.is_grad_enabled():
-            self.reducer.forward_begins(sync=self.sync)
+            raise failed_everywhere(self.comm, message, where)
+
+    def _keep_buffers(self) -> Callable[[], None]:
+        """A synchronised backward pass ends: the buffers of rank 0 travel beside its gradients, for an
+        evaluation that may follow. To be called when the gradients are there.
+        """
+        module = self._module()
+        if module is not None:
+            self._look(module, "backward")
+        return _nothing if self._buffers is None else self._buffers.start_keeping()
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
@@ -262,8 +305,9 @@ def replicate(
         inner: compiles the graphs: ``"inductor"``, ``"aot_eager"`` (runs them as they are), a
             `partita.runtime.PieceRunner` (such as `partita.cudagraphs.CudaGraphsRunner`), or a function of a
             graph and example inputs.
-        broadcast_buffers: take the buffers of rank 0 over, before each forward pass that follows a
-            synchronised one.
+        broadcast_buffers: take the buffers of rank 0 over, before each forward pass in training mode that
+            follows a synchronised one. Evaluation (``eval()``, or no gradients) sends nothing: it uses those
+            that rank 0 had at the end of the last synchronised backward pass.
         initial: take parameters and buffers of rank 0 over, or check that they are equal on all ranks.
         ignored: names of parameters and buffers that stay on their rank.
         late: names of parameters that compiled graphs use and other code too; their gradients are sent when
