@@ -161,7 +161,8 @@ class Replication:
         the end of the last synchronised backward pass.
 
         Raises:
-            ExecutionError: the module holds what was not there when it was replicated; on every rank.
+            ExecutionError: the module holds what was not there when it was replicated; on every rank, unless
+                in evaluation.
         """
         if current_pass() >= 0:
             return  # a checkpoint computes its activations again
@@ -169,40 +170,39 @@ class Replication:
         if self.reducer.paused:
             return
         if module.training and torch.is_grad_enabled():
-            self._look(module, "the forward pass")
+            fault = self._look(module)
+            if fault is not None:
+                raise failed_everywhere(self.comm, fault, "the forward pass")
             self.reducer.settle_last_pass()
             if self._buffers is not None:
                 self._buffers.forget()
                 if self._last_synced:
                     self._buffers.run()
             self._last_synced = self.sync
-        elif self._held.look(module):
-            self._buffers = self._broadcast_of_buffers()
-        elif self._buffers is not None:
-            self._buffers.take_over()
+        else:
+            fault = self._look(module)
+            if fault is not None and torch.is_grad_enabled():
+                raise ExecutionError(fault)
+            if self._buffers is not None:
+                self._buffers.take_over()
         if torch.is_grad_enabled():
             self.reducer.forward_begins(sync=self.sync)
 
-    def _look(self, module: nn.Module, where: str) -> None:
-        """Take in what the module holds now.
-
-        Raises:
-            ExecutionError: it can't be replicated so; on every rank.
-        """
+    def _look(self, module: nn.Module) -> str | None:
+        """Take in what the module holds now. Why it can't be trained so, in words."""
         if self._held.look(module):
             self._buffers = self._broadcast_of_buffers()
         fault = self._held.fault()
-        if fault is not None:
-            message = f"{fault}: call replication.close() and replicate() again"
-            raise failed_everywhere(self.comm, message, where)
+        return None if fault is None else f"{fault}: call replication.close() and replicate() again"
 
     def _keep_buffers(self) -> Callable[[], None]:
         """A synchronised backward pass ends: the buffers of rank 0 travel beside its gradients, for an
         evaluation that may follow. To be called when the gradients are there.
         """
         module = self._module()
-        if module is not None:
-            self._look(module, "backward")
+        fault = None if module is None else self._look(module)
+        if fault is not None:
+            raise failed_everywhere(self.comm, fault, "backward")
         return _nothing if self._buffers is None else self._buffers.start_keeping()
 
     @contextmanager
