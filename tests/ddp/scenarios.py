@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from tests.ddp import models
 from tests.ddp.models import batch, loss_of, seeded
+from tests.own_functions import OwnFunctions
 from torch import nn
 from torch._inductor.exc import InductorError
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -333,6 +334,12 @@ def graph_break(rank: int) -> str:
 @scenario
 def tied_across_a_graph_break(rank: int) -> str:
     return compare(lambda: models.Broken(tied=True), rank)
+
+
+@scenario
+def functions_of_the_users_own(rank: int) -> str:
+    """Their backward passes are no derivatives."""
+    return compare(lambda: OwnFunctions(models.WIDTH), rank)
 
 
 @scenario

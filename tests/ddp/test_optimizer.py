@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.own_functions import OwnFunctions
 from torch import nn
 from torch._dynamo.backends import distributed as theirs
+from torch._dynamo.backends.debugging import aot_eager
 from torch._inductor.compile_fx import compile_fx
 from torch.nn.parallel import DistributedDataParallel
 
@@ -451,3 +453,18 @@ def test_explain_names_the_cuts() -> None:
     assert "layers_modules_0_parameters_weight_ (torch._dynamo.config.optimize_ddp" in reasons[0]
     assert "layers_modules_2_parameters_weight_ (torch._dynamo.config.optimize_ddp" in reasons[1]
     assert {reason.user_stack[-1].name for reason in found.break_reasons} == {"forward"}
+
+
+def test_functions_of_the_users_own_keep_their_backward_passes() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = OwnFunctions(8)
+
+    def make_input(step: int) -> torch.Tensor:
+        return torch.randn(4, 8, generator=torch.Generator().manual_seed(step))
+
+    expected = train(copy.deepcopy(model), make_input)
+    made = DDPOptimizer(1, aot_eager, first_bucket_cap=1)
+    found = train(torch.compile(copy.deepcopy(model), backend=made.compile_fn), make_input)
+    assert equal(expected, found)
+    assert made.compiled >= 4
