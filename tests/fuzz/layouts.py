@@ -1,5 +1,5 @@
-"""Strategies: random models of pictures whose values and gradients lie oddly in memory, where to cut them, and
-how to run them.
+"""Strategies: random models of pictures whose values and gradients lie oddly in memory, where to cut them,
+and how to run them.
 """
 
 from __future__ import annotations
@@ -100,10 +100,10 @@ def programs(draw: st.DrawFn) -> Program:
         # values near the end are taken more often, so that most of them are used
         operand = st.integers(max(0, position - 2), position) | st.integers(0, position)
         ops.append((kind, tuple(draw(operand) for _ in range(2 if kind in ("cat", *BINARY) else 1))))
-    cuts = draw(st.sets(st.integers(0, count - 2), min_size=1, max_size=3))
-    kinds = [*PLACEMENTS] if len(cuts) == 3 else ["GPipe", "1F1B"]
-    schedule = draw(st.sampled_from(kinds))
-    placement = tuple(PLACEMENTS[schedule])[: len(cuts) + 1]
+    schedule = draw(st.sampled_from([*PLACEMENTS]))
+    stages = draw(st.integers(2, 4)) if schedule in ("GPipe", "1F1B") else 4
+    cuts = draw(st.permutations(range(count - 1)))[: stages - 1]
+    placement = tuple(PLACEMENTS[schedule])[:stages]
     loss = draw(st.sampled_from([*LOSSES]))
     return Program(tuple(ops), frozenset(cuts), loss, schedule, placement, draw(st.booleans()))
 

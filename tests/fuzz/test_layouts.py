@@ -1,5 +1,5 @@
-"""A step of ranks equals the eager model over the microbatches bit for bit, however values and gradients lie in
-memory where they cross.
+"""A step of ranks equals the eager model over the microbatches bit for bit, however values and gradients lie
+in memory where they cross.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from partita.runtime import Comm, InProcessWorld
 
 EXAMPLES = os.environ.get("PARTITA_FUZZ_EXAMPLES")
 SETTINGS = settings(
-    max_examples=max(1, int(EXAMPLES) // 20) if EXAMPLES else 6,  # each takes as long as 20 graphs of the other
+    max_examples=max(1, int(EXAMPLES) // 20)
+    if EXAMPLES
+    else 6,  # each takes as long as 20 graphs of the other
     derandomize=EXAMPLES is None,
     database=None,
     deadline=None,
@@ -45,7 +47,9 @@ def test_a_step_of_ranks_is_the_eager_model_however_values_lie(program: Program)
         assume(False)
     eager = copy.deepcopy(model)
     own = x.clone().requires_grad_(program.wants_input)
-    outputs = [_eager_pass(eager, program, *parts) for parts in zip(own.split(2), target.split(2), strict=True)]
+    outputs = [
+        _eager_pass(eager, program, *parts) for parts in zip(own.split(2), target.split(2), strict=True)
+    ]
     given_x = x.clone().requires_grad_(program.wants_input)
 
     def body(comm: Comm) -> tuple[Any, dict[str, Tensor | None], dict[str, Tensor]]:
@@ -61,7 +65,7 @@ def test_a_step_of_ranks_is_the_eager_model_however_values_lie(program: Program)
         return output, _gradients(modules), {k: v for module in modules for k, v in module.named_buffers()}
 
     ranks = InProcessWorld(max(program.placement) + 1).run(body)
-    _same("output", [output for output, _, _ in ranks if output is not None][0], torch.cat(outputs))
+    _same("output", next(output for output, _, _ in ranks if output is not None), torch.cat(outputs))
     if program.wants_input:
         _same("gradient of the input", given_x.grad, own.grad)
     wanted, buffers = _gradients([eager]), dict(eager.named_buffers())

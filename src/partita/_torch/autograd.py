@@ -27,6 +27,10 @@ __all__ = [
 ]
 
 
+_WATCH = -1
+"""Not the number of any other hook: torch counts from 0."""
+
+
 class AsSaved:
     """For ``torch.autograd.graph.saved_tensors_hooks``: gives back what was packed, so it may run twice."""
 
@@ -103,13 +107,13 @@ def sequence_number(node: Node) -> int:
 
 def watch_gradient(leaf: Tensor, hook: Callable[[Tensor], None]) -> None:
     """Have ``hook`` called with the gradient that arrives at a leaf, after the hooks that it has; for as long
-    as the leaf lives. Costs a third of ``register_hook``, and is not counted by `hooks_made`.
+    as the leaf lives. Is not counted by `hooks_made`.
     """
     hooks = leaf._backward_hooks
     if hooks is None:
-        leaf._backward_hooks = OrderedDict(watch=hook)
+        leaf._backward_hooks = OrderedDict({_WATCH: hook})
     else:
-        hooks["watch"] = hook
+        hooks[_WATCH] = hook
 
 
 @contextmanager

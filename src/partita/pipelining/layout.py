@@ -86,8 +86,8 @@ def _numbers(values: Sequence[Tensor | None], data: Sequence[Tensor]) -> tuple[i
 
 
 def packed(tensor: Tensor) -> Tensor:
-    """Its numbers as they are sent: contiguous, in its shape. In the order of memory where it has neither gaps
-    nor overlaps, and then it is not copied.
+    """Its numbers as they are sent: contiguous, in its shape. In the order of memory where it has neither
+    gaps nor overlaps, and then it is not copied.
     """
     if tensor.is_contiguous():
         return tensor

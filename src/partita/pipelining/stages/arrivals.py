@@ -36,7 +36,7 @@ class Arrivals:
     def gradients(self) -> list[Tensor | None]:
         """Of each leaf; None where nothing has come."""
         odd = self._odd
-        return [odd[number] if number in odd else leaf.grad for number, leaf in enumerate(self._leaves)]
+        return [odd.get(number, leaf.grad) for number, leaf in enumerate(self._leaves)]
 
 
 def _keep_odd(odd: dict[int, Tensor], number: int, leaf_is_plain: bool, gradient: Tensor) -> None:

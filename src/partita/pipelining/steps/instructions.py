@@ -17,7 +17,7 @@ from partita.pipelining.stages.flight import detached
 from partita.pipelining.stages.stage import Stage
 from partita.pipelining.steps.mailbox import Delivery, Inbox, Outbox
 from partita.pipelining.steps.step import StepState
-from partita.planning import Action, ActionKind
+from partita.planning import Action
 from partita.runtime import Comm, Handle, keyed
 
 __all__ = [
