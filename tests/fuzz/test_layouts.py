@@ -45,6 +45,7 @@ def test_a_step_of_ranks_is_the_eager_model_however_values_lie(program: Program)
     except (CaptureError, InfeasiblePlan) as refusal:
         _note(f"refused: {type(refusal).__name__}")
         assume(False)
+    assume(pipe.num_stages == len(program.placement))  # what is not used is not there
     eager = copy.deepcopy(model)
     own = x.clone().requires_grad_(program.wants_input)
     outputs = [

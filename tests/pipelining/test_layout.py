@@ -209,6 +209,19 @@ def test_gradients_are_those_of_the_eager_model_under_any_schedule(kind: str, fu
         assert torch.equal(found[name], gradient), name
 
 
+def test_an_evaluation_in_inference_mode_leaves_nothing_that_others_can_not_use(fused: Any) -> None:
+    pipe, x, _ = fused
+
+    def body(comm: Comm) -> list[Tensor]:
+        schedule = ScheduleGPipe(copy.deepcopy(pipe).eval().build_stage(comm.rank, comm=comm), 4, _mean)
+        with torch.inference_mode():
+            schedule.eval(x)
+        return [schedule.eval(x), schedule.step(x, target=torch.zeros(8))]
+
+    first, second = InProcessWorld(4).run(body)[-1]
+    assert torch.equal(first, second)
+
+
 class Spied(torch.autograd.Function):
     """Notes how a value and its gradient lie."""
 

@@ -24,7 +24,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-__all__ = ["copied", "header_length", "header_of", "laid_out", "lies_plainly", "packed"]
+__all__ = ["copied", "header_length", "header_of", "header_room", "laid_out", "lies_plainly", "packed"]
 
 _ALIGNED = 64
 """To so many bytes torch aligns what it allocates on a CPU; results were seen to differ within (matrix
@@ -55,6 +55,16 @@ def header_length(data: Sequence[Tensor]) -> int:
     for tensor in data:
         length += _FIXED + tensor.dim()
     return length
+
+
+def header_room(data: Sequence[Tensor]) -> Tensor:
+    """Where a header is received, again and again.
+
+    Args:
+        data: tensors of the values' shapes.
+    """
+    with torch.inference_mode(False):
+        return torch.empty(header_length(data), dtype=torch.int64, device="cpu")
 
 
 def header_of(values: Sequence[Tensor | None], data: Sequence[Tensor]) -> Tensor:
@@ -253,4 +263,5 @@ def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 @lru_cache(maxsize=1024)
 def _as_tensor(numbers: tuple[int, ...]) -> Tensor:
-    return torch.tensor(numbers, dtype=torch.int64, device="cpu")
+    with torch.inference_mode(False):  # it outlives the mode
+        return torch.tensor(numbers, dtype=torch.int64, device="cpu")

@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from partita._torch.autograd import hooks_made
 from partita.errors import ExecutionError
-from partita.pipelining.layout import header_length, header_of, packed
+from partita.pipelining.layout import header_length, header_of, header_room, packed
 from partita.pipelining.routes import Value
 from partita.pipelining.stages.flight import detached
 from partita.pipelining.stages.stage import Stage
@@ -263,15 +262,14 @@ class Receive(_Transfer):
         super().__init__(message)
         self._to = to
         self._names = [name for name, _, _ in self._values]
-        self._header = torch.empty(0, dtype=torch.int64, device="cpu")
+        self._header = header_room(())
 
     def run(self) -> None:
         handles, receive, rank, stage = self._to.handles, self._comm.recv, self._rank, self.action.stage
         room, microbatch = self._step.room, self._microbatch
         data = [room(stage, microbatch, value) for _, value, _ in self._values]
-        length = header_length(data)
-        if self._header.numel() != length:
-            self._header = torch.empty(length, dtype=torch.int64, device="cpu")
+        if self._header.numel() != header_length(data):
+            self._header = header_room(data)
         self._to.messages.append((self._names, self._header, data))
         handles.append(receive(self._header, rank, self._header_tag))
         for (_, _, tag), buffer in zip(self._values, data, strict=True):
