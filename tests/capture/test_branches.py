@@ -174,7 +174,7 @@ def test_more_ways_than_are_traced_are_refused_in_the_run() -> None:
             assert torch.equal(found, model(x))
     assert 0 < refused < 32
     with pytest.raises(ExecutionError, match=f"more than {MOST_WAYS} ways"):
-        captured.module(torch.tensor([[1.0, 1.0, 1.0, 1.0, -1.0, 1.0]] * 2))
+        captured.module(torch.full((2, 6), -1.0))
 
 
 def test_a_question_that_only_one_way_asks() -> None:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from partita._torch.export import Signature
-from partita._torch.fake import fake_gradients, fake_values
+from partita._torch.fake import fake_values
 from partita._torch.graph_copy import copy_graph
 from partita.capture.proof import UNASKED, Proof
 from partita.capture.sizes import Sizes
@@ -21,7 +21,6 @@ from partita.graph.effects import metadata
 from partita.pipelining.cutting.coverage import check_operations, unused_state
 from partita.pipelining.cutting.state import add_aliases, add_unused
 from partita.pipelining.cutting.writes import reused_outputs, written_inputs
-from partita.pipelining.layout import memory_order
 from partita.pipelining.loss import LossSpec, OutputLoss, checked_loss, loss_by_name
 from partita.pipelining.pipe_info import PipeInfo
 from partita.pipelining.routes import Named, Routes, StageBorder, accept, make_routes
@@ -283,30 +282,7 @@ def _routes(
         sizes,
     )
     parameters = tuple(name for name, _ in whole.named_parameters(remove_duplicate=False))
-    return replace(_with_gradients(whole, routes, values), parameters=parameters), values
-
-
-def _with_gradients(whole: GraphModule, routes: Routes, values: dict[str, Any]) -> Routes:
-    """What is known of the gradients that cross: how they lie in memory, and whether each is there whatever
-    the loss (only where the model has a single result to start from).
-    """
-    results = [values[name] for name in routes.result_names]
-    starts = [value for value in results if isinstance(value, torch.Tensor) and value.requires_grad]
-    names = {name: values[name] for names in routes.backward.values() for name in names if name in values}
-    tied = {name for group in routes.tied for name in group.names}
-    shared = [values[node.name] for node in whole.graph.find_nodes(op="get_attr") if node.target in tied]
-    found = fake_gradients(starts, [value for value in (*names.values(), *shared) if value.requires_grad])
-    orders = {
-        name: memory_order(gradient)
-        for name, value in names.items()
-        if (gradient := found.get(id(value))) is not None
-    }
-    crossing = {
-        name: replace(value, gradient_order=orders[name]) if name in orders else value
-        for name, value in routes.values.items()
-    }
-    sure = len(starts) == 1 and all(gradient is not None for gradient in found.values())
-    return replace(routes, values=crossing, masked=not sure)
+    return replace(routes, parameters=parameters), values
 
 
 def _border(piece: Piece) -> StageBorder:
