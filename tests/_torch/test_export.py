@@ -25,7 +25,7 @@ class Model(nn.Module):
 
 def _unlifted() -> tuple[Model, Any, Signature]:
     model, x = Model(), torch.randn(3, 2)
-    module = export_module(model, (x, (x, 3)), {"shift": x}, strict=False)
+    module = export_module(model, (x, (x, 3)), {"shift": x}, way="eager")
     return model, module, signature_of(module, model.forward)
 
 
@@ -109,7 +109,7 @@ class Regions(nn.Module):
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_regions_stay_flat_and_none_is_lost(strict: bool) -> None:
-    module = export_module(Regions(), (torch.randn(3, 2),), {}, strict=strict)
+    module = export_module(Regions(), (torch.randn(3, 2),), {}, way="strict" if strict else "eager")
     targets = [node.target for node in module.graph.nodes if node.op == "call_function"]
     assert targets.count(torch._C._set_grad_enabled) == 2
     assert targets.count(torch.amp.autocast_mode._enter_autocast) == 1
@@ -118,7 +118,7 @@ def test_regions_stay_flat_and_none_is_lost(strict: bool) -> None:
 
 def test_torchs_own_export_loses_a_no_grad_region_within_autocast_and_is_as_before_afterwards() -> None:
     model, x = Regions(), torch.randn(3, 2)
-    export_module(model, (x,), {}, strict=False)
+    export_module(model, (x,), {}, way="eager")
     code = torch.export.export(model, (x,)).graph_module.print_readable(print_output=False)
     assert "wrap_with_autocast" in code
     assert "wrap_with_set_grad_enabled" not in code
@@ -148,7 +148,7 @@ def test_a_region_of_inference_mode_is_one_without_gradients_where_torchs_own_ex
     torch.export.export(model, (x,), strict=strict).module()(x).sum().backward()
     assert model.b.weight.grad is not None
     model.zero_grad()
-    export_module(model, (x,), {}, strict=strict)(x).sum().backward()
+    export_module(model, (x,), {}, way="strict" if strict else "eager")(x).sum().backward()
     assert model.b.weight.grad is None
     assert model.a.weight.grad is not None
     assert torch._C._InferenceMode.__module__ == "torch._C"

@@ -3,7 +3,8 @@
 Some models take another way while they are traced: they build a mask where they would have used
 ``is_causal``, or choose another algorithm. The graph then computes something that the model, as its user runs
 it, never does: other bits, slower kernels. So while partita traces, ``torch.compiler.is_compiling()`` and
-``is_exporting()`` answer False to everybody but torch itself.
+``is_exporting()`` answer False to everybody but torch itself, and a tensor that has no data is no
+``FakeTensor``.
 
 What such a model also does when it believes that it simply runs is to keep tensors for later. Those that it
 keeps in a ``functools.lru_cache`` belong to the trace, so caches that were filled meanwhile are emptied.
@@ -14,11 +15,13 @@ from __future__ import annotations
 import functools
 import gc
 import sys
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 __all__ = ["eager_answers"]
 
@@ -38,8 +41,10 @@ def eager_answers() -> Iterator[None]:
     try:
         for name, function in before.items():
             setattr(torch.compiler, name, _for_torch_only(function))
+        torch._subclasses.__class__ = _Subclasses
         yield
     finally:
+        torch._subclasses.__class__ = types.ModuleType
         for name, function in before.items():
             setattr(torch.compiler, name, function)
         for cache in _caches():
@@ -54,6 +59,19 @@ def _for_torch_only(function: Callable[[], bool]) -> Callable[[], bool]:
         return _of_torch(asker) and function()
 
     return answer
+
+
+class _NoFakes:
+    """Has no instances."""
+
+
+class _Subclasses(types.ModuleType):
+    """``torch._subclasses`` as others than torch see it."""
+
+    @property
+    def FakeTensor(self) -> type:  # noqa: N802 - the name that is looked for
+        asker = str(sys._getframe(1).f_globals.get("__name__", ""))
+        return FakeTensor if _of_torch(asker) else _NoFakes
 
 
 def _caches() -> list[Any]:

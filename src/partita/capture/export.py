@@ -8,19 +8,22 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from partita._torch.export import Signature, export_module, signature_of
+from partita._torch.conditions import Answers, answers_given
+from partita._torch.export import Signature, Way, export_module, signature_of
+from partita._torch.pytree import tree_map
 from partita.capture.batch import Example, examples
 from partita.capture.blame import summary, users_line
+from partita.capture.branches import Traced, all_ways
 from partita.capture.host_draws import HostGenerators
 from partita.capture.merge import merge_modes
 from partita.capture.modes import copy_flags, in_mode, mode_flag, require_mode
 from partita.capture.regions import settle_regions
 from partita.capture.settle_sizes import settle_sizes
 from partita.capture.sizes import Sizes
-from partita.capture.unchanged import unchanged
+from partita.capture.unchanged import rehearsal, unchanged
 from partita.errors import CaptureError
 
 __all__ = ["Captured", "Modes", "capture"]
@@ -154,29 +157,35 @@ class _Exporter:
         return train ^ evaluation
 
     def export(self, training: bool, closed: frozenset[int] = frozenset()) -> GraphModule:
-        """Export in one mode: non-strict first, since it follows Python as it is; strict (bytecode) where
-        that fails. In each, with open sizes first.
+        """Export in one mode, the first way that works.
+
+        Raises:
+            CaptureError: none does; with the reasons.
         """
-        reasons = []
+        reasons: list[tuple[Way, Exception]] = []
         fixed = ""
         generators = HostGenerators(self.model)
-        for strict in (False, True):
+        for ways in (("eager", "exportable"), ("strict",)):
             for example in self._examples(closed):
-                try:
-                    module, sizes = self._attempt(example, training, strict)
-                except Exception as error:  # torch.export raises dozens of kinds
-                    if example.dynamic_shapes is None or self.dynamic_shapes is not None:
-                        reasons.append((strict, error))
-                    else:
-                        fixed = fixed or summary(error)
-                    generators.reset()
-                    continue
-                try:
-                    generators.check(partial(self._attempt, example, training, strict))
-                finally:
-                    generators.reset()
-                replace(sizes, fixed=sizes.fixed or ("" if sizes.symbols else fixed)).attach(module)
-                return module
+                failed: list[tuple[Way, Exception]] = []
+                for way in ways:
+                    trace = partial(self._trace, example, training, way)
+                    try:
+                        module, sizes = all_ways(trace, partial(self._answers, training))
+                    except Exception as error:  # torch.export raises dozens of kinds
+                        failed.append((way, error))
+                        generators.reset()
+                        continue
+                    try:
+                        generators.check(partial(trace, Answers()))
+                    finally:
+                        generators.reset()
+                    replace(sizes, fixed=sizes.fixed or ("" if sizes.symbols else fixed)).attach(module)
+                    return module
+                if example.dynamic_shapes is None or self.dynamic_shapes is not None:
+                    reasons.append(failed[0])  # it comes from the lines that the model's user knows
+                else:
+                    fixed = fixed or summary(failed[0][1])
         raise CaptureError(_message(self.model, training, reasons)) from reasons[0][1]
 
     def _examples(self, closed: frozenset[int]) -> Iterator[Example]:
@@ -187,21 +196,43 @@ class _Exporter:
         else:
             yield Example(self.args, self.kwargs, self.dynamic_shapes)
 
-    def _attempt(self, example: Example, training: bool, strict: bool) -> tuple[GraphModule, Sizes]:
+    def _trace(self, example: Example, training: bool, way: Way, answers: Answers) -> Traced:
+        """One way through the model, with these answers where it branches on data."""
         with unchanged(self.model), torch.enable_grad(), in_mode(self.model, training):
             module = export_module(
                 self.model,
                 example.args,
                 example.kwargs,
-                strict=strict,
+                way=way,
                 dynamic_shapes=example.dynamic_shapes,
+                answers=answers,
             )
         settle_regions(module)
+        traced = Traced(module, Sizes(), answers)
         sizes = settle_sizes(module, Example(self.args, self.kwargs).flat)
         if example.dynamic_shapes is not None and self.dynamic_shapes is None and not sizes.symbols:
             # the same graph without the detour: exactly what a capture of fixed sizes gives
             raise CaptureError(sizes.fixed or "no size of the batch stayed open")
-        return module, sizes
+        return replace(traced, sizes=sizes)
+
+    def _answers(self, training: bool) -> list[bool] | None:
+        """What the model is told when it runs with the example; None where it can't run, or has no data."""
+        answers = Answers()
+        generators = HostGenerators(self.model)
+        args, kwargs = tree_map(_detached, (self.args, self.kwargs))
+        try:
+            with rehearsal(self.model), in_mode(self.model, training), answers_given(answers):
+                self.model(*args, **kwargs)
+        except Exception:  # the trace then tells what is wrong
+            return None
+        finally:
+            generators.reset()
+        return answers.given
+
+
+def _detached(leaf: Any) -> Any:
+    """A copy that the model may write to."""
+    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
 
 
 def _open_inputs(module: GraphModule) -> frozenset[int]:
@@ -217,13 +248,15 @@ def _short(reason: str) -> str:
     return lines[1] if len(lines) > 1 else lines[0]
 
 
-def _message(model: nn.Module, training: bool, reasons: list[tuple[bool, Exception]]) -> str:
+def _message(model: nn.Module, training: bool, reasons: list[tuple[Way, Exception]]) -> str:
     mode = "training" if training else "evaluation"
     lines = [f"torch.export can't capture {type(model).__name__}:"]
-    for strict, error in reasons:
+    for way, error in reasons:
         text = str(error).strip().splitlines() or ["(no message)"]
         line = users_line(error)
-        mode_and_place = f"{'strict' if strict else 'non-strict'} mode{f', at {line}' if line else ''}"
+        mode_and_place = (
+            f"{'strict' if way == 'strict' else 'non-strict'} mode{f', at {line}' if line else ''}"
+        )
         lines.append(f"  {mode_and_place}: {type(error).__name__}: {text[0]}")
         lines += [f"    {more}" for more in text[1:4]]
     lines.append(

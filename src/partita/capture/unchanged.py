@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
-__all__ = ["unchanged"]
+__all__ = ["rehearsal", "unchanged"]
 
 
 @contextmanager
@@ -39,6 +40,23 @@ def unchanged(model: nn.Module) -> Iterator[None]:
         for container, before in contents:
             container.clear()
             container.extend(before) if isinstance(container, list) else container.update(before)
+
+
+@contextmanager
+def rehearsal(model: nn.Module) -> Iterator[None]:
+    """Within it the model may run on real data; buffers and torch's random state are as before afterwards too.
+
+    Nothing is copied but buffers; parameters are taken for what no ``forward`` writes to.
+    """
+    before = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    with unchanged(model), torch.random.fork_rng():
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, value in before:
+                    if not torch.equal(buffer, value):
+                        buffer.copy_(value)
 
 
 def _copy(container: Any) -> Any:

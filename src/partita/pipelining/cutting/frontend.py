@@ -16,6 +16,7 @@ from partita.errors import InfeasiblePlan, PlanError
 from partita.graph.cost import NodeCost, estimate, measure
 from partita.graph.effects import analyse
 from partita.pipelining.cutting.annotations import split_points
+from partita.pipelining.cutting.branches import repeat_branches
 from partita.pipelining.cutting.costs import cost_model, cost_models
 from partita.pipelining.cutting.coverage import check_state
 from partita.pipelining.cutting.cuts import (
@@ -156,8 +157,10 @@ def pipeline(
         cuts_at_marks(there)
         matched = matched_assignment(whole, assignment, there)
         check_shared_buffers(whole, assignment, there, matched)
+        repeat_branches(there, matched)
         transmit_parameters(there, matched, multi_use_param_spec)
         other = ModeCut(there, _cut(there, matched), evaluation.signature)
+    repeat_branches(whole, assignment)
     transmit_parameters(whole, assignment, multi_use_param_spec)
     pipe = Pipe(whole, _cut(whole, assignment), captured.signature, plan, loss_spec, other)
     if other is not None:
