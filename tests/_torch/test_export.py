@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from partita._torch.export import Signature, all_arguments, export_module, signature_of
+from partita._torch.symbolic import open_batch
 
 
 class Model(nn.Module):
@@ -152,3 +153,35 @@ def test_a_region_of_inference_mode_is_one_without_gradients_where_torchs_own_ex
     assert model.b.weight.grad is None
     assert model.a.weight.grad is not None
     assert torch._C._InferenceMode.__module__ == "torch._C"
+
+
+class Catching(nn.Module):
+    """Hands on what it is given, as adapters around a model do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, *args: torch.Tensor, scale: float = 1.0, **kwargs: torch.Tensor) -> torch.Tensor:
+        return self.inner(kwargs["x"] + args[0]) * kwargs["mask"] * scale  # type: ignore[no-any-return]
+
+
+OPEN = {0: torch.export.Dim.AUTO}
+
+
+@pytest.mark.parametrize("spelled_out", [False, True])
+def test_sizes_stay_open_in_what_goes_into_a_models_kwargs(spelled_out: bool) -> None:
+    def arguments(batch: int) -> tuple[tuple[Tensor], dict[str, Any]]:
+        x, y, mask = torch.randn(3, batch, 4)
+        return (y,), {"mask": mask, "scale": 2.0, "x": x}
+
+    model, (args, kwargs) = Catching(), arguments(2)
+    shapes: Any = open_batch([*args, kwargs["mask"], kwargs["x"]])
+    if spelled_out:
+        shapes = {"args": (OPEN,), "kwargs": {"mask": OPEN, "x": OPEN}, "scale": None}
+    with pytest.raises(AssertionError, match="tree_name"):  # torch counts what is in kwargs twice
+        torch.export.export(model, args, kwargs, dynamic_shapes=shapes)
+    module = export_module(model, args, kwargs, way="eager", dynamic_shapes=shapes)
+    more, named = arguments(5)
+    assert torch.equal(module(*more, **named), model(*more, **named))
+    assert vars(model).keys() == vars(Catching()).keys()

@@ -14,6 +14,7 @@ from partita.runtime import (
     Replicate,
     TensorChunkSpec,
     WeightedMean,
+    cut_batch,
     merge,
     plan_microbatches,
     split_args,
@@ -126,3 +127,31 @@ def test_results_that_differ_where_they_must_not_are_named() -> None:
         merge([torch.zeros(()), torch.ones(())], WeightedMean((1.0,)))
     with pytest.raises(MicrobatchError, match="nothing to merge"):
         merge([])
+
+
+def test_tensors_with_a_spec_are_each_cut_by_themselves() -> None:
+    x, y, z = torch.arange(128), torch.arange(256), torch.arange(2 * 511).view(2, 511)
+    spec = (TensorChunkSpec(0), TensorChunkSpec(0), TensorChunkSpec(1))
+    first, second = (parts for parts, _ in split_args((x, y, z), None, 2, spec))
+    assert [part.shape for part in first] == [(64,), (128,), (2, 256)]
+    assert [part.shape for part in second] == [(64,), (128,), (2, 255)]
+    for dim, whole, *parts in (
+        (0, x, first[0], second[0]),
+        (0, y, first[1], second[1]),
+        (1, z, first[2], second[2]),
+    ):
+        assert torch.equal(torch.cat(parts, dim), whole)
+    assert cut_batch((x, y, z), None, 2, spec).sizes() == [(64, 128, 256), (64, 128, 255)]
+
+
+def test_samples_are_those_of_the_tensors_without_a_spec() -> None:
+    tokens, images = torch.zeros(5), torch.zeros(9)
+    specs = (TensorChunkSpec(0), None)
+    assert plan_microbatches((images, tokens), None, 2, specs).sizes == (3, 2)
+    assert plan_microbatches((images,), {"tokens": tokens}, 2, specs[:1]).sizes == (3, 2)
+    with pytest.raises(
+        MicrobatchError, match=r"disagree .*args\[1\] has 5, args\[2\] has 7\. Give a TensorChunkSpec"
+    ):
+        split_args((images, tokens, torch.zeros(7)), None, 2, (*specs, None))
+    with pytest.raises(MicrobatchError, match=r"args\[0\] has 3 rows, which can't be cut for 4 microbatches"):
+        split_args((images[:3], tokens), None, 4, specs)

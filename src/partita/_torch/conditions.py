@@ -11,7 +11,8 @@ Whoever traces decides what is done with it: trace again with the other answer, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,25 +36,42 @@ class Answers:
 
     Attributes:
         planned: the answers to its first questions.
+        example: for the others, by the line that asks: what it heard there when it ran with the example, each
+            time.
         given: all answers, in order.
         places: the line of the model that asked, for each.
     """
 
     planned: Sequence[bool] = ()
+    example: Mapping[str, Sequence[bool]] = field(default_factory=dict)
     given: list[bool] = field(default_factory=list)
     places: list[str] = field(default_factory=list)
+    _asked: Counter[str] = field(default_factory=Counter)
 
     def answer(self, place: str) -> bool:
-        """The next one: as planned, after that False."""
+        """The next one: as planned, after that as in the example; False where that did not ask."""
         number = len(self.given)
-        answer = self.planned[number] if number < len(self.planned) else False
-        self.note(answer, place)
-        return answer
+        heard, time = self.example.get(place, ()), self._asked[place]
+        answer = heard[time] if time < len(heard) else False
+        self.note(self.planned[number] if number < len(self.planned) else answer, place)
+        self.repeated(place)
+        return self.given[-1]
+
+    def repeated(self, place: str) -> None:
+        """A line asks (again): the example's next answer there is for the next time."""
+        self._asked[place] += 1
 
     def note(self, answer: bool, place: str) -> None:
         """Keep one."""
         self.given.append(answer)
         self.places.append(place)
+
+    def by_place(self) -> dict[str, list[bool]]:
+        """All answers by the line that asked."""
+        found: dict[str, list[bool]] = {}
+        for place, answer in zip(self.places, self.given, strict=True):
+            found.setdefault(place, []).append(answer)
+        return found
 
 
 class _ReadCondition(HigherOrderOperator):
@@ -103,7 +121,9 @@ def answered(answers: Answers) -> Iterator[None]:
         if place is None or not isinstance(proxy, Proxy):
             return None  # torch's own question, or a constant's
         question = _expression(proxy.node, {})
-        if question not in known:
+        if question in known:
+            answers.repeated(place)
+        else:
             tracer.create_proxy("call_function", _read, (proxy,), {}, name="condition")
             known[question] = answers.answer(place)
         return known[question]

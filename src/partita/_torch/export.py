@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from keyword import iskeyword
 from typing import Any, Literal
 
 import torch
@@ -31,6 +32,7 @@ METADATA_CHECK: Any = torch.ops.aten._assert_tensor_metadata.default
 Way = Literal["eager", "exportable", "strict"]
 """How a model is traced."""
 
+_CATCHING = inspect.Parameter.VAR_KEYWORD
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -86,10 +88,10 @@ def _traced(
 ) -> torch.export.ExportedProgram:
     if way == "strict":  # would stumble over what opens objects
         return torch.export.export(model, args, kwargs, strict=True, dynamic_shapes=dynamic_shapes)
+    opening = _opening_outputs(model)
+    dynamic_shapes = _name_keywords(opening, kwargs, dynamic_shapes)
     with eager_answers() if way == "eager" else nullcontext(), answered(answers):
-        return torch.export.export(
-            _opening_outputs(model), args, kwargs, strict=False, dynamic_shapes=dynamic_shapes
-        )
+        return torch.export.export(opening, args, kwargs, strict=False, dynamic_shapes=dynamic_shapes)
 
 
 def _opening_outputs(model: nn.Module) -> nn.Module:
@@ -100,6 +102,37 @@ def _opening_outputs(model: nn.Module) -> nn.Module:
     vars(twin).update(vars(model), _forward_hooks=model._forward_hooks.copy())
     twin.register_forward_hook(lambda _module, _args, result: open_objects(result))
     return twin
+
+
+def _name_keywords(twin: nn.Module, kwargs: Mapping[str, Any], dynamic_shapes: Any) -> Any:
+    """Let what goes into a model's ``**kwargs`` be parameters of its own: export counts such arguments twice
+    where sizes are open, and fails.
+
+    Args:
+        twin: its ``forward`` is replaced.
+
+    Returns:
+        dynamic_shapes: the same, of the parameters as they are now.
+    """
+    forward = twin.forward
+    parameters = inspect.signature(forward).parameters
+    catching = [name for name, parameter in parameters.items() if parameter.kind is _CATCHING]
+    extra = [name for name in kwargs if name not in parameters]
+    if not catching or not extra or not all(name.isidentifier() and not iskeyword(name) for name in extra):
+        return dynamic_shapes
+
+    def named(*args: Any, **given: Any) -> Any:
+        return forward(*args, **given)
+
+    kept = [parameter for parameter in parameters.values() if parameter.kind is not _CATCHING]
+    named.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [*kept, *(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in extra)]
+    )
+    vars(twin)["forward"] = named
+    if not isinstance(dynamic_shapes, dict) or catching[0] not in dynamic_shapes:
+        return dynamic_shapes
+    rest = {name: shape for name, shape in dynamic_shapes.items() if name != catching[0]}
+    return {**rest, **dynamic_shapes[catching[0]]}
 
 
 @contextmanager

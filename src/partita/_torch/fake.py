@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from partita._torch.symbolic import only_checked
 from partita.errors import CaptureError
 
-__all__ = ["UnknownNumber", "fake_gradients", "fake_values", "tracing_mode_of"]
+__all__ = ["UnknownNumber", "fake_gradients", "fake_values", "tracing_mode_of", "users_place"]
 
 _FRAME = re.compile(r'File "(.+)", line (\d+), in (.+)\n\s*(.+)')
 _TORCH = str(Path(torch.__file__).parent)
@@ -133,10 +133,16 @@ class _Recorder(Interpreter):
         return result
 
 
-def _unknown(node: Node) -> str:
+def users_place(node: Node) -> str:
+    """The user's line that a node was traced from; empty where none is known."""
     frames = _FRAME.findall(str(node.meta.get("stack_trace", "")))
     users = [frame for frame in frames if not frame[0].startswith(_TORCH)]
-    place = " (at {3}  # {0}:{1} in {2})".format(*users[-1]) if users else ""
+    return "{3}  # {0}:{1} in {2}".format(*users[-1]) if users else ""
+
+
+def _unknown(node: Node) -> str:
+    line = users_place(node)
+    place = f" (at {line})" if line else ""
     return (
         f"what {node.name!r} returns depends on the values of tensors{place}, and not on shapes alone: take "
         f"it out of "

@@ -5,14 +5,14 @@ A model that asks ``if mask.all():`` is traced with one answer and with the othe
     trace(False)   the mask is expanded and used          merged   a graph that reads the condition, and
     trace(True)    no mask                                         does in each run what the model does
 
-That is done where the condition follows from the model's inputs alone. Where it depends on what the
-model computes (``if hidden.isinf().any():``), where there are too many ways, or where two can't be merged, the graph
-holds the way of the example, and a run in which the answer is another one is an error that says so.
+That is done where the condition follows from the model's inputs alone. Where it depends on what the model
+computes (``if hidden.isinf().any():``), or there are too many ways, or two can't be merged, the graph holds
+the way of the example, and a run in which the answer is another one is an error that says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch.fx import GraphModule, Node
@@ -51,15 +51,17 @@ class Traced:
             node.target = ReadCondition(answer, place)
 
 
+Heard = Mapping[str, Sequence[bool]]
 Trace = Callable[[Answers], Traced]
 
 
-def all_ways(trace: Trace, example: Callable[[], Sequence[bool] | None]) -> tuple[GraphModule, Sizes]:
+def all_ways(trace: Trace, example: Callable[[], Heard | None]) -> tuple[GraphModule, Sizes]:
     """Trace a model in all of its ways, and make one graph of them.
 
     Args:
         trace: with these answers; the model may ask for more, or for fewer.
-        example: the answers that the model gets when it runs with the example, or None where it can't run.
+        example: what the model hears, by the line that asks, when it runs with the example; None where it
+            can't run.
 
     Raises:
         Exception: whatever ``trace`` raises for the way of the example.
@@ -74,20 +76,21 @@ def all_ways(trace: Trace, example: Callable[[], Sequence[bool] | None]) -> tupl
         failed = error
     if failed is None and not answers.given:
         return traced.module, traced.sizes
-    planned = example()
-    if planned is None and failed is not None:
+    heard = example()
+    if heard is None and failed is not None:
         raise failed
-    if planned is not None and (failed is not None or list(planned) != answers.given):
-        traced = trace(Answers(planned))
-    sizes = _Ways(trace).settle(traced, 0)
+    if heard is not None and (failed is not None or heard != answers.by_place()):
+        traced = trace(Answers(example=heard))
+    sizes = _Ways(trace, heard or {}).settle(traced, 0)
     return traced.module, sizes
 
 
 class _Ways:
     """Goes through the tree of answers, depth first; each leaf is a trace."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, heard: Heard) -> None:
         self._trace = trace
+        self._heard = heard
         self._left = MOST_WAYS - 1
 
     def settle(self, traced: Traced, asked: int) -> Sizes:
@@ -104,7 +107,7 @@ class _Ways:
         if not reason:
             self._left -= 1
             try:
-                other = self._trace(Answers([*traced.answers.given[:asked], not answer]))
+                other = self._trace(Answers([*traced.answers.given[:asked], not answer], self._heard))
                 if len(other.conditions) <= asked:
                     raise CaptureError("the model asks elsewhere when it is traced again")
                 other_sizes = self.settle(other, asked + 1)

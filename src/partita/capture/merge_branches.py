@@ -20,7 +20,7 @@ from partita._torch.export import all_arguments
 from partita.capture.origin import module_calls
 from partita.capture.sizes import Sizes
 from partita.errors import CaptureError
-from partita.graph.conditions import OnlyIf, choose
+from partita.graph.conditions import OnlyIf, choose, require_condition
 from partita.graph.effects import Effects, analyse, metadata
 from partita.graph.state import lookup
 
@@ -95,8 +95,8 @@ def _kind(module: GraphModule, sizes: Sizes, node: Node) -> tuple[Any, ...]:
 def _check_alone(effects: Effects, node: Node | None) -> None:
     """Refuse a node that only one way has where it does more than to compute a value."""
     assert node is not None
-    if node.op == "get_attr":
-        return
+    if node.op == "get_attr" or node.target is require_condition:
+        return  # a check does nothing where its condition was not read
     position = effects.index[node]
     use = effects.uses.get(position)
     if node.op != "call_function" or position in effects.regions or (use is not None and use.observable):
@@ -153,7 +153,7 @@ class _Merge:
             if twin is not None:
                 self.image[twin] = node
                 self._joined(node, twin)
-            elif node.op == "call_function" and node.name not in sizes.numbers:
+            elif _is_guarded(node, sizes):
                 self._guard(node, self.truth)
         self.graph.lint()
         self.module.recompile()
@@ -184,7 +184,7 @@ class _Merge:
             copied = self.graph.node_copy(twin, self.image.__getitem__)
         if twin.op == "get_attr":
             copied.target = self._held(twin)
-        elif twin.name not in sizes.numbers:
+        elif _is_guarded(twin, sizes):
             self._guard(copied, not self.truth)
         self.image[twin] = copied
         self.renamed[twin.name] = copied.name
@@ -242,6 +242,12 @@ class _Merge:
             self.alike[choice.name] = one.name
         self.choices[key] = choice
         return choice
+
+
+def _is_guarded(node: Node, sizes: Sizes) -> bool:
+    """Whether it is not to run in the other branch; sizes are read in either."""
+    computes = node.op == "call_function" and node.name not in sizes.numbers
+    return computes and node.target is not require_condition
 
 
 def _padded(node: Node, twin: Node) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

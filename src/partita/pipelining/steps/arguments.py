@@ -19,8 +19,7 @@ def cut_arguments(
 ) -> tuple[list[dict[str, Tensor]], tuple[int, ...]]:
     """The tensors of each microbatch by name, and of each its number of samples and its open sizes.
 
-    Microbatches of equally many samples look alike, since all are views of one batch: one of each size is
-    checked.
+    Microbatches of equal sizes look alike, since all are views of one batch: one of each is checked.
 
     Args:
         first: the first stage.
@@ -30,20 +29,20 @@ def cut_arguments(
     """
     arguments: list[dict[str, Tensor]] = []
     numbers: list[int] = []
-    checked: dict[int, tuple[int, ...]] = {}
+    checked: dict[tuple[int, ...], tuple[int, ...]] = {}
     places: list[tuple[str, int]] | None = None
-    for microbatch, (samples, parts) in enumerate(zip(batch.plan.sizes, batch.parts(), strict=True)):
-        if places is None or samples not in checked:
+    for microbatch, (size, parts) in enumerate(zip(batch.sizes(), batch.parts(), strict=True)):
+        if places is None or size not in checked:
             flat = first.signature.flatten(*batch.tree(parts))
             found = first.accept(flat, microbatch, train=train)
             sizes = routes.sizes_of(flat)
             routes.at(sizes, first.module.training)
-            checked[samples] = sizes
+            checked[size] = sizes
             places = _places(found, parts)
         else:
             found = {name: parts[place] for name, place in places}
         arguments.append(found)
-        numbers += (samples, *checked[samples])
+        numbers += (size[0], *checked[size])
     return arguments, tuple(numbers)
 
 

@@ -23,7 +23,7 @@ from partita.pipelining.steps.arguments import cut_arguments
 from partita.pipelining.steps.executor import Executor, StepInputs
 from partita.pipelining.steps.loss_weights import LossWeights, checked_weights
 from partita.pipelining.steps.precision import Precision, current_autocast, fresh_casts
-from partita.pipelining.steps.settle import Settled, Settling
+from partita.pipelining.steps.settle import CutCall, Settled, Settling
 from partita.pipelining.steps.tied import share_gradients
 from partita.pipelining.steps.tied_sum import TiedGradients, TiedSums, with_chains
 from partita.planning import Schedule, get_schedule, lower
@@ -52,6 +52,15 @@ class _ForLoss:
     target: Any
     weights: LossWeights | Sequence[float] | None = None
     keywords: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _LossSide:
+    """The same, in microbatches; ``weights`` is None where another rank knows them."""
+
+    targets: Sequence[Any] | None
+    weights: tuple[float, ...] | None
+    keywords: Mapping[str, Any]
 
 
 class PipelineSchedule:
@@ -216,13 +225,18 @@ class PipelineSchedule:
     ) -> Any:
         with told(self.comm, "preparing a step"):
             self._follow_modes()
+            # what this rank can find wrong by itself, before it waits for another
+            loss_side = self._loss_side(given)
+            cut = None if self._settling is None else self._cut_plain(args, kwargs)
             arguments, sizes = self._cut(args, kwargs, train) if self._settling is None else (None, ())
             sizes = agree_on_step(self.comm, self._peers, self._announcement(train), self._relay, sizes)
             settled = None
-            if self._settling is not None:
-                settled = self._settle(args, kwargs)
+            if self._settling is not None and cut is not None:
+                settled = self._settling.run(cut)
+                if settled.changed:
+                    self._executors.clear()
                 arguments, sizes = settled.arguments, settled.samples
-            inputs = self._inputs(arguments, sizes, given, settled, return_outputs)
+            inputs = self._inputs(arguments, sizes, loss_side, settled, return_outputs)
             executor = self._executor(train)
             sums = TiedSums(self.comm, self.stages, self.stage_ranks)
             if train:
@@ -268,15 +282,26 @@ class PipelineSchedule:
                 stage.follow(routes)
             self.routes = routes
 
-    def _settle(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Settled:
-        """What will cross in a step of stages that are plain modules."""
+    def _cut_plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CutCall:
+        """What stages that are plain modules are given."""
         assert self._settling is not None
-        settled = self._settling.run(
+        return self._settling.cut(
             args, kwargs, self.n_microbatches, self.args_chunk_spec, self.kwargs_chunk_spec
         )
-        if settled.changed:
-            self._executors.clear()
-        return settled
+
+    def _loss_side(self, given: _ForLoss) -> _LossSide:
+        """The target in microbatches on the rank that has the last stage, and weights where they are known
+        here.
+        """
+        targets, weights = None, None
+        if given.target is not None and self.routes.stages - 1 in self.stages:
+            targets, plan = split_tree(given.target, self.n_microbatches)
+            weights = plan.weights
+        if given.weights is not None:
+            weights = checked_weights(given.weights, self.n_microbatches)
+        elif not self.scale_grads:
+            weights = (1.0,) * self.n_microbatches
+        return _LossSide(targets, weights, given.keywords)
 
     def _executor(self, train: bool) -> Executor:
         key = (train, self.routes is self._by_mode.evaluation)
@@ -334,13 +359,13 @@ class PipelineSchedule:
         self,
         arguments: list[dict[str, Tensor]] | None,
         numbers: tuple[int, ...],
-        given: _ForLoss,
+        loss_side: _LossSide,
         settled: Settled | None,
         keep_outputs: bool,
     ) -> StepInputs:
         """What the step is given; ``numbers`` are those of `_cut`, on every rank where sizes are open."""
         count = self.n_microbatches
-        targets, weights = None, (1.0 / count,) * count
+        weights = (1.0 / count,) * count
         width = 1 + len(self.routes.symbols)
         mode = next(iter(self.stages.values())).module.training
         if settled is not None:
@@ -355,17 +380,19 @@ class PipelineSchedule:
                 sized = (routes,) * count
         if numbers:
             weights = MicrobatchPlan(numbers[: count * width : width]).weights
-        if given.target is not None and self.routes.stages - 1 in self.stages:
-            targets, plan = split_tree(given.target, count)
-            weights = plan.weights
-        if given.weights is not None:
-            weights = checked_weights(given.weights, count)
-        elif not self.scale_grads:
-            weights = (1.0,) * count
+        if loss_side.weights is not None:
+            weights = loss_side.weights
         scale = self.loss_scale()
         weights = tuple(weight * scale for weight in weights)
         return StepInputs(
-            arguments, targets, weights, self.seed, self._steps, sized, keep_outputs, given.keywords
+            arguments,
+            loss_side.targets,
+            weights,
+            self.seed,
+            self._steps,
+            sized,
+            keep_outputs,
+            loss_side.keywords,
         )
 
 

@@ -24,7 +24,7 @@ from partita.pipelining.stages.manual import MOST_VALUES, PipelineStage, tag_of
 from partita.pipelining.stages.stage import Stage
 from partita.runtime import Comm, cut_batch
 
-__all__ = ["Settled", "Settling"]
+__all__ = ["CutCall", "Settled", "Settling"]
 
 _TAG = 0
 """Like that of the agreement before a step: messages of one tag arrive in order."""
@@ -71,6 +71,21 @@ class _Numbered(Generic[K]):
         self.count += 1
 
 
+@dataclass(frozen=True)
+class CutCall:
+    """What one rank's stages are given in a step.
+
+    Attributes:
+        bound: for each microbatch the positional arguments of the first stage's module.
+        keywords: for each microbatch, as they were given on this rank.
+        samples: the sizes of the microbatches; empty on ranks without the first stage.
+    """
+
+    bound: Sequence[tuple[Any, ...]]
+    keywords: Sequence[dict[str, Any]]
+    samples: tuple[int, ...]
+
+
 class Settling:
     """One rank's part of it, with what it remembers from earlier steps.
 
@@ -93,15 +108,15 @@ class Settling:
         self._sent: dict[int, _Numbered[int]] = {index: _Numbered() for index in stages}
         self._heard: dict[int, _Numbered[Sent]] = {index: _Numbered() for index in stages}
 
-    def run(
+    def cut(
         self,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         count: int,
         args_spec: Sequence[Any] | None,
         kwargs_spec: Mapping[str, Any] | None,
-    ) -> Settled:
-        """Work out what will cross in a step. Collective.
+    ) -> CutCall:
+        """What this rank's stages are given in a step, in microbatches. Waits for nobody.
 
         Args:
             args: of the step; looked at where the first stage is.
@@ -109,25 +124,42 @@ class Settling:
 
         Raises:
             MicrobatchError: arguments that can't be cut.
+            ExecutionError: shapes for which the first stage fails, or can't be found without data.
+        """
+        first = self._stages.get(0)
+        given = () if first is None else args
+        specs = (
+            None if first is None else args_spec,
+            kwargs_spec if first is not None or kwargs else None,
+        )
+        batch = cut_batch(given, kwargs, count, *specs)
+        parts = [batch.tree(leaves) for leaves in batch.parts()]
+        bound = [positional for positional, _ in parts]
+        named = [keywords for _, keywords in parts]
+        if first is not None:
+            if first.bind is not None:
+                bound = [first.bind(*part) for part in parts]
+            if not first.is_last:  # it remembers what it finds here
+                for positional, keywords in zip(bound, named, strict=True):
+                    first.outgoing(Crossing.of(positional, "args"), keywords if first.bind is None else {})
+        return CutCall(bound, named, () if first is None else batch.plan.sizes)
+
+    def run(self, call: CutCall) -> Settled:
+        """Work out what will cross in a step. Collective.
+
+        Raises:
             SignatureMismatch: microbatches for which a stage returns other structures, not only other shapes.
             ExecutionError: shapes that can't be found without data.
         """
         first = 0 in self._stages
-        given = args if first else ()
-        specs = (args_spec if first else None, kwargs_spec if first or kwargs else None)
-        batch = cut_batch(given, kwargs, count, *specs)
-        parts = [batch.tree(leaves) for leaves in batch.parts()]
-        samples = batch.plan.sizes if first else ()
+        bound, samples = call.bound, call.samples
         incoming: dict[int, list[Crossing]] = {}
         outgoing: dict[int, list[Crossing]] = {}
         written: dict[int, frozenset[str]] = {}
         keywords: dict[int, list[dict[str, Any]]] = {}
-        bound = [positional for positional, _ in parts]
         for index, stage in self._stages.items():
-            keywords[index] = [named if stage.bind is None else {} for _, named in parts]
+            keywords[index] = [named if stage.bind is None else {} for named in call.keywords]
             if index == 0:
-                if stage.bind is not None:
-                    bound = [stage.bind(*part) for part in parts]
                 incoming[index] = [Crossing.of(positional, "args") for positional in bound]
             elif index - 1 in self._stages:
                 incoming[index] = outgoing[index - 1]
@@ -148,7 +180,9 @@ class Settling:
             else:
                 # nobody needs to know what it returns, so nobody knows what it writes to
                 written[index] = frozenset(value.name for value in incoming[index][0].values)
-        routes = tuple(self._routes(number, incoming, outgoing, written) for number in range(count))
+        routes = tuple(
+            self._routes(number, incoming, outgoing, written) for number in range(len(call.keywords))
+        )
         names = (routes[0].borders, routes[0].forward, routes[0].backward)
         changed, self._names = names != self._names, names
         for index, stage in self._stages.items():
