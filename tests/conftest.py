@@ -70,4 +70,4 @@ def pytest_configure(config: pytest.Config) -> None:
 def _reason(report: pytest.TestReport) -> str:
     crash = getattr(report.longrepr, "reprcrash", None)
     text = str(report.longrepr) if crash is None else f"{crash.path}:{crash.lineno}: {crash.message}"
-    return "\n    ".join(text.splitlines()[:12])
+    return "\n    ".join(line[:300] for line in text.splitlines()[:12])
