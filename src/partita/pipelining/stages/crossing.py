@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -16,6 +16,7 @@ from partita._torch.pytree import TreeSpec, flatten, flatten_with_path, unflatte
 from partita.capture.sizes import evaluated
 from partita.errors import ExecutionError, SignatureMismatch
 from partita.pipelining.routes import Constant, Value, describe
+from partita.pipelining.stages.input_key import input_key
 
 __all__ = ["Crossing", "arguments_of", "inferred", "output_name"]
 
@@ -32,14 +33,13 @@ class Crossing:
             it is).
         orders: for each leaf its dimensions, as they lie in memory; empty for a constant.
         spec: the structure.
-        data: what is sent, and what tells whether two are equal: the value with tensors on the meta device,
-            pickled.
+        root: what the leaves are called after.
     """
 
     leaves: tuple[Value | Constant, ...]
     orders: tuple[tuple[int, ...], ...]
     spec: TreeSpec
-    data: bytes = field(repr=False)
+    root: str = field(repr=False)
 
     @classmethod
     def of(cls, tree: Any, root: str) -> Crossing:
@@ -47,9 +47,6 @@ class Crossing:
 
         Args:
             root: what its leaves are called after.
-
-        Raises:
-            ExecutionError: a leaf that is no tensor and can't be pickled.
         """
         found, spec = flatten_with_path(tree, root)
         orders = tuple(_order(leaf) if isinstance(leaf, Tensor) else () for _, leaf in found)
@@ -57,14 +54,28 @@ class Crossing:
             Value.of(path, leaf.permute(order)) if isinstance(leaf, Tensor) else Constant(path, leaf)
             for (path, leaf), order in zip(found, orders, strict=True)
         )
+        return cls(leaves, orders, spec, root)
+
+    @cached_property
+    def data(self) -> bytes:
+        """What is sent: the value with tensors on the meta device, pickled.
+
+        Raises:
+            ExecutionError: a leaf that is no tensor and can't be pickled.
+        """
         try:
-            return cls(leaves, orders, spec, pickle.dumps(unflatten(_on_meta(leaves, orders), spec)))
+            return pickle.dumps(self.on_meta())
         except Exception as error:  # pickle raises what __reduce__ raises
-            odd = sorted({type(leaf).__name__ for _, leaf in found if not isinstance(leaf, Tensor)})
+            odd = sorted({type(leaf.value).__name__ for leaf in self.leaves if isinstance(leaf, Constant)})
             raise ExecutionError(
-                f"{root} holds {', '.join(odd)}, which can't be sent to another process ({error}): return "
-                "tensors, numbers and strings in tuples, lists and dicts"
+                f"{self.root} holds {', '.join(odd)}, which can't be sent to another process ({error}): "
+                "return tensors, numbers and strings in tuples, lists and dicts"
             ) from error
+
+    @cached_property
+    def key(self) -> Hashable:
+        """Equal for values of one kind."""
+        return input_key(self.on_meta())
 
     @classmethod
     def read(cls, data: bytes, root: str) -> Crossing:

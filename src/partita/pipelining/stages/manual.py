@@ -17,6 +17,7 @@ from partita.pipelining.routes import MASK, Routes, StageBorder, Tied
 from partita.pipelining.stages.crossing import Crossing, arguments_of, inferred, output_name
 from partita.pipelining.stages.declared import Declared, declared_outputs
 from partita.pipelining.stages.held_state import stage_modules
+from partita.pipelining.stages.input_key import input_key
 from partita.pipelining.stages.materialise import tensor_slots
 from partita.pipelining.stages.stage import Stage
 from partita.runtime import Comm, enter_site
@@ -127,7 +128,7 @@ class PipelineStage(Stage):
     def outgoing(self, incoming: Crossing, keywords: Mapping[str, Any]) -> tuple[Crossing, tuple[bool, ...]]:
         """What it returns for such inputs, and which leaves of them (keyword arguments last) it writes to."""
         (module,) = stage_modules(self.module)
-        key = (incoming.data, Crossing.of(dict(keywords), "kwargs").data, _state(module, self.device))
+        key = (incoming.key, input_key(dict(keywords)), _state(module, self.device))
         if key not in self._known:
             if len(self._known) >= _KEPT:
                 self._known.clear()
