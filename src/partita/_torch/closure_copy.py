@@ -95,7 +95,7 @@ def _cell(cell: CellType, memo: Memo, waiting: list[Callable[[], None]]) -> Cell
             twin.cell_contents = _follow(content, memo)
 
         waiting.append(fill)
-    return memo[id(cell)]  # type: ignore[no-any-return]
+    return memo[id(cell)]
 
 
 def _follow(value: Any, memo: Memo) -> Any:

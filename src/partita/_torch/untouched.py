@@ -21,12 +21,12 @@ def untouched(module: nn.Module) -> Iterator[None]:
         ExecutionError: where the block ends with an attribute, a parameter, a buffer or a submodule of it
             replaced, removed or added, or a tensor written to. All but what was written is put back first.
     """
-    before = [(name, child, _tables(child)) for name, child in module.named_modules()]
+    before = [(name, _tables(child)) for name, child in module.named_modules()]
     tensors = [(name, tensor, tensor._version) for name, tensor in _tensors(module)]
     try:
         yield
     finally:
-        changed = [f"{name}.{key}" for name, child, tables in before for key in _put_back(child, tables)]
+        changed = [f"{name}.{key}" for name, tables in before for key in _put_back(tables)]
     changed += [name for name, tensor, version in tensors if tensor._version != version]
     if changed:
         raise ExecutionError(
@@ -46,7 +46,7 @@ def _tables(module: nn.Module) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     return [(table, dict(table)) for table in (own, own["_parameters"], own["_buffers"], own["_modules"])]
 
 
-def _put_back(module: nn.Module, tables: list[tuple[dict[str, Any], dict[str, Any]]]) -> Iterator[str]:
+def _put_back(tables: list[tuple[dict[str, Any], dict[str, Any]]]) -> Iterator[str]:
     """The names of what has changed."""
     for table, held in tables:
         names = [name for name in {**held, **table} if not _is_same(held, table, name)]

@@ -24,14 +24,16 @@ from partita.pipelining.steps.reference import UncutReference
 from partita.pipelining.steps.scaler import GradScaler
 from partita.pipelining.steps.schedule_kinds import (
     CustomSchedule,
+    Schedule1F1B,
     ScheduleDualPipeV,
+    ScheduleGPipe,
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
     ScheduleLoopedBFS,
     ScheduleZBVZeroBubble,
     get_schedule_class,
 )
-from partita.pipelining.steps.schedules import PipelineSchedule, Schedule1F1B, ScheduleGPipe
+from partita.pipelining.steps.schedules import PipelineSchedule
 from partita.runtime import TensorChunkSpec
 
 __all__ = [

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from partita._torch.fake_module import run_on_fakes
 from partita._torch.pytree import TreeSpec, flatten, flatten_with_path, unflatten
@@ -18,7 +19,7 @@ from partita.errors import ExecutionError, SignatureMismatch
 from partita.pipelining.routes import Constant, Value, describe
 from partita.pipelining.stages.input_key import input_key
 
-__all__ = ["Crossing", "arguments_of", "inferred", "output_name"]
+__all__ = ["Crossing", "arguments_of", "inferred", "output_name", "refuse_distributed"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,6 +133,20 @@ def output_name(stage: int) -> str:
 def arguments_of(value: Any) -> tuple[Any, ...]:
     """How a stage is called with what the stage before it returned: a tuple or list is several arguments."""
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
+
+
+def refuse_distributed(tree: Any, root: str) -> None:
+    """What crosses is this rank's own: a DTensor belongs to several.
+
+    Raises:
+        ExecutionError: there is a DTensor in a value that goes to the next stage.
+    """
+    for path, leaf in flatten_with_path(tree, root)[0]:
+        if isinstance(leaf, DTensor):
+            raise ExecutionError(
+                f"{path} is a DTensor ({leaf.placements} of {leaf.device_mesh}), and stages hand plain "
+                "tensors on: return to_local() of it, and let the next stage call DTensor.from_local()"
+            )
 
 
 def inferred(

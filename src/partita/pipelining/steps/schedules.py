@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from partita.errors import ScheduleError, SignatureMismatch
+from partita.pipelining.routes import Routes
 from partita.pipelining.stages.stage import Stage
 from partita.pipelining.steps.agreement import (
     Relay,
@@ -19,39 +19,34 @@ from partita.pipelining.steps.agreement import (
     neighbours,
     rank_pairs,
 )
-from partita.pipelining.steps.arguments import cut_arguments
+from partita.pipelining.steps.arguments import (
+    Microbatches,
+    StepArguments,
+    cut_arguments,
+    given_arguments,
+)
 from partita.pipelining.steps.executor import Executor, StepInputs
-from partita.pipelining.steps.loss_weights import LossWeights, checked_weights
+from partita.pipelining.steps.loss_weights import LossWeights, step_weights
 from partita.pipelining.steps.precision import Precision, current_autocast, fresh_casts
 from partita.pipelining.steps.settle import Settled, Settling
 from partita.pipelining.steps.tied import share_gradients
 from partita.pipelining.steps.tied_sum import TiedGradients, TiedSums, with_chains
-from partita.planning import Schedule, get_schedule, lower
+from partita.planning import Schedule, get_schedule, lower, validate
 from partita.runtime import (
     NULL_TRACER,
     Comm,
-    MicrobatchPlan,
     ProcessGroupComm,
     Recorder,
     cut_batch,
     merge,
-    split_tree,
 )
+from partita.runtime.same_settings import short_digest
 from partita.runtime.told import closed_on_error, told
 
-__all__ = ["PipelineSchedule", "Schedule1F1B", "ScheduleGPipe"]
+__all__ = ["PipelineSchedule"]
 
 _ALIKE = (SignatureMismatch, ScheduleError)
 """What every rank raises by itself where a schedule can't be made."""
-
-
-@dataclass(frozen=True, slots=True)
-class _ForLoss:
-    """What a step is given for its loss: see `PipelineSchedule.step`."""
-
-    target: Any
-    weights: LossWeights | Sequence[float] | None = None
-    keywords: Mapping[str, Any] = field(default_factory=dict)
 
 
 class PipelineSchedule:
@@ -81,6 +76,14 @@ class PipelineSchedule:
 
     kind: ClassVar[str] = ""
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "_step_microbatches" in vars(cls):
+            raise ScheduleError(
+                f"{cls.__name__} defines _step_microbatches, which nothing calls here: give the order of its "
+                "actions, in pipeline_order or as what _get_pipeline_order() returns"
+            )
+
     def __init__(
         self,
         stages: Stage | Sequence[Stage],
@@ -100,7 +103,7 @@ class PipelineSchedule:
             raise ScheduleError("a rank needs at least one stage: pass the stage that it built")
         self.stages = {stage.index: stage for stage in held}
         self.n_microbatches = n_microbatches
-        self.loss_fn = loss_fn or held[0].loss_fn
+        self._loss_fn = loss_fn or held[0].loss_fn
         self.args_chunk_spec = args_chunk_spec
         self.kwargs_chunk_spec = kwargs_chunk_spec
         self.output_merge_spec = output_merge_spec
@@ -112,6 +115,7 @@ class PipelineSchedule:
         self._defer_receives = False
         self._precision = Precision()
         self._executors: dict[tuple[bool, bool], Executor] = {}
+        self._is_given = False
         self._steps = 0
         self._owns_comm = held[0].comm is None
         self.comm: Comm = held[0].comm or ProcessGroupComm.from_group(held[0].group)
@@ -127,12 +131,22 @@ class PipelineSchedule:
         self.routes = held[0].routes
         self.stage_ranks = self._agree(held)
         self._check_given()
-        self._plain = self._generate(self.kind)
+        self._plain = self._generate(self.kind) if self.kind else None
         self._peers = neighbours(self.comm.rank, self._by_mode, self.stage_ranks)
         self._settling = Settling.of(self.stages, self.comm, self.stage_ranks)
         self._relay = Relay.of(self.comm.rank, self._by_mode, self.stage_ranks, self.n_microbatches)
         pairs = rank_pairs(self._by_mode, self.stage_ranks)
         self.comm.connect({pair for a, b in sorted(pairs) for pair in ((a, b), (b, a))}, held[0].device)
+
+    @property
+    def loss_fn(self) -> Callable[..., Tensor] | None:
+        """From (output, target) to a 0-d tensor; another one may be set between two steps."""
+        return self._loss_fn
+
+    @loss_fn.setter
+    def loss_fn(self, loss_fn: Callable[..., Tensor] | None) -> None:
+        self._loss_fn = loss_fn
+        self._executors.clear()
 
     def schedule(self, *, train: bool = True) -> Schedule:
         """What every rank does in one step, sends and receives included."""
@@ -161,10 +175,16 @@ class PipelineSchedule:
         loss_weights: LossWeights | Sequence[float] | None = None,
         return_outputs: bool = True,
         loss_kwargs: Mapping[str, Any] | None = None,
+        arg_mbs: Sequence[Any] | None = None,
+        kwarg_mbs: Sequence[Any] | None = None,
+        target_mbs: Sequence[Any] | None = None,
         **kwargs: Any,
     ) -> Any:
         """Forward and backward of one batch; gradients are added to ``.grad``. Collective. In a schedule
         without ``loss_fn`` it is `eval`.
+
+        A batch is given whole, and cut here, or as the microbatches that it is made of, which may be of sizes
+        of their own. Each rank gives what it has in one of the two ways.
 
         Args:
             args: the model's arguments, on the rank that holds the first stage; ignored elsewhere.
@@ -177,6 +197,9 @@ class PipelineSchedule:
                 memory where they are large (the logits of a language model).
             loss_kwargs: what ``loss_fn`` is called with besides, whole for each microbatch, on the rank that
                 holds the last stage.
+            arg_mbs: in place of ``args``: for each microbatch a tuple of its positional arguments.
+            kwarg_mbs: in place of ``kwargs``: for each microbatch a dict of its keyword arguments.
+            target_mbs: in place of ``target``: one for each microbatch.
             kwargs: the model's keyword arguments, where ``args`` are.
 
         Returns:
@@ -184,45 +207,60 @@ class PipelineSchedule:
 
         Raises:
             ExecutionError: a ``loss_fn`` that does not return a 0-d tensor.
-            MicrobatchError: a batch that can't be cut, or weights that can't be used.
+            MicrobatchError: a batch that can't be cut, another number of microbatches, or weights that can't
+                be used.
+            ScheduleError: the schedule has not been given its actions yet, or they break a rule.
             SignatureMismatch: shapes that the pipeline was not cut for, or ranks that are about to do
                 different things.
             PeerFailed: another rank failed.
         """
+        given = StepArguments(
+            args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs, loss_weights, loss_kwargs or {}
+        )
         if self.loss_fn is None:
-            return self.eval(*args, target=target, losses=losses, **kwargs)
-        given = _ForLoss(target, loss_weights, loss_kwargs or {})
-        return self._run(args, kwargs, given, losses, return_outputs=return_outputs, train=True)
+            with torch.no_grad():
+                return self._run(given, losses, return_outputs=return_outputs, train=False)
+        return self._run(given, losses, return_outputs=return_outputs, train=True)
 
-    def eval(self, *args: Any, target: Any = None, losses: list[Tensor] | None = None, **kwargs: Any) -> Any:
+    def eval(
+        self,
+        *args: Any,
+        target: Any = None,
+        losses: list[Tensor] | None = None,
+        return_outputs: bool = True,
+        loss_kwargs: Mapping[str, Any] | None = None,
+        arg_mbs: Sequence[Any] | None = None,
+        kwarg_mbs: Sequence[Any] | None = None,
+        target_mbs: Sequence[Any] | None = None,
+        **kwargs: Any,
+    ) -> Any:
         """Forward of one batch without gradients; touches no ``.grad``. Collective. Arguments are those of
         `step`.
 
         Modules stay in the mode that they are in: call ``stage.module.eval()`` first where that matters.
-        ``losses`` is filled where there are a ``loss_fn`` and a ``target``.
+        ``losses`` is filled where there are a ``loss_fn`` and a target.
         """
+        given = StepArguments(
+            args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs, loss_keywords=loss_kwargs or {}
+        )
         with torch.no_grad():
-            return self._run(args, kwargs, _ForLoss(target), losses, return_outputs=True, train=False)
+            return self._run(given, losses, return_outputs=return_outputs, train=False)
 
     def _run(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        given: _ForLoss,
-        losses: list[Tensor] | None,
-        *,
-        return_outputs: bool,
-        train: bool,
+        self, given: StepArguments, losses: list[Tensor] | None, *, return_outputs: bool, train: bool
     ) -> Any:
         with told(self.comm, "preparing a step"):
             self._follow_modes()
-            arguments, sizes = self._cut(args, kwargs, train) if self._settling is None else (None, ())
+            if train:
+                self._plain = self._ordered()
+            made = given.microbatches(self.n_microbatches)
+            arguments, sizes = self._cut(given, made, train) if self._settling is None else (None, ())
             sizes = agree_on_step(self.comm, self._peers, self._announcement(train), self._relay, sizes)
             settled = None
             if self._settling is not None:
-                settled = self._settle(args, kwargs)
+                settled = self._settle(given, made)
                 arguments, sizes = settled.arguments, settled.samples
-            inputs = self._inputs(arguments, sizes, given, settled, return_outputs)
+            inputs = self._inputs(arguments, sizes, given, settled, keep_outputs=return_outputs, train=train)
             executor = self._executor(train)
             sums = TiedSums(self.comm, self.stages, self.stage_ranks)
             if train:
@@ -248,6 +286,8 @@ class PipelineSchedule:
         autocast = current_autocast(next(iter(self.stages.values())).device.type)
         under = "" if autocast is None else f" under {autocast}"
         what = "step()" if train else "eval()" if self.loss_fn else "eval() or step() without loss_fn"
+        if train and self._is_given and self._plain is not None:  # the others may have been given another
+            what += f" of {self._plain.name} ({short_digest(self._plain.to_csv(), 6)})"
         return f"{what} number {self._steps} in {mode}{under}"
 
     def _follow_modes(self) -> None:
@@ -268,12 +308,18 @@ class PipelineSchedule:
                 stage.follow(routes)
             self.routes = routes
 
-    def _settle(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Settled:
+    def _settle(self, given: StepArguments, made: Microbatches | None) -> Settled:
         """What will cross in a step of stages that are plain modules."""
         assert self._settling is not None
-        settled = self._settling.run(
-            args, kwargs, self.n_microbatches, self.args_chunk_spec, self.kwargs_chunk_spec
-        )
+        if made is None:
+            first = 0 in self.stages
+            args = given.args if first else ()
+            args_spec = self.args_chunk_spec if first else None
+            kwargs_spec = self.kwargs_chunk_spec if first or given.kwargs else None
+            batch = cut_batch(args, given.kwargs, self.n_microbatches, args_spec, kwargs_spec)
+            parts = tuple(batch.tree(leaves) for leaves in batch.parts())
+            made = Microbatches(parts, batch.plan.sizes)
+        settled = self._settling.run(made)
         if settled.changed:
             self._executors.clear()
         return settled
@@ -281,16 +327,33 @@ class PipelineSchedule:
     def _executor(self, train: bool) -> Executor:
         key = (train, self.routes is self._by_mode.evaluation)
         if key not in self._executors:
-            plain = self._plain if train else self._generate("ForwardOnly")
+            plain = self._ordered() if train else self._generate("ForwardOnly")
             lowered = self._lowered(plain)
             self._executors[key] = Executor(
                 lowered, self.stages, self.comm, self.loss_fn, defer_receives=self._defer_receives
             )
         return self._executors[key]
 
+    def _ordered(self) -> Schedule:
+        """What is run, without sends and receives where they have not been given."""
+        if self._plain is None:
+            raise ScheduleError(f"{type(self).__name__} has no actions yet: give it their order")
+        return self._plain
+
     def _lowered(self, plain: Schedule) -> Schedule:
-        """With sends and receives for what crosses."""
-        return lower(plain, self.routes.edges)
+        """With sends and receives for what crosses; those that it has are kept where they are right."""
+        edges = self.routes.edges
+        if not plain.is_lowered:
+            return lower(plain, edges)
+        try:
+            validate(plain, edges)
+        except ScheduleError:
+            rows = tuple(
+                tuple(action for action in row if action is not None and not action.is_communication)
+                for row in plain.rows
+            )
+            return lower(Schedule(plain.name, plain.stage_ranks, plain.microbatches, rows), edges)
+        return plain
 
     def _generate(self, kind: str) -> Schedule:
         """The schedule of that kind, without sends and receives."""
@@ -300,7 +363,7 @@ class PipelineSchedule:
     def _check_given(self) -> None:
         """Refuse what all ranks were given alike."""
         n_microbatches = self.n_microbatches
-        if not self.kind:
+        if type(self) is PipelineSchedule:
             raise ScheduleError(
                 "PipelineSchedule is the base of the schedules: use Schedule1F1B or ScheduleGPipe"
             )
@@ -309,7 +372,7 @@ class PipelineSchedule:
 
     def _agree(self, held: Sequence[Stage]) -> tuple[int, ...]:
         settings = {
-            "the schedule": self.kind,
+            "the schedule": self.kind or type(self).__name__,
             "n_microbatches": self.n_microbatches,
             "seed": self.seed,
             "scale_grads": self.scale_grads,
@@ -318,7 +381,7 @@ class PipelineSchedule:
         return agree_on_placement(self.comm, held, settings)
 
     def _cut(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool
+        self, given: StepArguments, made: Microbatches | None, train: bool
     ) -> tuple[list[dict[str, Tensor]] | None, tuple[int, ...]]:
         """Arguments in microbatches on the rank that has them, and of each its number of samples and its open
         sizes.
@@ -326,58 +389,45 @@ class PipelineSchedule:
         first = self.stages.get(0)
         if first is None:
             return None, ()
+        if made is not None:
+            return given_arguments(first, self.routes, made, train=train)
         specs = (self.args_chunk_spec, self.kwargs_chunk_spec)
-        batch = cut_batch(args, kwargs, self.n_microbatches, *specs)
+        batch = cut_batch(given.args, given.kwargs, self.n_microbatches, *specs)
         return cut_arguments(first, self.routes, batch, train=train)
 
     def _inputs(
         self,
         arguments: list[dict[str, Tensor]] | None,
         numbers: tuple[int, ...],
-        given: _ForLoss,
+        given: StepArguments,
         settled: Settled | None,
+        *,
         keep_outputs: bool,
+        train: bool,
     ) -> StepInputs:
         """What the step is given; ``numbers`` are those of `_cut`, on every rank where sizes are open."""
         count = self.n_microbatches
-        targets, weights = None, (1.0 / count,) * count
         width = 1 + len(self.routes.symbols)
-        mode = next(iter(self.stages.values())).module.training
-        if settled is not None:
-            sized = settled.routes
-        else:
-            routes = self._precision.routes(self.comm, self.stages, self.routes, numbers[1:width])
-            spans = range(0, count * width if self.routes.symbols else 0, width)
-            sizes = [numbers[start + 1 : start + width] for start in spans]
-            distinct = {one: routes.at(one, mode) for one in set(sizes)}
-            sized = tuple(distinct[one] for one in sizes)
-            if routes is not self.routes and not sized:
-                sized = (routes,) * count
-        if numbers:
-            weights = MicrobatchPlan(numbers[: count * width : width]).weights
-        if given.target is not None and self.routes.stages - 1 in self.stages:
-            targets, plan = split_tree(given.target, count)
-            weights = plan.weights
-        if given.weights is not None:
-            weights = checked_weights(given.weights, count)
-        elif not self.scale_grads:
-            weights = (1.0,) * count
-        scale = self.loss_scale()
-        weights = tuple(weight * scale for weight in weights)
+        sized = settled.routes if settled is not None else self._sized(numbers, width)
+        samples, targets = numbers[: count * width : width], None
+        if self.routes.stages - 1 in self.stages:
+            targets, of_targets = given.targets(count)
+            samples = of_targets or samples
+        if not (train and self.routes.stages - 1 in self.stages):
+            samples = ()  # nothing is weighted here
+        shares = step_weights(given.weights, samples, count, scaled=self.scale_grads)
+        weights = tuple(share * self.loss_scale() for share in shares)
         return StepInputs(
-            arguments, targets, weights, self.seed, self._steps, sized, keep_outputs, given.keywords
+            arguments, targets, weights, self.seed, self._steps, sized, keep_outputs, given.loss_keywords
         )
 
-
-class ScheduleGPipe(PipelineSchedule):
-    """All forward passes, then all backward passes (Huang et al. 2019, "GPipe")."""
-
-    kind = "GPipe"
-
-
-class Schedule1F1B(PipelineSchedule):
-    """As soon as a microbatch can go back, it does, so that few are in flight (Narayanan et al. 2020,
-    PipeDream-Flush).
-    """
-
-    kind = "1F1B"
+    def _sized(self, numbers: tuple[int, ...], width: int) -> tuple[Routes, ...]:
+        """The routes of each microbatch; none where no size is open."""
+        count = self.n_microbatches
+        mode = next(iter(self.stages.values())).module.training
+        routes = self._precision.routes(self.comm, self.stages, self.routes, numbers[1:width])
+        spans = range(0, count * width if self.routes.symbols else 0, width)
+        sizes = [numbers[start + 1 : start + width] for start in spans]
+        distinct = {one: routes.at(one, mode) for one in set(sizes)}
+        sized = tuple(distinct[one] for one in sizes)
+        return (routes,) * count if routes is not self.routes and not sized else sized

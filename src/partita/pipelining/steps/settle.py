@@ -22,7 +22,8 @@ from partita.pipelining.routes import MASK, Routes, StageBorder, Value
 from partita.pipelining.stages.crossing import Crossing, output_name
 from partita.pipelining.stages.manual import MOST_VALUES, PipelineStage, tag_of
 from partita.pipelining.stages.stage import Stage
-from partita.runtime import Comm, cut_batch
+from partita.pipelining.steps.arguments import Microbatches
+from partita.runtime import Comm
 
 __all__ = ["Settled", "Settling"]
 
@@ -93,31 +94,18 @@ class Settling:
         self._sent: dict[int, _Numbered[int]] = {index: _Numbered() for index in stages}
         self._heard: dict[int, _Numbered[Sent]] = {index: _Numbered() for index in stages}
 
-    def run(
-        self,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        count: int,
-        args_spec: Sequence[Any] | None,
-        kwargs_spec: Mapping[str, Any] | None,
-    ) -> Settled:
+    def run(self, batch: Microbatches) -> Settled:
         """Work out what will cross in a step. Collective.
 
         Args:
-            args: of the step; looked at where the first stage is.
-            count: how many microbatches there are.
+            batch: the arguments of each microbatch; positional ones are looked at where the first stage is.
 
         Raises:
-            MicrobatchError: arguments that can't be cut.
             SignatureMismatch: microbatches for which a stage returns other structures, not only other shapes.
             ExecutionError: shapes that can't be found without data.
         """
-        first = 0 in self._stages
-        given = args if first else ()
-        specs = (args_spec if first else None, kwargs_spec if first or kwargs else None)
-        batch = cut_batch(given, kwargs, count, *specs)
-        parts = [batch.tree(leaves) for leaves in batch.parts()]
-        samples = batch.plan.sizes if first else ()
+        first, parts = 0 in self._stages, batch.parts
+        samples = batch.samples if first else ()
         incoming: dict[int, list[Crossing]] = {}
         outgoing: dict[int, list[Crossing]] = {}
         written: dict[int, frozenset[str]] = {}
@@ -148,7 +136,7 @@ class Settling:
             else:
                 # nobody needs to know what it returns, so nobody knows what it writes to
                 written[index] = frozenset(value.name for value in incoming[index][0].values)
-        routes = tuple(self._routes(number, incoming, outgoing, written) for number in range(count))
+        routes = tuple(self._routes(number, incoming, outgoing, written) for number in range(len(parts)))
         names = (routes[0].borders, routes[0].forward, routes[0].backward)
         changed, self._names = names != self._names, names
         for index, stage in self._stages.items():
