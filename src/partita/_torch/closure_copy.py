@@ -29,6 +29,7 @@ Memo = dict[Any, Any]
 
 _WAITING = "partita: functions that wait for the copies of what they hold"
 _LOCK = threading.RLock()
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, type)
 
 
 @contextmanager
@@ -63,7 +64,9 @@ def with_closures() -> Iterator[Memo]:
 def _copied(function: FunctionType, memo: Memo) -> FunctionType:
     """In place of what ``copy.deepcopy`` does with a function; other threads' copies are as ever."""
     waiting = memo.get(_WAITING)
-    if waiting is None or not (function.__closure__ or vars(function) or function.__defaults__):
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    is_plain = all(isinstance(value, _PLAIN) for value in defaults)
+    if waiting is None or (is_plain and not function.__closure__ and "__wrapped__" not in vars(function)):
         return function
     cells = tuple(_cell(cell, memo, waiting) for cell in function.__closure__ or ())
     twin = FunctionType(

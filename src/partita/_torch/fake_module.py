@@ -40,7 +40,8 @@ def run_on_fakes(
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with FakeCopyMode(mode):
         twin = unsharded_copy(module, mode)
-    with untouched(module), mode, torch.enable_grad():
+    eager = torch.compiler.set_stance("force_eager")  # nothing is compiled for a run without data
+    with untouched(module), eager, mode, torch.enable_grad():
         leaves, spec = flatten((args, dict(kwargs)))
         given = [_like(leaf, device) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         before = [_version(leaf) for leaf in given]

@@ -42,6 +42,7 @@ def unsharded_copy(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
             content = {name: _without_gathering(name, value) for name, value in vars(child).items()}
             for key in (STATE_KEY, REGISTRY_KEY):
                 content.pop(key, None)
+            content["_compiled_call_impl"] = None  # as in any copy: that of `compile()` calls the original
             vars(memo[id(child)]).update(copy.deepcopy(content, memo))
             _cast_like(child, memo[id(child)])
         return copy.deepcopy(module, memo)

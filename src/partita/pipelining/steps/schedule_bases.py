@@ -55,6 +55,33 @@ class _Ordered(PipelineSchedule):
         self._executors.clear()
 
     @property
+    def stage_index_to_group_rank(self) -> dict[int, int]:
+        """The rank of each stage."""
+        return dict(enumerate(self.stage_ranks))
+
+    @property
+    def pp_group_size(self) -> int:
+        """How many ranks there are."""
+        return self.comm.size
+
+    @property
+    def rank(self) -> int:
+        """Of this process in the pipeline."""
+        return self.comm.rank
+
+    @property
+    def _n_microbatches(self) -> int:
+        return self.n_microbatches
+
+    @property
+    def _num_stages(self) -> int:
+        return self.routes.stages
+
+    @property
+    def _stages(self) -> list[Stage]:
+        return list(self.stages.values())
+
+    @property
     def pipeline_order_with_comms(self) -> Order:
         """What each rank does, in order, sends and receives included."""
         return _order_of(self.schedule())
