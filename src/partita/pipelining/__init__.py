@@ -22,6 +22,7 @@ from partita.pipelining.steps.clipping import clip_grad_norm_
 from partita.pipelining.steps.loss_weights import LossWeights
 from partita.pipelining.steps.reference import UncutReference
 from partita.pipelining.steps.scaler import GradScaler
+from partita.pipelining.steps.schedule_bases import PipelineScheduleMulti, PipelineScheduleSingle
 from partita.pipelining.steps.schedule_kinds import (
     CustomSchedule,
     Schedule1F1B,
@@ -46,6 +47,8 @@ __all__ = [
     "PipeInfo",
     "PipeSequential",
     "PipelineSchedule",
+    "PipelineScheduleMulti",
+    "PipelineScheduleSingle",
     "PipelineStage",
     "Restored",
     "Schedule1F1B",

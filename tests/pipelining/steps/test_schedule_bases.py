@@ -145,7 +145,12 @@ def test_the_order_can_be_read_and_not_changed_in_place() -> None:
     def body(comm: Comm) -> None:
         (stage,) = _stages(comm, (0, 1))
         schedule = ScheduleGPipe(stage=stage, n_microbatches=2, loss_fn=_loss)
-        assert [str(action) for action in schedule.pipeline_order[0] if action] == ["0F0", "0F1", "0B0", "0B1"]
+        assert [str(action) for action in schedule.pipeline_order[0] if action] == [
+            "0F0",
+            "0F1",
+            "0B0",
+            "0B1",
+        ]
         assert "0SEND_F0" in map(str, schedule.pipeline_order_with_comms[0])
         assert schedule.stage_index_to_group_rank == {0: 0, 1: 1}
         assert (schedule.rank, schedule.pp_group_size, schedule._stage) == (comm.rank, 2, stage)
@@ -168,7 +173,7 @@ def test_an_order_that_is_set_later_is_run_from_then_on() -> None:
 
 def test_another_loss_function_can_be_set() -> None:
     def make(stages: list[PipelineStage]) -> PipelineSchedule:
-        schedule = Schedule1F1B(stages, 2, lambda output, target: output.sum())  # noqa: ARG005
+        schedule = Schedule1F1B(stages, 2, lambda output, target: output.sum())
         schedule.step(torch.ones(4, 4), target=torch.zeros(4, 4))
         for stage in stages:
             stage.submod.zero_grad()
@@ -228,4 +233,4 @@ def test_a_base_alone_and_steps_of_ones_own_are_refused() -> None:
     errors = _of(PipelineScheduleSingle, lambda _: None, ranks=1)
     assert "PipelineScheduleSingle is the base of schedules for one stage a rank" in str(errors[0])
     with pytest.raises(ScheduleError, match="Own defines _step_microbatches, which nothing calls here: give"):
-        type("Own", (ScheduleGPipe,), {"_step_microbatches": lambda self: None})  # noqa: ARG005
+        type("Own", (ScheduleGPipe,), {"_step_microbatches": lambda self: None})

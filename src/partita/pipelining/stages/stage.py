@@ -53,6 +53,7 @@ class Stage:
         *,
         comm: Comm | None = None,
     ) -> None:
+        self._held, self._saved = module, SavedBuffers(module)  # stay when the user wraps `module`
         self.module = module
         self.index = index
         self.signature = signature
@@ -61,12 +62,10 @@ class Stage:
         self.loss_fn: Callable[..., Tensor] | None = None
         self.hooks: dict[ActionKind, Callable[[], object]] = {}
         self.dw_builder: Callable[[], Callable[[], object]] | None = None
-        self._held = module  # stays when the user wraps `module`
         self.by_mode = routes
         self.follow(routes.in_mode(module.training))
         self._flights: dict[int, Flight] = {}
         self._late: dict[int, Callable[[], object]] = {}
-        self._saved = SavedBuffers(module)
         self._reduction: GradientReduction | None = None
 
     def follow(self, routes: Routes) -> None:
@@ -98,6 +97,8 @@ class Stage:
         self._call: Callable[..., Any] = (
             partial(nn.Module.__call__, module) if isinstance(module, GraphModule) else module
         )
+        if self._held not in module.modules():  # another one, and not a wrapper of what is held
+            self._held, self._saved = module, SavedBuffers(module)
 
     @property
     def submod(self) -> nn.Module:

@@ -317,8 +317,7 @@ class PipelineSchedule:
             args_spec = self.args_chunk_spec if first else None
             kwargs_spec = self.kwargs_chunk_spec if first or given.kwargs else None
             batch = cut_batch(args, given.kwargs, self.n_microbatches, args_spec, kwargs_spec)
-            parts = tuple(batch.tree(leaves) for leaves in batch.parts())
-            made = Microbatches(parts, batch.plan.sizes)
+            made = Microbatches(tuple(batch.trees()), batch.plan.sizes)
         settled = self._settling.run(made)
         if settled.changed:
             self._executors.clear()
