@@ -16,12 +16,14 @@ def test_a_module_that_is_left_alone_is_none_of_its_business() -> None:
 def test_what_was_replaced_is_named_and_put_back() -> None:
     module = nn.Sequential(nn.BatchNorm1d(2))
     before = module[0].running_mean
-    with (
-        pytest.raises(ExecutionError, match=r"reaches the module itself and changes '0\.extra' of it"),
-        untouched(module),
-    ):
-        module[0].running_mean = torch.ones(2)
-        module[0].extra = 1
+
+    def change() -> None:
+        with untouched(module):
+            module[0].running_mean = torch.ones(2)
+            module[0].extra = 1
+
+    with pytest.raises(ExecutionError, match=r"reaches the module itself and changes '0\.extra' of it"):
+        change()
     assert module[0].running_mean is before
     assert not hasattr(module[0], "extra")
 
@@ -35,7 +37,12 @@ def test_what_was_written_to_is_named() -> None:
 def test_the_blocks_own_error_goes_first() -> None:
     module = nn.Linear(2, 2)
     weight = module.weight
-    with pytest.raises(KeyError), untouched(module):
-        module.weight = nn.Parameter(torch.zeros(2, 2))
-        raise KeyError
+
+    def fail() -> None:
+        with untouched(module):
+            module.weight = nn.Parameter(torch.zeros(2, 2))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
     assert module.weight is weight

@@ -1,5 +1,5 @@
-"""Masks of FlexAttention in microbatches: a `BlockMask` holds tensors, which can be cut, and a function of the
-sample's number in the batch, which has to be told where its microbatch begins.
+"""Masks of FlexAttention in microbatches: a `BlockMask` holds tensors, which can be cut, and a function of
+the sample's number in the batch, which has to be told where its microbatch begins.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Orders of actions that come from a subclass or from a file: equal to the schedules that have them built in."""
+"""Orders of actions from a subclass or a file: equal to the schedules that have them built in."""
 
 from __future__ import annotations
 
