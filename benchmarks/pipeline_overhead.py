@@ -190,6 +190,8 @@ class _FakeComm(ProcessGroupComm):
 
     def recv(self, buffer: Tensor, src: int, tag: int = 0) -> Handle:
         handle = super().recv(buffer, src, tag)
+        if buffer.dtype == torch.int64:  # a header: all values lie plainly
+            buffer.fill_(1)
         return handle if tag else _Echo(self, buffer)
 
     def echo(self, buffer: Tensor) -> None:

@@ -21,6 +21,8 @@ Each also subclasses the built-in that a caller would reach for, so ``except Val
     ├── ReportError (ValueError)              report data that contradicts itself, or can't be read
     ├── VerificationFailed (AssertionError)   `Verification.check()` found a difference
     └── UsageError (ValueError)               a command-line option that can't be used
+
+    NotProven (UserWarning)                   what was captured could not be compared with the model
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ __all__ = [
     "GraphError",
     "InfeasiblePlan",
     "MicrobatchError",
+    "NotProven",
     "OrderConflict",
     "PartitaError",
     "PeerFailed",
@@ -148,3 +151,7 @@ class VerificationFailed(PartitaError, AssertionError):
 
 class UsageError(PartitaError, ValueError):
     """A command-line option that can't be used as given."""
+
+
+class NotProven(UserWarning):
+    """What was captured could not be compared with the eager model: it may differ from it without a word."""

@@ -17,6 +17,7 @@ from partita._torch.autograd import (
     leaf_of,
     run_backward,
     sequence_number,
+    watch_gradient,
 )
 
 
@@ -112,3 +113,20 @@ def test_paused_hooks_are_there_again_after_an_error() -> None:
         raise KeyError("x")
     (weight * 2).sum().backward()
     assert seen == [1]
+
+
+def test_a_watched_leafs_gradient_is_shown_after_its_hooks_and_not_counted() -> None:
+    leaf = torch.ones(2, requires_grad=True)
+    other = torch.ones(2, requires_grad=True)
+    leaf.register_hook(lambda gradient: gradient * 2)
+    shown: list[Tensor] = []
+    before = hooks_made()
+    watch_gradient(leaf, shown.append)
+    watch_gradient(other, shown.append)
+    assert hooks_made() == before
+    (leaf * other).sum().backward()
+    assert sorted(gradient.tolist() for gradient in shown) == [[1.0, 1.0], [2.0, 2.0]]
+    assert leaf.grad is not None
+    assert leaf.grad.tolist() == [2.0, 2.0]
+    handle = other.register_hook(lambda gradient: gradient)  # more can be registered
+    handle.remove()

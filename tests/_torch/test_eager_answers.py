@@ -88,7 +88,7 @@ def test_torch_itself_gets_the_true_answer(monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_can_not_be_captured_in_either_form_is_an_error() -> None:
     class Looking(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            return x if x.sum() > 0 else -x
+            return x if x.sum().item() > 0 else -x
 
     with pytest.raises(CaptureError, match="Looking"):
         capture(Looking(), (torch.ones(2),))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from partita._torch.export import Signature, all_arguments, export_module, signature_of
+from partita._torch.symbolic import open_batch
 
 
 class Model(nn.Module):
@@ -25,7 +26,7 @@ class Model(nn.Module):
 
 def _unlifted() -> tuple[Model, Any, Signature]:
     model, x = Model(), torch.randn(3, 2)
-    module = export_module(model, (x, (x, 3)), {"shift": x}, strict=False)
+    module = export_module(model, (x, (x, 3)), {"shift": x}, way="eager")
     return model, module, signature_of(module, model.forward)
 
 
@@ -109,7 +110,7 @@ class Regions(nn.Module):
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_regions_stay_flat_and_none_is_lost(strict: bool) -> None:
-    module = export_module(Regions(), (torch.randn(3, 2),), {}, strict=strict)
+    module = export_module(Regions(), (torch.randn(3, 2),), {}, way="strict" if strict else "eager")
     targets = [node.target for node in module.graph.nodes if node.op == "call_function"]
     assert targets.count(torch._C._set_grad_enabled) == 2
     assert targets.count(torch.amp.autocast_mode._enter_autocast) == 1
@@ -118,7 +119,7 @@ def test_regions_stay_flat_and_none_is_lost(strict: bool) -> None:
 
 def test_torchs_own_export_loses_a_no_grad_region_within_autocast_and_is_as_before_afterwards() -> None:
     model, x = Regions(), torch.randn(3, 2)
-    export_module(model, (x,), {}, strict=False)
+    export_module(model, (x,), {}, way="eager")
     code = torch.export.export(model, (x,)).graph_module.print_readable(print_output=False)
     assert "wrap_with_autocast" in code
     assert "wrap_with_set_grad_enabled" not in code
@@ -148,7 +149,39 @@ def test_a_region_of_inference_mode_is_one_without_gradients_where_torchs_own_ex
     torch.export.export(model, (x,), strict=strict).module()(x).sum().backward()
     assert model.b.weight.grad is not None
     model.zero_grad()
-    export_module(model, (x,), {}, strict=strict)(x).sum().backward()
+    export_module(model, (x,), {}, way="strict" if strict else "eager")(x).sum().backward()
     assert model.b.weight.grad is None
     assert model.a.weight.grad is not None
     assert torch._C._InferenceMode.__module__ == "torch._C"
+
+
+class Catching(nn.Module):
+    """Hands on what it is given, as adapters around a model do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, *args: torch.Tensor, scale: float = 1.0, **kwargs: torch.Tensor) -> torch.Tensor:
+        return self.inner(kwargs["x"] + args[0]) * kwargs["mask"] * scale  # type: ignore[no-any-return]
+
+
+OPEN = {0: torch.export.Dim.AUTO}
+
+
+@pytest.mark.parametrize("spelled_out", [False, True])
+def test_sizes_stay_open_in_what_goes_into_a_models_kwargs(spelled_out: bool) -> None:
+    def arguments(batch: int) -> tuple[tuple[Tensor], dict[str, Any]]:
+        x, y, mask = torch.randn(3, batch, 4)
+        return (y,), {"mask": mask, "scale": 2.0, "x": x}
+
+    model, (args, kwargs) = Catching(), arguments(2)
+    shapes: Any = open_batch([*args, kwargs["mask"], kwargs["x"]])
+    if spelled_out:
+        shapes = {"args": (OPEN,), "kwargs": {"mask": OPEN, "x": OPEN}, "scale": None}
+    with pytest.raises(AssertionError, match="tree_name"):  # torch counts what is in kwargs twice
+        torch.export.export(model, args, kwargs, dynamic_shapes=shapes)
+    module = export_module(model, args, kwargs, way="eager", dynamic_shapes=shapes)
+    more, named = arguments(5)
+    assert torch.equal(module(*more, **named), model(*more, **named))
+    assert vars(model).keys() == vars(Catching()).keys()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from partita._torch.fake import UnknownNumber, fake_gradients, fake_values
+from partita._torch.fake import UnknownNumber, fake_values
 from partita.capture import capture
 from partita.errors import CaptureError
 
@@ -49,63 +49,6 @@ def test_gradients_are_on_also_where_the_caller_has_them_off() -> None:
     with torch.no_grad():
         _, values = _values()
     assert values["linear_1"].requires_grad
-
-
-def test_it_is_known_which_values_a_result_depends_on() -> None:
-    _, values = _values()
-    found = fake_gradients([values["linear_2"]], [values["linear_1"], values["a_weight"]])
-    assert [gradient.shape for gradient in found.values()] == [
-        values["linear_1"].shape,
-        values["a_weight"].shape,
-    ]
-    _, values = _values()
-    assert list(fake_gradients([values["linear_3"]], [values["linear_1"]]).values()) == [None]
-    assert fake_gradients([values["linear_3"]], []) == {}
-    real = torch.ones(1, requires_grad=True)
-    assert fake_gradients([torch.ones(1, requires_grad=True)], [real]) == {id(real): None}
-
-
-def test_a_gradient_lies_in_memory_as_autograd_would_make_it() -> None:
-    class Turned(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return (x * 2).transpose(0, 1)
-
-    x = torch.randn(3, 4, requires_grad=True)
-    values = fake_values(capture(Turned(), (x,)).module, [x])
-    (gradient,) = fake_gradients([values["transpose"]], [values["mul"]]).values()
-    result = (x * 2).transpose(0, 1)
-    assert gradient.stride() == torch.ones_like(result).transpose(0, 1).stride()
-
-
-class Spoilt(nn.Module):
-    """Its second result can't be trained on: the gradient of exp needs its result, which is written to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(2, 2)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        h = self.a(x)
-        e = h.exp()
-        side = e * 2
-        e.detach().mul_(0.5)
-        return h.sin(), side
-
-
-def test_a_result_that_autograd_can_not_start_from_is_left_out() -> None:
-    model, x = Spoilt(), torch.randn(3, 2)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        model(x)[1].sum().backward()
-
-    def found(*names: str) -> list[torch.Tensor | None]:
-        values = fake_values(capture(model, (x,)).module, [x])
-        return list(fake_gradients([values[name] for name in names], [values["linear"]]).values())
-
-    (alone,) = found("sin")
-    assert alone.shape == (3, 2)
-    (beside,) = found("sin", "mul")
-    assert beside.shape == (3, 2)
-    assert found("mul") == [None]
 
 
 class Item(nn.Module):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -120,3 +121,43 @@ def test_no_class_of_the_user_is_registered() -> None:
     open_objects(_cache())
     assert pytree.tree_leaves(_cache())[0].length == 3
     assert isinstance(open_objects(_cache()), Opened)
+
+
+class Frozen(dict[str, Any]):
+    """Takes nothing but what it was made of."""
+
+    def __init__(self, name: str, **items: Any) -> None:
+        super().__init__(items)
+        self.name = name
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        raise TypeError("this is frozen")
+
+
+class FrozenRows(list[Any]):
+    def append(self, value: Any) -> None:
+        raise TypeError("this is frozen")
+
+    extend = append
+
+
+class FrozenOrder(OrderedDict[str, Any]):
+    def __setitem__(self, key: str, value: Any) -> None:
+        raise TypeError("this is frozen")
+
+
+@pytest.mark.parametrize("kind", ["dict", "list", "ordered"])
+def test_a_container_that_refuses_to_be_filled_is_put_together_again(kind: str) -> None:
+    value: Any = (
+        Frozen("config", x=torch.zeros(2), width=4) if kind == "dict" else FrozenRows([torch.zeros(2)])
+    )
+    if kind == "ordered":
+        value = FrozenOrder()
+        OrderedDict.__setitem__(value, "x", torch.zeros(2))
+    leaves, spec = pytree.tree_flatten(open_objects([value]))
+    (again,) = pytree.tree_unflatten([torch.ones(2)], spec)
+    assert len(leaves) == 1
+    assert type(again) is type(value)
+    assert torch.equal(again[0 if kind == "list" else "x"], torch.ones(2))
+    if kind == "dict":
+        assert (again.name, again["width"]) == ("config", 4)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from torch.utils import _pytree as torch_pytree
 
 from partita._torch.pytree import flatten, flatten_up_to, flatten_with_path, tree_map, unflatten
 
@@ -33,3 +34,21 @@ def test_a_prefix_value_holds_for_the_whole_subtree() -> None:
 def test_a_prefix_of_another_structure_is_refused() -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - the text is torch's own
         flatten_up_to(("a", "b"), (1, 2, 3), _is_text)
+
+
+class Unnamed:
+    """Registered as many libraries do it: without a word about what its parts are called."""
+
+    def __init__(self, *parts: object) -> None:
+        self.parts = parts
+
+
+torch_pytree.register_pytree_node(
+    Unnamed, lambda value: (list(value.parts), None), lambda parts, _: Unnamed(*parts)
+)
+
+
+def test_the_parts_of_a_class_that_was_registered_without_keys_are_counted() -> None:
+    leaves, spec = flatten_with_path({"x": Unnamed(1, [2, Unnamed()])}, "output")
+    assert leaves == [("output['x'][0]", 1), ("output['x'][1][0]", 2)]
+    assert spec == flatten({"x": Unnamed(1, [2, Unnamed()])})[1]

@@ -39,7 +39,9 @@ class Data(nn.Module):
 
 def _exported(model: nn.Module, rows: int = 4, *, strict: bool = False) -> torch.fx.GraphModule:
     x, y = torch.ones(rows, 4), torch.ones(rows, 4)
-    return export_module(model, (x, y), {}, strict=strict, dynamic_shapes=open_batch([x, y]))
+    return export_module(
+        model, (x, y), {}, way="strict" if strict else "eager", dynamic_shapes=open_batch([x, y])
+    )
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -185,7 +185,7 @@ def test_args_that_are_no_tuple_say_what_to_write() -> None:
 
 class DataDependent(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        if x.sum() > 0:
+        if x.sum().item() > 0:
             return x
         return -x
 
@@ -195,7 +195,9 @@ def test_a_model_that_can_not_be_traced_says_why_in_both_ways_and_what_to_do() -
         capture(DataDependent(), (_x(),))
     text = str(caught.value)
     assert text.startswith("torch.export can't capture DataDependent:")
-    assert "  non-strict mode, at if x.sum() > 0:  # " in text.splitlines()[1]  # the user's line comes first
+    assert (
+        "  non-strict mode, at if x.sum().item() > 0:  # " in text.splitlines()[1]
+    )  # the user's line comes first
     assert " in forward: GuardOnDataDependentSymNode: Could not guard" in text.splitlines()[1]
     assert "  strict mode" in text
     assert "with torch.where or torch.cond" in text
@@ -256,7 +258,7 @@ class OnlyTrains(nn.Module):
     """Its evaluation looks at data."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training and x.sum() > 0:
+        if not self.training and x.sum().item() > 0:
             return -x
         return x * 2
 
@@ -271,7 +273,7 @@ def test_a_mode_that_can_not_be_captured_does_not_stand_in_the_way_of_the_models
     ):
         captured.module.eval()(_x())
     with pytest.raises(
-        CaptureError, match=r"at if not self\.training and x\.sum\(\) > 0:  # .*test_export\.py"
+        CaptureError, match=r"at if not self\.training and x\.sum\(\)\.item\(\) > 0:  # .*test_export\.py"
     ):
         capture(OnlyTrains().eval(), (_x(),))
 
@@ -334,14 +336,14 @@ class AsksAndLooks(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if torch.compiler.is_exporting():
             return x.view(3, 7)
-        return x if x.sum() > 0 else -x
+        return x if x.sum().item() > 0 else -x
 
 
 def test_the_reason_is_that_of_the_way_that_the_models_user_knows() -> None:
     with pytest.raises(CaptureError) as caught:
         capture(AsksAndLooks(), (_x(),))
     first = str(caught.value).splitlines()[1]
-    assert "at return x if x.sum() > 0 else -x  # " in first
+    assert "at return x if x.sum().item() > 0 else -x  # " in first
     assert "view" not in first
 
 

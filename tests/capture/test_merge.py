@@ -13,7 +13,7 @@ def _both(model: nn.Module, *args: Tensor) -> tuple[torch.fx.GraphModule, torch.
     found = []
     for mode in (True, False):
         with in_mode(model, mode):
-            found.append(export_module(model, args, {}, strict=False))
+            found.append(export_module(model, args, {}, way="eager"))
     return found[0], found[1]
 
 

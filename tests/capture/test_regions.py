@@ -23,7 +23,7 @@ class Nested(nn.Module):
 
 
 def _settled(model: nn.Module, x: Tensor) -> torch.fx.GraphModule:
-    module = export_module(model, (x,), {}, strict=False)
+    module = export_module(model, (x,), {}, way="eager")
     settle_regions(module)
     return module
 

@@ -29,7 +29,7 @@ class Squeezes(Model):
 
 
 def _settled(model: nn.Module, x: Tensor) -> tuple[torch.fx.GraphModule, Sizes]:
-    module = export_module(model, (x,), {}, strict=False, dynamic_shapes=open_batch([x]))
+    module = export_module(model, (x,), {}, way="eager", dynamic_shapes=open_batch([x]))
     return module, settle_sizes(module, [x])
 
 
@@ -59,14 +59,14 @@ def test_a_graph_that_does_not_hold_for_one_sample_says_so() -> None:
 def test_an_example_for_which_the_graph_does_not_hold_is_refused() -> None:
     x = torch.randn(1, 4)
     two = torch.randn(2, 4)
-    module = export_module(Squeezes(), (two,), {}, strict=False, dynamic_shapes=open_batch([two]))
+    module = export_module(Squeezes(), (two,), {}, way="eager", dynamic_shapes=open_batch([two]))
     with pytest.raises(CaptureError, match=r"'squeeze' has shape \[4\] and not \[1, 4\]"):
         settle_sizes(module, [x])
 
 
 def test_a_graph_without_open_sizes_is_left_as_it_is() -> None:
     x = torch.randn(3, 4)
-    module = export_module(Model(), (x,), {}, strict=False)
+    module = export_module(Model(), (x,), {}, way="eager")
     before = str(module.graph)
     assert settle_sizes(module, [x]) == Sizes()
     assert str(module.graph) == before

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.own_functions import OwnFunctions
 from torch import nn
 from torch.nn.attention.flex_attention import flex_attention
 
@@ -87,6 +88,22 @@ def test_training_is_that_of_the_model_as_it_is() -> None:
     refused = " ".join(map(str, kinds["forward"].plan.refusals))
     assert "test_backend.py" in refused
     assert "torch.linalg.svd(hidden.detach())" in refused
+
+
+def test_functions_of_the_users_own_keep_their_backward_passes() -> None:
+    torch.manual_seed(0)
+    reference = OwnFunctions(8)
+    model = copy.deepcopy(reference)
+    used = capturing()
+    for module, runner in ((model, torch.compile(model, backend=used)), (reference, reference)):
+        optimizer = torch.optim.AdamW(module.parameters(), lr=0.01)
+        for step in range(5):
+            x = torch.randn(4, 8, generator=torch.Generator().manual_seed(step))
+            runner(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_same_state(model, reference)
+    assert all(info.hits for graph in used.graphs for info in graph.cache_info().values())
 
 
 def test_gradients_accumulate_over_forwards_that_come_before_their_backwards() -> None:

@@ -53,15 +53,15 @@ def disagreements(comm: Comm) -> dict[str, str]:
     found["plans"] = other_plans(comm)
     found["refused"] = text_of(replicate, nn.Linear(3, 3), bucket_cap_mb=1 - comm.rank)
     found["unknown"] = text_of(replicate, nn.Linear(3, 3), ignored=["no"][: comm.rank])
-    module = replicate(seeded(lambda: ByRank(comm.rank)), inner="aot_eager")
+    module = replicate(seeded(lambda: ByRank(comm.rank)), inner="aot_eager", check_graphs=True)
     run = torch.compile(module, backend=partita_ddp)
     found["graphs"] = text_of(lambda: loss_of(run(batch(0, comm.rank))).backward())
     module.replication.close()
-    module = replicate(seeded(lambda: ByRank(comm.rank)), inner="aot_eager", check_graphs=False)
+    module = replicate(seeded(lambda: ByRank(comm.rank)), inner="aot_eager")
     run = torch.compile(module, backend=partita_ddp)
     found["graphs allowed"] = text_of(lambda: loss_of(run(batch(0, comm.rank))).backward())
     module.replication.close()
-    module = replicate(seeded(lambda: ByRank(0)), inner="aot_eager")
+    module = replicate(seeded(lambda: ByRank(0)), inner="aot_eager", check_graphs=True)
     run = torch.compile(module, backend=partita_ddp)
     for step in range(3):
         loss_of(run(batch(step, comm.rank))).backward()
@@ -71,7 +71,7 @@ def disagreements(comm: Comm) -> dict[str, str]:
     )
     module = replicate(seeded(models.mlp))
     found["steps"] = text_of(_out_of_step, module, comm.rank)
-    found["raised"] = raising(comm)
+    found["raised"], found["after it"] = raising(comm)
     return found
 
 
@@ -109,17 +109,29 @@ def survivors(comm: Comm) -> tuple[str, float]:
     return text, time.monotonic() - started
 
 
-def raising(comm: Comm) -> str:
-    """Rank 1 raises within its backward pass and goes on; at its next step all learn of it."""
+def raising(comm: Comm) -> tuple[str, str]:
+    """Rank 1 raises within its backward pass and goes on; at its next step all learn of it. Whether the step
+    after that is right.
+    """
     module = replicate(seeded(models.mlp), bucket_cap_mb=TINY_MB)
 
     def refuse(_gradient: torch.Tensor) -> None:
         raise ValueError("not today")
 
     if comm.rank == 1:
-        module[0].weight.register_hook(refuse)
+        handle = module[0].weight.register_hook(refuse)
         text_of(lambda: loss_of(module(batch(0, 1))).backward())
-    return text_of(lambda: [loss_of(module(batch(step, comm.rank))).backward() for step in range(2)])
+        handle.remove()
+    text = text_of(lambda: loss_of(module(batch(0, comm.rank))).backward())
+    module.zero_grad()
+    loss_of(module(batch(5, comm.rank))).backward()
+    plain = seeded(models.mlp)
+    for rank in range(2):
+        (loss_of(plain(batch(5, rank))) / 2).backward()
+    same = all(
+        torch.allclose(a.grad, b.grad) for a, b in zip(plain.parameters(), module.parameters(), strict=True)
+    )
+    return text, "equal" if same else "different"
 
 
 def four_ranks(comm: Comm) -> float:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from tests.ddp import models
 from tests.ddp.models import batch, loss_of, seeded
+from tests.own_functions import OwnFunctions
 from torch import nn
 from torch._inductor.exc import InductorError
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -322,7 +323,7 @@ def unused_by_step_and_rank(rank: int) -> str:
         loss_of(module(batch(step, rank))).backward()
 
     unused = {"find_unused_parameters": True}
-    return compare(models.Branching, rank, in_steps(8, run), ddp=unused, check_graphs=False)
+    return compare(models.Branching, rank, in_steps(8, run), ddp=unused)
 
 
 @scenario
@@ -333,6 +334,12 @@ def graph_break(rank: int) -> str:
 @scenario
 def tied_across_a_graph_break(rank: int) -> str:
     return compare(lambda: models.Broken(tied=True), rank)
+
+
+@scenario
+def functions_of_the_users_own(rank: int) -> str:
+    """Their backward passes are no derivatives."""
+    return compare(lambda: OwnFunctions(models.WIDTH), rank)
 
 
 @scenario
@@ -348,6 +355,57 @@ def mixed_dtypes(rank: int) -> str:
 @scenario
 def buffers(rank: int) -> str:
     return compare(models.Normed, rank)
+
+
+@scenario
+def evaluation_on_all_ranks(rank: int) -> str:
+    """With the statistics of rank 0, as under DDP; and with those that are loaded after a step."""
+
+    def train(module: Any, rank: int) -> list[Any]:
+        seen: list[Any] = []
+        for step in range(4):
+            module.zero_grad()
+            module.train()
+            loss_of(module(batch(step, rank))).backward()
+            seen += gradients(module)
+            module.eval()
+            if step == 2:
+                inside = getattr(module, "_orig_mod", module)
+                inside = getattr(inside, "module", inside)
+                inside.norm.load_state_dict(
+                    {k: v + 1 for k, v in seeded(models.Normed).norm.state_dict().items()}
+                )
+            with torch.no_grad() if step % 2 else torch.inference_mode():
+                seen.append(module(batch(9, 0)).clone())
+        return seen
+
+    return compare(models.Normed, rank, train)
+
+
+@scenario
+def evaluation_on_one_rank(rank: int) -> str:
+    """Rank 0 validates alone, and looks at gradients in training mode; the others wait at a barrier."""
+
+    def train(module: Any, rank: int) -> list[Any]:
+        seen: list[Any] = []
+        for step in range(5):
+            module.zero_grad()
+            loss_of(module(batch(step, rank))).backward()
+            seen += gradients(module)
+            if rank == 0 and not isinstance(module, DistributedDataParallel):
+                module.eval()
+                with torch.no_grad():
+                    module(batch(9, 0))
+                module(batch(9, 0).requires_grad_()).sum()
+                module.train()
+                with getattr(module, "_orig_mod", module).local(), torch.no_grad():
+                    module(batch(9, 0))
+                with getattr(module, "_orig_mod", module).local():
+                    loss_of(module(batch(9, 0))).backward()
+            dist.barrier()
+        return seen
+
+    return compare(models.Normed, rank, train)
 
 
 @scenario
@@ -558,6 +616,31 @@ def gradients_without_backward(rank: int) -> str:
             if any(not torch.equal(a, b) for a, b in zip(expected, found, strict=True)):
                 return f"{way}: other gradients"
     return ""
+
+
+@scenario
+def batches_that_raise_on_all_ranks(rank: int) -> str:
+    """Skipped, as if they had not been there; some buckets had been sent."""
+
+    def refuse(_gradient: torch.Tensor) -> None:
+        raise ValueError("not today")
+
+    def train(module: Any, rank: int) -> list[Any]:
+        seen: list[Any] = []
+        for step in range(8):
+            module.zero_grad()
+            if step not in (0, 3, 6):
+                loss_of(module(batch(step, rank))).backward()
+                seen += gradients(module)
+            elif not isinstance(module, DistributedDataParallel):
+                handle = list(module.parameters())[3].register_hook(refuse)
+                try:
+                    loss_of(module(batch(step, rank))).backward()
+                except ValueError:
+                    handle.remove()
+        return seen
+
+    return compare(models.mlp, rank, train)
 
 
 @scenario

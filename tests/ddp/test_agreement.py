@@ -35,7 +35,7 @@ def on_two_ranks(proposals: list[Proposal], *, check_graphs: bool = True) -> lis
 
 
 def test_rank_0_decides_the_order() -> None:
-    assert on_two_ranks([PROPOSAL, replace(PROPOSAL, order=(0, 1))]) == [PROPOSAL, PROPOSAL]
+    assert on_two_ranks([PROPOSAL, replace(PROPOSAL, order=(0, 1))]) == [(PROPOSAL, "")] * 2
 
 
 def test_ranks_in_different_steps_are_told_in_which() -> None:
@@ -73,14 +73,19 @@ def test_graphs_for_other_sizes_need_the_same_gradients_only(here: Any, there: A
     for proposals in ([here, there], [there, here]):
         given = [replace(PROPOSAL, graphs=tuple(graphs)) for graphs in proposals]
         if fine:
-            assert on_two_ranks(given) == [given[0]] * 2
+            assert on_two_ranks(given) == [(given[0], "")] * 2
         else:
             with pytest.raises(SignatureMismatch, match="have compiled different backward graphs"):
                 on_two_ranks(given)
 
 
 def test_different_graphs_are_no_error_where_that_is_meant() -> None:
-    assert len(on_two_ranks([PROPOSAL, replace(PROPOSAL, graphs=())], check_graphs=False)) == 2
+    found = on_two_ranks([PROPOSAL, replace(PROPOSAL, graphs=())], check_graphs=False)
+    for first, difference in found:
+        assert first == PROPOSAL
+        assert difference.startswith(
+            "rank 0 and rank 1 have compiled different backward graphs:\n  only rank 0: g"
+        )
 
 
 def test_a_parameter_that_one_rank_lacks_is_named() -> None:

@@ -54,7 +54,10 @@ def test_a_bucket_waits_for_its_last_gradient_and_for_the_buckets_before() -> No
         for index in (0, 1, 2):
             arrive(arrivals, state, parameters, index)
             sent.append(len(state.reductions))
-        assert sent == [0, 0, 2]
+        assert sent == [0, 0, 1]  # the last one says how the pass has ended
+        assert arrivals.is_complete(state)
+        arrivals.send_rest(state)
+        assert len(state.reductions) == 2
 
     on_three(check)
 
@@ -63,16 +66,18 @@ def test_a_gradient_that_will_not_come_is_not_waited_for() -> None:
     def check(arrivals: Arrivals, state: PassState, parameters: list[nn.Parameter]) -> None:
         arrive(arrivals, state, parameters, 2)
         arrive(arrivals, state, parameters, 1)
-        assert len(state.reductions) == 1
+        assert not arrivals.is_complete(state)
         arrivals.accumulated(state, 0)  # autograd had nothing to add
-        assert len(state.reductions) == 2
+        assert arrivals.is_complete(state)
 
     on_three(check)
 
 
 def test_at_the_end_all_buckets_are_sent() -> None:
     def check(arrivals: Arrivals, state: PassState, parameters: list[nn.Parameter]) -> None:
-        arrivals.send_complete(state, flush=True)
+        arrivals.send_rest(state)
+        assert [reduction.flagged().tolist() for reduction in state.reductions] == [[0, 0, 0], [0, 0, 1]]
+        arrivals.send_rest(state)
         assert len(state.reductions) == 2
 
     on_three(check)
@@ -84,7 +89,8 @@ def test_an_offer_is_taken_when_the_last_graph_has_made_it() -> None:
         assert arrivals.offered(state, 2, torch.ones(2)) is None
         assert not state.reductions
         assert arrivals.offered(state, 2, torch.ones(2)) is None
-        state.reductions[0].finish()
+        state.reductions[0].wait()
+        state.reductions[0].hand_back()
         assert parameters[2].grad is not None
         assert parameters[2].grad.tolist() == [2.0, 2.0]
 

@@ -17,6 +17,7 @@ from torch.fx import Graph, GraphModule
 from partita._torch import training_graphs
 from partita.ddp import replicate
 from partita.ddp.backend import partita_ddp
+from partita.ddp.owners import last_used
 from partita.errors import UsageError
 
 
@@ -70,3 +71,26 @@ def test_a_graph_without_replicated_parameters_is_compiled_as_it_is() -> None:
     run = torch.compile(copy.deepcopy(model), backend=partita_ddp, options={"inner": "aot_eager"})
     loss_of(run(batch(0, 0))).backward()
     assert torch.equal(run(batch(0, 0)), model(batch(0, 0)))
+
+
+# Dynamo itself looks at .grad of what a graph break passes on.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+def test_graphs_without_parameters_go_to_the_compiler_of_the_module() -> None:
+    """The loss behind the module was compiled with Inductor, and no longer the same bit for bit."""
+    seen: list[list[str]] = []
+
+    def inner(gm: Any, _inputs: Any) -> Any:
+        seen.append([str(node.target) for node in gm.graph.nodes if node.op == "call_function"])
+        return gm.forward
+
+    def body(comm: Any) -> None:
+        module: Any = replicate(seeded(models.mlp), comm, inner=inner)
+        step = torch.compile(lambda x: module(x.sin()).cos().mean(), backend=partita_ddp)
+        step(batch(0, 0)).backward()
+        flat = [name for names in seen for name in names]
+        assert "aten.sin.default" in flat
+        assert "aten.cos.default" in flat
+        module.replication.close()
+        assert last_used() is None
+
+    alone(body)

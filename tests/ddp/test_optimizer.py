@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.own_functions import OwnFunctions
 from torch import nn
 from torch._dynamo.backends import distributed as theirs
+from torch._dynamo.backends.debugging import aot_eager
 from torch._inductor.compile_fx import compile_fx
 from torch.nn.parallel import DistributedDataParallel
 
@@ -423,3 +425,46 @@ def test_groups_are_those_of_ddp_for_each_kind() -> None:
     assert group_by_caps([1, 1, 1, 1], ["a"] * 4, [1, 2]) == [[0], [1, 2], [3]]
     assert group_by_caps([2, 1, 2, 1], ["a", "b", "a", "b"], [2]) == [[0], [1, 3], [2]]
     assert group_by_caps([], [], [5]) == []
+
+
+def test_graphs_that_no_gradient_flows_through_are_not_cut() -> None:
+    model = Stack([square() for _ in range(3)])
+    made = DDPOptimizer(MIB, lambda gm, _inputs: gm.forward, first_bucket_cap=MIB)
+    run = torch.compile(model, backend=made.compile_fn)
+    with torch.no_grad():
+        run(torch.randn(2, SIDE))
+    assert made.compiled == 1
+    run(torch.randn(2, SIDE)).sum().backward()
+    assert len(made.buckets) == 3
+    assert made.compiled == 2
+    run(torch.randn(2, SIDE, requires_grad=True)).sum().backward()
+    model.requires_grad_(False)
+    run(torch.randn(2, SIDE))
+    assert made.compiled == 1
+
+
+def test_explain_names_the_cuts() -> None:
+    torch._dynamo.reset()
+    with use_partita_ddp_optimizer():
+        wrapped = DistributedDataParallel(Stack([square(), nn.GELU(), square()]), bucket_cap_mb=1)
+        found = torch._dynamo.explain(wrapped)(torch.randn(2, SIDE))
+    assert found.graph_count == 2
+    reasons = [reason.reason for reason in found.break_reasons]
+    assert "layers_modules_0_parameters_weight_ (torch._dynamo.config.optimize_ddp" in reasons[0]
+    assert "layers_modules_2_parameters_weight_ (torch._dynamo.config.optimize_ddp" in reasons[1]
+    assert {reason.user_stack[-1].name for reason in found.break_reasons} == {"forward"}
+
+
+def test_functions_of_the_users_own_keep_their_backward_passes() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = OwnFunctions(8)
+
+    def make_input(step: int) -> torch.Tensor:
+        return torch.randn(4, 8, generator=torch.Generator().manual_seed(step))
+
+    expected = train(copy.deepcopy(model), make_input)
+    made = DDPOptimizer(1, aot_eager, first_bucket_cap=1)
+    found = train(torch.compile(copy.deepcopy(model), backend=made.compile_fn), make_input)
+    assert equal(expected, found)
+    assert made.compiled >= 4

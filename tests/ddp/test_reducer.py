@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -31,10 +32,10 @@ def test_a_second_gradient_after_its_bucket_was_sent_is_an_error_unless_announce
         run = torch.compile(module, backend=partita_ddp)
         for step in range(3):
             loss_of(run(batch(step, 0))).backward()
-        (loss_of(run(batch(3, 0))) + module[0].weight.square().sum()).backward()
+        (loss_of(run(batch(3, 0))) + module[8].weight.square().sum()).backward()
 
-    alone(body, ("0.weight",))
-    with pytest.raises(ExecutionError, match=r"'0.weight' got another gradient after its bucket"):
+    alone(body, ("8.weight",))
+    with pytest.raises(ExecutionError, match=r"'8.weight' got another gradient after its bucket"):
         alone(body, ())
 
 
@@ -42,16 +43,33 @@ def refuse(_gradient: torch.Tensor) -> None:
     raise ValueError("not today")
 
 
-def test_a_pass_that_raised_is_an_error_at_the_next_forward_pass() -> None:
-    def body(comm: Any) -> None:
-        module: Any = replicate(seeded(models.mlp), comm)
-        module[0].weight.register_hook(refuse)
-        with pytest.raises(ValueError, match="not today"):
+def test_a_pass_that_raised_is_dropped() -> None:
+    def body(comm: Any, sync: bool) -> None:
+        plain, module = seeded(models.mlp), replicate(seeded(models.mlp), comm, bucket_cap_mb=0.001)
+        handle = module[4].weight.register_hook(refuse)
+        with nullcontext() if sync else module.no_sync(), pytest.raises(ValueError, match="not today"):
             loss_of(module(batch(0, 0))).backward()
+        handle.remove()
+        module.zero_grad()
+        for model in (plain, module):
+            loss_of(model(batch(1, 0))).backward()
+        assert all(
+            torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), module.parameters(), strict=True)
+        )
+
+    alone(body, True)
+    alone(body, False)
+
+
+def test_a_reentrant_checkpoint_that_leaves_a_parameter_out_is_an_error_at_the_next_forward_pass() -> None:
+    def body(comm: Any) -> None:
+        module: Any = replicate(seeded(lambda: models.Checkpointed(reentrant=True)), comm)
+        module.blocks[1].register_forward_hook(lambda *_: torch.zeros(6, models.WIDTH, requires_grad=True))
+        loss_of(module(batch(1, 0).requires_grad_())).backward()
         module(batch(1, 0))
 
     with pytest.raises(
-        ExecutionError, match=r"did not come to its end \(\d parameters, '0.\w+' among them, got"
+        ExecutionError, match=r"did not come to its end \(\d parameters, 'blocks.1.0.weight' among"
     ):
         alone(body)
 

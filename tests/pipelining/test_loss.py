@@ -194,3 +194,44 @@ def test_a_scalar_beside_the_output_that_the_loss_ignores_is_not_trained() -> No
     gradients = InProcessWorld(2).run(body)
     for name, gradient in (gradients[0] | gradients[1]).items():
         torch.testing.assert_close(gradient, whole.get_parameter(name).grad)
+
+
+@pytest.mark.parametrize("frontend", ["export", "modules"])
+def test_a_loss_under_its_name_is_found_without_being_told(frontend: Any) -> None:
+    model = Detailed(_chain(), functional.mse_loss)
+    whole, (x, target) = copy.deepcopy(model), _data(8)
+    split = {"module.1": SplitPoint.BEGINNING}
+    pipe = pipeline(model, _data(2), split_spec=split, frontend=frontend)
+    assert not pipe.has_loss_and_backward  # a call of it stays the model's
+    assert pipe(*_data(2))["loss"].requires_grad
+
+    def train(comm: Comm) -> list[Tensor]:
+        losses: list[Tensor] = []
+        schedule = Schedule1F1B(pipe.build_stage(comm.rank, comm=comm), 4)
+        schedule.step(*((x, target) if comm.rank == 0 else ()), losses=losses)
+        return losses
+
+    expected = []
+    for parts in zip(x.chunk(4), target.chunk(4), strict=True):
+        expected.append(whole(*parts)["loss"])
+        (expected[-1] / 4).backward()
+    assert_equal(InProcessWorld(2).run(train)[1], [loss.detach() for loss in expected])
+    assert_equal(_gradients(model), _gradients(whole))
+
+
+class Named(nn.Module):
+    """A dict with something else under the name."""
+
+    def __init__(self, make: Any) -> None:
+        super().__init__()
+        self.module, self.make = _chain(), make
+
+    def forward(self, x: Tensor) -> Any:
+        return {"loss": self.make(self.module(x))}
+
+
+@pytest.mark.parametrize("make", [lambda y: y, lambda y: y.mean().detach(), lambda y: {"a": y.mean()}])
+def test_what_is_no_loss_under_that_name_is_none(make: Any) -> None:
+    pipe = pipeline(Named(make), (_data(2)[0],), split_spec={"module.1": SplitPoint.BEGINNING})
+    assert pipe.step_loss is None
+    assert pipe.info().loss is None

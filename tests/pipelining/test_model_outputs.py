@@ -12,6 +12,7 @@ import torch
 from tests.pipelining.models import WIDTH, Case
 from tests.pipelining.running import assert_same, cut, piped, uncut
 from torch import Tensor, nn
+from torch.utils._pytree import register_pytree_node
 
 import partita
 from partita.capture import capture
@@ -129,3 +130,35 @@ def test_a_result_that_nobody_can_train_on_is_handed_out_all_the_same() -> None:
 
 def _loss(output: Output, target: Tensor) -> Tensor:
     return output.logits.square().mean() + sum(layer.keys.mean() for layer in output.cache.layers)
+
+
+class Unnamed:
+    def __init__(self, first: Tensor, second: Tensor) -> None:
+        self.first, self.second = first, second
+
+
+register_pytree_node(
+    Unnamed, lambda value: ([value.first, value.second], None), lambda parts, _: Unnamed(*parts)
+)
+
+
+class ReturnsUnnamed(nn.Sequential):
+    def forward(self, x: Tensor) -> Unnamed:
+        x = super().forward(x)
+        return Unnamed(x, x * 2)
+
+
+def test_an_output_class_that_was_registered_without_keys_comes_out_of_a_step() -> None:
+    torch.manual_seed(0)
+    model, x = ReturnsUnnamed(*(nn.Linear(4, 4) for _ in range(3))), torch.randn(8, 4)
+    pipe = pipeline(model, (x[:2],), split_spec={"1": SplitPoint.END})
+
+    def train(comm: Comm) -> Any:
+        schedule = Schedule1F1B(
+            pipe.build_stage(comm.rank, comm=comm), 4, lambda out, target: ((out.second - target) ** 2).mean()
+        )
+        return schedule.step(*((x,) if comm.rank == 0 else ()), target=x)
+
+    output = InProcessWorld(2).run(train)[1]
+    assert type(output) is Unnamed
+    assert torch.equal(output.second, torch.cat([model(part).second for part in x.chunk(4)]))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.pipelining.models import MASK, PLAIN, SKIP, TRANSFORMER
+from tests.pipelining.models import PLAIN, SKIP, TRANSFORMER
 from tests.pipelining.running import cut
 
 from partita.errors import SignatureMismatch
@@ -39,12 +39,6 @@ def test_the_gradient_of_a_tied_parameter_travels_like_that_of_a_value() -> None
     assert set(tied.names) == {"embedding.weight", "head.weight"}
     assert tied.stages == (0, 2)
     assert tied.value.name in routes.backward[2, 0]
-
-
-def test_masks_are_sent_only_where_a_gradient_may_be_missing() -> None:
-    assert not cut(PLAIN, 2).routes.masked
-    assert not cut(TRANSFORMER, 3).routes.masked
-    assert not cut(MASK, 2).routes.masked
 
 
 def test_equal_cuts_have_equal_descriptions_and_other_shapes_another() -> None:

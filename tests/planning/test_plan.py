@@ -80,3 +80,8 @@ def test_a_stage_must_name_its_units() -> None:
 def test_a_stage_must_have_a_unit() -> None:
     with pytest.raises(PlanError, match="stage 0 goes from unit 3 to 2: give it a unit"):
         replace(plan(2).stages[0], first_unit=3, last_unit=2)
+
+
+def test_seconds_that_no_float_can_hold_are_refused() -> None:
+    with pytest.raises(PlanError, match=r"bottleneck_s is 10+: give a finite number of seconds"):
+        replace(plan(), bottleneck_s=10**400)

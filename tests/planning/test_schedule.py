@@ -78,3 +78,17 @@ def test_a_bad_action_in_json_is_named_by_rank_and_position() -> None:
     data["rows"][1][3] = "oops"
     with pytest.raises(ScheduleError, match="rank 1, position 3: 'oops' is not an action"):
         Schedule.from_json(json.dumps(data))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("0F0," + "x" * 200_000, r"this is not CSV \(field larger than field limit \(131072\)\)"),
+        ("0F0,1F" + "9" * 5000, r"rank 0, position 1: '1F9+ has a number of more than 9 digits"),
+        ("99999999999F0", "rank 0, position 0: '99999999999F0' has a number of more than 9 digits"),
+        ("0F0,999999999F0", "stage 1 has no action"),
+    ],
+)
+def test_text_that_is_too_large_is_an_error_of_partitas(text: str, message: str) -> None:
+    with pytest.raises(ScheduleError, match=message):
+        Schedule.from_csv(text)

@@ -91,7 +91,14 @@ def test_a_malformed_file_is_an_error_that_says_where(change, message: str) -> N
         CostModel.from_json(json.dumps(data))
 
 
-@pytest.mark.parametrize("text", ["", "{", "[" * 100_000])
+def test_an_integer_that_no_float_can_hold_is_an_error() -> None:
+    data = json.loads(model().to_json())
+    data["units"][0]["forward_s"] = 10**400
+    with pytest.raises(PlanError, match=r"units\[0\]\.forward_s is 10+: expected float"):
+        CostModel.from_json(json.dumps(data))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, '{"a": ' + "9" * 5000 + "}"])
 def test_text_that_is_not_json_is_an_error(text: str) -> None:
     with pytest.raises(PlanError, match="this is not JSON"):
         CostModel.from_json(text)

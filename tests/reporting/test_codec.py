@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.reporting.fake_report import fake_backward
 
+from partita.errors import ReportError
 from partita.reporting import (
     LossPoint,
     RunReport,
@@ -72,3 +73,12 @@ def test_a_figure_that_is_not_finite_comes_back_as_its_name(report: RunReport) -
     figure = replace(report.figures[0], value=math.nan)
     back = report_from_json(report_to_json(replace(report, figures=(figure,))))
     assert back.figures[0].value == "NaN"
+
+
+def test_numbers_that_are_too_large_are_an_error_of_partitas(report: RunReport) -> None:
+    tree = json.loads(report_to_json(report))
+    tree["losses"] = [{"step": 0, "pipelined": 10**400, "reference": 1.0}]
+    with pytest.raises(ReportError, match="has a value that can't be read"):
+        report_from_json(json.dumps(tree))
+    with pytest.raises(ReportError, match="it is not JSON"):
+        report_from_json('{"a": ' + "9" * 5000 + "}")

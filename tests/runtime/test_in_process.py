@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from partita.errors import DeadlockError, PeerFailed, SignatureMismatch
-from partita.runtime import Comm, InProcessWorld
+from partita.errors import DeadlockError, ExecutionError, PeerFailed, SignatureMismatch
+from partita.runtime import Comm, InProcessComm, InProcessWorld
 
 
 def test_ranks_run_one_at_a_time_in_an_order_that_never_changes() -> None:
@@ -132,3 +132,28 @@ def test_ranks_use_as_many_threads_as_the_caller() -> None:
             assert InProcessWorld(2).run(lambda _comm: torch.get_num_threads()) == [number, number]
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_comm_that_is_used_when_its_rank_has_ended_is_an_error_and_no_hang() -> None:
+    first, second = InProcessWorld(2).run(lambda comm: comm)
+    assert (first.is_over, second.is_over) == (True, True)
+    with pytest.raises(ExecutionError, match=r"rank 1 of an InProcessWorld has ended, and its comm is used"):
+        second.barrier()
+
+
+def test_a_tensor_that_ranks_share_has_a_copy_on_each_rank_but_the_first() -> None:
+    shared, other = torch.nn.Parameter(torch.ones(2)), torch.arange(2)
+
+    def own(comm: Comm) -> list[torch.Tensor]:
+        assert isinstance(comm, InProcessComm)
+        mine = [comm.own(shared), comm.own(other)]
+        assert comm.own(shared) is mine[0]
+        return mine
+
+    first, second = InProcessWorld(2).run(own)
+    assert first[0] is shared
+    assert first[1] is other
+    assert isinstance(second[0], torch.nn.Parameter)
+    assert second[0].requires_grad
+    assert second[0].data_ptr() != shared.data_ptr()
+    assert torch.equal(second[1], other)

@@ -16,6 +16,7 @@ from partita.runtime import (
     Replicate,
     TensorChunkSpec,
     WeightedMean,
+    cut_batch,
     merge,
     plan_microbatches,
     split_args,
@@ -150,3 +151,31 @@ def test_a_block_mask_is_cut_with_the_function_that_it_is_made_of() -> None:
     broadcast = create_block_mask(lambda b, h, q, k: q >= k, None, None, 128, 128, device="cpu")
     for args, _ in split_args((x, broadcast), None, 5):
         assert torch.equal(_dense(args[1]), _dense(broadcast))
+
+
+def test_tensors_with_a_spec_are_each_cut_by_themselves() -> None:
+    x, y, z = torch.arange(128), torch.arange(256), torch.arange(2 * 511).view(2, 511)
+    spec = (TensorChunkSpec(0), TensorChunkSpec(0), TensorChunkSpec(1))
+    first, second = (parts for parts, _ in split_args((x, y, z), None, 2, spec))
+    assert [part.shape for part in first] == [(64,), (128,), (2, 256)]
+    assert [part.shape for part in second] == [(64,), (128,), (2, 255)]
+    for dim, whole, *parts in (
+        (0, x, first[0], second[0]),
+        (0, y, first[1], second[1]),
+        (1, z, first[2], second[2]),
+    ):
+        assert torch.equal(torch.cat(parts, dim), whole)
+    assert cut_batch((x, y, z), None, 2, spec).sizes() == [(64, 128, 256), (64, 128, 255)]
+
+
+def test_samples_are_those_of_the_tensors_without_a_spec() -> None:
+    tokens, images = torch.zeros(5), torch.zeros(9)
+    specs = (TensorChunkSpec(0), None)
+    assert plan_microbatches((images, tokens), None, 2, specs).sizes == (3, 2)
+    assert plan_microbatches((images,), {"tokens": tokens}, 2, specs[:1]).sizes == (3, 2)
+    with pytest.raises(
+        MicrobatchError, match=r"disagree .*args\[1\] has 5, args\[2\] has 7\. Give a TensorChunkSpec"
+    ):
+        split_args((images, tokens, torch.zeros(7)), None, 2, (*specs, None))
+    with pytest.raises(MicrobatchError, match=r"args\[0\] has 3 rows, which can't be cut for 4 microbatches"):
+        split_args((images[:3], tokens), None, 4, specs)

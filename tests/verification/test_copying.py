@@ -142,3 +142,27 @@ def test_what_is_compiled_stays_compiled_in_the_copy(build: Any, way: str) -> No
     new(*copies.args)
     assert len(graphs) == 1
     torch._dynamo.reset()
+
+
+class Pickled(nn.Module):
+    """Keeps the text that it was made from and is made from it again, as einops' layers are."""
+
+    def __init__(self, pattern: str) -> None:
+        super().__init__()
+        self.pattern, self.calls = pattern, 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"pattern": self.pattern}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+
+def test_a_layer_that_is_made_anew_by_copying_has_its_flag_attributes_and_hooks() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), Pickled("a b -> b a")).eval()
+    model[1].calls = 3
+    model[1].register_forward_hook(print)
+    copied: Any = copy_for_run(subject_of(model), (), {}).subject.call
+    assert copied[1] is not model[1]
+    assert (copied[1].training, copied[1].calls, copied[1].pattern) == (False, 3, "a b -> b a")
+    assert list(copied[1]._forward_hooks.values()) == [print]

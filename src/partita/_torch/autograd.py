@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -22,7 +23,12 @@ __all__ = [
     "leaf_of",
     "run_backward",
     "sequence_number",
+    "watch_gradient",
 ]
+
+
+_WATCH = -1
+"""Not the number of any other hook: torch counts from 0."""
 
 
 class AsSaved:
@@ -97,6 +103,17 @@ def leaf_of(node: Node) -> Tensor | None:
 def sequence_number(node: Node) -> int:
     """The engine runs the node with the largest first, among those that can run."""
     return node._sequence_nr()
+
+
+def watch_gradient(leaf: Tensor, hook: Callable[[Tensor], None]) -> None:
+    """Have ``hook`` called with the gradient that arrives at a leaf, after the hooks that it has; for as long
+    as the leaf lives. Is not counted by `hooks_made`.
+    """
+    hooks = leaf._backward_hooks
+    if hooks is None:
+        leaf._backward_hooks = OrderedDict({_WATCH: hook})
+    else:
+        hooks[_WATCH] = hook
 
 
 @contextmanager

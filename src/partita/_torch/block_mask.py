@@ -4,7 +4,7 @@ the sample's number in the batch, which has to be told where its microbatch begi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -16,17 +16,20 @@ __all__ = ["shift_masks"]
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
-def shift_masks(whole: Any, part: Any, start: int) -> None:
-    """Let the masks in a microbatch be about its own samples.
+def shift_masks(whole: Any, parts: Sequence[Any]) -> None:
+    """Let the masks in microbatches be about their own samples.
 
     Args:
         whole: nested containers, of the whole batch.
-        part: the same of a microbatch, its tensors cut; each mask in it that was cut is changed.
-        start: the number of its first sample in the batch.
+        parts: the same of each microbatch, in order, tensors cut; each mask in them that was cut is changed.
     """
-    for of_batch, mask in zip(_masks(whole), _masks(part), strict=True):
-        if mask is not of_batch and mask.kv_num_blocks.shape[0] != of_batch.kv_num_blocks.shape[0]:
-            mask.mask_mod = _shifted(of_batch.mask_mod, start)
+    for of_batch, *masks in zip(_masks(whole), *map(_masks, parts), strict=True):
+        start, size = 0, of_batch.kv_num_blocks.shape[0]
+        for mask in masks:
+            rows = mask.kv_num_blocks.shape[0]
+            if mask is not of_batch and rows != size:
+                mask.mask_mod = _shifted(of_batch.mask_mod, start)
+            start += rows
 
 
 def _masks(tree: Any) -> list[BlockMask]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from keyword import iskeyword
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -16,16 +19,24 @@ from torch.export._tree_utils import reorder_kwargs
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
+from partita._torch.conditions import Answers, answered
 from partita._torch.eager_answers import eager_answers
+from partita._torch.function_call import functions_kept, settle_functions
 from partita._torch.lazy_module import lazy_module
 from partita._torch.objects import open_objects
 from partita._torch.symbolic import batch_is_open
 
-__all__ = ["METADATA_CHECK", "Signature", "all_arguments", "export_module", "signature_of"]
+__all__ = ["METADATA_CHECK", "Signature", "Way", "all_arguments", "export_module", "signature_of"]
 
 METADATA_CHECK: Any = torch.ops.aten._assert_tensor_metadata.default
 """Export's check, in a graph, that a tensor has the dtype and device that it had while tracing."""
 
+Way = Literal["eager", "exportable", "strict"]
+"""How a model is traced."""
+
+_MOST_EXEMPT = 2
+_NOT_THE_MODELS = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent), "<")
+_CATCHING = inspect.Parameter.VAR_KEYWORD
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -34,8 +45,9 @@ def export_module(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     *,
-    strict: bool,
+    way: Way,
     dynamic_shapes: Any = None,
+    answers: Answers | None = None,
 ) -> GraphModule:
     """Export ``model``: a flat graph that owns the model's parameters and buffers under their original names.
 
@@ -43,7 +55,11 @@ def export_module(
     Grad and autocast regions are the plain functions that enter and leave them.
 
     Args:
+        way: ``"eager"`` follows Python, and the model takes the way that it takes when it simply runs;
+            ``"exportable"`` follows Python too, and the model takes the way that it has for exporters;
+            ``"strict"`` reads the bytecode of all that runs.
         dynamic_shapes: as ``torch.export`` has it; see ``symbolic.open_sizes`` for what becomes of it.
+        answers: what the model is told where it branches on data (not in strict mode).
     """
     opening = nullcontext() if dynamic_shapes is None else batch_is_open()
     with (
@@ -52,10 +68,12 @@ def export_module(
         _unchecked_distributions(),
         opening,
         _unmarked((args, kwargs)),
+        functions_kept(),
     ):
-        program = _traced(model, args, dict(kwargs), strict, dynamic_shapes)
-    made = program.module(check_guards=False)
-    assert isinstance(made, GraphModule)
+        program = _traced(model, args, dict(kwargs), way, dynamic_shapes, answers or Answers())
+        made = program.module(check_guards=False)
+        assert isinstance(made, GraphModule)
+        settle_functions(made)
     module = lazy_module(made.graph, type(model).__name__, training=made.training)
     state = vars(module)
     for holder in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
@@ -65,25 +83,37 @@ def export_module(
 
 
 def _traced(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], strict: bool, dynamic_shapes: Any
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    way: Way,
+    dynamic_shapes: Any,
+    answers: Answers,
 ) -> torch.export.ExportedProgram:
-    """The exported model: as it runs when nobody traces it, and where that can't be traced, as it runs when
-    it is asked to be exportable.
-
-    Where neither can, the first error is raised, which comes from the lines that the model's user knows; the
-    second is its ``__context__``.
-    """
-    if strict:  # reads the bytecode of all that runs, and would stumble over what opens objects
+    if way == "strict":  # would stumble over what opens objects
         return torch.export.export(model, args, kwargs, strict=True, dynamic_shapes=dynamic_shapes)
     opening = _opening_outputs(model)
-    try:
-        with eager_answers():
-            return torch.export.export(opening, args, kwargs, strict=False, dynamic_shapes=dynamic_shapes)
-    except Exception as first:  # torch.export raises dozens of kinds
-        try:
-            return torch.export.export(opening, args, kwargs, strict=False, dynamic_shapes=dynamic_shapes)
-        except Exception:
-            raise first  # noqa: B904 - it has a cause of its own
+    dynamic_shapes = _name_keywords(opening, kwargs, dynamic_shapes)
+    exempt: set[str] = set()
+    while True:
+        with eager_answers(exempt) if way == "eager" else nullcontext(), answered(answers):
+            try:
+                return torch.export.export(opening, args, kwargs, strict=False, dynamic_shapes=dynamic_shapes)
+            except Exception as error:  # torch.export raises dozens of kinds
+                file = _users_file(error)
+                if way != "eager" or not file or file in exempt or len(exempt) == _MOST_EXEMPT:
+                    raise
+                # one part of the model (an expert's kernel) has no form that can be traced but the exportable
+                exempt.add(file)
+                answers.forget()
+
+
+def _users_file(error: BaseException) -> str:
+    """Which of the model's own files an error comes from."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(_NOT_THE_MODELS):
+            return frame.filename
+    return ""
 
 
 def _opening_outputs(model: nn.Module) -> nn.Module:
@@ -94,6 +124,37 @@ def _opening_outputs(model: nn.Module) -> nn.Module:
     vars(twin).update(vars(model), _forward_hooks=model._forward_hooks.copy())
     twin.register_forward_hook(lambda _module, _args, result: open_objects(result))
     return twin
+
+
+def _name_keywords(twin: nn.Module, kwargs: Mapping[str, Any], dynamic_shapes: Any) -> Any:
+    """Let what goes into a model's ``**kwargs`` be parameters of its own: export counts such arguments twice
+    where sizes are open, and fails.
+
+    Args:
+        twin: its ``forward`` is replaced.
+
+    Returns:
+        dynamic_shapes: the same, of the parameters as they are now.
+    """
+    forward = twin.forward
+    parameters = inspect.signature(forward).parameters
+    catching = [name for name, parameter in parameters.items() if parameter.kind is _CATCHING]
+    extra = [name for name in kwargs if name not in parameters]
+    if not catching or not extra or not all(name.isidentifier() and not iskeyword(name) for name in extra):
+        return dynamic_shapes
+
+    def named(*args: Any, **given: Any) -> Any:
+        return forward(*args, **given)
+
+    kept = [parameter for parameter in parameters.values() if parameter.kind is not _CATCHING]
+    named.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [*kept, *(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in extra)]
+    )
+    vars(twin)["forward"] = named
+    if not isinstance(dynamic_shapes, dict) or catching[0] not in dynamic_shapes:
+        return dynamic_shapes
+    rest = {name: shape for name, shape in dynamic_shapes.items() if name != catching[0]}
+    return {**rest, **dynamic_shapes[catching[0]]}
 
 
 @contextmanager

@@ -1,9 +1,9 @@
-"""Shapes, dtypes, gradient flags and the flow of gradients, without computing anything."""
+"""Shapes, dtypes and gradient flags, without computing anything."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,10 @@ from torch.fx import GraphModule, Interpreter, Node
 from partita._torch.symbolic import only_checked
 from partita.errors import CaptureError
 
-__all__ = ["UnknownNumber", "fake_gradients", "fake_values", "tracing_mode_of"]
+__all__ = ["UnknownNumber", "fake_values", "tracing_mode_of", "users_place"]
 
 _FRAME = re.compile(r'File "(.+)", line (\d+), in (.+)\n\s*(.+)')
 _TORCH = str(Path(torch.__file__).parent)
-
-_NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, NotImplementedError)
-"""What an operator raises that can't be run without computing."""
 
 
 class UnknownNumber:
@@ -65,50 +62,6 @@ def tracing_mode_of(value: torch.Tensor) -> FakeTensorMode | None:
     return value.fake_mode if isinstance(value, FakeTensor) else None
 
 
-def fake_gradients(
-    results: Sequence[torch.Tensor], values: Iterable[torch.Tensor]
-) -> dict[int, torch.Tensor | None]:
-    """The gradients of ``values``, as fake tensors that know shape and strides; by the id of the value.
-
-    Results that autograd can't start from (it needs a value that the model writes to later, or an operator
-    without a backward) are left out: a model may have such, and train on its others.
-
-    None for one that the results do not depend on, and for all where an operator of the backward pass can't
-    be run without computing.
-
-    Args:
-        results: from `fake_values`, as are ``values``; they require grad.
-    """
-    wanted = {id(value): value for value in values}
-    modes = [result.fake_mode for result in results if isinstance(result, FakeTensor)]
-    if not wanted or not modes:
-        return dict.fromkeys(wanted)
-    with modes[0]:
-        leaves = list(wanted.values())
-        try:
-            found = _backward(results, leaves)
-            if found is None:
-                found = _backward([result for result in results if _backward([result], leaves)], leaves)
-        except _NEEDS_VALUES:
-            found = None
-    return dict.fromkeys(wanted) if found is None else dict(zip(wanted, found, strict=True))
-
-
-def _backward(
-    results: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
-) -> tuple[torch.Tensor | None, ...] | None:
-    """None where autograd refuses, or there is nothing to start from."""
-    if not results:
-        return None
-    seeds = [torch.ones_like(result) for result in results]
-    try:
-        return torch.autograd.grad(results, values, seeds, allow_unused=True, retain_graph=True)
-    except _NEEDS_VALUES:
-        raise
-    except RuntimeError:  # the user gets it from the step that asks for this gradient, if any does
-        return None
-
-
 class _Recorder(Interpreter):
     def __init__(self, gm: GraphModule, mode: FakeTensorMode) -> None:
         super().__init__(gm, garbage_collect_values=False)
@@ -133,10 +86,16 @@ class _Recorder(Interpreter):
         return result
 
 
-def _unknown(node: Node) -> str:
+def users_place(node: Node) -> str:
+    """The user's line that a node was traced from; empty where none is known."""
     frames = _FRAME.findall(str(node.meta.get("stack_trace", "")))
     users = [frame for frame in frames if not frame[0].startswith(_TORCH)]
-    place = " (at {3}  # {0}:{1} in {2})".format(*users[-1]) if users else ""
+    return "{3}  # {0}:{1} in {2}".format(*users[-1]) if users else ""
+
+
+def _unknown(node: Node) -> str:
+    line = users_place(node)
+    place = f" (at {line})" if line else ""
     return (
         f"what {node.name!r} returns depends on the values of tensors{place}, and not on shapes alone: take "
         f"it out of "

@@ -16,6 +16,7 @@ from __future__ import annotations
 import copyreg
 import io
 import pickle
+from collections import OrderedDict
 from collections.abc import Iterable
 from enum import Enum
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -23,6 +24,8 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
+
+from partita._torch.containers import content_of, fill, kind_of
 
 __all__ = ["open_objects"]
 
@@ -148,6 +151,30 @@ class _Pickler(pickle.Pickler):
             found.append(value)
             self._places[id(value)] = (leaf, len(found) - 1)
         return self._places[id(value)]
+
+    def reducer_override(self, value: Any) -> Any:
+        """A ``dict`` or ``list`` of the user's is filled past its own methods, which may refuse."""
+        kind, cls = kind_of(value), type(value)
+        if kind not in (OrderedDict, dict, list) or cls is kind or not _reduced_like(cls, kind):
+            return NotImplemented
+        state = value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)[2]
+        if state is not None and type(state) is not dict:
+            return NotImplemented
+        return copyreg.__newobj__, (cls,), (content_of(value), state or {}), None, None, _fill  # type: ignore[attr-defined]
+
+
+def _reduced_like(cls: type, kind: type) -> bool:
+    """Whether a subclass leaves it to Python how it is pickled."""
+    origins = {"__reduce_ex__": object, "__reduce__": kind, "__getstate__": object}
+    kept = all(getattr(cls, name) is getattr(origin, name) for name, origin in origins.items())
+    return kept and not hasattr(cls, "__setstate__")
+
+
+def _fill(value: Any, parts: tuple[list[Any], dict[str, Any]]) -> None:
+    content, attributes = parts
+    fill(value, content)
+    if attributes:
+        vars(value).update(attributes)
 
 
 class _Unpickler(pickle.Unpickler):

@@ -7,7 +7,7 @@ are leaves too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import torch.utils._pytree as torch_pytree
@@ -43,8 +43,26 @@ def flatten_with_path(tree: Any, root: str = "") -> tuple[list[tuple[str, Any]],
     >>> flatten_with_path({"x": [1, 2]}, "kwargs")[0]
     [("kwargs['x'][0]", 1), ("kwargs['x'][1]", 2)]
     """
-    leaves, spec = torch_pytree.tree_flatten_with_path(open_objects(tree))
-    return [(root + torch_pytree.keystr(path), leaf) for path, leaf in leaves], spec
+    opened = open_objects(tree)
+    leaves, spec = torch_pytree.tree_flatten(opened)
+    paths = [root + torch_pytree.keystr(path) for path in _paths(opened, ())]
+    return list(zip(paths, leaves, strict=True)), spec
+
+
+def _paths(tree: Any, path: tuple[torch_pytree.KeyEntry, ...]) -> Iterator[tuple[torch_pytree.KeyEntry, ...]]:
+    """To each leaf; the parts of a class that was registered without keys are counted."""
+    node = torch_pytree.SUPPORTED_NODES.get(torch_pytree._get_node_type(tree))
+    if node is None:
+        yield path
+        return
+    if node.flatten_with_keys_fn is not None:
+        parts = node.flatten_with_keys_fn(tree)[0]
+    else:
+        parts = [
+            (torch_pytree.SequenceKey(place), part) for place, part in enumerate(node.flatten_fn(tree)[0])
+        ]
+    for key, part in parts:
+        yield from _paths(part, (*path, key))
 
 
 def unflatten(leaves: Sequence[Any], spec: TreeSpec) -> Any:

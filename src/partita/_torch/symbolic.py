@@ -32,6 +32,7 @@ __all__ = [
     "only_checked",
     "open_batch",
     "open_sizes",
+    "users_line",
 ]
 
 SIZE_OF: Any = torch.ops.aten.sym_size.int
@@ -83,7 +84,7 @@ def batch_is_open() -> Iterator[None]:
 
     def located(self: ShapeEnv, framework_loc: str | None = None) -> SLoc:
         found = original(self, framework_loc)
-        return SLoc(found.framework_loc, found.maybe_user_loc or _users_line())
+        return SLoc(found.framework_loc, found.maybe_user_loc or users_line())
 
     ShapeEnv._get_sloc = located  # type: ignore[method-assign]
     try:
@@ -93,7 +94,7 @@ def batch_is_open() -> Iterator[None]:
         ShapeEnv._get_sloc = original  # type: ignore[method-assign]
 
 
-def _users_line() -> str | None:
+def users_line() -> str | None:
     """The innermost line on the stack that is neither torch's nor ours."""
     for frame in reversed(traceback.extract_stack()):
         name = frame.filename

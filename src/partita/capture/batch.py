@@ -14,7 +14,7 @@ from torch import Tensor
 from partita._torch.pytree import flatten, unflatten
 from partita._torch.symbolic import open_batch
 
-__all__ = ["Example", "examples", "in_batch"]
+__all__ = ["Example", "examples", "in_batch", "told_apart"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +33,26 @@ class Example:
     def flat(self) -> list[Any]:
         """One value a placeholder."""
         return flatten((self.args, self.kwargs))[0]
+
+
+def told_apart(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The same arguments, where a tensor that is given twice is two: a tracer takes one tensor for one input,
+    and the graph would read the one where the model reads the other.
+
+    >>> ids = torch.zeros(2)
+    >>> first, second = told_apart((ids, ids), {})[0]
+    >>> first is second
+    False
+    """
+    flat, structure = flatten((args, dict(kwargs)))
+    seen: set[int] = set()
+    for position, value in enumerate(flat):
+        if isinstance(value, Tensor):
+            if id(value) in seen:
+                flat[position] = value.detach().clone().requires_grad_(value.requires_grad)
+            seen.add(id(value))
+    more, named = unflatten(flat, structure)
+    return more, named
 
 
 def in_batch(flat: Sequence[Any]) -> list[int]:

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from partita._torch.export import Signature, export_module, signature_of
-from partita.capture.batch import Example, examples
+from partita._torch.conditions import Answers, answers_given
+from partita._torch.export import Signature, Way, export_module, signature_of
+from partita._torch.pytree import tree_map
+from partita.capture.batch import Example, examples, told_apart
 from partita.capture.blame import summary, users_line
+from partita.capture.branches import Traced, all_ways
 from partita.capture.host_draws import HostGenerators
 from partita.capture.merge import merge_modes
-from partita.capture.modes import copy_flags, in_mode, mode_flag, require_mode
+from partita.capture.modes import captures_training, copy_flags, in_mode, mode_flag, require_mode
+from partita.capture.proof import UNASKED, Disproof, Proof, Prove, proven, tolerance_of
 from partita.capture.regions import settle_regions
 from partita.capture.settle_sizes import settle_sizes
 from partita.capture.sizes import Sizes
-from partita.capture.unchanged import unchanged
+from partita.capture.unchanged import rehearsal, unchanged
 from partita.errors import CaptureError
 
 __all__ = ["Captured", "Modes", "capture"]
@@ -41,6 +45,7 @@ class Captured:
             an error.
         other: where it does not, the graph for the other mode, if that could be captured.
         reason: why there is no graph for the other mode.
+        proof: that the graphs are the model.
     """
 
     module: GraphModule
@@ -48,6 +53,14 @@ class Captured:
     both_modes: bool
     other: Captured | None = None
     reason: str = ""
+    proof: Proof = UNASKED
+
+    def graphs(self) -> dict[bool, GraphModule]:
+        """The graph of each mode that there is one for."""
+        if self.both_modes:
+            return {True: self.module, False: self.module}
+        held = [self.module] if self.other is None else [self.module, self.other.module]
+        return {captures_training(module): module for module in held}
 
 
 def capture(
@@ -57,6 +70,7 @@ def capture(
     *,
     dynamic_shapes: Any = None,
     modes: Modes = "both",
+    prove: Prove = False,
 ) -> Captured:
     """Capture ``model`` with ``torch.export``; the model is as it was afterwards.
 
@@ -67,10 +81,12 @@ def capture(
             tensor that has the size of the batch, where the model allows it; where not, the graph is for the
             example's sizes, and ``Sizes.of(module).fixed`` says why. False: none.
         modes: ``"train"`` or ``"eval"`` to capture one mode only, whatever mode the model is in.
+        prove: compare the graphs with the model itself, on the example and on other samples of its kind; see
+            `partita.capture.proof`. Where they differ, another way of tracing is tried.
 
     Raises:
-        CaptureError: ``torch.export`` can't trace the model; the message shows its reason, the line of the
-            model, and what to do.
+        CaptureError: ``torch.export`` can't trace the model, or what it traces is not the model; the message
+            shows its reason, the line of the model, and what to do.
 
     >>> import torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.5))
@@ -86,7 +102,20 @@ def capture(
         )
     if modes not in ("both", "train", "eval"):
         raise CaptureError(f"modes is {modes!r}: give 'both', 'train' or 'eval'")
-    exporter = _Exporter(model, args, dict(kwargs or {}), dynamic_shapes)
+    tolerance = tolerance_of(prove)
+    exporter = _Exporter(model, *told_apart(args, kwargs or {}), dynamic_shapes)
+    while True:
+        captured = _captured(exporter, modes)
+        try:
+            proof = proven(model, captured.graphs(), args, kwargs or {}, tolerance)
+        except Disproof as error:
+            exporter.reject(error)
+        else:
+            return replace(captured, proof=proof)
+
+
+def _captured(exporter: _Exporter, modes: Modes) -> Captured:
+    model = exporter.model
     if modes != "both":
         reason = "only that mode was to be captured"
         return _single(model, exporter.export(modes == "train"), modes == "train", reason)
@@ -116,6 +145,13 @@ def _single(model: nn.Module, module: GraphModule, training: bool, reason: str) 
     return Captured(module, signature_of(module, model.forward), False)
 
 
+_WAYS: tuple[tuple[Way, ...], ...] = (("eager", "exportable"), ("strict",))
+"""In the order in which they are tried. What one of a group can trace is the same model."""
+
+_Attempt = tuple[Way, bool]
+"""A way of tracing, and whether with open sizes."""
+
+
 @dataclass(frozen=True)
 class _Exporter:
     """Exports one model with one example, in either mode."""
@@ -124,6 +160,13 @@ class _Exporter:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     dynamic_shapes: Any
+    used: dict[bool, _Attempt] = field(default_factory=dict)
+    """The last that worked, by mode."""
+    rejected: dict[tuple[bool, _Attempt], Disproof] = field(default_factory=dict)
+
+    def reject(self, disproof: Disproof) -> None:
+        """Don't trace again what was found to be another model, but in another way."""
+        self.rejected[disproof.training, self.used[disproof.training]] = disproof
 
     def export_both(self) -> tuple[dict[bool, GraphModule], str]:
         """The graphs by mode, with the same sizes open, and why one is missing.
@@ -154,29 +197,40 @@ class _Exporter:
         return train ^ evaluation
 
     def export(self, training: bool, closed: frozenset[int] = frozenset()) -> GraphModule:
-        """Export in one mode: non-strict first, since it follows Python as it is; strict (bytecode) where
-        that fails. In each, with open sizes first.
+        """Export in one mode, the first way that works.
+
+        Raises:
+            CaptureError: none does; with the reasons.
         """
-        reasons = []
+        reasons: list[tuple[Way, Exception]] = []
         fixed = ""
         generators = HostGenerators(self.model)
-        for strict in (False, True):
+        for ways in _WAYS:
             for example in self._examples(closed):
-                try:
-                    module, sizes = self._attempt(example, training, strict)
-                except Exception as error:  # torch.export raises dozens of kinds
-                    if example.dynamic_shapes is None or self.dynamic_shapes is not None:
-                        reasons.append((strict, error))
-                    else:
-                        fixed = fixed or summary(error)
-                    generators.reset()
-                    continue
-                try:
-                    generators.check(partial(self._attempt, example, training, strict))
-                finally:
-                    generators.reset()
-                replace(sizes, fixed=sizes.fixed or ("" if sizes.symbols else fixed)).attach(module)
-                return module
+                failed: list[tuple[Way, Exception]] = []
+                for way in ways:
+                    attempt: _Attempt = (way, example.dynamic_shapes is not None)
+                    if (training, attempt) in self.rejected:
+                        failed.append((way, self.rejected[training, attempt]))
+                        continue
+                    trace = partial(self._trace, example, training, way)
+                    try:
+                        module, sizes = all_ways(trace, partial(self._answers, training))
+                    except Exception as error:  # torch.export raises dozens of kinds
+                        failed.append((way, error))
+                        generators.reset()
+                        continue
+                    try:
+                        generators.check(partial(trace, Answers()))
+                    finally:
+                        generators.reset()
+                    replace(sizes, fixed=sizes.fixed or ("" if sizes.symbols else fixed)).attach(module)
+                    self.used[training] = attempt
+                    return module
+                if example.dynamic_shapes is None or self.dynamic_shapes is not None:
+                    reasons.append(failed[0])  # it comes from the lines that the model's user knows
+                else:
+                    fixed = fixed or summary(failed[0][1])
         raise CaptureError(_message(self.model, training, reasons)) from reasons[0][1]
 
     def _examples(self, closed: frozenset[int]) -> Iterator[Example]:
@@ -187,21 +241,45 @@ class _Exporter:
         else:
             yield Example(self.args, self.kwargs, self.dynamic_shapes)
 
-    def _attempt(self, example: Example, training: bool, strict: bool) -> tuple[GraphModule, Sizes]:
+    def _trace(self, example: Example, training: bool, way: Way, answers: Answers) -> Traced:
+        """One way through the model, with these answers where it branches on data."""
         with unchanged(self.model), torch.enable_grad(), in_mode(self.model, training):
             module = export_module(
                 self.model,
                 example.args,
                 example.kwargs,
-                strict=strict,
+                way=way,
                 dynamic_shapes=example.dynamic_shapes,
+                answers=answers,
             )
         settle_regions(module)
+        traced = Traced(module, Sizes(), answers)
         sizes = settle_sizes(module, Example(self.args, self.kwargs).flat)
         if example.dynamic_shapes is not None and self.dynamic_shapes is None and not sizes.symbols:
             # the same graph without the detour: exactly what a capture of fixed sizes gives
             raise CaptureError(sizes.fixed or "no size of the batch stayed open")
-        return module, sizes
+        return replace(traced, sizes=sizes)
+
+    def _answers(self, training: bool) -> dict[str, list[bool]] | None:
+        """What the model hears, by the line that asks, when it runs with the example; None where it
+        can't run, or has no data.
+        """
+        answers = Answers()
+        generators = HostGenerators(self.model)
+        args, kwargs = tree_map(_detached, (self.args, self.kwargs))
+        try:
+            with rehearsal(self.model), in_mode(self.model, training), answers_given(answers):
+                self.model(*args, **kwargs)
+        except Exception:  # the trace then tells what is wrong
+            return None
+        finally:
+            generators.reset()
+        return answers.by_place()
+
+
+def _detached(leaf: Any) -> Any:
+    """A copy that the model may write to."""
+    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
 
 
 def _open_inputs(module: GraphModule) -> frozenset[int]:
@@ -217,20 +295,33 @@ def _short(reason: str) -> str:
     return lines[1] if len(lines) > 1 else lines[0]
 
 
-def _message(model: nn.Module, training: bool, reasons: list[tuple[bool, Exception]]) -> str:
+_ADVICE = (
+    "Take what can't be traced (.item(), data-dependent shapes, side effects on Python objects) out of "
+    "forward, for example with torch.where or torch.cond; where the other mode can be traced, and is all "
+    "that is needed, capture it alone: modes='eval' or modes='train'; or cut the model at its blocks and "
+    'leave its code as it is: pipeline(..., frontend="modules"). The full text of the first error is '
+    "attached as its cause"
+)
+
+
+def _message(model: nn.Module, training: bool, reasons: list[tuple[Way, Exception]]) -> str:
     mode = "training" if training else "evaluation"
     lines = [f"torch.export can't capture {type(model).__name__}:"]
-    for strict, error in reasons:
+    disproved = False
+    for way, error in reasons:
         text = str(error).strip().splitlines() or ["(no message)"]
-        line = users_line(error)
-        mode_and_place = f"{'strict' if strict else 'non-strict'} mode{f', at {line}' if line else ''}"
-        lines.append(f"  {mode_and_place}: {type(error).__name__}: {text[0]}")
-        lines += [f"    {more}" for more in text[1:4]]
-    lines.append(
-        f"(in {mode} mode.) Take what can't be traced (data-dependent branches, .item(), side effects on "
-        f"Python "
-        "objects) out of forward, for example with torch.where or torch.cond; the full text of the first "
-        "error is "
-        "attached as its cause"
-    )
+        if isinstance(error, Disproof):
+            disproved = True
+            lines.append(f"  the graph that it traces is not the model: {text[0]}")
+        else:
+            line = users_line(error)
+            place = f"{'strict' if way == 'strict' else 'non-strict'} mode{f', at {line}' if line else ''}"
+            lines.append(f"  {place}: {type(error).__name__}: {text[0]}")
+        lines += [f"    {more.strip()}" for more in text[1:5]]
+    lines.append(f"(in {mode} mode.) {_ADVICE}")
+    if disproved:
+        lines.append(
+            'Where such a difference is of no account: prove="close" (or a Tolerance) accepts small ones, '
+            "prove=False all"
+        )
     return "\n".join(lines)

@@ -11,6 +11,7 @@ as ``batch * 2``. They are kept beside the graph, whose own metadata has the exa
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -129,6 +130,33 @@ class Sizes:
                     "capture the model with an example of this size"
                 )
 
+    def in_terms_of(self, other: Sizes) -> Sizes | None:
+        """The same with the open sizes of another graph of the same model, in which some of these are one (a
+        way that adds a mask to scores needs them to have the same batch); None where it has others.
+        """
+        if self.symbols == other.symbols:
+            return self
+        if len(self.symbols) < len(other.symbols):
+            return None
+        names: dict[str, str] = {}
+        for symbol in self.symbols:
+            shape = other.shapes.get(symbol.input, ())
+            size = shape[symbol.dim] if symbol.dim < len(shape) else None
+            if not isinstance(size, Size):
+                return None
+            names[symbol.name] = f"({size.text})" if not size.text.isidentifier() else size.text
+
+        def said(size: Any) -> Any:
+            return Size(_renamed(size.text, names)) if isinstance(size, Size) else size
+
+        return replace(
+            self,
+            symbols=other.symbols,
+            shapes={node: tuple(map(said, shape)) for node, shape in self.shapes.items()},
+            numbers={node: said(number) for node, number in self.numbers.items()},
+            conditions=tuple(replace(one, text=_renamed(one.text, names)) for one in self.conditions),
+        )
+
     def joined(self, other: Sizes) -> Sizes:
         """Those of one graph for both modes, from those of the graph in training and in evaluation."""
         shared = {(condition.text, condition.where) for condition in self.conditions} & {
@@ -140,6 +168,10 @@ class Sizes:
             for condition in sizes.conditions
         ]
         return replace(self, conditions=tuple(dict.fromkeys(both)), fixed=self.fixed or other.fixed)
+
+
+def _renamed(text: str, names: Mapping[str, str]) -> str:
+    return re.sub(r"\b[A-Za-z_]\w*\b", lambda word: names.get(word[0], word[0]), text)
 
 
 def sizes_of(symbols: Sequence[Symbol], names: Sequence[str], flat: Sequence[Any]) -> dict[str, int]:

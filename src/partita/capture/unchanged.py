@@ -6,40 +6,112 @@ another one; left there they would break the model's next run.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import torch
 from torch import nn
 
-__all__ = ["unchanged"]
+from partita._torch.containers import content_of, fill, kind_of
+
+__all__ = ["rehearsal", "unchanged"]
+
+_PASSED_BY = (
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    torch.Tensor,
+    torch.dtype,
+    torch.device,
+    type,
+    FunctionType,
+    BuiltinFunctionType,
+    MethodType,
+    ModuleType,
+)
 
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """Put every attribute of every submodule back at the end, also what is in lists, dicts and sets among
-    them.
+    """Put every attribute of every submodule back at the end, also what is in lists, dicts, sets and deques
+    among them, however deep, and in the attributes of these and of the user's other objects.
 
-    The values themselves are not copied: what is written into a tensor stays (tracing writes nothing).
+    Only what has changed is touched, and past what its class may have overridden: a ``dict`` that refuses
+    ``update`` gets its items back too. The values themselves are not copied: what is written into a tensor
+    stays (tracing writes nothing).
     """
-    modules = list(model.modules())
-    attributes = [dict(vars(module)) for module in modules]
-    contents = [
-        (value, _copy(value))
-        for held in attributes
-        for value in held.values()
-        if type(value) in (list, set) or isinstance(value, dict)
-    ]
+    snapshots = _snapshots(model)
     try:
         yield
     finally:
-        for module, held in zip(modules, attributes, strict=True):
-            vars(module).clear()
-            vars(module).update(held)
-        for container, before in contents:
-            container.clear()
-            container.extend(before) if isinstance(container, list) else container.update(before)
+        for snapshot in snapshots:
+            snapshot.restore()
 
 
-def _copy(container: Any) -> Any:
-    return dict(container) if isinstance(container, dict) else type(container)(container)
+@contextmanager
+def rehearsal(model: nn.Module) -> Iterator[None]:
+    """Within it the model may run on real data; afterwards buffers and random numbers are as before too.
+
+    Nothing is copied but buffers; parameters are taken for what no ``forward`` writes to.
+    """
+    before = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    with unchanged(model), torch.random.fork_rng():
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, value in before:
+                    if not torch.equal(buffer, value):
+                        buffer.copy_(value)
+
+
+@dataclass(frozen=True)
+class _Snapshot:
+    """What a container held, flat."""
+
+    container: Any
+    content: list[Any]
+
+    def restore(self) -> None:
+        now = content_of(self.container)
+        same = len(now) == len(self.content)
+        if not same or any(new is not old for new, old in zip(now, self.content, strict=True)):
+            fill(self.container, self.content)
+
+
+def _snapshots(model: nn.Module) -> list[_Snapshot]:
+    """Of everything that can be reached from ``model`` and changed in place."""
+    snapshots: list[_Snapshot] = []
+    seen: set[int] = set()
+    waiting: list[Any] = [model]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, _PASSED_BY) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if kind_of(value) is not None:
+            snapshots.append(_Snapshot(value, content_of(value)))
+            waiting += snapshots[-1].content
+        if isinstance(value, (tuple, frozenset)):
+            waiting += value
+        elif _is_users(value):
+            waiting.append(vars(value))
+    return snapshots
+
+
+def _is_users(value: Any) -> bool:
+    """Whether it has attributes that a model's ``forward`` may change. Those of Python's and torch's own
+    objects (a logger, a process group) lead to what the whole program shares.
+    """
+    if isinstance(value, nn.Module):
+        return True
+    home = type(value).__module__.partition(".")[0]
+    return home not in sys.stdlib_module_names and home != "torch" and hasattr(value, "__dict__")

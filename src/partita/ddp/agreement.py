@@ -89,14 +89,16 @@ class Proposal:
     graphs: tuple[GraphPrint, ...]
 
 
-def agree(comm: Comm, proposal: Proposal, *, check_graphs: bool) -> Proposal:
-    """Rank 0's proposal, once it is clear that all ranks are in the same step of the same model. Collective.
+def agree(comm: Comm, proposal: Proposal, *, check_graphs: bool) -> tuple[Proposal, str]:
+    """Rank 0's proposal, once it is clear that all ranks are in the same step; and how the graphs of another
+    rank differ from its own, in words. Collective.
 
     Raises:
-        SignatureMismatch: they are not; on every rank.
+        SignatureMismatch: ranks are in different steps, or, where ``check_graphs`` is set, have different
+            graphs; on every rank.
     """
     proposals: list[Proposal] = comm.all_gather_object(proposal)
-    first = proposals[0]
+    first, difference = proposals[0], ""
     for rank, other in enumerate(proposals):
         if other.step != first.step:
             raise SignatureMismatch(
@@ -104,13 +106,16 @@ def agree(comm: Comm, proposal: Proposal, *, check_graphs: bool) -> Proposal:
                 f"that "
                 "all ranks take the same number of steps, and enter no_sync() in the same ones"
             )
-        if not check_graphs:
-            continue
         mine = [graph for graph in first.graphs if not graph.fits(other.graphs)]
         theirs = [graph for graph in other.graphs if not graph.fits(first.graphs)]
         if mine or theirs:
-            raise SignatureMismatch(_graphs_differ(mine, rank, theirs))
-    return first
+            difference = difference or _graphs_differ(mine, rank, theirs)
+    if difference and check_graphs:
+        raise SignatureMismatch(
+            f"{difference}\nSee that no branch of the model depends on the rank or on its data, or leave out "
+            "check_graphs=True: gradients are reduced rightly without it too"
+        )
+    return first, difference
 
 
 def _graphs_differ(mine: Sequence[GraphPrint], rank: int, theirs: Sequence[GraphPrint]) -> str:
@@ -119,10 +124,6 @@ def _graphs_differ(mine: Sequence[GraphPrint], rank: int, theirs: Sequence[Graph
     lines += [f"  only rank {rank}: {item}" for item in theirs] or [f"  only rank {rank}: none"]
     if mine and theirs:
         lines.append(f"  {mine[0].difference(theirs[0])}")
-    lines.append(
-        "See that no branch of the model depends on the rank or on its data, or pass check_graphs=False to "
-        "replicate() where that is meant; gradients are reduced rightly in both cases"
-    )
     return "\n".join(lines)
 
 

@@ -15,9 +15,10 @@ from partita._torch.backward_pass import grad_version
 from partita.ddp.bucket_set import BucketSet
 from partita.ddp.consensus import Consensus
 from partita.ddp.hooks import CommHook
+from partita.ddp.layout import BucketLayout
 from partita.ddp.pass_errors import another_gradient, failed_everywhere, sparse_gradient
 from partita.ddp.pass_state import PassState
-from partita.ddp.reduction import Reduction
+from partita.ddp.reduction import PassFlags, Reduction
 from partita.ddp.trust import Trust, can_be_added
 from partita.runtime import Comm
 
@@ -111,29 +112,56 @@ class Arrivals:
             del state.partial[index]
             self._take(state, index, gradient)
 
-    def send_complete(self, state: PassState, *, flush: bool = False) -> None:
-        """Send the buckets whose turn it is; ``flush``: complete or not."""
+    def is_complete(self, state: PassState) -> bool:
+        """Whether all gradients are there that buckets wait for."""
         layouts = self._buckets.layouts
-        while len(state.reductions) < len(layouts):
+        return len(state.reductions) >= len(layouts) - 1 and state.is_complete(layouts[-1])
+
+    def send_complete(self, state: PassState) -> None:
+        """Send the buckets whose turn it is. The last one stays until the pass is over: it says how that
+        ended.
+        """
+        layouts = self._buckets.layouts
+        while len(state.reductions) < len(layouts) - 1:
             bucket = layouts[len(state.reductions)]
-            if not flush and not state.is_complete(bucket):
+            if not state.is_complete(bucket):
                 return
-            last = bucket.number == len(layouts) - 1
-            reduction = Reduction(
+            self._send(state, bucket, PassFlags())
+
+    def send_rest(self, state: PassState, *, raised: bool = False) -> None:
+        """Send all other buckets, complete or not. The pass is over; ``raised``: by an exception."""
+        flags = PassFlags(self._consensus.has_news, raised, not raised)
+        layouts = self._buckets.layouts
+        for bucket in layouts[len(state.reductions) :]:
+            self._send(state, bucket, flags if bucket is layouts[-1] else PassFlags())
+
+    def _send(self, state: PassState, bucket: BucketLayout, flags: PassFlags) -> None:
+        state.reductions.append(
+            Reduction(
                 self._buckets.memory[bucket.number],
                 self._parameters,
                 state.in_bucket(bucket),
                 self._used,
                 self._comm,
                 self._hook,
-                flag=last and self._consensus.has_news,
+                flags=flags,
             )
-            state.taken_from(bucket, self._parameters)
-            state.reductions.append(reduction)
+        )
+        state.taken_from(bucket, self._parameters)
+
+    def pass_begins(self, state: PassState) -> None:
+        """A synchronised pass begins."""
+        state.used_before = tuple(self._used)
+        self.send_complete(state)
 
     def pass_ends(self) -> None:
         """All buckets of a synchronised pass have been reduced."""
         self._used = [False] * len(self._parameters)
+        self._trust.pass_ends()
+
+    def pass_is_dropped(self, state: PassState) -> None:
+        """What has come in a pass does not count."""
+        self._used = list(state.used_before)
         self._trust.pass_ends()
 
     def _decline(self, state: PassState, index: int, gradient: torch.Tensor | None) -> torch.Tensor | None:

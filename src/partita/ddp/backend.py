@@ -23,7 +23,7 @@ from partita._torch.versions import writes_to
 from partita.ddp.agreement import print_of
 from partita.ddp.cutting import BackwardGraph, cut_backward
 from partita.ddp.inner import InnerCompiler, RunThrough, inductors_settings, resolve_inner
-from partita.ddp.owners import owner_of
+from partita.ddp.owners import last_used, owner_of
 from partita.ddp.program import Program, program_of
 from partita.ddp.reducer import Reducer
 from partita.graph.effects import metadata
@@ -45,7 +45,8 @@ def partita_ddp(
 ) -> Callable[..., Any]:
     """The backend ``"partita_ddp"``, for modules that `partita.ddp.replicate` has prepared.
 
-    A graph without parameters of such a module is compiled as it is.
+    A graph without parameters of such a module (a loss, what stands between graph breaks) is compiled as it
+    is, with the compiler of the replicated module that the thread has used last.
 
     Args:
         mode: of Inductor, as in ``torch.compile``: ``"max-autotune-no-cudagraphs"``.
@@ -57,8 +58,8 @@ def partita_ddp(
     """
     given = dict(options or {})
     owners = [owner_of(value) for value in inputs]
-    replications = [owner[0] for owner in owners if owner is not None]
-    inner = given.pop("inner", replications[0].inner if replications else "inductor")
+    replication = next((owner[0] for owner in owners if owner is not None), last_used())
+    inner = given.pop("inner", "inductor" if replication is None else replication.inner)
     graph = _Training(inner, inductors_settings(inner, mode, given))
     return graph.compile(gm, inputs, owners)
 

@@ -6,6 +6,7 @@ something new, which a flag in the last bucket of the pass before has told to al
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import torch
@@ -15,6 +16,7 @@ from partita.runtime import Comm
 
 __all__ = ["Consensus"]
 
+_LOG = logging.getLogger("partita.ddp")
 _LEARNING_STEPS = 2
 
 
@@ -23,7 +25,8 @@ class Consensus:
 
     Args:
         count: how many parameters there are.
-        check_graphs: raise where ranks have compiled different graphs.
+        check_graphs: raise where ranks have compiled different graphs; otherwise the log says so, once for
+            each difference.
 
     Attributes:
         step: how many synchronised passes have ended.
@@ -37,6 +40,7 @@ class Consensus:
         self._check_graphs = check_graphs
         self._graphs: dict[GraphPrint, None] = {}
         self._told: set[GraphPrint] = set()
+        self._logged = {""}
         self._news: torch.Tensor | None = None
         self._observed: dict[int, None] = {}
 
@@ -72,7 +76,10 @@ class Consensus:
             expected = tuple(self._observed)
         known = dict.fromkeys((*expected, *self.order))
         proposal = Proposal(self.step, tuple(known), tuple(self._graphs))
-        found = agree(self._comm, proposal, check_graphs=self._check_graphs)
+        found, difference = agree(self._comm, proposal, check_graphs=self._check_graphs)
+        if difference not in self._logged:
+            self._logged.add(difference)
+            _LOG.warning("%s\nThe gradients are reduced rightly all the same", difference)
         self._told = set(self._graphs)
         if self.step >= _LEARNING_STEPS or found.order == self.order:
             return False

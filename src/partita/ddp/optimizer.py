@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
+from partita._torch.ddp_graphs import name_cut, show_compiled, show_pieces
 from partita._torch.forward_pieces import (
     as_fake,
     compile_forward_piece,
@@ -29,10 +30,12 @@ from partita._torch.forward_pieces import (
 from partita._torch.reducer import FIRST_BUCKET_BYTES, active_reducer, replace_optimizer, replaced_optimizer
 from partita._torch.storage import storage_key
 from partita.ddp.optimizer_buckets import Bucket, assign_buckets
+from partita.ddp.optimizer_writes import joined_over_writes
 from partita.errors import SplitError, UsageError
+from partita.graph.effects import metadata
 from partita.graph.state import lookup
 from partita.graph.structure import structural_hash
-from partita.splitter import Split, split
+from partita.splitter import Piece, Split, split
 
 __all__ = ["DDPOptimizer", "use_partita_ddp_optimizer"]
 
@@ -86,19 +89,23 @@ class DDPOptimizer:
         self.buckets = assign_buckets(gm, example_inputs, caps, active_reducer())
         self.compiled = 1
         _LOG.info("%s", _table(self.buckets))
-        cut = self._cut(gm) if len(self.buckets) > 1 else None
+        cut = self._cut(gm) if len(self.buckets) > 1 and _has_backward(gm) else None
         if cut is None or len(cut.pieces) < 2:
             return self.backend_compile_fn(gm, example_inputs, **compiler_configs)
+        show_pieces(gm, cut.module, {piece.name: piece.module for piece in cut.pieces})
         pieces = _Pieces(gm, cut, self.backend_compile_fn, compiler_configs)
+        for piece in cut.pieces:
+            name_cut(piece.module, _reason(piece, self.buckets))
         module = pieces.compile(example_inputs)
+        show_compiled(module)
         self.compiled = pieces.compiled
         _LOG.info("%d pieces, %d of them compiled", len(cut.pieces), pieces.compiled)
         return module
 
     def _cut(self, gm: GraphModule) -> Split | None:
         number_of = {node: number for number, bucket in enumerate(self.buckets) for node in bucket.nodes}
-        sunk = _with_parameters(number_of)
-        assignment = {node: number for node, number in sunk.items() if node.op != "get_attr"}
+        joined = joined_over_writes(gm, _with_parameters(number_of))
+        assignment = {node: number for node, number in joined.items() if node.op != "get_attr"}
         try:
             return split(gm, assignment, on_conflict="repair", shared="root", tuple_return=True)
         except SplitError as error:
@@ -198,6 +205,26 @@ def _key(gm: GraphModule, examples: Sequence[Any]) -> tuple[Any, ...] | None:
         for e in examples
     ]
     return (structural_hash(gm.graph, gm), *facts)
+
+
+def _has_backward(gm: GraphModule) -> bool:
+    """Whether a gradient can flow through the graph; nothing is reduced where it can't."""
+    values = [
+        metadata(node) for node in gm.graph.nodes if node.op not in ("placeholder", "get_attr", "output")
+    ]
+    leaves = [leaf for value in values for leaf in (value if isinstance(value, (list, tuple)) else (value,))]
+    return any(leaf is None or getattr(leaf, "requires_grad", False) for leaf in leaves)
+
+
+def _reason(piece: Piece, buckets: Sequence[Bucket]) -> str:
+    """Why there is this piece, for those who look at graphs."""
+    inside = set(piece.node_names)
+    mine = [bucket for bucket in buckets if any(node.name in inside for node in bucket.nodes)]
+    names = ", ".join(name for bucket in mine for name in bucket.params) or "none"
+    return (
+        f"partita's DDPOptimizer cut out {piece.name}, whose backward pass completes DDP's bucket with these "
+        f"parameters: {names} (torch._dynamo.config.optimize_ddp = False compiles the whole)"
+    )
 
 
 def _with_parameters(number_of: dict[Node, int]) -> dict[Node, int]:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from partita.errors import ExecutionError
 from partita.runtime import Comm
 
-__all__ = ["another_gradient", "failed_everywhere", "sparse_gradient", "unfinished_pass"]
+__all__ = ["another_gradient", "failed_everywhere", "raised_on_some", "sparse_gradient", "unfinished_pass"]
 
 
 def failed_everywhere(comm: Comm, message: str, where: str) -> ExecutionError:
@@ -36,13 +36,23 @@ def another_gradient(name: str) -> str:
     )
 
 
+def raised_on_some(raised: Sequence[bool]) -> str:
+    """A pass has raised on some ranks, and gone well on others."""
+    bad = ", ".join(str(rank) for rank, here in enumerate(raised) if here)
+    return (
+        f"the backward pass raised on rank {bad} and not on the others, so its gradients are not whole: "
+        "start again from a checkpoint, or, where no optimizer has taken a step since, call zero_grad() and "
+        "take the next batch on every rank"
+    )
+
+
 def unfinished_pass(missing: Sequence[str]) -> str:
     """A pass begins, and the one before is not over; ``missing`` are names without a gradient."""
     what = (
         f"{len(missing)} parameters, {missing[0]!r} among them, got no gradient" if missing else "it raised"
     )
     return (
-        f"the backward pass before did not come to its end ({what}): an exception that ended it leaves the "
-        "ranks out of step, so start again from a checkpoint; with reentrant checkpoints every parameter has "
-        "to get a gradient, so use torch.utils.checkpoint(..., use_reentrant=False)"
+        f"the backward pass before did not come to its end ({what}): with reentrant checkpoints every "
+        "parameter has to get a gradient, and an exception leaves the ranks out of step, so start again from "
+        "a checkpoint, with torch.utils.checkpoint(..., use_reentrant=False)"
     )

@@ -33,6 +33,7 @@ class PassState:
         versions: of ``grad``, when the gradient was there.
         ready_s: when that was, on the monotonic clock.
         reductions: of the buckets that have been sent, in order.
+        used_before: which parameters were used since the last synchronised pass, when this one began.
     """
 
     sync: bool
@@ -47,6 +48,7 @@ class PassState:
     versions: dict[int, tuple[int, int]] = field(default_factory=dict)
     ready_s: dict[int, float] = field(default_factory=dict)
     reductions: list[Reduction] = field(default_factory=list)
+    used_before: tuple[bool, ...] = ()
 
     def added_to_partial(self, index: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
         """The sum of what was offered before and ``gradient``; what was offered before is taken out."""

@@ -42,7 +42,7 @@ from partita.ddp.compiled_runs import CompiledRuns
 from partita.ddp.consensus import Consensus
 from partita.ddp.layout import BucketLayout
 from partita.ddp.listing import PassTimes, record_spans
-from partita.ddp.pass_errors import failed_everywhere, unfinished_pass
+from partita.ddp.pass_errors import failed_everywhere, raised_on_some, unfinished_pass
 from partita.ddp.pass_state import PassState
 from partita.ddp.settings import ReducerSettings
 from partita.ddp.trust import Trust
@@ -67,6 +67,9 @@ class Reducer:
         measuring: compiled graphs are cut after each gradient.
         samples: when each gradient was ready, for each synchronised pass while `measuring`.
         pass_ended: is called after each synchronised pass, on all ranks alike.
+        beside: is called when all buckets have been sent, on all ranks alike; what it returns is called when
+            they have been reduced.
+        paused: what backward passes do meanwhile is none of the reducer's.
     """
 
     def __init__(
@@ -84,6 +87,8 @@ class Reducer:
         self.measuring = False
         self.samples: list[Mapping[str, float]] = []
         self.pass_ended: Callable[[Reducer], None] | None = None
+        self.beside: Callable[[], Callable[[], None]] | None = None
+        self.paused = False
         count = len(self.parameters)
         self._plan = settings.plan
         self._tracer = tracer
@@ -101,6 +106,7 @@ class Reducer:
             consensus=self._consensus,
             hook=settings.hook,
         )
+        self._unread: torch.Tensor | None = None  # flags of the last pass that the host has not waited for
         self._armed = True
         self._passed_since_forward = True
         self._pass: PassState | None = None
@@ -165,14 +171,22 @@ class Reducer:
 
     # What the forward pass says.
 
-    def forward_begins(self, *, sync: bool) -> None:
-        """A forward pass with gradients begins; ``sync``: its gradients are to be reduced.
+    def settle_last_pass(self) -> None:
+        """Before anything else is sent: a pass that raised is dropped, where it raised on all ranks.
 
         Raises:
-            ExecutionError: the backward pass before has not come to its end.
+            ExecutionError: it raised on some ranks only; on every rank. Or no exception has ended it, and it
+                has not come to its end.
         """
-        if self._pass is not None:
-            raise self._unfinished(self._pass)
+        with self._lock:
+            if self._pass is not None:
+                self._drop(self._pass)
+            if self._unread is not None:
+                flags, self._unread = self._unread, None
+                self._check_outcome(flags, None, raised=False)
+
+    def forward_begins(self, *, sync: bool) -> None:
+        """A forward pass with gradients begins; ``sync``: its gradients are to be reduced."""
         if self._passed_since_forward:
             self._armed, self._passed_since_forward = sync, False
         else:
@@ -203,7 +217,11 @@ class Reducer:
             Whether the pass fills ``grad`` of any: that of ``torch.autograd.grad`` does not, and is none of
             the reducer's.
         """
-        if self._detached or not any(will_reach(self._accumulators[index]) for index in indices):
+        if (
+            self._detached
+            or self.paused
+            or not any(will_reach(self._accumulators[index]) for index in indices)
+        ):
             return False
         with self._lock:
             self._enter(order)
@@ -227,6 +245,8 @@ class Reducer:
         Raises:
             ExecutionError: the gradient is sparse, or its bucket has been sent.
         """
+        if self.paused:
+            return
         with self._lock:
             state = self._enter()
             self._arrivals.accumulated(state, index)
@@ -242,7 +262,8 @@ class Reducer:
             return state
         nested = inside_another_pass()
         if state is not None and not nested and state.root is not None:
-            raise self._unfinished(state)
+            self._drop(state)
+            state = None
         if state is None:
             state = self._pass = PassState(self._armed, time.monotonic())
             self._reentrant = self._reentrant or nested
@@ -276,14 +297,14 @@ class Reducer:
             for index in state.remaining
             if reached[index] and self._trust[index] and not has_hooks(self.parameters[index])
         }
-        self._arrivals.send_complete(state)
+        self._arrivals.pass_begins(state)
 
     def _end_if_nested(self, state: PassState) -> None:
         """Tasks within other tasks do not say which is the last: the pass is over when all is sent; where
         nothing is to be sent, each gradient is a pass.
         """
-        all_sent = not state.sync or len(state.reductions) == len(self.buckets)
-        if self._reentrant and state.root is None and all_sent:
+        is_complete = not state.sync or self._arrivals.is_complete(state)
+        if self._reentrant and state.root is None and is_complete:
             self._finish()
 
     def _finish(self) -> None:
@@ -303,10 +324,14 @@ class Reducer:
     def _reduce_rest(self, state: PassState) -> None:
         self._arrivals.take_partial(state)
         backward_end_s = time.monotonic()
-        self._arrivals.send_complete(state, flush=True)
+        self._arrivals.send_rest(state)
+        flags = self._wait(state)
+        if flags.is_cpu:
+            self._check_outcome(flags, state, raised=False)
+        else:
+            self._unread = flags  # reading them now would keep the host waiting for the device
         for reduction in state.reductions:
-            reduction.finish()
-        self._consensus.pass_ends(state.reductions[-1].flagged())
+            reduction.hand_back()
         self._arrivals.pass_ends()
         self._used_before = [index in state.gradients for index in range(len(self.parameters))]
         self.last = PassTimes.of(state.reductions, state.ready_s, self.names, state.started_s, backward_end_s)
@@ -314,9 +339,40 @@ class Reducer:
             self.samples.append(self.last.ready_s)
         record_spans(self._tracer, state.reductions)
 
-    def _unfinished(self, state: PassState) -> ExecutionError:
-        missing = [name for index, name in enumerate(self.names) if index not in state.gradients]
-        return failed_everywhere(self.comm, unfinished_pass(missing), "the backward pass before")
+    def _wait(self, state: PassState) -> torch.Tensor:
+        """Until all buckets are reduced. The flags of all ranks."""
+        rest = None if self.beside is None else self.beside()
+        for reduction in state.reductions:
+            reduction.wait()
+        if rest is not None:
+            rest()
+        flags = state.reductions[-1].flagged()
+        self._consensus.pass_ends(flags[:1])
+        return flags
+
+    def _drop(self, state: PassState) -> None:
+        """Send what others wait for of a pass that raised, and forget it."""
+        if state.sync and state.root is None:
+            missing = [name for index, name in enumerate(self.names) if index not in state.gradients]
+            raise failed_everywhere(self.comm, unfinished_pass(missing), "the backward pass before")
+        self._pass = None
+        if state.sync:
+            self._arrivals.send_rest(state, raised=True)
+            flags = self._wait(state)
+            self._arrivals.pass_is_dropped(state)
+            self._check_outcome(flags, None, raised=True)
+
+    def _check_outcome(self, flags: torch.Tensor, state: PassState | None, *, raised: bool) -> None:
+        """All ranks come here alike, with the same flags.
+
+        Args:
+            state: of the pass, where its gradients have not been handed back.
+        """
+        _, on_some, well_on_some = flags.tolist()
+        if on_some and well_on_some:
+            if state is not None:
+                self._arrivals.pass_is_dropped(state)
+            raise ExecutionError(raised_on_some(self.comm.all_gather_object(raised)))
 
 
 def _accumulated(reducer: ref[Reducer], index: int, _none: Any, _gradient: Any) -> None:

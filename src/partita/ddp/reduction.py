@@ -2,13 +2,15 @@
 
 fill    view of weight  <- gradient / ranks       (one pass over the memory)
 launch  all_reduce(flat)                          runs while backward goes on
-finish  parameter.grad = view of weight           no copy where there was no gradient before
+wait    for the mean
+hand back   parameter.grad = view of weight       no copy where there was no gradient before
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
 
 import torch
 
@@ -17,7 +19,25 @@ from partita.ddp.hooks import CommHook
 from partita.ddp.layout import BucketLayout, Slot
 from partita.runtime import Comm, Handle
 
-__all__ = ["BucketMemory", "Reduction"]
+__all__ = ["BucketMemory", "PassFlags", "Reduction"]
+
+
+@dataclass(frozen=True)
+class PassFlags:
+    """What a rank says of its pass in the last bucket.
+
+    Attributes:
+        has_news: it has compiled what the others do not know of.
+        raised: the pass was ended by an exception.
+        went_well: it was not.
+    """
+
+    has_news: bool = False
+    raised: bool = False
+    went_well: bool = False
+
+
+_FLAGS = len(astuple(PassFlags()))
 
 
 class BucketMemory:
@@ -28,7 +48,7 @@ class BucketMemory:
         self._flat: torch.Tensor | None = None
 
     def take(self, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Memory for all gradients, their flags and one flag more, not initialised.
+        """Memory for all gradients, a flag for each, and those of the pass, not initialised.
 
         Gradients that lie in it already, at their places, stay where they are.
         """
@@ -41,7 +61,7 @@ class BucketMemory:
                     inside += 1
             if storage_users(flat) == 1 + inside:
                 return flat
-        size = self.layout.elements + len(self.layout.slots) + 1
+        size = self.layout.elements + len(self.layout.slots) + _FLAGS
         self._flat = torch.empty(size, dtype=self.layout.dtype, device=self.layout.device)
         return self._flat
 
@@ -54,7 +74,7 @@ class Reduction:
             ``parameter.grad``. A parameter that is not in it has got no gradient in this pass.
         used: which parameters count as used, by index.
         hook: averages the bucket; None: divided by the number of ranks, and summed.
-        flag: travels along; see `flagged`.
+        flags: travel along; see `flagged`.
     """
 
     def __init__(
@@ -66,7 +86,7 @@ class Reduction:
         comm: Comm,
         hook: CommHook | None,
         *,
-        flag: bool,
+        flags: PassFlags,
     ) -> None:
         self.layout = memory.layout
         self._parameters = parameters
@@ -75,17 +95,19 @@ class Reduction:
         self._views = [
             self._flat.as_strided(slot.shape, slot.strides, slot.offset) for slot in self.layout.slots
         ]
-        self._fill(gradients, 1.0 if hook is not None else 1.0 / comm.size, flag=flag)
+        self._fill(gradients, 1.0 if hook is not None else 1.0 / comm.size, flags)
         self.sent_s = time.monotonic()
         self._handle = self._launch(comm, hook)
         self.exposed_s = 0.0
         self.finished_s = 0.0
 
     def flagged(self) -> torch.Tensor:
-        """One element, not zero where some rank has set its flag; once the reduction is finished."""
-        return self._flat[-1:].clone()
+        """An element for each of the pass's flags, not zero where some rank has set it; after `wait`."""
+        return self._flat[-_FLAGS:].clone()
 
-    def _fill(self, gradients: Mapping[int, torch.Tensor | None], scale: float, *, flag: bool) -> None:
+    def _fill(
+        self, gradients: Mapping[int, torch.Tensor | None], scale: float, pass_flags: PassFlags
+    ) -> None:
         flags = []
         with torch.no_grad():
             for slot, view in zip(self.layout.slots, self._views, strict=True):
@@ -99,7 +121,7 @@ class Reduction:
                     torch.mul(gradient, scale, out=view)
                 elif not _lies_at(gradient, self._flat, slot):
                     view.copy_(gradient)
-            flags.append(1.0 if flag else 0.0)
+            flags += [1.0 if flag else 0.0 for flag in astuple(pass_flags)]
             self._flat[self.layout.elements :].copy_(torch.tensor(flags, dtype=self.layout.dtype))
 
     def _launch(self, comm: Comm, hook: CommHook | None) -> Handle:
@@ -108,12 +130,15 @@ class Reduction:
         numbers = torch.view_as_real(self._flat) if self._flat.is_complex() else self._flat
         return comm.all_reduce(numbers, tuple(range(comm.size)))
 
-    def finish(self) -> None:
-        """Wait, and put the mean into ``grad`` of every parameter that some rank has used."""
+    def wait(self) -> None:
+        """Until the mean is there."""
         started = time.monotonic()
         self._handle.wait()
         self.finished_s = time.monotonic()
         self.exposed_s = self.finished_s - started
+
+    def hand_back(self) -> None:
+        """Put the mean into ``grad`` of every parameter that some rank has used."""
         flags: list[float] | None = None
         with torch.no_grad():
             for position, (slot, view) in enumerate(zip(self.layout.slots, self._views, strict=True)):

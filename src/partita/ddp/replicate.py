@@ -20,7 +20,7 @@ from partita.ddp.held import Held
 from partita.ddp.hooks import CommHook
 from partita.ddp.inner import InnerCompiler, check_inner
 from partita.ddp.listing import BucketRow, PassTimes, bucket_rows, bucket_table
-from partita.ddp.owners import claim, release
+from partita.ddp.owners import claim, note_use, release
 from partita.ddp.pass_errors import failed_everywhere
 from partita.ddp.reducer import Reducer
 from partita.ddp.replicable import check_replicable
@@ -65,6 +65,19 @@ class Replicated(nn.Module):
         finally:
             replication.sync = before
 
+    @contextmanager
+    def local(self) -> Iterator[None]:
+        """In this block the module is this rank's own, as ``.module`` of torch's DDP is: nothing is sent or
+        reduced, in training mode too, and other ranks need not take part. Gradients of backward passes in it
+        stay on this rank: call ``zero_grad()`` before the next step.
+        """
+        replication = self.replication
+        before, replication.reducer.paused = replication.reducer.paused, True
+        try:
+            yield
+        finally:
+            replication.reducer.paused = before
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles are of the class that the module had before."""
         reduced = super().__reduce_ex__(protocol)
@@ -83,6 +96,7 @@ class Replication:
         sync: whether the gradients of the next forward pass will be reduced.
         inner: the compiler of its graphs.
         reducer: what reduces its gradients.
+        closed: replication has ended.
     """
 
     def __init__(
@@ -100,6 +114,7 @@ class Replication:
         self.comm = comm
         self.inner = check_inner(inner)
         self.sync = True
+        self.closed = False
         self._undo: Callable[[], None] = _nothing
         named = dict(module.named_parameters())
         trained = {
@@ -107,6 +122,7 @@ class Replication:
         }
         check_replicable(module, named, trained, ignored)
         self._held = Held(module, trained, ignored, with_buffers=broadcast_buffers)
+        self._module = ref(module)
         self._buffers = self._broadcast_of_buffers()
         self._last_synced = True
         buffers = {name: value for name, value in module.named_buffers() if name not in ignored}
@@ -123,10 +139,12 @@ class Replication:
         except BaseException:
             self.reducer.detach()
             raise
+        self.reducer.beside = self._keep_buffers
         if settings.tune:
             self.reducer.pass_ended = tune_itself
         for index, parameter in enumerate(trained.values()):
             claim(parameter, self, index)
+        note_use(self)
 
     def on_close(self, undo: Callable[[], None]) -> None:
         """What has to be undone at the end."""
@@ -139,22 +157,53 @@ class Replication:
     def before_forward(self, module: nn.Module) -> None:
         """What has to happen before each forward pass: buffers as on rank 0.
 
+        In evaluation nothing is sent, for a rank may be alone in it: the buffers are those that rank 0 had at
+        the end of the last synchronised backward pass.
+
         Raises:
-            ExecutionError: the module holds what was not there when it was replicated; on every rank.
+            ExecutionError: the module holds what was not there when it was replicated; on every rank, unless
+                in evaluation.
         """
         if current_pass() >= 0:
             return  # a checkpoint computes its activations again
+        note_use(self)
+        if self.reducer.paused:
+            return
+        if module.training and torch.is_grad_enabled():
+            fault = self._look(module)
+            if fault is not None:
+                raise failed_everywhere(self.comm, fault, "the forward pass")
+            self.reducer.settle_last_pass()
+            if self._buffers is not None:
+                self._buffers.forget()
+                if self._last_synced:
+                    self._buffers.run()
+            self._last_synced = self.sync
+        else:
+            fault = self._look(module)
+            if fault is not None and torch.is_grad_enabled():
+                raise ExecutionError(fault)
+            if self._buffers is not None:
+                self._buffers.take_over()
+        if torch.is_grad_enabled():
+            self.reducer.forward_begins(sync=self.sync)
+
+    def _look(self, module: nn.Module) -> str | None:
+        """Take in what the module holds now. Why it can't be trained so, in words."""
         if self._held.look(module):
             self._buffers = self._broadcast_of_buffers()
         fault = self._held.fault()
+        return None if fault is None else f"{fault}: call replication.close() and replicate() again"
+
+    def _keep_buffers(self) -> Callable[[], None]:
+        """A synchronised backward pass ends: the buffers of rank 0 travel beside its gradients, for an
+        evaluation that may follow. To be called when the gradients are there.
+        """
+        module = self._module()
+        fault = None if module is None else self._look(module)
         if fault is not None:
-            message = f"{fault}: call replication.close() and replicate() again"
-            raise failed_everywhere(self.comm, message, "the forward pass")
-        if self._buffers is not None and self._last_synced:
-            self._buffers.run()
-        self._last_synced = self.sync and torch.is_grad_enabled()
-        if torch.is_grad_enabled():
-            self.reducer.forward_begins(sync=self.sync)
+            raise failed_everywhere(self.comm, fault, "backward")
+        return _nothing if self._buffers is None else self._buffers.start_keeping()
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
@@ -214,6 +263,7 @@ class Replication:
 
     def close(self) -> None:
         """End replication: the module is a plain one again; gradients stay on their rank. Collective."""
+        self.closed = True
         self._undo()
         self.reducer.detach()
         for parameter in self.reducer.parameters:
@@ -233,7 +283,7 @@ def replicate(
     initial: Literal["broadcast", "check"] = "broadcast",
     ignored: Collection[str] = (),
     late: Collection[str] = (),
-    check_graphs: bool = True,
+    check_graphs: bool = False,
     tracer: Recorder = NULL_TRACER,
 ) -> Replicated:
     """Train equal replicas of ``module``, one a rank: gradients are averaged over all ranks, in buckets,
@@ -255,13 +305,15 @@ def replicate(
         inner: compiles the graphs: ``"inductor"``, ``"aot_eager"`` (runs them as they are), a
             `partita.runtime.PieceRunner` (such as `partita.cudagraphs.CudaGraphsRunner`), or a function of a
             graph and example inputs.
-        broadcast_buffers: take the buffers of rank 0 over, before each forward pass that follows a
-            synchronised one.
+        broadcast_buffers: take the buffers of rank 0 over, before each forward pass in training mode that
+            follows a synchronised one. Evaluation (``eval()``, or no gradients) sends nothing: it uses those
+            that rank 0 had at the end of the last synchronised backward pass.
         initial: take parameters and buffers of rank 0 over, or check that they are equal on all ranks.
         ignored: names of parameters and buffers that stay on their rank.
         late: names of parameters that compiled graphs use and other code too; their gradients are sent when
             autograd has added up all of them.
-        check_graphs: raise where ranks compile different backward graphs.
+        check_graphs: raise where ranks compile different backward graphs for inputs of the same sizes.
+            Without it the log warns of that, and gradients are right.
         tracer: is given a span for each bucket and each wait.
 
     Returns:

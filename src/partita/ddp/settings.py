@@ -25,7 +25,7 @@ class ReducerSettings:
     first_cap_bytes: int
     plan: BucketPlan | None = None
     hook: CommHook | None = None
-    check_graphs: bool = True
+    check_graphs: bool = False
     late: frozenset[str] = frozenset()
     tune: bool = False
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
 import torch
 
-from partita._torch.versions import same_versions
+from partita._torch.versions import same_versions, writes_to
 from partita.errors import SignatureMismatch
 from partita.runtime import Comm
 
@@ -27,24 +27,53 @@ class StateBroadcast:
         self._comm = comm
         self._unseen = unseen
         self._kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+        self._kept: list[tuple[list[torch.Tensor], torch.Tensor, list[int]]] = []
         for tensor in tensors:
             if tensor.numel():
                 self._kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
 
     def run(self) -> None:
         """Broadcast. Collective."""
+        self.start_keeping()()
+        self.take_over()
+
+    def start_keeping(self) -> Callable[[], None]:
+        """Start a broadcast whose values are kept beside the tensors. Collective.
+
+        Returns:
+            To be called later: waits for them.
+        """
+        self.forget()
         if self._comm.size == 1:
-            return
+            return self.forget
+        under_way = []
         with torch.no_grad():
-            under_way = []
             for tensors in self._kinds.values():
                 flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
                 under_way.append((tensors, flat, self._comm.broadcast(_plain(flat), 0)))
+
+        def wait() -> None:
             for tensors, flat, handle in under_way:
                 handle.wait()
                 if self._comm.rank != 0:
+                    self._kept.append((tensors, flat, [writes_to(tensor) for tensor in tensors]))
+
+        return wait
+
+    def take_over(self) -> None:
+        """Overwrite the tensors with what is kept, where nobody else has written to them since. Not
+        collective.
+        """
+        kept, self._kept = self._kept, []
+        with torch.no_grad():
+            for tensors, flat, writes in kept:
+                if writes == [writes_to(tensor) for tensor in tensors]:
                     with same_versions(tensors) if self._unseen else nullcontext():
                         _unpack(flat, tensors)
+
+    def forget(self) -> None:
+        """Keep nothing."""
+        self._kept = []
 
     def check(self, names: Sequence[str]) -> None:
         """Compare with rank 0. Collective.

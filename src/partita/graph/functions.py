@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from partita._torch.function_call import FunctionCall
 from partita._torch.ops import aten_packet, is_operator, returns_one_tensor
 from partita._torch.regions import is_barrier_function
+from partita.graph.conditions import branch_use, is_branch_function
 from partita.graph.known import (
     CONTAINER_METHODS,
     CONTAINER_OPERATORS,
@@ -53,6 +55,10 @@ def function_rule(target: Any) -> Rule | None:
     """
     if is_operator(target):
         return operator_rule(target)
+    if isinstance(target, FunctionCall):
+        return _custom_function
+    if is_branch_function(target):
+        return branch_use
     if inspect.ismethoddescriptor(target) and getattr(target, "__objclass__", None) is not None:
         return method_rule(target.__name__)
     if is_barrier_function(target):
@@ -66,6 +72,18 @@ def function_rule(target: Any) -> Rule | None:
     if known is not NotImplemented:
         return known
     return _torch_rule(target)
+
+
+def _custom_function(node: Node) -> Use:
+    """A ``torch.autograd.Function``: what was seen of its ``forward`` when it was captured."""
+    call = node.target
+    assert isinstance(call, FunctionCall)
+    if not (call.writes or call.aliases or call.random):
+        return PLAIN
+    writes, aliases = (
+        nodes_in([node.args[number] for number in numbers]) for numbers in (call.writes, call.aliases)
+    )
+    return Use(writes, aliases, random=call.random, why=f"{call.function.__name__}.apply")
 
 
 def _python_rule(target: Any) -> Any:

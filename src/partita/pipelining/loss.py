@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from partita.errors import ExecutionError
 
-__all__ = ["LossSpec", "LossWrapper", "OutputLoss", "TrivialLossWrapper", "checked_loss"]
+__all__ = ["LossSpec", "LossWrapper", "OutputLoss", "TrivialLossWrapper", "checked_loss", "loss_by_name"]
 
 LossSpec = bool | tuple[Any, ...] | list[Any] | dict[str, Any]
 """A tree like the model's output in which one leaf is True: the loss."""
@@ -80,6 +80,18 @@ class OutputLoss:
         for key in self.path:
             output = output[key]
         return output
+
+
+def loss_by_name(output: Any, trains: Callable[[Any], bool]) -> OutputLoss | None:
+    """The value under the key ``"loss"`` of a dict, where there is one that gradients can start from.
+
+    Args:
+        output: a tree like the model's output.
+        trains: whether a leaf of it is a tensor of one number that depends on what is trained.
+    """
+    if not isinstance(output, Mapping) or "loss" not in output or not trains(output["loss"]):
+        return None
+    return OutputLoss({key: key == "loss" for key in output}, output, type(output["loss"]))
 
 
 def checked_loss(loss: Any) -> Tensor:

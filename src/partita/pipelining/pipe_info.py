@@ -8,6 +8,7 @@ import torch
 from torch.fx import Graph
 
 from partita._torch.export import Signature
+from partita.capture.proof import UNASKED, Proof
 from partita.pipelining.loss import OutputLoss
 from partita.pipelining.routes import Routes
 
@@ -26,9 +27,11 @@ class PipeInfo:
         routes: what crosses the borders.
         signature: how the model's arguments and results are flattened; None where the stages are plain
             modules.
-        loss: picks the loss out of the model's results, where it is among them.
+        loss: picks the loss out of the model's results, where it is among them: the one that ``loss_spec``
+            marks, or what a dict holds under ``"loss"``.
         homes: the devices that the model was captured on.
         text: the listing.
+        proof: whether the stages' graphs were compared with the model itself.
     """
 
     graph: Graph = field(repr=False)
@@ -39,6 +42,7 @@ class PipeInfo:
     loss: OutputLoss | None = field(repr=False)
     homes: frozenset[torch.device] = field(repr=False)
     text: str = field(repr=False)
+    proof: Proof = UNASKED
 
     def __str__(self) -> str:
         return self.text

@@ -24,10 +24,9 @@ from torch import Tensor
 from partita._torch.export import Signature
 from partita.capture.sizes import Size, Sizes, Symbol, evaluated, sizes_of
 from partita.errors import SignatureMismatch
-from partita.pipelining.layout import PLAIN, memory_order
 
 __all__ = [
-    "MASK",
+    "HEADER",
     "Constant",
     "Named",
     "Routes",
@@ -39,8 +38,8 @@ __all__ = [
     "make_routes",
 ]
 
-MASK = ""
-"""Among the tags: the name of a message of gradients' mask."""
+HEADER = ""
+"""Among the tags: the name of a message's header (see ``layout``)."""
 
 _KEPT = 256
 """For how many sizes routes are kept."""
@@ -54,8 +53,6 @@ class Value:
         shape: numbers, or expressions over the sizes that are open (see `Routes.at`).
         requires_grad: whether a gradient comes back for it.
         fixed: for an input of the model: why its sizes are not open.
-        order: of its dimensions in memory (see ``layout``).
-        gradient_order: that of its gradient, as autograd makes it in the uncut model.
     """
 
     name: str
@@ -63,8 +60,6 @@ class Value:
     dtype: torch.dtype
     requires_grad: bool
     fixed: str = field(default="", compare=False)
-    order: tuple[int, ...] = PLAIN
-    gradient_order: tuple[int, ...] = PLAIN
 
     @classmethod
     def of(cls, name: str, tensor: Tensor, sizes: Sizes | None = None) -> Value:
@@ -74,7 +69,7 @@ class Value:
         shape: tuple[int | Size, ...] = tuple(tensor.shape)
         if sizes is not None:
             shape = sizes.shapes.get(name, shape)
-        return cls(name, shape, tensor.dtype, bool(tensor.requires_grad), order=memory_order(tensor))
+        return cls(name, shape, tensor.dtype, bool(tensor.requires_grad))
 
     def at(self, sizes: Mapping[str, int]) -> Value:
         """The same with every size a number."""
@@ -164,8 +159,6 @@ class Routes:
         results: what the model returns, flat: names of values (as `Named`) and constants. The last stage has
             them all.
         tied: parameters that several stages hold.
-        masked: whether some gradient may not be there at all (what the loss ignores). Then each message of
-            gradients starts with a mask that says which are.
         tags: a number for each (name, from, to), the same on every rank.
         parameters: all names of the model's parameters, in its own order.
         numbers: values that stages take and that follow from the sizes of the model's inputs: they are worked
@@ -182,7 +175,6 @@ class Routes:
     inputs: tuple[Value | Constant, ...]
     results: tuple[Any, ...]
     tied: tuple[Tied, ...] = ()
-    masked: bool = True
     tags: Mapping[tuple[str, int, int], int] = field(default_factory=dict, repr=False)
     parameters: tuple[str, ...] = field(default=(), repr=False)
     numbers: Mapping[str, Any] = field(default_factory=dict)
@@ -269,7 +261,7 @@ class Routes:
     def describe(self) -> str:
         """All of it as text, equal where two cuts are interchangeable."""
         values = "; ".join(value.describe() for value in (*self.values.values(), *self.inputs))
-        ways = f"{dict(self.forward)} {dict(self.backward)} {self.masked}"
+        ways = f"{dict(self.forward)} {dict(self.backward)}"
         return f"{self.borders} {ways} {self.results} {values} {dict(self.numbers)}" + (
             "" if self.evaluation is None else f" in evaluation: {self.evaluation.describe()}"
         )
@@ -290,9 +282,6 @@ def make_routes(
         producers: the stage that makes each value (0 for the model's inputs).
         values: a fake or real tensor for each value that may cross.
         sizes: what the graph leaves open.
-
-    Returns:
-        Masked routes; the caller may know better.
     """
     borders, results, tied = tuple(borders), tuple(results), tuple(tied)
     forward: dict[tuple[int, int], list[str]] = {}
@@ -315,9 +304,8 @@ def make_routes(
         crossing[group.value.name] = group.value
         if group.value.requires_grad:
             _chain(backward, group.value.name, group.stages)
-    links = sorted(
-        (name, *pair) for way in (forward, backward) for pair, names in way.items() for name in (*names, MASK)
-    )
+    ways = (*forward.items(), *backward.items())
+    links = sorted((name, *pair) for pair, names in ways for name in (*names, HEADER))
     return Routes(
         borders=borders,
         values=crossing,

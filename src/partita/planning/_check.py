@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 
 from partita.errors import PlanError
 
@@ -31,5 +31,6 @@ def require_part(value: float, what: str) -> None:
 
 
 def _require_not_negative(value: float, what: str, kind: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise PlanError(f"{what} is {value!r}: give a finite {kind}, 0 or more")
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 <= value <= sys.float_info.max:  # false for what is not a number, too
+        raise PlanError(f"{what} is {value!r:.60}: give a finite {kind}, 0 or more")

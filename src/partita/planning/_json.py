@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Hashable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import lru_cache
@@ -115,7 +116,11 @@ def _decode(hint: Any, value: Any, where: str) -> Any:
     elif hint is float:
         if value == "inf":
             return math.inf
-        if isinstance(value, int | float) and not isinstance(value, bool):
+        if (
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and abs(value) <= sys.float_info.max
+        ):
             return float(value)
     elif isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value

@@ -54,6 +54,7 @@ _TO_NEXT = frozenset({ActionKind.SEND_F, ActionKind.RECV_B})
 # Longest first, so that `0SEND_B1` is not read as something that starts with S.
 _KINDS = "|".join(sorted((kind.value for kind in ActionKind), key=len, reverse=True))
 _PLAIN = re.compile(rf"(\d+)({_KINDS})(\d+)?(?:>(\d+))?")
+_DIGITS = 9  # no pipeline has more stages or microbatches than that, and a list of so many would not fit
 _TOGETHER = re.compile(r"\(([^()]+)\)OVERLAP_F_B")
 
 
@@ -167,8 +168,11 @@ class Action:
         plain = _PLAIN.fullmatch(text)
         if plain is None:
             raise ScheduleError(
-                f"{text!r} is not an action: write it like 2F0, 0SEND_F1, 1UNSHARD or (0F1;1B0)OVERLAP_F_B"
+                f"{text!r:.60} is not an action: write it like 2F0, 0SEND_F1, 1UNSHARD or "
+                "(0F1;1B0)OVERLAP_F_B"
             )
+        if any(number is not None and len(number) > _DIGITS for number in plain.group(1, 3, 4)):
+            raise ScheduleError(f"{text!r:.60} has a number of more than {_DIGITS} digits: count from 0")
         stage, kind, microbatch, peer = plain.groups()
         return cls(
             int(stage),

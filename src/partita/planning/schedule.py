@@ -145,9 +145,15 @@ class Schedule:
         Raises:
             ScheduleError: a cell that is no action, a stage in two lines, or a stage that is in none.
         """
+        try:
+            lines = list(csv.reader(io.StringIO(text)))
+        except csv.Error as error:
+            raise ScheduleError(
+                f"this is not CSV ({error}): give one line a rank, with actions such as 2F0 between commas"
+            ) from error
         rows = tuple(
             tuple(_parse_cell(cell, rank, position) for position, cell in enumerate(line))
-            for rank, line in enumerate(csv.reader(io.StringIO(text)))
+            for rank, line in enumerate(lines)
         )
         if stage_ranks is None:
             stage_ranks = _find_stage_ranks(rows)
@@ -191,9 +197,7 @@ def _find_stage_ranks(rows: tuple[tuple[Action | None, ...], ...]) -> tuple[int,
                         f"stage {part.stage} is on rank {found[part.stage]} and on rank {rank} ({part}): "
                         "keep all of its actions on one line"
                     )
-    missing = set(range(max(found, default=0) + 1)) - set(found)
-    if missing:
-        raise ScheduleError(
-            f"stage {min(missing)} has no action: number the stages from 0, or give stage_ranks"
-        )
+    missing = next((stage for stage in range(max(len(found), 1)) if stage not in found), None)
+    if missing is not None:
+        raise ScheduleError(f"stage {missing} has no action: number the stages from 0, or give stage_ranks")
     return tuple(found[stage] for stage in range(len(found)))

@@ -34,7 +34,7 @@ def report_from_json(text: str) -> RunReport:
     """
     try:
         tree = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ReportError(f"This is no report that can be read: it is not JSON ({error}).") from error
     found = tree.get("format") if isinstance(tree, dict) else None
     if found != _FORMAT:
@@ -54,6 +54,8 @@ def report_from_json(text: str) -> RunReport:
         )
     except (KeyError, TypeError) as error:
         raise ReportError(f"The report lacks a field or has one too many ({error}): write it anew") from error
+    except (ValueError, OverflowError, AttributeError) as error:
+        raise ReportError(f"The report has a value that can't be read ({error}): write it anew") from error
 
 
 def _plain(value: Any) -> Any:

@@ -61,6 +61,10 @@ class Baton:
         """Whether `rank` has closed its comm."""
         return self._ranks[rank].closed
 
+    def has_ended(self, rank: int) -> bool:
+        """Whether the thread of `rank` is over."""
+        return self._ranks[rank].ended
+
     def wait(self, rank: int, ready: Callable[[], bool], what: str, needs: tuple[int, ...]) -> None:
         """Returns when `ready()`; lets other ranks run until then."""
         self.check(rank)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextvars
 import pickle
 import threading
+import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -51,6 +52,14 @@ class _Reduction:
 
 
 @dataclass
+class _Copies:
+    """One tensor, and what each rank has in its place; none of them is kept alive here."""
+
+    original: weakref.ref[torch.Tensor]
+    by_rank: dict[int, weakref.ref[torch.Tensor]]
+
+
+@dataclass
 class _Board:
     """What is under way between the ranks."""
 
@@ -60,6 +69,7 @@ class _Board:
     collectives: dict[tuple[str, tuple[int, ...], int], _Reduction] = field(
         default_factory=lambda: defaultdict(_Reduction)
     )
+    copies: dict[int, _Copies] = field(default_factory=dict)
 
 
 class InProcessWorld:
@@ -81,7 +91,8 @@ class InProcessWorld:
     def run(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
         """Calls ``fn(comm, *args)`` once for each rank and returns the results by rank.
 
-        `args` are shared, not copied. Each thread starts with the caller's grad mode, context variables, and
+        `args` are shared, not copied (but a stage that is built from a pipe has tensors of its rank's own:
+        see `InProcessComm.own`). Each thread starts with the caller's grad mode, context variables, and
         number of threads for operators: some sum in another order with another number.
 
         Raises:
@@ -143,6 +154,11 @@ class InProcessComm:
         self._baton = baton
         self._board = board
         self._counts: dict[tuple[str, tuple[int, ...]], int] = defaultdict(int)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the rank's function has returned: then nobody would answer."""
+        return self._baton.has_ended(self.rank)
 
     def connect(self, pairs: Iterable[tuple[int, int]], device: torch.device | None = None) -> None:  # noqa: ARG002
         """Nothing to prepare."""
@@ -213,6 +229,21 @@ class InProcessComm:
     def settle(self) -> None:
         """Nothing is left to wait for here."""
 
+    def own(self, tensor: torch.Tensor) -> torch.Tensor:
+        """This rank's tensor in the place of one that the ranks of this process share, such as a parameter of
+        a model that they have cut together: for the rank that asks first ``tensor`` itself, for every other
+        one a copy of its own, the same each time.
+        """
+        copies = self._board.copies.get(id(tensor))
+        if copies is None or copies.original() is not tensor:  # its id may be that of one that is gone
+            copies = self._board.copies[id(tensor)] = _Copies(weakref.ref(tensor), {})
+        known = copies.by_rank.get(self.rank)
+        mine = None if known is None else known()
+        if mine is None:
+            mine = _copied(tensor) if copies.by_rank else tensor
+            copies.by_rank[self.rank] = weakref.ref(mine)
+        return mine
+
     def fail(self, error: BaseException, where: str) -> None:
         self._baton.fail(self.rank, error, where)
 
@@ -230,6 +261,11 @@ class InProcessComm:
         self.close()
 
     def _check_usable(self) -> None:
+        if self.is_over:
+            raise ExecutionError(
+                f"rank {self.rank} of an InProcessWorld has ended, and its comm is used: communicate in the "
+                "function that run() calls"
+            )
         self._baton.check(self.rank)
         if self._baton.is_closed(self.rank):
             raise ExecutionError(f"rank {self.rank} uses a comm that it has closed: make a new one")
@@ -280,6 +316,13 @@ def _finish_collective(kind: str, item: _Reduction, src: int | None) -> None:
             result += tensor
     for _, tensor in ordered:
         tensor.copy_(result)
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    value = tensor.detach().clone()
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(value, tensor.requires_grad)
+    return value.requires_grad_(tensor.requires_grad)
 
 
 def _describe(tensor: torch.Tensor) -> str:

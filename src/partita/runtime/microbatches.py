@@ -11,6 +11,10 @@ a ``BlockMask`` of FlexAttention                       cut along its batch, unle
 
 There are always exactly as many microbatches as asked for. Where the batch does not divide, the first ones
 are larger by one, and `MicrobatchPlan.weights` says what each counts for in a mean.
+
+Tensors without a spec have one batch size. One with a ``TensorChunkSpec`` may have a size of its own, and is
+cut by itself: 128, 256 and 512 rows into two microbatches are 64, 128 and 256 rows each. The samples that are
+counted are then those of the tensors without a spec, or else of the first tensor.
 """
 
 from __future__ import annotations
@@ -42,7 +46,9 @@ __all__ = [
 
 @dataclass(frozen=True)
 class TensorChunkSpec:
-    """Cut this tensor along `dim` (negative: from the end); in a result, concatenate along it."""
+    """Cut this tensor along `dim` (negative: from the end), whatever size the others have; in a result,
+    concatenate along it.
+    """
 
     dim: int = 0
 
@@ -207,12 +213,17 @@ class CutBatch:
         """The positional and keyword arguments of each microbatch, in order; masks of FlexAttention are about
         its own samples.
         """
-        start = 0
-        for parts, size in zip(self.parts(), self.plan.sizes, strict=True):
-            arguments = self.tree(parts)
-            shift_masks(self._arguments, arguments, start)
-            start += size
-            yield arguments
+        parts = [self.tree(leaves) for leaves in self.parts()]
+        shift_masks(self._arguments, parts)
+        return iter(parts)
+
+    def sizes(self) -> list[tuple[int, ...]]:
+        """Of each microbatch its number of samples, and those of tensors with a size of their own: where they
+        are equal, microbatches look alike.
+        """
+        plans = (leaf.own_plan(self.plan) for leaf in self._leaves)
+        own = [plan.sizes for plan in plans if plan is not None]
+        return list(zip(self.plan.sizes, *own, strict=True))
 
     def tree(self, parts: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """A microbatch's leaves as positional and keyword arguments."""
@@ -271,17 +282,27 @@ def merge(outputs: Sequence[Any], specs: Any = None) -> Any:
 
 @dataclass(frozen=True)
 class _Leaf:
-    """One leaf of the arguments. `dim` is None for what every microbatch gets whole."""
+    """One leaf of the arguments. `dim` is None for what every microbatch gets whole; `chunked`: the user
+    gave a spec that says so.
+    """
 
     path: str
     value: Any
     dim: int | None
+    chunked: bool = False
+
+    def own_plan(self, plan: MicrobatchPlan) -> MicrobatchPlan | None:
+        """How it is cut, where its size is not that of the batch."""
+        size = plan.total if self.dim is None else self.value.shape[self.dim]
+        if size in (plan.total, 1):
+            return None
+        return MicrobatchPlan.even(size, len(plan.sizes))
 
     def parts(self, plan: MicrobatchPlan) -> Sequence[Any]:
         """What each microbatch gets of it."""
         if self.dim is None or (self.value.shape[self.dim] == 1 and plan.total > 1):
             return (self.value,) * len(plan.sizes)
-        parts: Sequence[Any] = self.value.split(plan.sizes, self.dim)
+        parts: Sequence[Any] = self.value.split((self.own_plan(plan) or plan).sizes, self.dim)
         return parts
 
 
@@ -302,7 +323,8 @@ def _leaves(
         chosen += _match_specs((kwargs_spec or {}).get(name), value, f"kwargs_spec[{name!r}]")
     paths = flatten_with_path(positional, "args")[0] + flatten_with_path(named, "kwargs")[0]
     return [
-        _Leaf(path, value, _dim(path, value, spec)) for (path, value), spec in zip(paths, chosen, strict=True)
+        _Leaf(path, value, _dim(path, value, spec), isinstance(spec, TensorChunkSpec))
+        for (path, value), spec in zip(paths, chosen, strict=True)
     ]
 
 
@@ -326,17 +348,26 @@ def _dim(path: str, value: Any, spec: Spec | None) -> int | None:
 
 
 def _plan(leaves: Sequence[_Leaf], chunks: int) -> MicrobatchPlan:
-    sizes = {leaf.path: leaf.value.shape[leaf.dim] for leaf in leaves if leaf.dim is not None}
-    distinct = set(sizes.values())
-    if len(distinct) > 1:
-        distinct.discard(1)  # broadcast against the others
-    if len(distinct) > 1:
-        listed = ", ".join(f"{path} has {size}" for path, size in sizes.items())
+    cut = {leaf.path: (leaf.value.shape[leaf.dim], leaf.chunked) for leaf in leaves if leaf.dim is not None}
+    # tensors of size 1 are broadcast against the others
+    larger = {path: found for path, found in cut.items() if found[0] != 1} or cut
+    counted = {path: size for path, (size, chunked) in larger.items() if not chunked}
+    if len(set(counted.values())) > 1:
+        listed = ", ".join(f"{path} has {size}" for path, size in counted.items())
         raise MicrobatchError(
             f"the tensors disagree about the size of the batch: {listed}. Give a TensorChunkSpec(dim) "
-            "where the batch is not in dim 0, and Replicate() for what has no batch"
+            "where the batch is not in dim 0, or to cut a tensor by itself, and Replicate() for what has no "
+            "batch"
         )
-    return MicrobatchPlan.even(distinct.pop() if distinct else chunks, chunks)
+    samples = [*counted.values(), *(size for size, _ in larger.values()), chunks]
+    plan = MicrobatchPlan.even(samples[0], chunks)
+    for path, (size, _) in larger.items():
+        if size < chunks:
+            raise MicrobatchError(
+                f"{path} has {size} rows, which can't be cut for {chunks} microbatches: give more rows, or "
+                "Replicate() for what all of them get"
+            )
+    return plan
 
 
 def _match_specs(specs: Any, tree: Any, name: str) -> list[Any]:

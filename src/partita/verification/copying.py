@@ -24,6 +24,8 @@ from partita.verification.tree import tensors
 __all__ = ["Copies", "copy_for_run"]
 
 _CONTAINERS = (list, tuple, dict)
+_PLAIN = (bool, int, float, complex, str)
+_COPYING = ("__deepcopy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,11 @@ def copy_for_run(subject: Subject, args: tuple[Any, ...], kwargs: Mapping[str, A
     return Copies(Subject(call, roots), new_args, new_kwargs, tuple(leaves.values()))
 
 
+def _copied_by_class(kind: type[torch.nn.Module]) -> bool:
+    """Whether a class of modules says itself what a copy has."""
+    return any(getattr(kind, name, None) is not getattr(torch.nn.Module, name, None) for name in _COPYING)
+
+
 class _Copier:
     """One memo for all that belongs to one side.
 
@@ -123,7 +130,7 @@ class _Copier:
         copied = copy.deepcopy(value, self._memo)
         for module in modules:
             compile_in_place_like(module, self._memo[id(module)])
-            if isinstance(module, torch.fx.GraphModule):
+            if _copied_by_class(type(module)) and inside_compiled(module) is None:
                 self._complete(module)
         return copied
 
@@ -134,7 +141,9 @@ class _Copier:
                 self.copy(tensor)
 
     def _complete(self, module: torch.nn.Module) -> None:
-        """Give the copy of a module what its own copying left out: hooks, and what a graph does not use."""
+        """Give the copy of a module what its own copying left out or set anew: hooks, what a graph does not
+        use, the training flag of a layer that is pickled as the text it was made from.
+        """
         copied = vars(self._memo[id(module)])
         for name, held in vars(module).items():
             if name not in copied:
@@ -142,8 +151,8 @@ class _Copier:
             elif isinstance(held, dict):
                 for key in [key for key in held if key not in copied[name]]:
                     copied[name][key] = copy.deepcopy(held[key], self._memo)
-            elif copied[name] is None and isinstance(held, bool):
-                copied[name] = held  # whether its backward hooks are full ones
+            elif isinstance(held, _PLAIN):
+                copied[name] = held
 
     def _remember(self, value: Any, copied: Any) -> Any:
         self._memo[id(value)] = copied

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import re
 import warnings
@@ -37,10 +38,10 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from partita.errors import CheckpointError
+from partita.errors import CheckpointError, UsageError
 from partita.pipelining import Schedule1F1B
 from partita.pipelining.checkpoints.checkpoint import load_checkpoint, save_checkpoint
-from partita.runtime import Comm
+from partita.runtime import Comm, InProcessWorld
 
 
 @pytest.fixture(autouse=True)
@@ -387,3 +388,15 @@ def test_sharded_stages_are_saved_once_and_load_sharded_and_whole(tmp_path: Path
     assert {name: value.tolist() for name, value in model.state_dict().items()} == before
     assert optimizer.state[model[0].weight]["exp_avg"].tolist() == momentum
     assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_what_to_give_is_said_where_stages_are_something_else(tmp_path: Path) -> None:
+    def body(comm: Comm) -> None:
+        schedule = Schedule1F1B(copy.deepcopy(pipe_of(1)).build_stage(0, comm=comm), 4, CASE.loss)
+        for stages in (schedule, [schedule]):
+            with pytest.raises(UsageError, match=r"stages holds a Schedule1F1B: give what pipe\.build_stage"):
+                save_checkpoint(tmp_path / "never", stages)  # type: ignore[arg-type]
+
+    InProcessWorld(1).run(body)
+    with pytest.raises(UsageError, match="stages holds a str"):
+        load_checkpoint(tmp_path / "never", "model")  # type: ignore[arg-type]

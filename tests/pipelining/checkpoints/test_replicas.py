@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partita.errors import CheckpointError, PartitaError
-from partita.pipelining.checkpoints.replicas import Entry, Shares, gather, share_out
+from partita.pipelining.checkpoints.replicas import Entry, Shares, share_out
 from partita.runtime import Comm, InProcessWorld
 
 
@@ -82,10 +82,6 @@ def test_copies_that_differ_are_named_on_every_rank(one: Any, other: Any, what: 
 def test_the_lowest_rank_writes_where_differences_are_allowed() -> None:
     found = shares({}, {"x": torch.zeros(2)}, {"x": torch.ones(2)}, replicas="first")
     assert [share.mine for share in found] == [(), ("m.x",), ()]
-
-
-def test_without_processes_there_is_one_rank() -> None:
-    assert gather(None)("mine") == ["mine"]
 
 
 def test_the_error_is_one_of_partitas() -> None:

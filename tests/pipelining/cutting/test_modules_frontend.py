@@ -6,7 +6,9 @@ import copy
 import gc
 import pickle
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from tests.pipelining.running import assert_equal
 from torch import Tensor, nn
 from torch.nn import functional
 
+import partita
 from partita.errors import CaptureError, SignatureMismatch
 from partita.pipelining import (
     MultiUseParameterConfig,
@@ -315,3 +318,68 @@ def test_tied_parameters_may_be_summed_once_a_step() -> None:
     found = InProcessWorld(4).run(body)
     assert torch.equal(found[0]["embed.weight"], found[3]["head.weight"])
     torch.testing.assert_close(found[0]["embed.weight"], model.embed.weight.grad)
+
+
+class Rows(list[Any]):
+    pass
+
+
+class Record(OrderedDict[str, Any]):
+    pass
+
+
+@dataclass
+class Fields(OrderedDict[str, Any]):
+    """Like the outputs of transformers: a dataclass whose fields are items too."""
+
+    logits: Any = None
+    hidden: Any = None
+
+    def __post_init__(self) -> None:
+        self.update((name, value) for name, value in vars(self).items() if value is not None)
+
+
+class Returns(nn.Module):
+    def __init__(self, make: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+        self.make = make
+
+    def forward(self, x: Tensor) -> Any:
+        for block in self.blocks:
+            x = block(x)
+        return self.make(x)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: Rows([x, Rows([x * 2])]),
+        lambda x: Record(b=x, a=x * 2),
+        lambda x: OrderedDict(b=x),
+        lambda x: Fields(logits=x),
+        lambda x: Fields(hidden=(Fields(x, x * 2), {"x": x})),
+    ],
+)
+def test_the_output_is_of_the_models_own_classes(make: Callable[[Any], Any]) -> None:
+    model, x = Returns(make), torch.randn(2, 4)
+    for _ in range(2):  # each run makes one of its own
+        pipe = pipeline(model, (x,), split_spec={"blocks.2": BEGINNING}, frontend="modules")
+        partita.verify(pipe, model, (x,)).check()
+    assert repr(pipe(x)) == repr(model(x))
+    assert pipe(x) is not pipe(x)
+
+
+class Counted(dict[str, Any]):
+    def __init__(self, count: int) -> None:
+        super().__init__(count=count)
+
+
+def test_an_output_that_can_not_be_made_again_is_refused() -> None:
+    def make(x: Any) -> Counted:
+        output = Counted(1)
+        output["x"] = x
+        return output
+
+    with pytest.raises(CaptureError, match="makes a Counted, which can't be made again of what is in it"):
+        pipeline(Returns(make), (torch.zeros(2, 4),), split_spec={"blocks.2": BEGINNING}, frontend="modules")

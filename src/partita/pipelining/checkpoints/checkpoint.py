@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -20,20 +19,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import Optimizer
 
 from partita._torch.tensors import has_memory
 from partita.errors import CheckpointError
 from partita.pipelining.checkpoints.aliased_writer import AliasedWriter
-from partita.pipelining.checkpoints.checkpoint_source import EXTRA, CheckpointSource, quiet_alone, reason
+from partita.pipelining.checkpoints.checkpoint_source import EXTRA, CheckpointSource, reason
 from partita.pipelining.checkpoints.optimizer_state import (
     Names,
     names_of,
     optimizer_entries,
     restore_optimizer,
 )
-from partita.pipelining.checkpoints.replicas import Entry, Replicas, gather, share_out
+from partita.pipelining.checkpoints.replicas import Entry, Replicas, share_out
+from partita.pipelining.checkpoints.savers import savers_of
 from partita.pipelining.listing import listed
 from partita.pipelining.stages.held_state import Held, Stages, by_identity, held_state, stage_modules
 
@@ -69,15 +68,16 @@ def save_checkpoint(
     """Write the state of stages, from all ranks into one checkpoint.
 
     Where ``torch.distributed`` is initialised this is collective over ``process_group``, whose ranks together
-    hold the model (copies of it are fine: each name is written once, by one of its holders). Otherwise this
-    process holds all stages.
+    hold the model (copies of it are fine: each name is written once, by one of its holders). In an
+    `InProcessWorld` it is so over its ranks. Otherwise this process holds all stages.
 
     Args:
         path: a directory that all ranks can write to; made if it is not there.
         stages: this rank's stages, or a whole model.
         optimizers: of these stages.
-        extra: plain values and tensors to keep beside (the step, a scheduler's ``state_dict()``), by name;
-            rank 0's are kept.
+        extra: plain values and tensors to keep beside, by name; rank 0's are kept. The ``state_dict()`` of
+            the pipeline's schedule belongs here, since dropout depends on the number of the step, and that of
+            a learning rate's scheduler.
         replicas: copies of one name (tied parameters, data parallel ranks) that differ by any bit are an
             error with ``equal``; with ``first`` the lowest rank's copy is written. Sharded tensors are not
             compared.
@@ -88,6 +88,7 @@ def save_checkpoint(
     Raises:
         CheckpointError: on all ranks alike: the directory holds a checkpoint already, copies differ, state on
             the meta device, an optimizer with parameters of no stage, or writing failed.
+        UsageError: ``stages`` is something else, such as a schedule.
 
     >>> import tempfile
     >>> folder, model = tempfile.mkdtemp(), torch.nn.Linear(2, 2)
@@ -95,20 +96,15 @@ def save_checkpoint(
     >>> load_checkpoint(folder, torch.nn.Linear(2, 2)).extra
     {'step': 3}
     """
-    everywhere = gather(process_group)
-    distributed = dist.is_available() and dist.is_initialized()
+    savers = savers_of(stages, process_group)
     values, problem = _attempt(lambda: _entries(path, stages, optimizers, model_key, optimizer_key))
-    for rank, text in enumerate(everywhere(problem)):
+    for rank, text in enumerate(savers.everywhere(problem)):
         if text is not None:
-            raise CheckpointError(f"rank {rank}: {text}" if distributed else text)
-    first = not distributed or dist.get_rank(process_group) == 0
-    entries = [*values, *(_extra_entries(extra or {}) if first else ())]
-    shares = share_out(entries, dist.get_rank() if distributed else 0, everywhere, replicas)
-    nested = _nested(entries, set(shares.mine))
-    writer = AliasedWriter(path, shares.aliases)
+            raise CheckpointError(f"rank {rank}: {text}" if savers.named else text)
+    entries = [*values, *(_extra_entries(extra or {}) if savers.first else ())]
+    shares = share_out(entries, savers.rank, savers.everywhere, replicas)
     try:
-        with nullcontext() if distributed else quiet_alone():
-            save(nested, storage_writer=writer, process_group=process_group, no_dist=not distributed)
+        savers.write(_nested(entries, set(shares.mine)), AliasedWriter(path, shares.aliases))
     except (Exception, CheckpointException) as error:
         raise CheckpointError(
             f"the checkpoint {os.fspath(path)!r} could not be written: {reason(error)}"
@@ -196,8 +192,8 @@ def load_checkpoint(
         CheckpointError: names that are missing, another shape or dtype (both are shown), state on the meta
             device, one param group of parameters with different settings, or a directory that can't be read.
     """
-    source = CheckpointSource(os.fspath(path))
     modules = stage_modules(stages)
+    source = CheckpointSource(os.fspath(path))
     states = [by_identity(held_state(module)) for module in modules]
     wanted, missing = source.find([held for state in states for held in state], model_key, cast=cast)
     if missing and strict:

@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from partita.errors import CheckpointError
 from partita.pipelining.checkpoints.fingerprint import fingerprint
 
-__all__ = ["Entry", "Replicas", "Shares", "gather", "share_out", "under"]
+__all__ = ["Entry", "Replicas", "Shares", "share_out", "under"]
 
 Replicas = Literal["equal", "first"]
 
@@ -87,19 +86,6 @@ class Shares:
 
     mine: tuple[str, ...]
     aliases: Mapping[str, str]
-
-
-def gather(group: dist.ProcessGroup | None) -> Gather:
-    """All ranks' objects, over a process group; without ``torch.distributed`` there is one rank."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return lambda value: [value]
-
-    def run(value: Any) -> list[Any]:
-        found: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(found, value, group=group)
-        return found
-
-    return run
 
 
 def share_out(entries: Iterable[Entry], rank: int, everywhere: Gather, replicas: Replicas) -> Shares:

@@ -13,13 +13,16 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections import OrderedDict
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from torch import Tensor, nn
 from torch.fx import GraphModule, Tracer
+from torch.fx.immutable_collections import immutable_dict, immutable_list
 
+from partita._torch.containers import content_of, kind_of
 from partita._torch.pytree import flatten
 from partita.capture.modes import in_mode
 from partita.errors import CaptureError, SignatureMismatch
@@ -167,6 +170,48 @@ class _BlockTracer(Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         chained = isinstance(m, nn.Sequential) and type(m).forward is nn.Sequential.forward
         return not chained and module_qualified_name not in self._opened
+
+    def create_arg(self, a: Any) -> Any:
+        """A dict or list of another class than Python's own is made again by its class, in each run."""
+        if kind_of(a) not in (dict, list, OrderedDict) or type(a) in (
+            dict,
+            list,
+            immutable_dict,
+            immutable_list,
+        ):
+            return super().create_arg(a)
+        args, kwargs = _constructor(a)
+        return self.create_node("call_function", type(a), self.create_arg(args), self.create_arg(kwargs))
+
+
+def _constructor(value: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What a container's class makes it of.
+
+    Raises:
+        TypeError: it is not made of its items, or of its fields.
+    """
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
+    if is_dataclass(value):
+        kwargs = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
+    else:
+        args = (dict(value) if isinstance(value, dict) else list(value),)
+    if not _made_alike(value, args, kwargs):
+        raise TypeError(f"forward makes a {type(value).__name__}, which can't be made again of what is in it")
+    return args, kwargs
+
+
+def _made_alike(value: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    try:
+        again = type(value)(*args, **kwargs)
+    except Exception:  # whatever a constructor that takes other arguments raises
+        return False
+    attributes = (getattr(again, "__dict__", {}), getattr(value, "__dict__", {}))
+    for mine, theirs in ((again, value), attributes):
+        left, right = content_of(mine), content_of(theirs)
+        if len(left) != len(right) or any(a is not b for a, b in zip(left, right, strict=True)):
+            return False
+    return True
 
 
 def _same(left: Any, right: Any) -> bool:

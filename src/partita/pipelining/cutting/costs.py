@@ -13,6 +13,7 @@ from partita.capture.sizes import Sizes
 from partita.graph.cost import NodeCost
 from partita.graph.liveness import Border, borders
 from partita.graph.state import lookup
+from partita.pipelining.cutting.branches import branch_nodes
 from partita.planning import CostModel, Unit
 
 __all__ = ["cost_model", "cost_models", "narrow_borders"]
@@ -44,10 +45,10 @@ def cost_model(
     """
     nodes = list(gm.graph.nodes)
     index = {node: position for position, node in enumerate(nodes)}
-    numbers = Sizes.of(gm).numbers
-    counted = borders(nodes, index, ignored=numbers)
+    worked_out = {*Sizes.of(gm).numbers, *(node.name for node in branch_nodes(gm))}
+    counted = borders(nodes, index, ignored=worked_out)
     # A result goes straight from where it is made to the end: it does not tell one place to cut from another.
-    passing = borders(nodes, index, ignored=numbers, results=False)
+    passing = borders(nodes, index, ignored=worked_out, results=False)
     chosen = {gap.after for gap in narrow_borders(nodes, passing, window)}
     gaps = [gap for gap in counted if gap.after in chosen]
     cuts = [gap.after for gap in gaps]

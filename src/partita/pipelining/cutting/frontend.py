@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch.distributed as dist
@@ -12,10 +14,12 @@ from torch.fx import GraphModule
 from partita._torch.tensors import has_memory
 from partita.capture import Captured, Modes, capture
 from partita.capture.modes import captures_training, copy_flags, drop_mode_check
-from partita.errors import InfeasiblePlan, PlanError
+from partita.capture.proof import Prove
+from partita.errors import InfeasiblePlan, NotProven, PlanError
 from partita.graph.cost import NodeCost, estimate, measure
 from partita.graph.effects import analyse
 from partita.pipelining.cutting.annotations import split_points
+from partita.pipelining.cutting.branches import repeat_branches
 from partita.pipelining.cutting.costs import cost_model, cost_models
 from partita.pipelining.cutting.coverage import check_state
 from partita.pipelining.cutting.cuts import (
@@ -64,6 +68,7 @@ def pipeline(
     dynamic_shapes: Any = None,
     modes: Modes = "both",
     frontend: Literal["export", "modules"] = "export",
+    prove: Prove = True,
 ) -> Pipe:
     """Cut a model into pipeline stages. The model is not changed and can be cut again.
 
@@ -88,7 +93,9 @@ def pipeline(
         schedule: the schedule that the planner should count with.
         microbatches: how many the planner should count with.
         loss_spec: a tree like the model's output with True at the loss, where the model returns it: then a
-            call of the pipe runs the backward pass too, and schedules need no ``loss_fn``.
+            call of the pipe runs the backward pass too, and schedules need no ``loss_fn``. Without it,
+            schedules that have none take what a dict holds under ``"loss"``; a call of the pipe stays the
+            model's.
         multi_use_param_spec: what happens to parameters that several stages use, for all or by name.
         dynamic_shapes: which sizes stay open, as ``torch.export`` has it, over the arguments of the model.
             None: that of the batch, if the model allows it (otherwise ``info()`` says why not); False: none.
@@ -99,10 +106,16 @@ def pipeline(
         frontend: ``"export"`` captures the model; ``"modules"`` cuts between its own submodules, which stay
             as they are, at split points only: for models that can't be captured because of what happens
             inside of a block.
+        prove: run what was captured and the model itself, on the example and on other samples of its kind
+            (values and masks drawn anew, another batch size where it is open), and compare outputs,
+            gradients, buffers and random numbers: True, bit for bit; ``"close"`` or a ``Tolerance`` accepts a
+            difference; False compares nothing. ``Pipe.proof`` tells what was seen. Where nothing can be
+            compared (on the meta device, or for lack of memory), a `NotProven` warning says so.
 
     Raises:
         ValueError: no way to find the cuts was given, or more than one.
-        CaptureError: the model can't be captured, or the cut goes through memory that the model writes to.
+        CaptureError: the model can't be captured, what is captured is not the model, or the cut goes through
+            memory that the model writes to.
         InfeasiblePlan: more stages than the model can be cut into.
 
     >>> import torch
@@ -127,8 +140,10 @@ def pipeline(
     if frontend != "export":
         raise ValueError(f"frontend is {frontend!r}: choose 'export' or 'modules'")
     captured, evaluation = _by_mode(
-        capture(module, mb_args, mb_kwargs, dynamic_shapes=dynamic_shapes, modes=modes)
+        capture(module, mb_args, mb_kwargs, dynamic_shapes=dynamic_shapes, modes=modes, prove=prove)
     )
+    if not captured.proof.holds and prove is not False:
+        warnings.warn(f"{type(module).__name__} is cut, but {captured.proof}", NotProven, stacklevel=2)
     whole = captured.module if split_policy is None else split_policy(captured.module)
     marks = cuts_at_marks(whole)
     noted = split_points(module)
@@ -156,10 +171,14 @@ def pipeline(
         cuts_at_marks(there)
         matched = matched_assignment(whole, assignment, there)
         check_shared_buffers(whole, assignment, there, matched)
+        repeat_branches(there, matched)
         transmit_parameters(there, matched, multi_use_param_spec)
         other = ModeCut(there, _cut(there, matched), evaluation.signature)
+    repeat_branches(whole, assignment)
     transmit_parameters(whole, assignment, multi_use_param_spec)
-    pipe = Pipe(whole, _cut(whole, assignment), captured.signature, plan, loss_spec, other)
+    pipe = Pipe(
+        whole, _cut(whole, assignment), captured.signature, plan, loss_spec, other, proof=captured.proof
+    )
     if other is not None:
         _follow_flags(module, pipe)
     check_state(module, [pipe.get_stage_module(index) for index in range(pipe.num_stages)])
@@ -172,7 +191,7 @@ def _by_mode(captured: Captured) -> tuple[Captured, Captured | None]:
         return captured, None
     train, evaluation = captured, captured.other
     if not captures_training(train.module):
-        train, evaluation = evaluation, train
+        train, evaluation = replace(evaluation, proof=captured.proof), train
     for graph, training in ((train.module, True), (evaluation.module, False)):
         drop_mode_check(graph)
         graph.train(training)
@@ -306,6 +325,7 @@ def keyed_graph(
     mb_kwargs: Mapping[str, Any] | None = None,
     *,
     dynamic_shapes: Any = None,
+    prove: Prove = True,
 ) -> GraphModule | TwoModes:
     """The uncut model as a graph whose random numbers follow the pipeline's rule (see
     ``partita.runtime.rng``).
@@ -313,7 +333,7 @@ def keyed_graph(
     It holds the model's own parameters. Run it with `UncutReference` to get what a pipeline of any number of
     stages computes.
     """
-    captured = capture(module, mb_args, mb_kwargs, dynamic_shapes=dynamic_shapes)
+    captured = capture(module, mb_args, mb_kwargs, dynamic_shapes=dynamic_shapes, prove=prove)
     first, evaluation = _by_mode(captured)
     graphs = [first.module] if evaluation is None else [first.module, evaluation.module]
     for graph in graphs:

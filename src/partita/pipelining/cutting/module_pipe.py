@@ -18,10 +18,11 @@ from partita._torch.graph_copy import copy_graph
 from partita._torch.pytree import flatten, tree_map
 from partita.pipelining.cutting.block_trace import Binding
 from partita.pipelining.cutting.pipe import Pipe
-from partita.pipelining.loss import LossSpec, OutputLoss, checked_loss
+from partita.pipelining.loss import LossSpec, OutputLoss, checked_loss, loss_by_name
 from partita.pipelining.pipe_info import PipeInfo
 from partita.pipelining.stages.flight import detached
 from partita.pipelining.stages.manual import PipelineStage, draft_routes
+from partita.pipelining.stages.own_memory import with_own_memory
 from partita.pipelining.stages.relocate import devices_of, relocated
 from partita.pipelining.steps.tied import tied_parameters
 from partita.runtime import Comm
@@ -63,6 +64,7 @@ class ModulePipe(Pipe):
         self._homes = devices_of(model, flatten(args)[0])
         self._examples, output = _examples(modules, args)
         self.loss = None if loss_spec is None else OutputLoss(loss_spec, output, Tensor)
+        self.step_loss = self.loss or loss_by_name(output, _is_number)
 
     @property
     def num_stages(self) -> int:
@@ -118,6 +120,7 @@ class ModulePipe(Pipe):
         module: nn.Module = self.get_stage_module(stage_index)
         if device is not None:
             module = relocated(module, torch.device(device), self._homes)
+        module = with_own_memory(module, comm)
         inputs, outputs = self._examples.get(stage_index, (None, None))
         first = next((tensor.device for tensor in (*module.parameters(), *module.buffers())), None)
         stage = PipelineStage(
@@ -132,7 +135,7 @@ class ModulePipe(Pipe):
             routes=self.routes,
             bind=self.binding.bind if stage_index == 0 else _no_arguments,
         )
-        stage.loss_fn = self.loss
+        stage.loss_fn = self.step_loss
         return stage
 
     def info(self) -> PipeInfo:
@@ -143,7 +146,7 @@ class ModulePipe(Pipe):
             has_loss_and_backward=self.has_loss_and_backward,
             routes=self.routes,
             signature=None,
-            loss=self.loss,
+            loss=self.step_loss,
             homes=self._homes,
             text=str(self),
         )
@@ -159,6 +162,10 @@ class ModulePipe(Pipe):
             f"tied: {' = '.join(tied.names)} in stages {list(tied.stages)}" for tied in self.routes.tied
         ]
         return "\n".join(lines)
+
+
+def _is_number(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.dim() == 0 and leaf.is_floating_point()
 
 
 def _no_arguments(_: tuple[Any, ...], __: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,16 +12,16 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from partita._torch.export import Signature
-from partita._torch.fake import fake_gradients, fake_values
+from partita._torch.fake import fake_values
 from partita._torch.graph_copy import copy_graph
+from partita.capture.proof import UNASKED, Proof
 from partita.capture.sizes import Sizes
 from partita.errors import CaptureError
 from partita.graph.effects import metadata
 from partita.pipelining.cutting.coverage import check_operations, unused_state
 from partita.pipelining.cutting.state import add_aliases, add_unused
 from partita.pipelining.cutting.writes import reused_outputs, written_inputs
-from partita.pipelining.layout import memory_order
-from partita.pipelining.loss import LossSpec, OutputLoss, checked_loss
+from partita.pipelining.loss import LossSpec, OutputLoss, checked_loss, loss_by_name
 from partita.pipelining.pipe_info import PipeInfo
 from partita.pipelining.routes import Named, Routes, StageBorder, accept, make_routes
 from partita.pipelining.stages.build import build_stage
@@ -53,8 +53,11 @@ class Pipe(nn.Module):
         signature: how arguments and results are flattened.
         unused: names of the parameters and buffers that no operation uses; a stage holds them all the same.
         plan: how the cuts were chosen, or None where they were made by hand.
+        proof: whether what was captured was compared with the model itself, and how.
         loss_spec: which of the model's outputs is the loss, or None.
         loss: picks it out of the outputs.
+        step_loss: what the stages' schedules take where they are given no ``loss_fn``: the same, or without a
+            ``loss_spec`` what the model returns under the key ``"loss"``.
         whole: the captured graph before the cut: the reference for what the pipeline computes. It shares the
             parameters; ``train()`` and ``eval()`` are its own.
     """
@@ -69,6 +72,8 @@ class Pipe(nn.Module):
         plan: Plan | None = None,
         loss_spec: LossSpec | None = None,
         evaluation: ModeCut | None = None,
+        *,
+        proof: Proof = UNASKED,
     ) -> None:
         super().__init__()
         drafts = split.pieces, () if evaluation is None else evaluation.split.pieces
@@ -77,6 +82,7 @@ class Pipe(nn.Module):
             whole, split = joined(ModeCut(whole, split, signature), evaluation)
         self.split_gm = split.module
         self.plan = plan
+        self.proof = proof
         self.signature = signature
         self._pieces = split.pieces
         object.__setattr__(self, "whole", whole)  # the same parameters: not a second child
@@ -87,13 +93,14 @@ class Pipe(nn.Module):
         self.unused = tuple(unused_state(graphs_in(whole), whole))
         add_unused(whole, modules)
         add_aliases(whole, modules)
-        self.routes = _routes(wholes[0], drafts[0], modules)
+        self.routes, values = _routes(wholes[0], drafts[0], modules)
         if evaluation is not None and wholes[1] is not None:
-            other = replace(_routes(wholes[1], drafts[1], modules), signature=evaluation.signature)
+            other = replace(_routes(wholes[1], drafts[1], modules)[0], signature=evaluation.signature)
             self.routes = replace(self.routes, evaluation=other, signature=signature)
         self.loss_spec = loss_spec
         output = signature.unflatten(self.routes.results)
         self.loss = None if loss_spec is None else OutputLoss(loss_spec, output, Named)
+        self.step_loss = self.loss or loss_by_name(output, lambda leaf: _starts_gradients(leaf, values))
         self._homes = devices_of(whole, (metadata(node) for node in whole.graph.find_nodes(op="placeholder")))
         self.training = whole.training
 
@@ -188,16 +195,17 @@ class Pipe(nn.Module):
             has_loss_and_backward=self.has_loss_and_backward,
             routes=self.routes,
             signature=self.signature,
-            loss=self.loss,
+            loss=self.step_loss,
             homes=self._homes,
             text=self._listing(),
+            proof=self.proof,
         )
 
     def __str__(self) -> str:
         return self._listing()
 
     def _listing(self) -> str:
-        lines = _about_sizes(self.routes.sizes)
+        lines = [str(self.proof), *_about_sizes(self.routes.sizes)]
         for stage, piece in enumerate(self._pieces):
             count = sum(parameter.numel() for parameter in piece.module.parameters())
             lines.append(f"stage {stage}: {len(piece.node_names)} operations, {count:,} parameters")
@@ -248,7 +256,15 @@ def _about_sizes(sizes: Sizes) -> list[str]:
     return lines
 
 
-def _routes(whole: GraphModule, pieces: tuple[Piece, ...], modules: Sequence[nn.Module]) -> Routes:
+def _starts_gradients(leaf: Any, values: Mapping[str, Any]) -> bool:
+    value = values.get(leaf.name) if isinstance(leaf, Named) else None
+    return isinstance(value, torch.Tensor) and value.dim() == 0 and value.requires_grad
+
+
+def _routes(
+    whole: GraphModule, pieces: tuple[Piece, ...], modules: Sequence[nn.Module]
+) -> tuple[Routes, Mapping[str, Any]]:
+    """And an example of each value, without data."""
     inputs = [node for node in whole.graph.nodes if node.op == "placeholder"]
     sizes = Sizes.of(whole)
     values = fake_values(whole, [metadata(node) for node in inputs])
@@ -266,30 +282,7 @@ def _routes(whole: GraphModule, pieces: tuple[Piece, ...], modules: Sequence[nn.
         sizes,
     )
     parameters = tuple(name for name, _ in whole.named_parameters(remove_duplicate=False))
-    return replace(_with_gradients(whole, routes, values), parameters=parameters)
-
-
-def _with_gradients(whole: GraphModule, routes: Routes, values: dict[str, Any]) -> Routes:
-    """What is known of the gradients that cross: how they lie in memory, and whether each is there whatever
-    the loss (only where the model has a single result to start from).
-    """
-    results = [values[name] for name in routes.result_names]
-    starts = [value for value in results if isinstance(value, torch.Tensor) and value.requires_grad]
-    names = {name: values[name] for names in routes.backward.values() for name in names if name in values}
-    tied = {name for group in routes.tied for name in group.names}
-    shared = [values[node.name] for node in whole.graph.find_nodes(op="get_attr") if node.target in tied]
-    found = fake_gradients(starts, [value for value in (*names.values(), *shared) if value.requires_grad])
-    orders = {
-        name: memory_order(gradient)
-        for name, value in names.items()
-        if (gradient := found.get(id(value))) is not None
-    }
-    crossing = {
-        name: replace(value, gradient_order=orders[name]) if name in orders else value
-        for name, value in routes.values.items()
-    }
-    sure = len(starts) == 1 and all(gradient is not None for gradient in found.values())
-    return replace(routes, values=crossing, masked=not sure)
+    return replace(routes, parameters=parameters), values
 
 
 def _border(piece: Piece) -> StageBorder:

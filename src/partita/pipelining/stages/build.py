@@ -8,6 +8,7 @@ from torch import nn
 
 from partita.pipelining.pipe_info import PipeInfo
 from partita.pipelining.stages.held_state import stage_modules
+from partita.pipelining.stages.own_memory import with_own_memory
 from partita.pipelining.stages.relocate import relocated
 from partita.pipelining.stages.stage import Stage
 from partita.runtime import Comm
@@ -58,7 +59,10 @@ def build_stage(
     (held,) = stage_modules(stage_module)
     if device is not None and held is stage_module:
         held = stage_module = relocated(stage_module, torch.device(device), pipe_info.homes)
-    stage = Stage(held, stage_index, pipe_info.routes, pipe_info.signature, comm=comm)
+    own = with_own_memory(held, comm, wrapped=held is not stage_module)
+    if held is stage_module:
+        stage_module = own
+    stage = Stage(own, stage_index, pipe_info.routes, pipe_info.signature, comm=comm)
     stage.module = stage_module
     stage.group = group
     stage.loss_fn = pipe_info.loss

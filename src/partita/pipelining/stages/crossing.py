@@ -26,19 +26,15 @@ __all__ = ["Crossing", "arguments_of", "inferred", "output_name", "refuse_distri
 class Crossing:
     """Nested containers, taken apart.
 
-    A tensor that is transposed in memory crosses as it lies there, and is turned back where it arrives: it
-    is not copied, and what is computed from it there has the bits that it has in the whole model.
-
     Attributes:
-        leaves: left to right: a `Value` (tensors, as they lie in memory) or a `Constant` (anything else, as
-            it is).
-        orders: for each leaf its dimensions, as they lie in memory; empty for a constant.
+        leaves: left to right: a `Value` (tensors) or a `Constant` (anything else, as it is).
+        strides: of each leaf, as they were found; empty for a constant.
         spec: the structure.
         root: what the leaves are called after.
     """
 
     leaves: tuple[Value | Constant, ...]
-    orders: tuple[tuple[int, ...], ...]
+    strides: tuple[tuple[int, ...], ...]
     spec: TreeSpec
     root: str = field(repr=False)
 
@@ -50,12 +46,11 @@ class Crossing:
             root: what its leaves are called after.
         """
         found, spec = flatten_with_path(tree, root)
-        orders = tuple(_order(leaf) if isinstance(leaf, Tensor) else () for _, leaf in found)
+        strides = tuple(leaf.stride() if isinstance(leaf, Tensor) else () for _, leaf in found)
         leaves = tuple(
-            Value.of(path, leaf.permute(order)) if isinstance(leaf, Tensor) else Constant(path, leaf)
-            for (path, leaf), order in zip(found, orders, strict=True)
+            Value.of(path, leaf) if isinstance(leaf, Tensor) else Constant(path, leaf) for path, leaf in found
         )
-        return cls(leaves, orders, spec, root)
+        return cls(leaves, strides, spec, root)
 
     @cached_property
     def data(self) -> bytes:
@@ -85,7 +80,7 @@ class Crossing:
 
     def on_meta(self) -> Any:
         """The value with tensors that have no memory."""
-        return unflatten(_on_meta(self.leaves, self.orders), self.spec)
+        return unflatten(_on_meta(self.leaves, self.strides), self.spec)
 
     @cached_property
     def values(self) -> tuple[Value, ...]:
@@ -94,14 +89,11 @@ class Crossing:
 
     def filled(self, tensors: Mapping[str, Any]) -> Any:
         """The value itself, its tensors by name."""
-        flat = [
-            tensors[leaf.name].permute(_inverse(order)) if isinstance(leaf, Value) else leaf.value
-            for leaf, order in zip(self.leaves, self.orders, strict=True)
-        ]
+        flat = [tensors[leaf.name] if isinstance(leaf, Value) else leaf.value for leaf in self.leaves]
         return unflatten(flat, self.spec)
 
     def tensors(self, output: Any, who: str) -> list[Tensor]:
-        """The tensors of a value that should be like this, as they cross; sizes are checked elsewhere.
+        """The tensors of a value that should be like this; sizes are checked elsewhere.
 
         Raises:
             SignatureMismatch: another structure, or something else that is no tensor.
@@ -113,9 +105,9 @@ class Crossing:
                 "structure for the same shapes, or give its PipelineStage output_args"
             )
         found = []
-        for wanted, leaf, order in zip(self.leaves, leaves, self.orders, strict=True):
-            if isinstance(wanted, Value) and isinstance(leaf, Tensor) and leaf.dim() == len(order):
-                found.append(leaf.permute(order))
+        for wanted, leaf in zip(self.leaves, leaves, strict=True):
+            if isinstance(wanted, Value) and isinstance(leaf, Tensor) and leaf.dim() == len(wanted.shape):
+                found.append(leaf)
             elif isinstance(wanted, Value) or not wanted.fits(leaf):
                 what = describe(leaf) if isinstance(leaf, Tensor) else repr(leaf)
                 raise SignatureMismatch(
@@ -170,25 +162,17 @@ def inferred(
         ) from error
 
 
-def _on_meta(leaves: Sequence[Value | Constant], orders: Sequence[tuple[int, ...]]) -> list[Any]:
+def _on_meta(leaves: Sequence[Value | Constant], strides: Sequence[tuple[int, ...]]) -> list[Any]:
     """Tensors without memory for values; constants as they are."""
     return [
         leaf.value
         if isinstance(leaf, Constant)
-        else torch.empty(evaluated(leaf.shape, {}), dtype=leaf.dtype, device="meta")
-        .permute(_inverse(order))
-        .requires_grad_(leaf.requires_grad)
-        for leaf, order in zip(leaves, orders, strict=True)
+        else torch.empty_strided(
+            evaluated(leaf.shape, {}),
+            stride,
+            dtype=leaf.dtype,
+            device="meta",
+            requires_grad=leaf.requires_grad,
+        )
+        for leaf, stride in zip(leaves, strides, strict=True)
     ]
-
-
-def _order(tensor: Tensor) -> tuple[int, ...]:
-    """The dimensions of a tensor from the outermost in memory to the innermost."""
-    strides = tensor.stride()
-    if any(stride == 0 and size > 1 for stride, size in zip(strides, tensor.shape, strict=True)):
-        return tuple(range(tensor.dim()))  # broadcast: it has to be copied anyway
-    return tuple(sorted(range(tensor.dim()), key=lambda dim: -strides[dim]))
-
-
-def _inverse(order: Sequence[int]) -> tuple[int, ...]:
-    return tuple(sorted(range(len(order)), key=order.__getitem__))

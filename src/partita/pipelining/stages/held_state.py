@@ -9,9 +9,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from partita.errors import UsageError
 from partita.pipelining.stages.stage import Stage
 
-__all__ = ["Held", "Stages", "by_identity", "held_state", "is_opaque", "stage_modules"]
+__all__ = ["Held", "Stages", "by_identity", "held_state", "is_opaque", "listed_stages", "stage_modules"]
 
 Stages = Stage | nn.Module | Sequence[Stage | nn.Module]
 """Stages, or whole models: one or several."""
@@ -33,9 +34,30 @@ def is_opaque(held: Held) -> bool:
     return held.names[0].rpartition(".")[2] == "_extra_state" or not isinstance(held.value, Tensor)
 
 
+def listed_stages(stages: Stages) -> list[Stage | nn.Module]:
+    """As a list, also where it is one.
+
+    Raises:
+        UsageError: something else, such as a schedule.
+    """
+    alone = isinstance(stages, (Stage, nn.Module)) or not isinstance(stages, Sequence)
+    given: list[Any] = [stages] if alone else list(stages)  # type: ignore[arg-type]
+    for value in given:
+        if not isinstance(value, (Stage, nn.Module)):
+            raise UsageError(
+                f"stages holds a {type(value).__name__}: give what pipe.build_stage() returned, a list of "
+                "such stages, or a whole model"
+            )
+    return given
+
+
 def stage_modules(stages: Stages) -> list[nn.Module]:
-    """The modules themselves, without what the user wrapped around them (DDP, ``torch.compile``)."""
-    given = [stages] if isinstance(stages, (Stage, nn.Module)) else list(stages)
+    """The modules themselves, without what the user wrapped around them (DDP, ``torch.compile``).
+
+    Raises:
+        UsageError: as `listed_stages`.
+    """
+    given = listed_stages(stages)
     return [_unwrapped(stage.module if isinstance(stage, Stage) else stage) for stage in given]
 
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from partita._torch.autograd import AsSaved
 from partita._torch.storage import storage_key
 from partita._torch.versions import writes_to
+from partita.pipelining.layout import copied
 
 __all__ = ["SavedBuffers"]
 
@@ -61,7 +62,7 @@ class SavedBuffers:
             if key not in buffers:
                 return tensor
             saved.add(key)
-            return tensor.detach().clone()
+            return copied(tensor.detach())
 
         with torch.autograd.graph.saved_tensors_hooks(pack, AsSaved()):
             yield

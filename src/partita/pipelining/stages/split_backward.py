@@ -33,6 +33,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from partita._torch.autograd import hooks_paused, leaf_of, run_backward
+from partita.pipelining.stages.arrivals import Arrivals
 from partita.pipelining.stages.autograd_cut import AutogradCut, AutogradGraph, Catch
 
 __all__ = ["InputPass", "WeightPass", "input_pass"]
@@ -154,6 +155,7 @@ def input_pass(
 def _whole_pass(
     roots: Sequence[Tensor], seeds: Sequence[Tensor], leaves: Sequence[Tensor], shared: Sequence[Tensor]
 ) -> InputPass:
+    arrivals = Arrivals(leaves)
     before = [parameter.grad for parameter in shared]
     for parameter in shared:
         parameter.grad = None
@@ -164,4 +166,4 @@ def _whole_pass(
     finally:
         for parameter, gradient in zip(shared, before, strict=True):
             parameter.grad = gradient
-    return InputPass([leaf.grad for leaf in leaves], shares, WeightPass())
+    return InputPass(arrivals.gradients(), shares, WeightPass())

@@ -15,7 +15,9 @@ from torch.fx import GraphModule
 from partita._torch.autograd import hooks_made, run_backward
 from partita._torch.export import Signature
 from partita.errors import ExecutionError, SignatureMismatch
+from partita.pipelining.layout import copied
 from partita.pipelining.routes import Named, Routes, Tied, Value, accept, describe
+from partita.pipelining.stages.arrivals import Arrivals
 from partita.pipelining.stages.data_parallel import GradientReduction, gradient_reduction
 from partita.pipelining.stages.flight import Flight, hand_to_caller, roots_of
 from partita.pipelining.stages.saved_buffers import SavedBuffers
@@ -211,7 +213,7 @@ class Stage:
             if expected is not None:
                 self._check(expected, value, train)
         for name in self.border.reused:
-            outputs[name] = outputs[name].clone()
+            outputs[name] = copied(outputs[name])
         if train:
             sources = {name: value for name, value in values.items() if value.requires_grad}
             hooked = hooks_made() != before
@@ -271,15 +273,15 @@ class Stage:
         flight = self._flights.pop(microbatch)
         roots, seeds = roots_of(flight, gradients)
         shares = self._shares(gradients, roots, seeds)
+        wanted = {name: leaf for name, leaf in flight.leaves.items() if leaf.requires_grad}
+        arrivals = Arrivals(tuple(wanted.values()))
         if shares:
             with kept_apart(shares, replicated=self._reduction is not None) as results:
                 self._accumulate(roots, seeds)
         else:
             results = {}
             self._accumulate(roots, seeds)
-        for name, leaf in flight.leaves.items():
-            if leaf.requires_grad:
-                results[name] = leaf.grad
+        results.update(zip(wanted, arrivals.gradients(), strict=True))
         if flight.sources:
             hand_to_caller(flight.sources, {**gradients, **results})
         return results
@@ -369,7 +371,7 @@ class Stage:
         see.
         """
         own = name in self._inputs and not leaf.requires_grad
-        return leaf.clone() if name in self.border.written and not own else leaf
+        return copied(leaf) if name in self.border.written and not own else leaf
 
     def _check(self, expected: Value, value: Any, train: bool) -> None:
         """What leaves the stage must be what the others made room for."""

@@ -12,10 +12,10 @@ from partita._torch.pytree import flatten
 from partita.errors import MicrobatchError
 from partita.pipelining.routes import Routes
 from partita.pipelining.stages.stage import Stage
-from partita.pipelining.steps.loss_weights import LossWeights
-from partita.runtime import CutBatch, split_tree
+from partita.pipelining.steps.loss_weights import LossWeights, step_weights
+from partita.runtime import CutBatch, cut_batch, split_tree
 
-__all__ = ["Microbatches", "StepArguments", "cut_arguments", "given_arguments"]
+__all__ = ["LossSide", "Microbatches", "StepArguments", "cut_arguments", "given_arguments"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Microbatches:
 
     Attributes:
         parts: positional arguments, and those by name.
-        samples: how many each has; 0 where its tensors don't agree on it.
+        samples: how many each has; 0 where its tensors don't agree on it. Empty where another rank knows.
     """
 
     parts: tuple[tuple[tuple[Any, ...], dict[str, Any]], ...]
@@ -50,6 +50,25 @@ class Microbatches:
                 )
         parts = tuple((tuple(one), dict(other)) for one, other in zip(positional, named, strict=True))
         return cls(parts, tuple(_samples(part) for part in parts))
+
+    @classmethod
+    def of(cls, batch: CutBatch) -> Microbatches:
+        """Those of a batch that is cut here."""
+        return cls(tuple(batch.trees()), batch.plan.sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class LossSide:
+    """What a step is given for its loss, in microbatches.
+
+    Attributes:
+        targets: one for each microbatch; None where there are none.
+        weights: what the loss of each counts for; None where the first stage's rank has to say how many
+            samples each has.
+    """
+
+    targets: Sequence[Any] | None
+    weights: tuple[float, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +100,40 @@ class StepArguments:
             )
         return Microbatches.given(self.arg_mbs, self.kwarg_mbs, count)
 
-    def targets(self, count: int) -> tuple[Sequence[Any] | None, tuple[int, ...]]:
+    def cut(
+        self,
+        count: int,
+        args_spec: Sequence[Any] | None,
+        kwargs_spec: Mapping[str, Any] | None,
+        *,
+        first: bool,
+    ) -> CutBatch:
+        """The batch in microbatches; positional arguments are looked at where the first stage is.
+
+        Raises:
+            MicrobatchError: a batch that can't be cut.
+        """
+        if first:
+            return cut_batch(self.args, self.kwargs, count, args_spec, kwargs_spec)
+        return cut_batch((), self.kwargs, count, None, kwargs_spec if self.kwargs else None)
+
+    def for_loss(self, count: int, *, last: bool, train: bool, scaled: bool) -> LossSide:
+        """What is known of it before other ranks have said anything.
+
+        Args:
+            last: whether this rank has the last stage: targets are looked at there.
+            scaled: as `step_weights` has it.
+
+        Raises:
+            MicrobatchError: weights or targets that can't be used.
+        """
+        targets, samples = self._targets(count) if last else (None, ())
+        if last and train and scaled and self.weights is None and not samples:
+            return LossSide(targets, None)
+        samples = samples if train else ()  # else nothing is weighted
+        return LossSide(targets, step_weights(self.weights, samples, count, scaled=scaled))
+
+    def _targets(self, count: int) -> tuple[Sequence[Any] | None, tuple[int, ...]]:
         """The target of each microbatch, and how many samples each has; nothing where there are no targets.
 
         Raises:
@@ -137,8 +189,7 @@ def cut_arguments(
 ) -> tuple[list[dict[str, Tensor]], tuple[int, ...]]:
     """The tensors of each microbatch by name, and of each its number of samples and its open sizes.
 
-    Microbatches of equally many samples look alike, since all are views of one batch: one of each size is
-    checked.
+    Microbatches of equal sizes look alike, since all are views of one batch: one of each is checked.
 
     Args:
         first: the first stage.
@@ -148,20 +199,20 @@ def cut_arguments(
     """
     arguments: list[dict[str, Tensor]] = []
     numbers: list[int] = []
-    checked: dict[int, tuple[int, ...]] = {}
+    checked: dict[tuple[int, ...], tuple[int, ...]] = {}
     places: list[tuple[str, int]] | None = None
-    for microbatch, (samples, parts) in enumerate(zip(batch.plan.sizes, batch.parts(), strict=True)):
-        if places is None or samples not in checked:
+    for microbatch, (size, parts) in enumerate(zip(batch.sizes(), batch.parts(), strict=True)):
+        if places is None or size not in checked:
             flat = first.signature.flatten(*batch.tree(parts))
             found = first.accept(flat, microbatch, train=train)
             sizes = routes.sizes_of(flat)
             routes.at(sizes, first.module.training)
-            checked[samples] = sizes
+            checked[size] = sizes
             places = _places(found, parts)
         else:
             found = {name: parts[place] for name, place in places}
         arguments.append(found)
-        numbers += (samples, *checked[samples])
+        numbers += (size[0], *checked[size])
     return arguments, tuple(numbers)
 
 

@@ -6,17 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from partita._torch.autograd import hooks_made
 from partita.errors import ExecutionError
+from partita.pipelining.layout import header_length, header_of, header_room, packed
 from partita.pipelining.routes import Value
 from partita.pipelining.stages.flight import detached
 from partita.pipelining.stages.stage import Stage
 from partita.pipelining.steps.mailbox import Delivery, Inbox, Outbox
 from partita.pipelining.steps.step import StepState
-from partita.planning import Action, ActionKind
+from partita.planning import Action
 from partita.runtime import Comm, Handle, keyed
 
 __all__ = [
@@ -174,7 +174,7 @@ class Message:
     Attributes:
         rank: the other one.
         values: what the message is made of, each with its tag.
-        mask_tag: where some of them may be missing.
+        header_tag: of what goes ahead of them.
     """
 
     action: Action
@@ -183,13 +183,13 @@ class Message:
     comm: Comm
     rank: int
     values: Sequence[tuple[Value, int]]
-    mask_tag: int | None
+    header_tag: int
 
 
 class _Transfer:
     """What sending and receiving have in common: the message, laid out for the step."""
 
-    __slots__ = ("_comm", "_mask_tag", "_microbatch", "_rank", "_step", "_values", "action", "inbox")
+    __slots__ = ("_comm", "_header_tag", "_microbatch", "_rank", "_step", "_values", "action", "inbox")
 
     def __init__(self, message: Message) -> None:
         self.action = message.action
@@ -199,7 +199,7 @@ class _Transfer:
         self._comm = message.comm
         self._rank = message.rank
         self._values = tuple((value.name, value, tag) for value, tag in message.values)
-        self._mask_tag = message.mask_tag
+        self._header_tag = message.header_tag
 
 
 class Send(_Transfer):
@@ -222,16 +222,19 @@ class Send(_Transfer):
         for earlier in self.ends:
             earlier.end()
         outbox, send, rank, sends = self._outbox, self._comm.send, self._rank, self._handles
-        if self._mask_tag is not None:
-            device = self._step.devices[self.action.stage]
-            mask = torch.tensor([name in outbox for name, _, _ in self._values], device=device)
-            sends.append(send(mask, rank, self._mask_tag))
-        for name, value, tag in self._values:
+        values, data = [], []
+        for name, value, _ in self._values:
             tensor = outbox.get(name)
-            if tensor is None:  # a message has all of its values: zeros stand for what is not there
-                tensor = self._step.room(self.action.stage, self._microbatch, value, gradient=True).zero_()
-            sends.append(send(tensor, rank, tag))
+            values.append(tensor)
+            data.append(self._blank(value) if tensor is None else packed(tensor))
+        sends.append(send(header_of(values, data), rank, self._header_tag))
+        for (_, _, tag), numbers in zip(self._values, data, strict=True):
+            sends.append(send(numbers, rank, tag))
         outbox.clear()
+
+    def _blank(self, value: Value) -> Tensor:
+        """A message has all of its values: zeros stand for what is not there."""
+        return self._step.room(self.action.stage, self._microbatch, value).zero_()
 
     def end(self) -> None:
         """Wait until it has left, and let its memory go."""
@@ -249,29 +252,28 @@ class Receive(_Transfer):
 
     Room is made when the receive is posted and belongs to whoever takes the value: autograd keeps some of it
     for the backward pass. So it is never used for another microbatch; torch's allocator has it back when its
-    last user lets go.
+    last user lets go. The header is read and done with.
     """
 
-    __slots__ = ("_gradients", "_names", "_to")
+    __slots__ = ("_header", "_names", "_to")
 
     def __init__(self, message: Message, to: Inbox) -> None:
         """``to``: who takes it."""
         super().__init__(message)
         self._to = to
         self._names = [name for name, _, _ in self._values]
-        self._gradients = self.action.kind is ActionKind.RECV_B
+        self._header = header_room(())
 
     def run(self) -> None:
-        to, receive, rank, stage = self._to, self._comm.recv, self._rank, self.action.stage
-        room, gradients, microbatch = self._step.room, self._gradients, self._microbatch
-        if self._mask_tag is not None:
-            mask = torch.empty(len(self._names), dtype=torch.bool, device=self._step.devices[stage])
-            to.masks.append((self._names, mask))
-            to.handles.append(receive(mask, rank, self._mask_tag))
-        for name, value, tag in self._values:
-            buffer = room(stage, microbatch, value, gradient=gradients)
-            to.values[name] = buffer
-            to.handles.append(receive(buffer, rank, tag))
+        handles, receive, rank, stage = self._to.handles, self._comm.recv, self._rank, self.action.stage
+        room, microbatch = self._step.room, self._microbatch
+        data = [room(stage, microbatch, value) for _, value, _ in self._values]
+        if self._header.numel() != header_length(data):
+            self._header = header_room(data)
+        self._to.messages.append((self._names, self._header, data))
+        handles.append(receive(self._header, rank, self._header_tag))
+        for (_, _, tag), buffer in zip(self._values, data, strict=True):
+            handles.append(receive(buffer, rank, tag))
 
 
 class Call:

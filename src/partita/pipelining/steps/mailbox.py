@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
+from partita.pipelining.layout import laid_out
 from partita.runtime import Handle
 
 __all__ = ["Delivery", "Inbox", "Outbox"]
@@ -26,17 +27,17 @@ class Inbox:
     """For one pass of one stage on one microbatch.
 
     Attributes:
-        values: by name; those that are still being received too.
-        handles: what must be waited for before ``values`` may be read.
-        masks: for messages that may miss some of their values: the names, and which of them are there.
+        values: by name, from passes on this rank.
+        messages: from other ranks, still being received: the names, the header, the data (see ``layout``).
+        handles: what must be waited for before ``messages`` may be read.
     """
 
-    __slots__ = ("handles", "masks", "values")
+    __slots__ = ("handles", "messages", "values")
 
     def __init__(self) -> None:
         self.values: dict[str, Tensor] = {}
+        self.messages: list[tuple[Sequence[str], Tensor, Sequence[Tensor]]] = []
         self.handles: list[Handle] = []
-        self.masks: list[tuple[Sequence[str], Tensor]] = []
 
     def wait(self) -> None:
         """Until all of it is here."""
@@ -49,17 +50,16 @@ class Inbox:
         if self.handles:
             self.wait()
         values, self.values = self.values, {}
-        if self.masks:
-            for names, mask in self.masks:
-                for name, there in zip(names, mask.tolist(), strict=True):
-                    if not there:
-                        del values[name]
-            self.masks.clear()
+        for names, header, data in self.messages:
+            for name, value in zip(names, laid_out(header, data), strict=True):
+                if value is not None:
+                    values[name] = value
+        self.messages.clear()
         return values
 
     def clear(self) -> None:
         """Drop what is left after a failure."""
-        self.values, self.handles, self.masks = {}, [], []
+        self.values, self.messages, self.handles = {}, [], []
 
 
 class Delivery:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
-from partita.pipelining.routes import MASK, Routes, Value
+from partita.pipelining.routes import HEADER, Routes, Value
 from partita.pipelining.stages.stage import Stage
 from partita.pipelining.steps.instructions import (
     Backward,
@@ -138,9 +138,8 @@ class Program:
             return None
         rank = self._schedule.stage_ranks[other]
         values = [(self._value(name), self._tag(name, pair, microbatch)) for name in names]
-        masked = which == "G" and self._routes.masked
-        mask_tag = self._tag(MASK, pair, microbatch) if masked else None
-        message = Message(action, microbatch, self.step, self._comm, rank, values, mask_tag)
+        header_tag = self._tag(HEADER, pair, microbatch)
+        message = Message(action, microbatch, self.step, self._comm, rank, values, header_tag)
         if action.is_send:
             return Send(message, self._outbox(which, stage, other, microbatch))
         return Receive(message, self._inbox(which, stage, microbatch))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from partita.errors import ScheduleError
 from partita.pipelining.stages.stage import Stage
+from partita.pipelining.steps.messages import with_messages
 from partita.pipelining.steps.schedules import PipelineSchedule
 from partita.planning import Action, Schedule
 
@@ -108,7 +109,7 @@ class _Ordered(PipelineSchedule):
             tuple(_action(rank, cell) for cell in order.get(rank, ())) for rank in range(self.comm.size)
         )
         schedule = Schedule(type(self).__name__, self.stage_ranks, self.n_microbatches, rows)
-        self._lowered(schedule)
+        with_messages(schedule, self.routes.edges)  # or an error
         self._plain, self._is_given = schedule, True
         self._order = _order_of(schedule.compute_only())
         self._executors.clear()

@@ -20,6 +20,7 @@ from partita.pipelining.steps.agreement import (
     rank_pairs,
 )
 from partita.pipelining.steps.arguments import (
+    LossSide,
     Microbatches,
     StepArguments,
     cut_arguments,
@@ -27,17 +28,17 @@ from partita.pipelining.steps.arguments import (
 )
 from partita.pipelining.steps.executor import Executor, StepInputs
 from partita.pipelining.steps.loss_weights import LossWeights, step_weights
+from partita.pipelining.steps.messages import with_messages
 from partita.pipelining.steps.precision import Precision, current_autocast, fresh_casts
-from partita.pipelining.steps.settle import Settled, Settling
+from partita.pipelining.steps.settle import Settling
 from partita.pipelining.steps.tied import share_gradients
 from partita.pipelining.steps.tied_sum import TiedGradients, TiedSums, with_chains
-from partita.planning import Schedule, get_schedule, lower, validate
+from partita.planning import Schedule, get_schedule
 from partita.runtime import (
     NULL_TRACER,
     Comm,
     ProcessGroupComm,
     Recorder,
-    cut_batch,
     merge,
 )
 from partita.runtime.same_settings import short_digest
@@ -253,14 +254,19 @@ class PipelineSchedule:
             self._follow_modes()
             if train:
                 self._plain = self._ordered()
+            # what this rank can find wrong by itself, before it waits for another
+            last = self.routes.stages - 1 in self.stages
+            loss_side = given.for_loss(self.n_microbatches, last=last, train=train, scaled=self.scale_grads)
             made = given.microbatches(self.n_microbatches)
-            arguments, sizes = self._cut(given, made, train) if self._settling is None else (None, ())
-            sizes = agree_on_step(self.comm, self._peers, self._announcement(train), self._relay, sizes)
-            settled = None
-            if self._settling is not None:
-                settled = self._settle(given, made)
-                arguments, sizes = settled.arguments, settled.samples
-            inputs = self._inputs(arguments, sizes, given, settled, keep_outputs=return_outputs, train=train)
+            plain, arguments, numbers = self._cut(given, made, train)
+            numbers = agree_on_step(self.comm, self._peers, self._announcement(train), self._relay, numbers)
+            if plain is None:
+                count, width = self.n_microbatches, 1 + len(self.routes.symbols)
+                samples = numbers[: count * width : width]
+                sized = self._precision.sized(self.comm, self.stages, self.routes, numbers, count)
+            else:
+                arguments, samples, sized = self._settle(plain)
+            inputs = self._inputs(given, loss_side, arguments, samples, sized, return_outputs)
             executor = self._executor(train)
             sums = TiedSums(self.comm, self.stages, self.stage_ranks)
             if train:
@@ -308,28 +314,16 @@ class PipelineSchedule:
                 stage.follow(routes)
             self.routes = routes
 
-    def _settle(self, given: StepArguments, made: Microbatches | None) -> Settled:
-        """What will cross in a step of stages that are plain modules."""
-        assert self._settling is not None
-        if made is None:
-            first = 0 in self.stages
-            args = given.args if first else ()
-            args_spec = self.args_chunk_spec if first else None
-            kwargs_spec = self.kwargs_chunk_spec if first or given.kwargs else None
-            batch = cut_batch(args, given.kwargs, self.n_microbatches, args_spec, kwargs_spec)
-            made = Microbatches(tuple(batch.trees()), batch.plan.sizes)
-        settled = self._settling.run(made)
-        if settled.changed:
-            self._executors.clear()
-        return settled
-
     def _executor(self, train: bool) -> Executor:
         key = (train, self.routes is self._by_mode.evaluation)
         if key not in self._executors:
             plain = self._ordered() if train else self._generate("ForwardOnly")
-            lowered = self._lowered(plain)
             self._executors[key] = Executor(
-                lowered, self.stages, self.comm, self.loss_fn, defer_receives=self._defer_receives
+                with_messages(plain, self.routes.edges),
+                self.stages,
+                self.comm,
+                self.loss_fn,
+                defer_receives=self._defer_receives,
             )
         return self._executors[key]
 
@@ -338,21 +332,6 @@ class PipelineSchedule:
         if self._plain is None:
             raise ScheduleError(f"{type(self).__name__} has no actions yet: give it their order")
         return self._plain
-
-    def _lowered(self, plain: Schedule) -> Schedule:
-        """With sends and receives for what crosses; those that it has are kept where they are right."""
-        edges = self.routes.edges
-        if not plain.is_lowered:
-            return lower(plain, edges)
-        try:
-            validate(plain, edges)
-        except ScheduleError:
-            rows = tuple(
-                tuple(action for action in row if action is not None and not action.is_communication)
-                for row in plain.rows
-            )
-            return lower(Schedule(plain.name, plain.stage_ranks, plain.microbatches, rows), edges)
-        return plain
 
     def _generate(self, kind: str) -> Schedule:
         """The schedule of that kind, without sends and receives."""
@@ -381,52 +360,55 @@ class PipelineSchedule:
 
     def _cut(
         self, given: StepArguments, made: Microbatches | None, train: bool
-    ) -> tuple[list[dict[str, Tensor]] | None, tuple[int, ...]]:
-        """Arguments in microbatches on the rank that has them, and of each its number of samples and its open
-        sizes.
+    ) -> tuple[Microbatches | None, list[dict[str, Tensor]] | None, tuple[int, ...]]:
+        """Arguments in microbatches: of stages that are plain modules, which have to settle what crosses; or
+        as the first stage takes them, and of each its number of samples and its open sizes.
         """
         first = self.stages.get(0)
-        if first is None:
-            return None, ()
-        if made is not None:
-            return given_arguments(first, self.routes, made, train=train)
-        specs = (self.args_chunk_spec, self.kwargs_chunk_spec)
-        batch = cut_batch(given.args, given.kwargs, self.n_microbatches, *specs)
-        return cut_arguments(first, self.routes, batch, train=train)
+        if first is None and self._settling is None:
+            return None, None, ()
+        if made is None:
+            specs = (self.args_chunk_spec, self.kwargs_chunk_spec)
+            batch = given.cut(self.n_microbatches, *specs, first=first is not None)
+            if self._settling is None and first is not None:
+                return None, *cut_arguments(first, self.routes, batch, train=train)
+            made = Microbatches.of(batch)
+        if self._settling is not None:
+            return self._settling.bound(made), None, ()
+        assert first is not None
+        return None, *given_arguments(first, self.routes, made, train=train)
+
+    def _settle(
+        self, plain: Microbatches
+    ) -> tuple[list[dict[str, Tensor]] | None, tuple[int, ...], tuple[Routes, ...]]:
+        """What will cross in a step of stages that are plain modules."""
+        assert self._settling is not None
+        settled = self._settling.run(plain)
+        if settled.changed:
+            self._executors.clear()
+        return settled.arguments, settled.samples, settled.routes
 
     def _inputs(
         self,
-        arguments: list[dict[str, Tensor]] | None,
-        numbers: tuple[int, ...],
         given: StepArguments,
-        settled: Settled | None,
-        *,
+        loss_side: LossSide,
+        arguments: list[dict[str, Tensor]] | None,
+        samples: Sequence[int],
+        sized: tuple[Routes, ...],
         keep_outputs: bool,
-        train: bool,
     ) -> StepInputs:
-        """What the step is given; ``numbers`` are those of `_cut`, on every rank where sizes are open."""
-        count = self.n_microbatches
-        width = 1 + len(self.routes.symbols)
-        sized = settled.routes if settled is not None else self._sized(numbers, width)
-        samples, targets = numbers[: count * width : width], None
-        if self.routes.stages - 1 in self.stages:
-            targets, of_targets = given.targets(count)
-            samples = of_targets or samples
-        if not (train and self.routes.stages - 1 in self.stages):
-            samples = ()  # nothing is weighted here
-        shares = step_weights(given.weights, samples, count, scaled=self.scale_grads)
-        weights = tuple(share * self.loss_scale() for share in shares)
+        """What the step is given; ``samples`` of each microbatch where this rank has heard of them."""
+        shares = loss_side.weights
+        if shares is None:
+            shares = step_weights(None, samples, self.n_microbatches, scaled=self.scale_grads)
+        scale = self.loss_scale()
         return StepInputs(
-            arguments, targets, weights, self.seed, self._steps, sized, keep_outputs, given.loss_keywords
+            arguments,
+            loss_side.targets,
+            tuple(share * scale for share in shares),
+            self.seed,
+            self._steps,
+            sized,
+            keep_outputs,
+            given.loss_keywords,
         )
-
-    def _sized(self, numbers: tuple[int, ...], width: int) -> tuple[Routes, ...]:
-        """The routes of each microbatch; none where no size is open."""
-        count = self.n_microbatches
-        mode = next(iter(self.stages.values())).module.training
-        routes = self._precision.routes(self.comm, self.stages, self.routes, numbers[1:width])
-        spans = range(0, count * width if self.routes.symbols else 0, width)
-        sizes = [numbers[start + 1 : start + width] for start in spans]
-        distinct = {one: routes.at(one, mode) for one in set(sizes)}
-        sized = tuple(distinct[one] for one in sizes)
-        return (routes,) * count if routes is not self.routes and not sized else sized

@@ -11,14 +11,14 @@ message a border, which travels ahead of the data.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from partita.errors import SignatureMismatch
-from partita.pipelining.routes import MASK, Routes, StageBorder, Value
+from partita.pipelining.routes import HEADER, Routes, StageBorder, Value
 from partita.pipelining.stages.crossing import Crossing, output_name
 from partita.pipelining.stages.manual import MOST_VALUES, PipelineStage, tag_of
 from partita.pipelining.stages.stage import Stage
@@ -94,29 +94,49 @@ class Settling:
         self._sent: dict[int, _Numbered[int]] = {index: _Numbered() for index in stages}
         self._heard: dict[int, _Numbered[Sent]] = {index: _Numbered() for index in stages}
 
+    def bound(self, given: Microbatches) -> Microbatches:
+        """What this rank's stages are called with, once the first stage has been found to take it. Waits for
+        nobody.
+
+        Args:
+            given: to this rank's step; positional arguments are looked at where the first stage is.
+
+        Raises:
+            ExecutionError: shapes for which the first stage fails, or can't be found without data, or a
+                result that can't be sent.
+        """
+        first = self._stages.get(0)
+        if first is None:
+            return replace(given, samples=())
+        if first.bind is not None:
+            given = replace(given, parts=tuple((first.bind(*part), part[1]) for part in given.parts))
+        if not first.is_last:  # it remembers what it finds here
+            for positional, named in given.parts:
+                incoming = Crossing.of(positional, "args")
+                found, _ = first.outgoing(incoming, named if first.bind is None else {})
+                if 1 not in self._stages:
+                    _ = found.data
+        return given
+
     def run(self, batch: Microbatches) -> Settled:
         """Work out what will cross in a step. Collective.
 
         Args:
-            batch: the arguments of each microbatch; positional ones are looked at where the first stage is.
+            batch: from `bound`.
 
         Raises:
             SignatureMismatch: microbatches for which a stage returns other structures, not only other shapes.
             ExecutionError: shapes that can't be found without data.
         """
-        first, parts = 0 in self._stages, batch.parts
-        samples = batch.samples if first else ()
+        samples = batch.samples
         incoming: dict[int, list[Crossing]] = {}
         outgoing: dict[int, list[Crossing]] = {}
         written: dict[int, frozenset[str]] = {}
         keywords: dict[int, list[dict[str, Any]]] = {}
-        bound = [positional for positional, _ in parts]
         for index, stage in self._stages.items():
-            keywords[index] = [named if stage.bind is None else {} for _, named in parts]
+            keywords[index] = [named if stage.bind is None else {} for _, named in batch.parts]
             if index == 0:
-                if stage.bind is not None:
-                    bound = [stage.bind(*part) for part in parts]
-                incoming[index] = [Crossing.of(positional, "args") for positional in bound]
+                incoming[index] = [Crossing.of(positional, "args") for positional, _ in batch.parts]
             elif index - 1 in self._stages:
                 incoming[index] = outgoing[index - 1]
             else:
@@ -136,14 +156,19 @@ class Settling:
             else:
                 # nobody needs to know what it returns, so nobody knows what it writes to
                 written[index] = frozenset(value.name for value in incoming[index][0].values)
-        routes = tuple(self._routes(number, incoming, outgoing, written) for number in range(len(parts)))
+        routes = tuple(
+            self._routes(number, incoming, outgoing, written) for number in range(len(batch.parts))
+        )
         names = (routes[0].borders, routes[0].forward, routes[0].backward)
         changed, self._names = names != self._names, names
         for index, stage in self._stages.items():
             stage.prepare(incoming[index], outgoing.get(index, ()), keywords[index], routes[0])
         arguments = None
-        if first:
-            arguments = [_named(crossing, value) for crossing, value in zip(incoming[0], bound, strict=True)]
+        if 0 in self._stages:
+            arguments = [
+                _named(crossing, positional)
+                for crossing, (positional, _) in zip(incoming[0], batch.parts, strict=True)
+            ]
         return Settled(arguments, samples, routes, changed)
 
     def _tell(self, index: int, what: Sent) -> None:
@@ -188,7 +213,7 @@ class Settling:
                 forward[start, start + 1] = names
                 trained = tuple(value.name for value in crossing if value.requires_grad)
                 backward[start + 1, start] = (*draft.backward.get((start + 1, start), ()), *trained)
-                for number, name in enumerate((MASK, *names)):
+                for number, name in enumerate((HEADER, *names)):
                     tags[name, start, start + 1] = tag_of(start, start + 1, number)
                     tags[name, start + 1, start] = tag_of(start + 1, start, number)
         inputs = tuple(incoming[0][microbatch].values) if 0 in self._stages else ()

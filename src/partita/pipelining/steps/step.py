@@ -9,7 +9,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from partita.pipelining.layout import room
 from partita.pipelining.routes import Routes, Value
 from partita.pipelining.stages.stage import Stage
 from partita.runtime import RandomKey
@@ -90,13 +89,12 @@ class StepState:
             seed = self._seeds[key] = torch.full_like(loss, key[0])
         return seed
 
-    def room(self, stage: int, microbatch: int, value: Value, *, gradient: bool) -> Tensor:
-        """For a value, or its gradient, that this stage will receive."""
+    def room(self, stage: int, microbatch: int, value: Value) -> Tensor:
+        """For the data of a value, or of its gradient, that this stage sends or receives."""
         if self.inputs.routes:
             value = self.inputs.routes[microbatch].values[value.name]
-        order = value.gradient_order if gradient else value.order
         shape = cast("tuple[int, ...]", value.shape)  # the sizes of a microbatch are numbers
-        return room(shape, order, dtype=value.dtype, device=self.devices[stage])
+        return torch.empty(shape, dtype=value.dtype, device=self.devices[stage])
 
     def routes(self, microbatch: int) -> Routes | None:
         """Those of a microbatch with sizes of its own."""

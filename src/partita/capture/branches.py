@@ -1,0 +1,152 @@
+"""Models that branch on data: each way is traced, and one graph takes the right one in each run.
+
+A model that asks ``if mask.all():`` is traced with one answer and with the other::
+
+    trace(False)   the mask is expanded and used          merged   a graph that reads the condition, and
+    trace(True)    no mask                                         does in each run what the model does
+
+That is done where the condition follows from the model's inputs alone. Where it depends on what the model
+computes (``if hidden.isinf().any():``), or there are too many ways, or two can't be merged, the graph holds
+the way of the example, and a run in which the answer is another one is an error that says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch.fx import GraphModule, Node
+
+from partita._torch.conditions import Answers, condition_nodes
+from partita.capture.blame import summary
+from partita.capture.merge_branches import Branch, merge_branches
+from partita.capture.sizes import Sizes
+from partita.errors import CaptureError
+from partita.graph.conditions import ReadCondition, require_condition
+from partita.graph.effects import analyse
+from partita.graph.state import attribute
+
+__all__ = ["MOST_WAYS", "Traced", "all_ways"]
+
+MOST_WAYS = 8
+"""So many ways through a model are traced at most."""
+
+
+@dataclass(frozen=True)
+class Traced:
+    """One way through a model.
+
+    Attributes:
+        answers: what it was told; a node of the graph for each reads the condition.
+    """
+
+    module: GraphModule
+    sizes: Sizes
+    answers: Answers
+    conditions: list[Node] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.conditions.extend(condition_nodes(self.module))
+        for node, answer, place in zip(self.conditions, self.answers.given, self.answers.places, strict=True):
+            node.target = ReadCondition(answer, place)
+
+
+Heard = Mapping[str, Sequence[bool]]
+Trace = Callable[[Answers], Traced]
+
+
+def all_ways(trace: Trace, example: Callable[[], Heard | None]) -> tuple[GraphModule, Sizes]:
+    """Trace a model in all of its ways, and make one graph of them.
+
+    Args:
+        trace: with these answers; the model may ask for more, or for fewer.
+        example: what the model hears, by the line that asks, when it runs with the example; None where it
+            can't run.
+
+    Raises:
+        Exception: whatever ``trace`` raises for the way of the example.
+    """
+    answers = Answers()
+    try:
+        traced = trace(answers)
+        failed = None
+    except Exception as error:  # torch.export raises dozens of kinds
+        if not answers.given:
+            raise
+        failed = error
+    if failed is None and not answers.given:
+        return traced.module, traced.sizes
+    heard = example()
+    differs = heard is not None and heard != answers.by_place()
+    if failed is not None and not differs:
+        raise failed
+    if differs and heard is not None:
+        traced = trace(Answers(example=heard))
+    sizes = _Ways(trace, heard or {}).settle(traced, 0)
+    return traced.module, sizes
+
+
+class _Ways:
+    """Goes through the tree of answers, depth first; each leaf is a trace."""
+
+    def __init__(self, trace: Trace, heard: Heard) -> None:
+        self._trace = trace
+        self._heard = heard
+        self._left = MOST_WAYS - 1
+
+    def settle(self, traced: Traced, asked: int) -> Sizes:
+        """Let the graph, in place, serve all answers from the question ``asked`` on; its sizes.
+
+        Every later question is settled before: what the two ways share is then the same in both.
+        """
+        if asked == len(traced.answers.given):
+            return traced.sizes
+        sizes = self.settle(traced, asked + 1)
+        condition = traced.conditions[asked]
+        answer = traced.answers.given[asked]
+        reason = self._reason_against(traced, condition)
+        if not reason:
+            self._left -= 1
+            try:
+                other = self._trace(Answers([*traced.answers.given[:asked], not answer], self._heard))
+                if len(other.conditions) <= asked:
+                    raise CaptureError("the model asks elsewhere when it is traced again")
+                other_sizes = self.settle(other, asked + 1)
+                return merge_branches(
+                    Branch(traced.module, sizes, answer),
+                    Branch(other.module, other_sizes, not answer),
+                    condition,
+                )
+            except Exception as error:  # torch.export raises dozens of kinds
+                reason = summary(error)
+        with traced.module.graph.inserting_after(condition):
+            traced.module.graph.call_function(
+                require_condition, (condition, answer, traced.answers.places[asked], reason)
+            )
+        traced.module.recompile()
+        return sizes
+
+    def _reason_against(self, traced: Traced, condition: Node) -> str:
+        """Why the other way is not traced; empty where it is."""
+        if not _follows_from_inputs(traced.module, condition):
+            return "the answer depends on what the model computes"
+        if not self._left:
+            return f"the model has more than {MOST_WAYS} ways"
+        return ""
+
+
+def _follows_from_inputs(module: GraphModule, condition: Node) -> bool:
+    """Whether no parameter or buffer of the model, and no random number, has a part in a node's value."""
+    effects = analyse(module)
+    random = {effects.nodes[position] for position in effects.random}
+    waiting, seen = [condition], {condition}
+    while waiting:
+        node = waiting.pop()
+        if node in random or (
+            node.op == "get_attr" and attribute(module, node).kind in ("parameter", "buffer")
+        ):
+            return False
+        fresh = [operand for operand in node.all_input_nodes if operand not in seen]
+        seen.update(fresh)
+        waiting += fresh
+    return True

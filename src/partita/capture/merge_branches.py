@@ -1,0 +1,251 @@
+"""One graph for both answers to a condition, from a trace of each.
+
+The two are laid side by side and aligned. What only one of them computes is put behind the condition, and
+where a node that both have uses another value in each, the value is chosen when the graph runs; see
+`partita.graph.conditions`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
+from itertools import zip_longest
+from typing import Any
+
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from partita._torch.export import all_arguments
+from partita.capture.origin import module_calls
+from partita.capture.sizes import Sizes
+from partita.errors import CaptureError
+from partita.graph.conditions import OnlyIf, choose, require_condition
+from partita.graph.effects import Effects, analyse, metadata
+from partita.graph.state import lookup
+
+__all__ = ["Branch", "merge_branches"]
+
+_HELD = "of_a_branch_"
+"""What the names of constants begin with that one branch has."""
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A model as it was traced with one answer."""
+
+    module: GraphModule
+    sizes: Sizes
+    truth: bool
+
+
+def merge_branches(mine: Branch, theirs: Branch, condition: Node) -> Sizes:
+    """Write what the other branch does into the graph of ``mine``, in place; the sizes of the merged graph.
+
+    Args:
+        condition: the node of ``mine`` that reads the condition.
+
+    Raises:
+        CaptureError: what one of them alone does can be seen by others than those who use its value, or the
+            two return something else. The graph of ``mine`` is as it was then.
+    """
+    module, other, sizes, other_sizes = mine.module, theirs.module, mine.sizes, theirs.sizes
+    if (said := sizes.in_terms_of(other_sizes)) is not None:
+        sizes = said
+    elif (said := other_sizes.in_terms_of(sizes)) is not None:
+        other_sizes = said
+    else:
+        raise CaptureError("the two ways leave other sizes open")
+    pairs = list(_aligned(module, sizes, other, other_sizes))
+    effects = (analyse(module), analyse(other))
+    _check_results(*pairs[-1])
+    for node, twin in pairs:
+        if node is None or twin is None:
+            _check_alone(effects[node is None], node if node is not None else twin)
+    return _Merge(module, condition, other, mine.truth).run(pairs, sizes, other_sizes)
+
+
+def _aligned(
+    module: GraphModule, sizes: Sizes, other: GraphModule, other_sizes: Sizes
+) -> Iterator[tuple[Node | None, Node | None]]:
+    """The nodes of both graphs, in an order that is that of each; None where one has no such node."""
+    mine, theirs = list(module.graph.nodes), list(other.graph.nodes)
+    matcher = SequenceMatcher(
+        None,
+        [_kind(module, sizes, node) for node in mine],
+        [_kind(other, other_sizes, node) for node in theirs],
+        False,
+    )
+    for tag, start, end, other_start, other_end in matcher.get_opcodes():
+        if tag == "equal":
+            yield from zip(mine[start:end], theirs[other_start:other_end], strict=True)
+            continue
+        yield from ((node, None) for node in mine[start:end])
+        yield from ((None, node) for node in theirs[other_start:other_end])
+
+
+def _kind(module: GraphModule, sizes: Sizes, node: Node) -> tuple[Any, ...]:
+    """What two nodes have in common that can be one."""
+    if node.op == "get_attr":
+        held = lookup(module, node)
+        return (node.op, node.target if not isinstance(held, Tensor) else id(held))
+    target = node.target if node.op == "call_function" else str(node.target)
+    opened = sizes.shapes.get(node.name), sizes.numbers.get(node.name)
+    shape = (len(all_arguments(node.target, node.args)), *node.kwargs) if node.op != "output" else ()
+    return (node.op, target, tuple(module_calls(node)), _facts(node), opened, shape)
+
+
+def _check_alone(effects: Effects, node: Node | None) -> None:
+    """Refuse a node that only one way has where it does more than to compute a value."""
+    assert node is not None
+    if node.op == "get_attr" or node.target is require_condition:
+        return  # a check does nothing where its condition was not read
+    position = effects.index[node]
+    use = effects.uses.get(position)
+    if node.op != "call_function" or position in effects.regions or (use is not None and use.observable):
+        raise CaptureError(
+            f"only one of the two ways has {node.name!r}, which does more than to compute a value"
+        )
+
+
+def _check_results(node: Node | None, twin: Node | None) -> None:
+    """Refuse two ways that return something else than tensors of the same kind in the same places."""
+    if node is None or twin is None:
+        raise CaptureError("the two ways return something else")
+    for left, right in zip_longest(*(_leaves(side.args) for side in (node, twin))):
+        tensors = isinstance(left, Node) and isinstance(right, Node)
+        if _facts(left) != _facts(right) if tensors else (type(left), left) != (type(right), right):
+            raise CaptureError("the two ways return something else")
+
+
+def _leaves(value: Any) -> list[Any]:
+    if isinstance(value, (list, tuple)):
+        return [leaf for item in value for leaf in _leaves(item)]
+    return [value]
+
+
+def _facts(node: Node) -> tuple[Any, ...]:
+    value = metadata(node)
+    return tuple(getattr(value, fact, None) for fact in ("shape", "dtype", "requires_grad"))
+
+
+class _Merge:
+    """The working state of one `merge_branches`."""
+
+    def __init__(self, module: GraphModule, condition: Node, other: GraphModule, truth: bool) -> None:
+        self.module = module
+        self.graph = module.graph
+        self.condition = condition
+        self.other = other
+        self.truth = truth
+        self.image: dict[Node, Node] = {}
+        """Of each node of the other graph, the one here that stands for it."""
+        self.renamed: dict[str, str] = {}
+        self.choices: dict[tuple[Any, ...], Node] = {}
+        self.alike: dict[str, str] = {}
+        """Of each tensor that is chosen, one of those that it is chosen from."""
+
+    def run(self, pairs: list[tuple[Node | None, Node | None]], sizes: Sizes, other_sizes: Sizes) -> Sizes:
+        before: Node | None = None
+        for node, twin in pairs:
+            if node is None:
+                assert twin is not None
+                before = self._taken_over(twin, other_sizes, before)
+                continue
+            before = node
+            if twin is not None:
+                self.image[twin] = node
+                self._joined(node, twin)
+            elif _is_guarded(node, sizes):
+                self._guard(node, self.truth)
+        self.graph.lint()
+        self.module.recompile()
+        shapes = {**self._here(other_sizes.shapes), **sizes.shapes}
+        shapes |= {name: shapes[one] for name, one in self.alike.items() if one in shapes}
+        return replace(
+            sizes,
+            shapes=shapes,
+            numbers={**self._here(other_sizes.numbers), **sizes.numbers},
+            conditions=tuple(dict.fromkeys((*sizes.conditions, *other_sizes.conditions))),
+            fixed=sizes.fixed or other_sizes.fixed,
+        )
+
+    def _here(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+        return {self.renamed[name]: fact for name, fact in facts.items() if name in self.renamed}
+
+    def _guard(self, node: Node, truth: bool) -> None:
+        """Compute it where the condition has this truth only."""
+        node.args = (self.condition, *node.args)
+        node.target = OnlyIf(node.target, truth)  # type: ignore[arg-type]
+
+    def _taken_over(self, twin: Node, sizes: Sizes, before: Node | None) -> Node:
+        """Copy a node that the other graph alone has, behind ``before``."""
+        if before is None:
+            before = next(iter(self.graph.nodes))
+            assert twin.op == "get_attr"
+        with self.graph.inserting_after(before):
+            copied = self.graph.node_copy(twin, self.image.__getitem__)
+        if twin.op == "get_attr":
+            copied.target = self._held(twin)
+        elif _is_guarded(twin, sizes):
+            self._guard(copied, not self.truth)
+        self.image[twin] = copied
+        self.renamed[twin.name] = copied.name
+        return copied
+
+    def _held(self, twin: Node) -> str:
+        """The name here of a constant, or a nested graph, that the other graph holds."""
+        number = 0
+        while hasattr(self.module, name := f"{_HELD}{number}"):
+            number += 1
+        setattr(self.module, name, lookup(self.other, twin))
+        return name
+
+    def _joined(self, node: Node, twin: Node) -> None:
+        """Let a node that both graphs have use in each run what its way would."""
+        left, right = _padded(node, twin)
+        node.args = self._merged(node, left, right)
+        node.kwargs = self._merged(node, node.kwargs, twin.kwargs)
+
+    def _merged(self, node: Node, left: Any, right: Any) -> Any:
+        if isinstance(right, Node):
+            right = self.image[right]
+        if left is right:
+            return left
+        if isinstance(left, dict) and isinstance(right, dict) and left.keys() == right.keys():
+            return {key: self._merged(node, value, right[key]) for key, value in left.items()}
+        alike = (
+            isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)) and len(left) == len(right)
+        )
+        if alike:
+            return type(left)([self._merged(node, a, b) for a, b in zip(left, right, strict=True)])
+        if type(left) is type(right) and not isinstance(left, Node) and left == right:
+            return left
+        return self._choice(node, left, right)
+
+    def _choice(self, node: Node, left: Any, right: Any) -> Node:
+        in_order = (left, right) if self.truth else (right, left)
+        key = tuple(side if isinstance(side, Node) else repr(side) for side in in_order)
+        if key in self.choices:
+            return self.choices[key]
+        with self.graph.inserting_before(node):
+            choice = self.graph.call_function(choose, (self.condition, *in_order))
+        choice.meta["nn_module_stack"] = node.meta.get("nn_module_stack", {})
+        one, two = in_order
+        if isinstance(one, Node) and isinstance(two, Node) and _facts(one) == _facts(two):
+            choice.meta["val"] = metadata(one)
+            self.alike[choice.name] = one.name
+        self.choices[key] = choice
+        return choice
+
+
+def _is_guarded(node: Node, sizes: Sizes) -> bool:
+    """Whether it is not to run in the other branch; sizes are read in either."""
+    computes = node.op == "call_function" and node.name not in sizes.numbers
+    return computes and node.target is not require_condition
+
+
+def _padded(node: Node, twin: Node) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    if len(node.args) == len(twin.args):
+        return node.args, twin.args
+    return all_arguments(node.target, node.args), all_arguments(twin.target, twin.args)

@@ -1,0 +1,220 @@
+"""Proof that a captured graph is the model: both run on the same samples, and everything is compared.
+
+A capture can be wrong without a word: a tracer goes another way than the model does when it runs, loses a
+backward pass, or keeps a number that depends on data. Only the eager model can tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from partita._torch.memory import free_bytes
+from partita._torch.pytree import flatten
+from partita._torch.tensors import has_memory
+from partita.capture.differing_node import differing_node
+from partita.capture.modes import in_mode
+from partita.capture.samples import Sample, samples
+from partita.capture.sizes import Sizes
+from partita.graph.effects import metadata
+from partita.verification import Verification, verify
+from partita.verification.compare import EXACT, Tolerance
+
+__all__ = ["CLOSE", "UNASKED", "Disproof", "Proof", "Prove", "proven", "tolerance_of"]
+
+CLOSE = Tolerance(rtol=1e-4, atol=1e-5)
+"""What ``prove="close"`` accepts."""
+
+_IGNORED = ("attribute", "printed text")
+"""What a graph is known not to keep: Python attributes that ``forward`` sets, and what it prints."""
+
+_NUDGE = 1.0625
+_SHOWN = 3
+
+Prove = bool | Literal["close"] | Tolerance
+"""True: bit for bit; ``"close"``: as `CLOSE`; or a tolerance; False: not at all."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What is known of a captured graph.
+
+    Attributes:
+        holds: whether the graph was compared with the eager model and was equal.
+        text: what was compared, or why nothing was.
+    """
+
+    holds: bool
+    text: str
+
+    def __str__(self) -> str:
+        return f"{'proven' if self.holds else 'not proven'}: {self.text}"
+
+
+UNASKED = Proof(False, "it was not asked for")
+
+
+class Disproof(Exception):
+    """A captured graph is not the model. The text says on which sample, in what, and from which node on.
+
+    Attributes:
+        training: the mode in which they differ.
+    """
+
+    def __init__(self, training: bool, text: str) -> None:
+        super().__init__(text)
+        self.training = training
+
+
+def tolerance_of(prove: Prove) -> Tolerance | None:
+    """How far apart numbers may be; None where nothing is to be proven.
+
+    Raises:
+        ValueError: another value.
+    """
+    if isinstance(prove, Tolerance):
+        return prove
+    if prove == "close":
+        return CLOSE
+    if prove is True or prove is False:
+        return EXACT if prove else None
+    raise ValueError(
+        f'prove is {prove!r}: give True (bit for bit), "close", a Tolerance(rtol=..., atol=...), or False'
+    )
+
+
+def proven(
+    model: nn.Module,
+    graphs: Mapping[bool, GraphModule],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    tolerance: Tolerance | None,
+) -> Proof:
+    """Compare graphs with the model that they were captured from: outputs and their types, gradients of
+    parameters and inputs, buffers, random numbers.
+
+    Args:
+        graphs: by mode; the same one twice where one serves both.
+        args: of the example.
+        kwargs: of the example.
+        tolerance: None: nothing is compared.
+
+    Raises:
+        Disproof: they differ.
+    """
+    if tolerance is None:
+        return UNASKED
+    reason = _obstacle(model, graphs, args, kwargs)
+    if reason:
+        return Proof(False, reason)
+    seen: list[str] = []
+    for training, graph in graphs.items():
+        names = [node.name for node in graph.graph.find_nodes(op="placeholder", sort=True)]
+        for sample in samples(args, kwargs, Sizes.of(graph), names):
+            nudged = _nudged(model) if sample.other_weights else nullcontext()
+            with in_mode(model, training), in_mode(graph, training), nudged:
+                outcome = _compared(model, graph, sample, tolerance)
+            if isinstance(outcome, Proof):
+                return outcome
+            if isinstance(outcome, str):
+                raise Disproof(training, f"on {outcome}")
+            if outcome is not None:
+                seen.append(outcome.kind)
+    kinds = ", ".join(dict.fromkeys(seen))
+    exact = "bit for bit" if tolerance.exact else f"within rtol={tolerance.rtol:g}, atol={tolerance.atol:g}"
+    modes = " and ".join("training" if training else "evaluation" for training in graphs)
+    return Proof(True, f"equal to the eager model {exact} in {modes} on {kinds}")
+
+
+def _compared(
+    model: nn.Module, graph: GraphModule, sample: Sample, tolerance: Tolerance
+) -> Sample | str | Proof | None:
+    """The sample where both are equal; a text where they differ; None where the model does not take it, or
+    the graph says by itself that it does not; a `Proof` that does not hold where none can be made.
+    """
+    try:
+        found = _verify(graph, model, sample, tolerance)
+    except TypeError as error:  # it runs copies
+        return Proof(False, f"the model can't be copied ({error})")
+    if found.raised is not None:
+        return _compared(model, graph, sample.gentle, tolerance) if sample.gentle else None
+    differences = [one for one in found.differences if one.kind not in _IGNORED]
+    if not differences:
+        return sample
+    if any(one.kind == "exception" and _refused(one.message) for one in differences):
+        return None
+    if any(one.kind == "exception" and "candidate: none" in one.message for one in differences):
+        # the model does not take this sample, the graph does
+        return _compared(model, graph, sample.gentle, tolerance) if sample.gentle else None
+    again = _verify(model, model, sample, tolerance)
+    if not again.ok and {one.where for one in differences} <= {one.where for one in again.differences}:
+        return Proof(False, f"two runs of the model itself differ in {again.differences[0].where}")
+    lines = [f"{sample.kind}: {one}" for one in differences[:_SHOWN]]
+    if len(differences) > _SHOWN:
+        lines.append(f"and {len(differences) - _SHOWN} more differences")
+    return "\n    ".join([*lines, *differing_node(graph, model, sample, differences[0])])
+
+
+def _verify(candidate: nn.Module, model: nn.Module, sample: Sample, tolerance: Tolerance) -> Verification:
+    return verify(
+        candidate,
+        model,
+        sample.args,
+        sample.kwargs,
+        rtol=tolerance.rtol,
+        atol=tolerance.atol,
+        explain=False,
+    )
+
+
+def _refused(message: str) -> bool:
+    """Whether the graph has said that it does not hold for such data."""
+    return "candidate: ExecutionError" in message or "candidate: SignatureMismatch" in message
+
+
+@contextmanager
+def _nudged(model: nn.Module) -> Iterator[None]:
+    """Let floating-point parameters and buffers have other values: a number that was read from them while the
+    model was traced is wrong then.
+    """
+    held = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}.values()
+    before = [(tensor, tensor.data) for tensor in held if tensor.is_floating_point()]
+    try:
+        for tensor, values in before:
+            tensor.data = values * _NUDGE
+        yield
+    finally:
+        for tensor, values in before:
+            tensor.data = values
+
+
+def _obstacle(
+    model: nn.Module, graphs: Mapping[bool, GraphModule], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> str:
+    """Why nothing can be compared; empty where it can."""
+    held = [*model.parameters(), *model.buffers()]
+    given = [leaf for leaf in flatten((args, dict(kwargs)))[0] if isinstance(leaf, Tensor)]
+    if not all(map(has_memory, (*held, *given))):
+        return "the model, or its example, is on the meta device or fake, and can't run"
+    state = sum(tensor.numel() * tensor.element_size() for tensor in held)
+    work = max(sum(_bytes(graph)) for graph in graphs.values())
+    needed = 5 * state + 3 * work  # two copies with their gradients; values and what autograd keeps of them
+    devices = {tensor.device for tensor in (*held, *given)}
+    for device in devices:
+        free = free_bytes(device)
+        if free is not None and needed > free:
+            return f"it would take about {needed >> 20:,} MiB on {device}, and {free >> 20:,} MiB are free"
+    return ""
+
+
+def _bytes(graph: GraphModule) -> Iterator[int]:
+    for node in graph.graph.nodes:
+        value = metadata(node)
+        if node.op.startswith("call_") and isinstance(value, torch.Tensor):
+            yield value.numel() * value.element_size()

@@ -1,0 +1,94 @@
+"""Branches on data in a graph that is cut: every stage looks by itself.
+
+What is a mask in one branch and None in the other can't be sent. It is made in each stage that uses it, from
+tensors that can::
+
+    stage 0   condition ── mask ─┬─ sdpa           stage 0   condition ── mask ── sdpa
+              ───────────────────┼───────    -->            ──────────── all, padding (tensors) ────
+    stage 1                      └─ sdpa           stage 1   condition ── mask ── sdpa
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+
+from partita.errors import CaptureError
+from partita.graph.conditions import OnlyIf, depends_on_branch
+from partita.graph.effects import metadata
+from partita.graph.state import lookup
+
+__all__ = ["branch_nodes", "repeat_branches"]
+
+
+def branch_nodes(whole: GraphModule) -> Iterator[Node]:
+    """The nodes whose values can't be sent."""
+    return (node for node in whole.graph.nodes if node.op == "call_function" and depends_on_branch(node))
+
+
+def repeat_branches(whole: GraphModule, assignment: dict[str, int]) -> None:
+    """Give each stage its own copy of what it uses of a branch, in place.
+
+    Args:
+        assignment: the stage of each node that computes; changed, and the new nodes are added.
+
+    Raises:
+        CaptureError: something that is trained is computed in one branch only and used by several stages.
+    """
+    nodes = list(branch_nodes(whole))
+    branching = set(nodes)
+    wanted: dict[Node, dict[int, list[Node]]] = {}
+    for node in reversed(nodes):
+        users: dict[int, list[Node]] = {}
+        for user in node.users:
+            for stage in wanted[user] if user in branching else (assignment.get(user.name),):
+                if stage is not None:
+                    users.setdefault(stage, []).append(user)
+        wanted[node] = users
+        if len(users) > 1 and isinstance(node.target, OnlyIf) and _is_trained(whole, node):
+            raise CaptureError(
+                f"{node.name!r} is computed in one branch on data only, is trained, and is used by "
+                f"stages {sorted(users)}, which can't share it: cut so that one stage has all of its uses"
+            )
+    copies: dict[tuple[Node, int], Node] = {}
+    for node in nodes:
+        stages = sorted(wanted[node]) or [assignment[node.name]]
+        for stage in stages[1:]:
+            with whole.graph.inserting_after(node):
+                copied = whole.graph.node_copy(node, partial(_copy_in, copies, stage))
+            copies[node, stage] = copied
+            assignment[copied.name] = stage
+            for user in wanted[node][stage]:
+                if user not in branching:
+                    user.replace_input_with(node, copied)
+        assignment[node.name] = stages[0]
+    for node in nodes:
+        # the first stage of this node may be a later one of its operands
+        for operand in node.all_input_nodes:
+            if (operand, assignment[node.name]) in copies:
+                node.replace_input_with(operand, copies[operand, assignment[node.name]])
+    if copies:
+        whole.graph.lint()
+        whole.recompile()
+
+
+def _copy_in(copies: Mapping[tuple[Node, int], Node], stage: int, node: Node) -> Node:
+    return copies.get((node, stage), node)
+
+
+def _is_trained(whole: GraphModule, node: Node) -> bool:
+    """Whether a gradient may flow to a parameter or an input through a node."""
+    waiting, seen = [node], {node}
+    while waiting:
+        current = waiting.pop()
+        held = lookup(whole, current) if current.op == "get_attr" else metadata(current)
+        leaf = isinstance(held, nn.Parameter) or (current.op == "placeholder" and isinstance(held, Tensor))
+        if leaf and held.requires_grad:
+            return True
+        fresh = [operand for operand in current.all_input_nodes if operand not in seen]
+        seen.update(fresh)
+        waiting += fresh
+    return False

@@ -1,0 +1,42 @@
+"""What ranks in one process share by mistake: two stages with a tied weight are two memories on a network."""
+
+from __future__ import annotations
+
+import copy
+
+from torch import Tensor, nn
+
+from partita._torch.tensors import has_memory
+from partita.errors import ExecutionError
+from partita.pipelining.stages.materialise import tensor_slots
+from partita.runtime import Comm, InProcessComm
+
+__all__ = ["with_own_memory"]
+
+
+def with_own_memory(module: nn.Module, comm: Comm | None, *, wrapped: bool = False) -> nn.Module:
+    """``module`` itself, or, where another rank of an `InProcessWorld` holds some of its tensors, a copy with
+    copies of these. Two stages on one rank go on sharing theirs.
+
+    Args:
+        wrapped: it is inside of another module, so that it can't be replaced by a copy.
+
+    Raises:
+        ExecutionError: a wrapped module would have to be copied.
+    """
+    if not isinstance(comm, InProcessComm):
+        return module
+    tensors: dict[int, Tensor] = {}
+    for _, _, name, tensor in tensor_slots(module):
+        if id(tensor) in tensors:
+            continue
+        tensors[id(tensor)] = comm.own(tensor) if has_memory(tensor) else tensor
+        if wrapped and tensors[id(tensor)] is not tensor:
+            raise ExecutionError(
+                f"{name!r} is held by another rank of this process too, and a wrapped module can't be given "
+                "a copy of it: build the stage first, then wrap stage.module"
+            )
+    if all(id(tensor) == key for key, tensor in tensors.items()):
+        return module
+    own: nn.Module = copy.deepcopy(module, dict[int, object](tensors))
+    return own

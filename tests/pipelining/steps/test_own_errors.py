@@ -1,0 +1,79 @@
+"""What one rank can find wrong by itself it raises before it waits for the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from partita.errors import ExecutionError, MicrobatchError, SignatureMismatch
+from partita.pipelining import Pipe, PipelineStage, Schedule1F1B, SplitPoint, pipeline
+from partita.runtime import Comm, InProcessWorld
+
+BATCH = torch.zeros(8, 4)
+
+
+@pytest.fixture(scope="module")
+def pipe() -> Pipe:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    return pipeline(model, (BATCH[:2],), split_spec={"0": SplitPoint.END})
+
+
+def _alone(build: Callable[[Comm], Any], rank: int, *args: Any, **kwargs: Any) -> None:
+    """Only this rank makes a step: it would wait for ever."""
+
+    def body(comm: Comm) -> None:
+        schedule = Schedule1F1B(build(comm), 4, nn.functional.mse_loss)
+        if comm.rank == rank:
+            schedule.step(*args, **kwargs)
+        comm.barrier()
+
+    InProcessWorld(2).run(body)
+
+
+def _plain(comm: Comm) -> PipelineStage:
+    return PipelineStage(nn.Linear(4, 4), comm.rank, 2, "cpu", comm=comm)
+
+
+@pytest.mark.parametrize(
+    ("args", "error", "message"),
+    [
+        ((BATCH.double(),), SignatureMismatch, "float64"),
+        ((BATCH[:, :3],), SignatureMismatch, r"\[2, 3\]"),
+        ((BATCH, BATCH), ValueError, "takes 1 positional arguments, got 2"),
+        ((BATCH[:3],), MicrobatchError, "a batch of 3 can't fill 4"),
+    ],
+)
+def test_arguments_of_a_captured_stage(pipe: Pipe, args: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        _alone(lambda comm: pipe.build_stage(comm.rank, comm=comm), 0, *args)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"target": BATCH[:3]}, "a batch of 3 can't fill 4"),
+        ({"target": BATCH, "loss_weights": (0.5, 0.5)}, "has 2 values for 4 microbatches"),
+    ],
+)
+def test_what_the_loss_is_given(pipe: Pipe, plain: bool, kwargs: Any, message: str) -> None:
+    build = _plain if plain else lambda comm: pipe.build_stage(comm.rank, comm=comm)
+    with pytest.raises(MicrobatchError, match=message):
+        _alone(build, 1, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("args", "error", "message"),
+    [
+        ((BATCH[:3],), MicrobatchError, "a batch of 3 can't fill 4"),
+        ((BATCH[:, :3],), ExecutionError, "stage 0"),
+        ((BATCH, BATCH), ExecutionError, "stage 0"),
+    ],
+)
+def test_arguments_of_a_stage_that_is_a_plain_module(args: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        _alone(_plain, 0, *args)
