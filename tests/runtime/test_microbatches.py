@@ -151,6 +151,10 @@ def test_a_block_mask_is_cut_with_the_function_that_it_is_made_of() -> None:
     broadcast = create_block_mask(lambda b, h, q, k: q >= k, None, None, 128, 128, device="cpu")
     for args, _ in split_args((x, broadcast), None, 5):
         assert torch.equal(_dense(args[1]), _dense(broadcast))
+    spec = (None, TensorChunkSpec(0))  # cut by itself: 5 masks beside 3 samples
+    masks = [args[1] for args, _ in split_args((x[:3], mask), None, 2, spec)]
+    assert [len(part.kv_num_blocks) for part in masks] == [3, 2]
+    assert torch.equal(torch.cat([_dense(part) for part in masks]), _dense(mask))
 
 
 def test_tensors_with_a_spec_are_each_cut_by_themselves() -> None:
