@@ -44,3 +44,30 @@ def _fresh_compiler() -> Iterator[None]:
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is not None:
         dynamo.reset()
+
+
+class _AtOnce:
+    """Tells of a failure when it happens, so that a run that is cut off has told of it."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Called in the process that prints, for the tests of all workers."""
+        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and reporter is not None:
+            reporter.write_line("")
+            reporter.write_line(f"FAILED in {report.when}: {report.nodeid}", red=True)
+            reporter.write_line(f"    {_reason(report)}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Only where there is somebody to tell: a worker's reports reach the process that started it."""
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_AtOnce(config))
+
+
+def _reason(report: pytest.TestReport) -> str:
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = str(report.longrepr) if crash is None else f"{crash.path}:{crash.lineno}: {crash.message}"
+    return "\n    ".join(text.splitlines()[:12])

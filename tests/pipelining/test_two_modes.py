@@ -13,6 +13,7 @@ from tests.pipelining.running import Record, assert_equal, assert_same, cut, pip
 from torch import Tensor, nn
 from torch.nn import functional
 
+import partita
 from partita.errors import CaptureError, ExecutionError, SignatureMismatch
 from partita.pipelining import (
     ScheduleGPipe,
@@ -259,3 +260,17 @@ def test_both_graphs_make_their_tensors_where_the_stage_is() -> None:
     materialise(module, "cpu")
     for mode in (True, False):
         assert module.train(mode)(x).device.type == "cpu"
+
+
+@pytest.mark.parametrize("ways", [{"stages": 2}, {"split_spec": {"1": SplitPoint.BEGINNING}}])
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_one_mode_is_cut_whatever_mode_the_model_is_in(mode: str, ways: dict[str, Any]) -> None:
+    # measuring and tracing ran the graph in the model's mode, and raised that it should be switched
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 4)).train(mode != "train")
+    x = torch.randn(2, 4)
+    pipe = pipeline(model, (x,), modes=mode, **ways)
+    assert pipe.num_stages == 2
+    assert pipe.training == model.training
+    with pytest.raises(CaptureError, match=rf"call \.{mode}\(\) on it"):
+        pipe(x)
+    partita.verify(pipe.train(mode == "train"), model.train(mode == "train"), (x,)).check()

@@ -18,7 +18,15 @@ from torch.fx import Graph, GraphModule, Node
 
 from partita.errors import CaptureError
 
-__all__ = ["captures_training", "copy_flags", "drop_mode_check", "in_mode", "mode_flag", "require_mode"]
+__all__ = [
+    "captured_mode",
+    "captures_training",
+    "copy_flags",
+    "drop_mode_check",
+    "in_mode",
+    "mode_flag",
+    "require_mode",
+]
 
 _FLAG = "training"
 
@@ -44,7 +52,13 @@ def require_mode(training: bool, captured: bool, reason: str = "") -> None:
 
 def captures_training(module: GraphModule) -> bool:
     """Whether a graph that holds for one mode only holds for training."""
-    return any(node.args[1] for node in module.graph.find_nodes(op="call_function", target=require_mode))
+    return captured_mode(module) is True
+
+
+def captured_mode(module: GraphModule) -> bool | None:
+    """The one mode that a graph holds for; None: both."""
+    checks = module.graph.find_nodes(op="call_function", target=require_mode)
+    return next((bool(node.args[1]) for node in checks), None)
 
 
 def drop_mode_check(module: GraphModule) -> None:

@@ -54,6 +54,8 @@ def samples(
         seed: of what is drawn.
     """
     leaves, structure = flatten_with_path((args, dict(kwargs)))
+    called = dict(enumerate(names))  # "mask" says more than "[0][1]"
+    leaves = [(f"{path} {called.get(number, '')}", leaf) for number, (path, leaf) in enumerate(leaves)]
     yield Sample("the example", args, dict(kwargs))
     shapes = _larger(sizes, names, [leaf for _, leaf in leaves])
     generator = torch.Generator().manual_seed(seed)

@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 
 from partita._torch.tensors import has_memory
 from partita.capture import Captured, Modes, capture
-from partita.capture.modes import captures_training, copy_flags, drop_mode_check
+from partita.capture.modes import captured_mode, captures_training, copy_flags, drop_mode_check
 from partita.capture.proof import Prove
 from partita.errors import InfeasiblePlan, NotProven, PlanError
 from partita.graph.cost import NodeCost, estimate, measure
@@ -179,15 +179,20 @@ def pipeline(
     pipe = Pipe(
         whole, _cut(whole, assignment), captured.signature, plan, loss_spec, other, proof=captured.proof
     )
-    if other is not None:
+    if other is not None or captured_mode(whole) is not None:
         _follow_flags(module, pipe)
     check_state(module, [pipe.get_stage_module(index) for index in range(pipe.num_stages)])
     return pipe
 
 
 def _by_mode(captured: Captured) -> tuple[Captured, Captured | None]:
-    """The graph that is cut first, and that of evaluation where it is another. Both run in either mode."""
+    """The graph that is cut first, and that of evaluation where it is another. Both run in either mode; where
+    one mode only was captured, its graph is in that mode.
+    """
     if captured.other is None:
+        only = captured_mode(captured.module)
+        if only is not None:
+            captured.module.train(only)
         return captured, None
     train, evaluation = captured, captured.other
     if not captures_training(train.module):
@@ -199,7 +204,7 @@ def _by_mode(captured: Captured) -> tuple[Captured, Captured | None]:
 
 
 def _follow_flags(model: nn.Module, pipe: Pipe) -> None:
-    """Let a pipe with two graphs be in the model's mode."""
+    """Let a pipe that was cut in a mode of its own be in the model's."""
     pipe.train(model.training)
     for index in range(pipe.num_stages):
         copy_flags(model, pipe.get_stage_module(index))

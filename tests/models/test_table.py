@@ -6,14 +6,18 @@ import sys
 from pathlib import Path
 
 import pytest
-from tools import hf_table
-from tools.hf import page as pages
-from tools.hf.row import CELLS, Row
-from tools.hf.zoo import ZOO
+from tools import models_table
+from tools.models import page as pages
+from tools.models.row import CELLS, Row
+from tools.models.zoo import PARTS, ZOO
+
+FIRST, SECOND = (tuple(architecture.name for architecture in part) for part in PARTS)
 
 
 def _row(name: str, **cells: str) -> Row:
-    return Row(name, "decoder", "Model", cells=dict.fromkeys(CELLS, "") | cells, torch_own="equal")
+    row = Row(name, "decoder", "Model", cells=dict.fromkeys(CELLS, "") | cells, torch_own="equal")
+    row.batch = "open"
+    return row
 
 
 @pytest.fixture
@@ -22,21 +26,29 @@ def _versions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_names_in_the_zoo_are_unique() -> None:
-    assert len({architecture.name for architecture in ZOO}) == len(ZOO) >= 40
+    assert len({architecture.name for architecture in ZOO}) == len(ZOO)
+    assert len(FIRST) >= 100
+    assert len(SECOND) >= 60
+
+
+def test_no_model_of_the_second_part_is_in_the_first() -> None:
+    first, second = ({architecture.model for architecture in part} for part in PARTS)
+    adapted = {architecture.model for architecture in PARTS[1] if architecture.family == "peft"}
+    assert not first & (second - adapted)
 
 
 @pytest.mark.usefixtures("_versions")
 def test_the_page_counts_what_passed_and_says_why_the_rest_did_not() -> None:
-    text = pages.page([_row("good"), _row("bad", **{"4 eval": "ValueError: odd | number"})])
+    text = pages.page([_row(FIRST[0]), _row(FIRST[1], **{"4 eval": "ValueError: odd | number"})])
     assert "**1 of 2 are equal in everything" in text
-    assert "- **bad** (4 eval): `ValueError: odd / number`" in text
-    assert "| good | `Model` | equal |" in text
+    assert f"- **{FIRST[1]}** (4 eval): `ValueError: odd / number`" in text
+    assert f"| {FIRST[0]} | `Model` | equal |" in text
     assert "torch 1.2.3, transformers 1.2.3" in text
 
 
 @pytest.mark.usefixtures("_versions")
 def test_what_torch_cuts_elsewhere_is_not_said_to_differ() -> None:
-    row = _row("shared")
+    row = _row(FIRST[0])
     row.torch_own = "AssertionError: cut in 5, not 2"
     assert "| equal | cut in 5 |" in pages.page([row])
     row.torch_own = "AssertionError: outputs differ"
@@ -44,9 +56,20 @@ def test_what_torch_cuts_elsewhere_is_not_said_to_differ() -> None:
 
 
 @pytest.mark.usefixtures("_versions")
+def test_the_second_part_tells_a_refusal_from_a_difference() -> None:
+    refused = _row(SECOND[0], **{"2 train": "CaptureError: can't"})
+    differing = _row(SECOND[1], **{"2 train": "AssertionError: batch of 3: VerificationFailed: not equal"})
+    text = pages.page([_row(FIRST[0]), refused, differing])
+    assert f"| {SECOND[0]} | `Model` | **refused** | equal |" in text
+    assert f"| {SECOND[1]} | `Model` | **differs** | equal |" in text
+    assert "**1 of 1 are equal" in text
+    assert "**0 of 2 are equal" in text
+
+
+@pytest.mark.usefixtures("_versions")
 def test_the_page_names_no_path_of_the_machine_that_made_it() -> None:
     text = pages.page(
-        [_row("bad", **{"2 step": "at x = y  # /home/me/site-packages/transformers/models/a/b.py:3"})]
+        [_row(FIRST[0], **{"2 step": "at x = y  # /home/me/site-packages/transformers/models/a/b.py:3"})]
     )
     assert "/home/me" not in text
     assert "…/a/b.py:3" in text
@@ -57,7 +80,7 @@ def test_a_row_whose_process_dies_is_a_row(monkeypatch: pytest.MonkeyPatch, tmp_
     script.write_text("#!/bin/sh\necho 'Segmentation fault' >&2\nexit 139\n")
     script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
-    row = hf_table.run_row(ZOO[0], limit=60)
+    row = models_table.run_row(ZOO[0], limit=60)
     assert not row.passed
     assert set(row.cells.values()) == {"exit status 139: Segmentation fault"}
 
@@ -68,6 +91,6 @@ def test_a_row_that_takes_too_long_keeps_what_it_had(monkeypatch: pytest.MonkeyP
     script.write_text(f"#!/bin/sh\necho '{done}'\nexec sleep 600\n")
     script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
-    row = hf_table.run_row(ZOO[0], limit=1)
+    row = models_table.run_row(ZOO[0], limit=1)
     assert row.cells["2 train"] == ""
     assert row.cells["4 step"] == "not done after 1 s"

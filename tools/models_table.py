@@ -1,12 +1,22 @@
 """Cut Hugging Face architectures and write ``docs/models.md``: which are equal to the uncut model, which are
 not, and why.
 
-    python -m tools.hf_table                     all of them, two at a time; rewrites docs/models.md
-    python -m tools.hf_table --only llama --only t5     some; prints, writes nothing
-    python -m tools.hf_table --json rows.json    keep the rows as data; goes on where a run was stopped
+    python -m tools.models_table                     all of them, two at a time; rewrites docs/models.md
+    python -m tools.models_table --only llama --only t5     some; prints, writes nothing
+    python -m tools.models_table --part 2 --cut 2    those of the second part, cut in 2 only; writes nothing
+    python -m tools.models_table --json rows.json    keep the rows as data; goes on where a run was stopped
 
 Each architecture has a process of its own with a time limit, so that a crash is a row and not the end.
-Needs the extra ``hf``: pip install 'partita[hf]'.
+
+The first part needs the extra ``hf``, pip install 'partita[hf]', the second more libraries. Some of them ask
+for a torchvision, and that for a torch of its own; so install them beside, and without what they ask for::
+
+    pip install --no-deps --target zoo-site timm torchvision pillow peft accelerate psutil diffusers \\
+        requests importlib-metadata zipp urllib3 charset-normalizer certifi x-transformers einops einx \\
+        frozendict loguru torch-einops-utils
+    PYTHONPATH=zoo-site python -m tools.models_table
+
+What of torchvision is compiled need not fit: `tools.models.torchvision_stub` declares its operators then.
 """
 
 from __future__ import annotations
@@ -15,6 +25,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
@@ -23,9 +34,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from tools.hf.page import page
-from tools.hf.row import CELLS, Row
-from tools.hf.zoo import ZOO, Architecture
+from tools.models.architecture import Architecture
+from tools.models.page import page
+from tools.models.row import CELLS, STAGES, Row
+from tools.models.zoo import PARTS, ZOO
 
 __all__ = ["main"]
 
@@ -33,13 +45,14 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "models.md"
 
 
-def run_row(architecture: Architecture, limit: float) -> Row:
+def run_row(architecture: Architecture, limit: float, stages: Sequence[int] = STAGES) -> Row:
     """The row of one architecture, made in a process of its own.
 
     Args:
         limit: seconds; what is not compared by then says so in its cell.
+        stages: into how many it is cut, one after the other.
     """
-    command = [sys.executable, "-m", "tools.hf.row", architecture.name]
+    command = [sys.executable, "-m", "tools.models.row", architecture.name, *map(str, stages)]
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
@@ -60,7 +73,8 @@ def run_row(architecture: Architecture, limit: float) -> Row:
         else Row(architecture.name, architecture.family, architecture.model)
     )
     for cell in CELLS:
-        row.cells.setdefault(cell, end)
+        if int(cell.split()[0]) in stages:
+            row.cells.setdefault(cell, end)
     row.torch_own = row.torch_own or end
     return row
 
@@ -77,8 +91,10 @@ def main(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Keep rows here; those found in it are not made again.")
     ] = None,
+    part: Annotated[int | None, typer.Option(help="Of the page: 1 or 2.")] = None,
+    cut: Annotated[list[int] | None, typer.Option(help="Into so many stages; 2 and 4 otherwise.")] = None,
     jobs: Annotated[int, typer.Option(help="How many at a time.")] = 2,
-    limit: Annotated[float, typer.Option(help="Seconds for one architecture.")] = 300.0,
+    limit: Annotated[float, typer.Option(help="Seconds for one architecture.")] = 600.0,
     out: Annotated[
         Path | None, typer.Option(help="Write the page here; docs/models.md for a run of all.")
     ] = None,
@@ -90,23 +106,27 @@ def main(
     if unknown:
         console.print(f"there is no architecture {', '.join(unknown)}; there are {', '.join(known)}")
         raise typer.Exit(2)
-    chosen = [architecture for architecture in ZOO if not only or architecture.name in only]
+    listed = ZOO if part is None else PARTS[part - 1]
+    stages = tuple(cut or STAGES)
+    chosen = [architecture for architecture in listed if not only or architecture.name in only]
     rows = _kept(json_file)
     waiting = [architecture for architecture in chosen if architecture.name not in rows]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress, ThreadPoolExecutor(jobs) as pool:
         task = progress.add_task("architectures", total=len(waiting))
-        for future in as_completed([pool.submit(run_row, architecture, limit) for architecture in waiting]):
+        for future in as_completed(
+            [pool.submit(run_row, architecture, limit, stages) for architecture in waiting]
+        ):
             row = future.result()
             rows[row.name] = row
             _keep(rows, json_file)
             progress.advance(task)
-            progress.console.print(_told(row))
+            progress.console.print(_told(row, stages))
     ordered = [rows[architecture.name] for architecture in chosen]
-    target = out or (None if only else PAGE)
+    target = out or (None if only or part or cut else PAGE)
     if target is not None:
         target.write_text(page(ordered), encoding="utf-8")
-    passed = sum(row.passed for row in ordered)
+    passed = sum(row.passed_in(stages) for row in ordered)
     console.print(f"{passed} of {len(ordered)} equal to the uncut model in everything that was compared")
 
 
@@ -121,8 +141,8 @@ def _keep(rows: dict[str, Row], file: Path | None) -> None:
         file.write_text(json.dumps([asdict(row) for row in rows.values()], indent=1) + "\n", encoding="utf-8")
 
 
-def _told(row: Row) -> str:
-    if row.passed:
+def _told(row: Row, stages: Sequence[int]) -> str:
+    if row.passed_in(stages):
         return f"{row.name}: equal ({row.seconds:.0f} s)"
     wrong = {text: cell for cell, text in reversed(row.cells.items()) if text}
     return "\n".join([f"{row.name}:", *(f"  {cell}: {text[:300]}" for text, cell in wrong.items())])

@@ -9,8 +9,9 @@ import pytest
 if importlib.util.find_spec("transformers") is None:
     pytest.skip("transformers is not installed: pip install 'partita[hf]'", allow_module_level=True)
 
-from tools.hf.row import MICROBATCHES, SAMPLES, Cuts
-from tools.hf.zoo import ZOO, make_inputs, make_model
+from tools.models.architecture import make_inputs, make_model
+from tools.models.cuts import MICROBATCHES, SAMPLES, Cuts
+from tools.models.zoo import ZOO
 
 pytestmark = [
     pytest.mark.slow,

@@ -1,1 +1,0 @@
-"""Hugging Face architectures, cut and compared: what ``tools/hf_table.py`` runs."""

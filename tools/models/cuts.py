@@ -1,0 +1,206 @@
+"""A model cut in so many stages, and everything that is compared with the model itself."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from tools.models.stillness import draws, still
+from torch import Tensor, nn
+
+import partita
+from partita.errors import PartitaError
+from partita.pipelining import Pipe, Schedule1F1B, UncutReference, pipeline
+from partita.runtime import Comm, InProcessWorld, Replicate, TensorChunkSpec, merge
+from partita.verification.tree import tensors
+
+__all__ = ["MICROBATCHES", "SAMPLES", "Cuts", "EagerCuts"]
+
+MICROBATCHES = 4
+SAMPLES = 2
+"""In a microbatch."""
+
+
+class Cuts:
+    """A model cut in so many stages, once; the pipe follows ``train()`` and ``eval()``.
+
+    Where the model can't be cut in one mode, it is tried again in the other.
+    """
+
+    def __init__(self, model: nn.Module, inputs: dict[str, Any], stages: int) -> None:
+        self.model = model
+        self.inputs = inputs
+        self.stages = stages
+        self._pipe: Pipe | None = None
+        self._refused: dict[bool, PartitaError] = {}
+
+    def in_mode(self, training: bool) -> Pipe:
+        """The pipe in that mode; the model goes along."""
+        self.model.train(training)
+        if training in self._refused:
+            raise self._refused[training]
+        if self._pipe is None:
+            try:
+                self._pipe = self._cut()
+            except PartitaError as error:
+                self._refused[training] = error
+                raise
+        return self._pipe.train(training)
+
+    def _cut(self) -> Pipe:
+        pipe = pipeline(self.model, (), self.inputs, stages=self.stages, microbatches=MICROBATCHES)
+        if pipe.num_stages != self.stages:
+            raise AssertionError(f"{pipe.num_stages} stages, not {self.stages}")
+        return pipe
+
+    def compare_calls(self, *, training: bool, inputs: Mapping[str, Any] | None = None) -> None:
+        """A call of the pipe is one of the model: outputs, gradients, buffers, random state, bit for bit.
+
+        Args:
+            inputs: those that it was cut with, where not given.
+        """
+        given = dict(self.inputs if inputs is None else inputs)
+        pipe = self.in_mode(training)
+        compared = partita.verify(pipe, self.model, (), given, explain=False)
+        if any(difference.kind == "exception" for difference in compared.differences):
+            copy.deepcopy(pipe)(**given)  # what it raises says more
+        compared.check()
+        if compared.raised is not None:
+            raise AssertionError(f"the model itself raises: {compared.raised}")
+
+    def compare_steps(self, batch: dict[str, Any]) -> None:
+        """A 1F1B step of ranks is the uncut graph over the same microbatches: outputs, losses, gradients,
+        state.
+        """
+        pipe = self.in_mode(True)
+        whole = copy.deepcopy(pipe.whole)
+        expected: list[Tensor] = []
+        outputs = UncutReference(whole, MICROBATCHES, loss).step(target=_nothing(), losses=expected, **batch)
+        _same_step(pipe, whole, outputs, expected, batch, {})
+
+
+class EagerCuts(Cuts):
+    """Like `Cuts`, but a step is compared with the model itself, run over the microbatches in order.
+
+    The random numbers of a step are those of its microbatches and places, not the model's: so a model that
+    draws some is compared without dropout, and where that does not help, in evaluation mode.
+    """
+
+    def compare_eager_steps(self, microbatches: Sequence[dict[str, Any]], shared: Sequence[str]) -> None:
+        """A 1F1B step of ranks is the model over these microbatches: outputs, losses, gradients, state.
+
+        Args:
+            microbatches: what each is given; all have as many samples.
+            shared: arguments that are the same in each.
+        """
+        self.model.train()
+        model, training, cuts = self.model, True, self
+        if draws(model, microbatches[0]):
+            model = still(self.model)
+            training = not draws(model, microbatches[0])
+            cuts = EagerCuts(model, self.inputs, self.stages)
+        pipe = cuts.in_mode(training)
+        whole = copy.deepcopy(model).train(training)
+        outputs, losses = _eager_step(whole, microbatches)
+        specs = {name: Replicate() if name in shared else TensorChunkSpec(0) for name in microbatches[0]}
+        specs = {name: spec for name, spec in specs.items() if isinstance(microbatches[0][name], Tensor)}
+        _same_step(pipe, whole, merge(outputs), losses, _joined(microbatches, shared), specs)
+
+
+def _eager_step(model: nn.Module, microbatches: Sequence[dict[str, Any]]) -> tuple[list[Any], list[Tensor]]:
+    outputs, losses = [], []
+    for microbatch in microbatches:
+        output = model(**microbatch)
+        found = loss(output, None)
+        if not found.isfinite():
+            raise AssertionError(f"the model's loss is {found.item()}")
+        torch.autograd.backward(found, torch.full_like(found, 1 / len(microbatches)))
+        losses.append(found.detach())
+        outputs.append(output)
+    return outputs, losses
+
+
+def _joined(microbatches: Sequence[dict[str, Any]], shared: Sequence[str]) -> dict[str, Any]:
+    first = microbatches[0]
+    return {
+        name: torch.cat([microbatch[name] for microbatch in microbatches])
+        if isinstance(value, Tensor) and name not in shared
+        else value
+        for name, value in first.items()
+    }
+
+
+def _same_step(
+    pipe: Pipe,
+    whole: nn.Module,
+    outputs: Any,
+    losses: list[Tensor],
+    batch: dict[str, Any],
+    specs: dict[str, Any],
+) -> None:
+    """The step of ranks gives what ``whole`` and its ``outputs`` and ``losses`` are after theirs."""
+    state, gradients = _state(whole), _gradients(whole)
+
+    def body(comm: Comm) -> tuple[Any, list[Tensor], dict[str, Tensor], dict[str, Tensor | None]]:
+        stage = copy.deepcopy(pipe).build_stage(comm.rank, comm=comm)
+        found: list[Tensor] = []
+        schedule = Schedule1F1B(stage, MICROBATCHES, loss, kwargs_chunk_spec=specs or None)
+        output = schedule.step(target=_nothing(), losses=found, **batch)
+        return output, found, _state(stage.module), _gradients(stage.module)
+
+    ranks = InProcessWorld(pipe.num_stages).run(body)
+    _same(ranks[-1][0], outputs, "output")
+    _same(ranks[-1][1], losses, "loss")
+    for _, _, held, grads in ranks:
+        _same(held, {name: state[name] for name in held}, "state")
+        _same(grads, {name: gradients[name] for name in grads}, "gradient")
+    missing = set(state) - set().union(*(held for _, _, held, _ in ranks))
+    if missing:
+        raise AssertionError(f"no stage holds {', '.join(sorted(missing)[:3])}")
+
+
+def loss(output: Any, _target: Any) -> Tensor:
+    """Something that depends on every floating-point tensor that the model returns; infinite logits count as
+    large ones.
+    """
+    found = [value for _, value in tensors(output, "") if value.is_floating_point()]
+    return torch.stack([value.float().clamp(-1e3, 1e3).square().mean() for value in found]).sum()
+
+
+def _nothing() -> Tensor:
+    return torch.zeros(SAMPLES * MICROBATCHES)
+
+
+def _state(module: nn.Module) -> dict[str, Tensor]:
+    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    return {name: value.detach().clone() for name, value in named}
+
+
+def _gradients(module: nn.Module) -> dict[str, Tensor | None]:
+    return {name: value.grad for name, value in module.named_parameters(remove_duplicate=False)}
+
+
+def _same(found: Any, expected: Any, what: str) -> None:
+    """Equal bit for bit, and built alike.
+
+    Raises:
+        AssertionError: they are not; names the first tensor that differs.
+    """
+    mine, theirs = list(tensors(found, what)), list(tensors(expected, what))
+    if type(found) is not type(expected) or [path for path, _ in mine] != [path for path, _ in theirs]:
+        raise AssertionError(
+            f"{what}: the pipeline's is a {type(found).__name__} of {len(mine)} tensors, not a "
+            f"{type(expected).__name__} of {len(theirs)}"
+        )
+    for (path, left), (_, right) in zip(mine, theirs, strict=True):
+        if left.dtype != right.dtype or left.shape != right.shape:
+            raise AssertionError(
+                f"{path}: {left.dtype}{list(left.shape)}, not {right.dtype}{list(right.shape)}"
+            )
+        if not torch.equal(left.nan_to_num(), right.nan_to_num()):
+            share = (left != right).float().mean().item()
+            raise AssertionError(
+                f"{path}: {share:.1%} of the elements differ by up to {(left - right).abs().max():.1e}"
+            )

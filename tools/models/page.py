@@ -1,0 +1,162 @@
+"""The page ``docs/models.md``, from rows."""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Iterable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+from tools.models.cuts import MICROBATCHES, SAMPLES
+from tools.models.row import CELLS, STAGES, Row
+from tools.models.zoo import PARTS, ZOO
+
+__all__ = ["page"]
+
+_LIBRARIES = ("torch", "transformers", "timm", "diffusers", "x-transformers", "peft", "partita")
+
+_HEAD = """# Architectures
+
+Made by `python -m tools.models_table`; do not edit. Each architecture of the tables has a tiny configuration and random weights, and is
+the library's own class, unchanged. It is cut in {stages} stages by plan and compared with the uncut model, bit for bit.
+
+With {versions}.
+"""
+
+_FIRST = """
+# First part: Hugging Face transformers
+
+| column | what is compared |
+|---|---|
+| train, eval | a local call of the `Pipe` with a call of the model itself, in that mode, by `partita.verify`: outputs (type and structure too), gradients of all parameters, buffers, torch's random state afterwards, dropout on in train mode |
+| step | a 1F1B step of ranks in one process, {microbatches} microbatches of {samples}, with `UncutReference`: merged output, losses, gradients, parameters and buffers of every stage |
+| torch | `torch.distributed.pipelining.pipeline` on the same model, cut in two before its middle block, in evaluation mode: whether it cuts at all, and whether the tensors that come out are equal |
+
+**{passed} of {total} are equal in everything; torch's own `pipeline`, cutting in 2 only, gives equal outputs for {torch}.**
+"""
+
+_SECOND = """
+# Second part: more libraries, other inputs, the eager model
+
+None of these is in the first part. Everything is compared with the **eager** model, on inputs that are not the example that it was cut with.
+
+| column | what is compared |
+|---|---|
+| train, eval | local calls of the `Pipe` with calls of the model itself, in that mode, by `partita.verify`: outputs (type and structure too), gradients of all parameters and of all inputs of real numbers, buffers, torch's random state afterwards; dropout on in train mode. Values are drawn anew; where there are masks, they have the example's pattern, are all ones, and have another padding in each sample |
+| batch | whether another batch size ({larger}, where the example has {samples}) is open; then it is one of the calls that train and eval compare |
+| step | a 1F1B step of ranks in one process, {microbatches} microbatches of {samples}, with the eager model run over these in order and gradients accumulated: type and elements of the merged output, losses, gradients, parameters and buffers of every stage; dropout at 0, since a step draws its random numbers by a rule of its own |
+
+A cell is **equal**, or **refused** (an error said so before any number came out), or **differs**.
+
+**{passed} of {total} are equal in everything.**
+"""
+
+_TAIL = """
+# What the rows say
+
+- Settings are each configuration's own where they are not a size: dropout, caches (`past_key_values` comes out of the pipeline as the
+  cache object that the model returns), masks, tied embeddings, shared layers. `own mask` has no `attention_mask`, `mask of ones` one
+  that hides nothing, the others one with padding.
+- A model that asks `torch.compiler.is_exporting()` is answered as when nobody traces it, so the graph has the operations that the model
+  runs for its user. Where a model looks at the *data* while it runs (whether a mask hides anything), a graph can only have the general
+  way, and last bits of gradients may differ from the shortcut's.
+- Where torch has no rule for the shapes of an operator that the model runs for its user (`grouped_mm` in float32), the model is traced in
+  the way that it keeps for exporters; Qwen3-Next has another algorithm there, with other last bits.
+- BigBird seeds numpy's generator in training and draws its random blocks from it. The graph has the same blocks, but leaves that
+  generator where it was.
+- `layerdrop` decides in Python, by a random number, whether a layer runs: no graph can. In evaluation mode, or with the rate at 0, the
+  same models are cut.
+- In the second part, parameters that begin at zero or next to it (last layers, adapters, scales of layers) are drawn at random: else
+  most gradients would be zero, and equal whatever happens.
+"""
+
+
+def page(rows: Sequence[Row]) -> str:
+    """The whole page."""
+    by_part = [[row for row in rows if row.name in {known.name for known in part}] for part in PARTS]
+    text = _HEAD.format(stages=" and in ".join(str(stages) for stages in STAGES), versions=_versions())
+    for head, extra, part in zip((_FIRST, _SECOND), ("torch", "batch"), by_part, strict=True):
+        if part:
+            text += _part(head, extra, part)
+    made = {row.name for row in rows}
+    missing = [architecture.name for architecture in ZOO if architecture.name not in made]
+    if missing:
+        text += f"\n# Not run for this page\n\n{'; '.join(missing)}.\n"
+    return text + _TAIL
+
+
+def _part(head: str, extra: str, rows: Sequence[Row]) -> str:
+    text = head.format(
+        microbatches=MICROBATCHES,
+        samples=SAMPLES,
+        larger=SAMPLES + 1,
+        passed=sum(row.passed for row in rows),
+        total=len(rows),
+        torch=sum(row.torch_own == "equal" for row in rows),
+    )
+    families = dict.fromkeys(row.family for row in rows)
+    for family in families:
+        table = _table([row for row in rows if row.family == family], extra)
+        text += f"\n## {family[0].upper()}{family[1:]}\n\n{table}"
+    failed = [row for row in rows if not row.passed]
+    if failed:
+        text += "\n## Why not\n\n" + "\n".join(_reasons(failed)) + "\n"
+    return text
+
+
+def _versions() -> str:
+    named = ", ".join(f"{name} {found}" for name in _LIBRARIES if (found := _version(name)))
+    return f"{named}, Python {platform.python_version()}, one thread, {platform.machine()} CPU"
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def _table(rows: Iterable[Row], extra: str) -> str:
+    head = ["architecture", "class", *CELLS, extra]
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    for row in rows:
+        cells = [_cell(row.cells[cell], extra) for cell in CELLS]
+        last = _torch_word(row.torch_own) if extra == "torch" else row.batch.split(":")[0]
+        lines.append(f"| {' | '.join([row.name, f'`{row.model}`', *cells, last])} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str, extra: str) -> str:
+    if text == "":
+        return "equal"
+    if extra == "torch":
+        return "**no**"
+    return "**differs**" if text.startswith("AssertionError") else "**refused**"
+
+
+def _torch_word(text: str) -> str:
+    if text == "equal":
+        return text
+    if found := re.match(r"AssertionError: (cut in \d+), not", text):
+        return found[1]
+    return "differs" if text.startswith("AssertionError") else "does not cut"
+
+
+def _reasons(rows: Iterable[Row]) -> Iterable[str]:
+    for row in rows:
+        by_text: dict[str, list[str]] = {}
+        for cell in CELLS:
+            if row.cells[cell]:
+                by_text.setdefault(_short(row.cells[cell]), []).append(cell)
+        for text, cells in by_text.items():
+            yield f"- **{row.name}** ({', '.join(cells)}): `{text}`"
+
+
+def _short(text: str, limit: int = 280) -> str:
+    """One line, without the paths of the machine that made it."""
+    plain = " ".join(text.replace("`", "'").replace("|", "/").split())
+    words = [
+        word if word.count("/") < 3 else "/".join(["…", *word.split("/")[-2:]]) for word in plain.split()
+    ]
+    plain = " ".join(words)
+    return plain if len(plain) <= limit else plain[: limit - 1] + "…"

@@ -1,0 +1,227 @@
+"""One row of the table: an architecture cut in 2 and in 4, in both modes, compared with the whole model.
+
+Runs in a process of its own (``python -m tools.models.row NAME``) and prints the row as one line of JSON, so
+that whatever it does, a crash included, stays a row.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from tools.models.architecture import Architecture, make_inputs, make_model
+from tools.models.cuts import MICROBATCHES, SAMPLES, Cuts, EagerCuts
+from tools.models.samples import is_mask
+from tools.models.torch_own import cut_by_torch
+from tools.models.zoo import PARTS, ZOO
+from torch import Tensor, nn
+
+from partita.errors import PartitaError, VerificationFailed
+
+__all__ = ["CELLS", "STAGES", "Row", "make_row"]
+
+STAGES = (2, 4)
+
+CELLS = tuple(f"{stages} {what}" for stages in STAGES for what in ("train", "eval", "step"))
+"""What is compared: a local call of the pipe in each mode, and a step of a pipeline of ranks."""
+
+Check = Callable[[], None]
+
+
+@dataclass
+class Row:
+    """What came out.
+
+    Attributes:
+        name: of the architecture.
+        family: its group.
+        model: its class.
+        parameters: how many it has, as configured here.
+        cells: by name; the empty string where all was equal, else what went wrong, in one line.
+        torch_own: what torch's own ``pipeline`` makes of it: "equal", or what went wrong. First part only.
+        batch: whether the batch size stays open: "open", or why not. Second part only.
+        masks: how many arguments are masks. Second part only.
+        seconds: for all of it.
+    """
+
+    name: str
+    family: str
+    model: str
+    parameters: int = 0
+    cells: dict[str, str] = field(default_factory=dict)
+    torch_own: str = ""
+    batch: str = ""
+    masks: int = 0
+    seconds: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything was compared and equal."""
+        return self.passed_in(STAGES)
+
+    def passed_in(self, stages: Sequence[int]) -> bool:
+        """Whether everything was compared and equal, cut in so many stages."""
+        return all(self.cells.get(cell) == "" for cell in CELLS if int(cell.split()[0]) in stages)
+
+
+def make_row(
+    architecture: Architecture, tell: Callable[[Row], None] = id, stages: tuple[int, ...] = STAGES
+) -> Row:
+    """Cut and compare one architecture, as its part of the table does.
+
+    Args:
+        tell: given the row each time that something is added to it.
+        stages: into how many it is cut, one after the other.
+    """
+    started = time.monotonic()
+    row = Row(architecture.name, architecture.family, architecture.model)
+    model, config = make_model(architecture)
+    row.parameters = sum(parameter.numel() for parameter in model.parameters())
+    inputs = make_inputs(architecture, config, SAMPLES)
+    with torch.no_grad():
+        model.eval()(**inputs)  # in their first call some models set attributes of their own (Swin's windows)
+    for count in stages:
+        first = architecture in PARTS[0]
+        checks = (
+            _checks_on_example(architecture, model, config, count)
+            if first
+            else _checks_on_others(architecture, model, config, count, row)
+        )
+        for what, check in checks.items():
+            row.cells[f"{count} {what}"] = _outcome(check)
+            row.seconds = time.monotonic() - started
+            tell(row)
+    if architecture in PARTS[0]:
+        row.torch_own = _outcome(lambda: cut_by_torch(copy.deepcopy(model), inputs)) or "equal"
+    row.seconds = time.monotonic() - started
+    return row
+
+
+def _checks_on_example(
+    architecture: Architecture, model: nn.Module, config: Any, stages: int
+) -> dict[str, Check]:
+    """The first part: on the inputs that it was cut with; a step against the uncut graph."""
+    cuts = Cuts(model, make_inputs(architecture, config, SAMPLES), stages)
+    batch = make_inputs(architecture, config, SAMPLES * MICROBATCHES)
+    return {
+        "train": lambda: cuts.compare_calls(training=True),
+        "eval": lambda: cuts.compare_calls(training=False),
+        "step": lambda: cuts.compare_steps(batch),
+    }
+
+
+def _checks_on_others(
+    architecture: Architecture, model: nn.Module, config: Any, stages: int, row: Row
+) -> dict[str, Check]:
+    """The second part: on inputs that it was not cut with; a step against the model itself."""
+    example = make_inputs(architecture, config, SAMPLES)
+    cuts = EagerCuts(model, example, stages)
+    row.masks = sum(map(is_mask, example))
+    kinds = ("own", "ones", "padded") if row.masks else ("own",)
+    samples = {
+        {"own": "other values", "ones": "masks of ones", "padded": "other padding"}[kind]: make_inputs(
+            architecture, config, SAMPLES, seed, kind
+        )
+        for seed, kind in enumerate(kinds, 2)
+    }
+    larger = make_inputs(architecture, config, SAMPLES + 1, 5)
+    microbatches = [
+        make_inputs(architecture, config, SAMPLES, 6 + number, kinds[number % len(kinds)])
+        for number in range(MICROBATCHES)
+    ]
+    for name in architecture.shared:
+        for microbatch in microbatches:
+            microbatch[name] = example[name]
+
+    def calls(training: bool) -> None:
+        cuts.in_mode(training)  # what can't be cut need not be tried with each sample
+        errors = {
+            what: _error(partial(cuts.compare_calls, training=training, inputs=_leaves(given)))
+            for what, given in samples.items()
+        }
+        errors[f"batch of {SAMPLES + 1}"] = _error(lambda: _other_batch(cuts, training, _leaves(larger), row))
+        wrong = {what: error for what, error in errors.items() if error is not None}
+        if wrong:
+            told = "\n".join(f"{what}: {_line(error)}" for what, error in wrong.items())
+            raise Refused(told) if all(map(_refuses, wrong.values())) else AssertionError(told)
+
+    return {
+        "train": lambda: calls(True),
+        "eval": lambda: calls(False),
+        "step": lambda: cuts.compare_eager_steps(microbatches, architecture.shared),
+    }
+
+
+def _leaves(inputs: dict[str, Any]) -> dict[str, Any]:
+    """The same inputs, of which those of real numbers ask for gradients."""
+    return {
+        name: value.clone().requires_grad_()
+        if isinstance(value, Tensor) and value.is_floating_point() and not is_mask(name)
+        else value
+        for name, value in inputs.items()
+    }
+
+
+def _other_batch(cuts: Cuts, training: bool, inputs: dict[str, Any], row: Row) -> None:
+    """Equal for another batch size too, or refused where the size is closed, which the row says."""
+    try:
+        copy.deepcopy(cuts.in_mode(training))(**inputs)
+    except PartitaError as error:
+        row.batch = f"closed: {error}"
+        return
+    row.batch = row.batch or "open"
+    cuts.compare_calls(training=training, inputs=inputs)
+
+
+class Refused(Exception):
+    """Of some samples nothing came out but an error of partita's own."""
+
+
+def _refuses(error: Exception) -> bool:
+    return isinstance(error, PartitaError) and not isinstance(error, VerificationFailed)
+
+
+def _outcome(check: Check) -> str:
+    """Nothing where the check went through; else its error in one line."""
+    error = _error(check)
+    return "" if error is None else _line(error)
+
+
+def _error(check: Check) -> Exception | None:
+    """What went wrong; whatever it is, it is what the table is to say."""
+    try:
+        check()
+    except Exception as error:
+        return error
+    return None
+
+
+def _line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' / '.join(lines[:4])}"
+
+
+def main() -> None:
+    """Print the row of the architecture that is named on the command line; once for each cell of it."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    name, *stages = sys.argv[1:]
+    [architecture] = [known for known in ZOO if known.name == name]
+    row = make_row(
+        architecture,
+        lambda row: print(json.dumps(asdict(row)), flush=True),
+        tuple(map(int, stages)) or STAGES,
+    )
+    print(json.dumps(asdict(row)))
+
+
+if __name__ == "__main__":
+    main()
