@@ -10,7 +10,8 @@ import pytest
 
 from partita import errors
 
-NAMES = [name for name in errors.__all__ if name != "PartitaError"]
+WARNINGS = ["NotProven"]
+NAMES = [name for name in errors.__all__ if name not in ("PartitaError", *WARNINGS)]
 
 
 def test_the_picture_shows_every_error_and_its_built_in() -> None:
@@ -20,6 +21,12 @@ def test_the_picture_shows_every_error_and_its_built_in() -> None:
     for name, builtin in drawn.items():
         if builtin:
             assert issubclass(getattr(errors, name), getattr(builtins, builtin)), name
+
+
+@pytest.mark.parametrize("name", WARNINGS)
+def test_a_warning_stands_below_the_picture(name: str) -> None:
+    assert issubclass(getattr(errors, name), UserWarning)
+    assert f"\n    {name} (UserWarning) " in str(errors.__doc__)
 
 
 @pytest.mark.parametrize("name", NAMES)

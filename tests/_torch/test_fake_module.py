@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import copy
+from typing import Never
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from partita._torch.fake_module import run_on_fakes
+from partita.errors import ExecutionError
 
 CPU = torch.device("cpu")
 
@@ -55,3 +57,54 @@ def test_what_only_data_could_tell_raises() -> None:
 
     with pytest.raises(RuntimeError):
         run_on_fakes(Branches(), (torch.empty(2),), {}, CPU)
+
+
+class Replaced(nn.Module):
+    """torchtitan replaces ``forward`` on the instance by a function that calls the old one. A copy went on to
+    run the module itself, and left fake tensors in it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin, self.seen = nn.Linear(4, 4), None
+        self.register_buffer("calls", torch.zeros(()))
+        old = self.forward
+        self.forward = lambda *args: old(*args)  # type: ignore[method-assign]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = x
+        self.calls = self.calls + 1
+        return self.lin(x)
+
+
+def test_a_forward_that_was_replaced_runs_on_the_copy() -> None:
+    module = Replaced()
+    output, _ = run_on_fakes(module, (torch.empty(2, 4),), {}, CPU)
+    assert (output.shape, module.seen, module.calls.item()) == ((2, 4), None, 0)
+
+
+EVERYWHERE: dict[str, nn.Module] = {}
+
+
+class Global(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        EVERYWHERE["module"].seen = x
+        return x
+
+
+def test_a_module_that_reaches_itself_elsewhere_is_refused_and_as_before() -> None:
+    module = EVERYWHERE["module"] = Global()
+    with pytest.raises(ExecutionError, match="reaches the module itself and changes 'seen' of it"):
+        run_on_fakes(module, (torch.empty(2, 4),), {}, CPU)
+    assert not hasattr(module, "seen")
+
+
+def test_compiled_parts_run_as_they_are() -> None:
+    """Compiling a checkpointed block for a run without data failed, and took long."""
+
+    def backend(*_: object) -> Never:
+        raise AssertionError("nothing is to be compiled")
+
+    module = nn.Sequential(nn.Linear(4, 4), torch.compile(nn.Linear(4, 4), backend=backend), nn.ReLU())
+    module[0].compile(backend=backend)
+    assert run_on_fakes(module, (torch.empty(2, 4),), {}, CPU)[0].shape == (2, 4)

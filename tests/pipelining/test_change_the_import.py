@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pickle
 from importlib import import_module
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import pytest
@@ -125,7 +126,50 @@ def from_module(package: Any, rank: int) -> Any:
     return _results(schedule, stage, rank)
 
 
-PROGRAMS = (manual, traced, from_module)
+def submodules(package: Any, rank: int) -> Any:
+    """A trainer that works out from the class of a schedule how many stages a rank has, sets the module again
+    once it is wrapped, and says the order of actions in a file.
+    """
+    schedules, stages, microbatch = (
+        import_module(f"{package.__name__}.{name}") for name in ("schedules", "stage", "microbatch")
+    )
+    kind = schedules.get_schedule_class("Interleaved1F1B")
+    assert issubclass(kind, schedules.PipelineScheduleMulti)
+    assert issubclass(kind, schedules._PipelineScheduleRuntime)
+    assert issubclass(schedules.get_schedule_class("1f1b"), schedules.PipelineScheduleSingle)
+    torch.manual_seed(0)
+    layers = [nn.Linear(WIDTH, WIDTH) for _ in range(4)]
+    own = []
+    for index in (rank, rank + 2):
+        stage = stages.PipelineStage(layers[index], index, 4, torch.device("cpu"), get_mesh=lambda *_: None)
+        stage.submod = nn.Sequential(stage.submod)
+        own.append(stage)
+    with NamedTemporaryFile("w", suffix=".csv") as file:
+        file.write("0F0,0F1,2F0,2F1,,2B0,2B1,,0B0,0B1\n,1F0,1F1,3F0,3B0,3F1,3B1,1B0,1B1\n")
+        file.flush()
+        schedule = schedules._PipelineScheduleRuntime(own, n_microbatches=2, loss_fn=_mean, scale_grads=False)
+        schedule._load_csv(file.name)
+    x = torch.ones(4, WIDTH)
+    losses: list[Tensor] = []
+    schedule.step(*([x] if rank == 0 else []), target=x if rank else None, losses=losses if rank else None)
+    args, kwargs = microbatch.split_args_kwargs_into_chunks(
+        (x, 1), {"y": x.t()}, 2, None, {"y": microbatch.TensorChunkSpec(1)}
+    )
+    merged = microbatch.merge_chunks([(part[0], 1) for part in args], (microbatch.TensorChunkSpec(0), None))
+    return [
+        [loss.detach() for loss in losses],
+        [parameter.grad for stage in own for parameter in stage.submod.parameters()],
+        [list(part) for part in args],
+        kwargs,
+        list(merged),
+    ]
+
+
+def _mean(output: Tensor, target: Tensor) -> Tensor:
+    return functional.mse_loss(output, target)
+
+
+PROGRAMS = (manual, traced, from_module, submodules)
 
 
 def _all(comm: Comm) -> bytes:
@@ -151,6 +195,8 @@ def by_rank() -> list[dict[tuple[str, str], Any]]:
 def test_a_program_gives_the_same_with_the_import_changed(by_rank: list[Any], program: str) -> None:
     theirs, ours = ([found[program, name] for found in by_rank] for name in PACKAGES)
     assert_equal(ours, theirs)
+    if program == "submodules":
+        return
     model = Decoder() if program == "manual" else Layered()
     x, target = _batch()
     loss_fn(model(x), target).backward()
@@ -162,3 +208,9 @@ def test_a_program_gives_the_same_with_the_import_changed(by_rank: list[Any], pr
 @pytest.mark.parametrize("name", sorted(import_module(PACKAGES[0]).__all__))
 def test_every_public_name_of_torchs_package_is_here(name: str) -> None:
     assert hasattr(import_module(PACKAGES[1]), name)
+
+
+@pytest.mark.parametrize("module", ["schedules", "stage", "microbatch"])
+def test_every_public_name_of_torchs_modules_is_here(module: str) -> None:
+    there, here = (import_module(f"{package}.{module}") for package in PACKAGES)
+    assert [name for name in there.__all__ if not hasattr(here, name)] == []

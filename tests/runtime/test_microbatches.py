@@ -6,6 +6,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from partita.errors import MicrobatchError
 from partita.runtime import (
@@ -127,6 +129,32 @@ def test_results_that_differ_where_they_must_not_are_named() -> None:
         merge([torch.zeros(()), torch.ones(())], WeightedMean((1.0,)))
     with pytest.raises(MicrobatchError, match="nothing to merge"):
         merge([])
+
+
+def _dense(mask: BlockMask) -> Tensor:
+    rows = torch.arange(mask.seq_lengths[0])
+    batch = torch.arange(mask.kv_num_blocks.shape[0])[:, None, None]
+    return mask.mask_mod(batch, torch.zeros((), dtype=torch.int64), rows[:, None], rows).expand(
+        len(batch), len(rows), len(rows)
+    )
+
+
+def test_a_block_mask_is_cut_with_the_function_that_it_is_made_of() -> None:
+    """Only the tensors were cut: the second microbatch had the masks of the first one's samples."""
+    lengths = torch.tensor([3, 100, 57, 128, 1])
+    mask = create_block_mask(lambda b, h, q, k: (q >= k) & (k < lengths[b]), 5, None, 128, 128, device="cpu")
+    x = torch.zeros(5, 2)
+    parts = split_args((x, {"mask": mask}), {"again": mask}, 2)
+    for found in ([args[1]["mask"] for args, _ in parts], [kwargs["again"] for _, kwargs in parts]):
+        assert torch.equal(torch.cat([_dense(part) for part in found]), _dense(mask))
+        assert torch.equal(torch.cat([part.kv_indices for part in found]), mask.kv_indices)
+    broadcast = create_block_mask(lambda b, h, q, k: q >= k, None, None, 128, 128, device="cpu")
+    for args, _ in split_args((x, broadcast), None, 5):
+        assert torch.equal(_dense(args[1]), _dense(broadcast))
+    spec = (None, TensorChunkSpec(0))  # cut by itself: 5 masks beside 3 samples
+    masks = [args[1] for args, _ in split_args((x[:3], mask), None, 2, spec)]
+    assert [len(part.kv_num_blocks) for part in masks] == [3, 2]
+    assert torch.equal(torch.cat([_dense(part) for part in masks]), _dense(mask))
 
 
 def test_tensors_with_a_spec_are_each_cut_by_themselves() -> None:

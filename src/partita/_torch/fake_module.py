@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
-from torch.utils import _pytree as pytree
 
+from partita._torch.pytree import flatten, unflatten
 from partita._torch.unsharded_copy import unsharded_copy
+from partita._torch.untouched import untouched
 
 __all__ = ["run_on_fakes"]
 
@@ -18,7 +19,7 @@ __all__ = ["run_on_fakes"]
 def run_on_fakes(
     module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device
 ) -> tuple[Any, list[bool]]:
-    """Call a copy of ``module`` whose tensors have no memory.
+    """Call a copy of ``module`` whose tensors have no memory, and which shares nothing with it.
 
     Nothing is computed, and neither the module (its parameters, buffers, attributes of any kind) nor the
     state of the random generators changes. Its hooks run. Gradients are on.
@@ -33,16 +34,18 @@ def run_on_fakes(
         module writes to it.
 
     Raises:
+        ExecutionError: what the module calls reaches the module itself, and changes it.
         Exception: whatever the module raises; torch's own where only data could tell how to go on.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with FakeCopyMode(mode):
         twin = unsharded_copy(module, mode)
-    with mode, torch.enable_grad():
-        leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
+    eager = torch.compiler.set_stance("force_eager")  # nothing is compiled for a run without data
+    with untouched(module), eager, mode, torch.enable_grad():
+        leaves, spec = flatten((args, dict(kwargs)))
         given = [_like(leaf, device) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         before = [_version(leaf) for leaf in given]
-        positional, named = pytree.tree_unflatten(given, spec)
+        positional, named = unflatten(given, spec)
         output = twin(*positional, **named)
         written = [_version(leaf) != version for leaf, version in zip(given, before, strict=True)]
     return output, written

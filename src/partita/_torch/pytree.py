@@ -14,7 +14,16 @@ import torch.utils._pytree as torch_pytree
 
 from partita._torch.objects import open_objects
 
-__all__ = ["TreeSpec", "flatten", "flatten_up_to", "flatten_with_path", "tree_map", "unflatten"]
+__all__ = [
+    "TreeSpec",
+    "flatten",
+    "flatten_up_to",
+    "flatten_with_path",
+    "is_node",
+    "node_children",
+    "tree_map",
+    "unflatten",
+]
 
 TreeSpec: TypeAlias = torch_pytree.TreeSpec
 
@@ -91,3 +100,26 @@ def flatten_up_to(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]) -> lis
 
     torch_pytree.tree_map_(fill, prefix, tree, is_leaf=is_leaf)
     return found
+
+
+def is_node(value: Any) -> bool:
+    """Whether torch's pytree takes ``value`` apart: a container, or an object of a registered class.
+
+    >>> is_node([1]), is_node("text")
+    (True, False)
+    """
+    return not torch_pytree.tree_is_leaf(value)
+
+
+def node_children(value: Any) -> tuple[list[Any], Any]:
+    """What a value that `is_node` directly holds, and what else is known of it (the keys of a dict).
+
+    >>> node_children({"x": [1]})
+    ([[1]], ['x'])
+    """
+    children, context = torch_pytree.SUPPORTED_NODES[_node_type(value)].flatten_fn(value)
+    return list(children), context
+
+
+def _node_type(value: Any) -> Any:
+    return torch_pytree._get_node_type(value)

@@ -18,11 +18,14 @@ from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
 from torch.distributed.fsdp import FSDPModule
 from torch.utils import _pytree as pytree
 
+from partita._torch.closure_copy import with_closures
+
 __all__ = ["unsharded_copy"]
 
 
 def unsharded_copy(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
-    """``copy.deepcopy(module)``, also where ``fully_shard`` was applied to it or to modules below.
+    """``copy.deepcopy(module)``, also where ``fully_shard`` was applied to it or to modules below; functions
+    among the attributes that refer to modules refer to the copies.
 
     Args:
         mode: parameters that are sharded become fake tensors of it, of the size of the whole.
@@ -31,17 +34,18 @@ def unsharded_copy(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
         NotImplementedError: parameters that were distributed before they were sharded.
     """
     sharded = [child for child in module.modules() if isinstance(child, FSDPModule)]
-    memo: dict[int, Any] = {}
-    for child in sharded:
-        memo[id(child)] = object.__new__(type(child).__mro__[child._orig_cls_mro_index])
-        memo |= _whole_parameters(child, mode)
-    for child in sharded:
-        content = {name: _without_gathering(name, value) for name, value in vars(child).items()}
-        for key in (STATE_KEY, REGISTRY_KEY):
-            content.pop(key, None)
-        vars(memo[id(child)]).update(copy.deepcopy(content, memo))
-        _cast_like(child, memo[id(child)])
-    return copy.deepcopy(module, memo)
+    with with_closures() as memo:
+        for child in sharded:
+            memo[id(child)] = object.__new__(type(child).__mro__[child._orig_cls_mro_index])
+            memo |= _whole_parameters(child, mode)
+        for child in sharded:
+            content = {name: _without_gathering(name, value) for name, value in vars(child).items()}
+            for key in (STATE_KEY, REGISTRY_KEY):
+                content.pop(key, None)
+            content["_compiled_call_impl"] = None  # as in any copy: that of `compile()` calls the original
+            vars(memo[id(child)]).update(copy.deepcopy(content, memo))
+            _cast_like(child, memo[id(child)])
+        return copy.deepcopy(module, memo)
 
 
 def _groups(module: FSDPModule) -> Iterator[Any]:

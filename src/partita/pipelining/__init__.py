@@ -22,16 +22,19 @@ from partita.pipelining.steps.clipping import clip_grad_norm_
 from partita.pipelining.steps.loss_weights import LossWeights
 from partita.pipelining.steps.reference import UncutReference
 from partita.pipelining.steps.scaler import GradScaler
+from partita.pipelining.steps.schedule_bases import PipelineScheduleMulti, PipelineScheduleSingle
 from partita.pipelining.steps.schedule_kinds import (
     CustomSchedule,
+    Schedule1F1B,
     ScheduleDualPipeV,
+    ScheduleGPipe,
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
     ScheduleLoopedBFS,
     ScheduleZBVZeroBubble,
     get_schedule_class,
 )
-from partita.pipelining.steps.schedules import PipelineSchedule, Schedule1F1B, ScheduleGPipe
+from partita.pipelining.steps.schedules import PipelineSchedule
 from partita.runtime import TensorChunkSpec
 
 __all__ = [
@@ -44,6 +47,8 @@ __all__ = [
     "PipeInfo",
     "PipeSequential",
     "PipelineSchedule",
+    "PipelineScheduleMulti",
+    "PipelineScheduleSingle",
     "PipelineStage",
     "Restored",
     "Schedule1F1B",

@@ -6,6 +6,7 @@ The rule for each leaf of the arguments:
 a tensor                                               cut along dim 0, or along its ``TensorChunkSpec(dim)``
 a tensor of size 1 there, where others have more       the same for every microbatch (a broadcast mask)
 a 0-d tensor, anything else, or a ``Replicate()``      the same for every microbatch
+a ``BlockMask`` of FlexAttention                       cut along its batch, unless that is 1
 ====================================================== =====================================================
 
 There are always exactly as many microbatches as asked for. Where the batch does not divide, the first ones
@@ -24,6 +25,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from partita._torch.block_mask import shift_masks
 from partita._torch.pytree import TreeSpec, flatten, flatten_up_to, flatten_with_path, unflatten
 from partita.errors import MicrobatchError
 
@@ -49,6 +51,11 @@ class TensorChunkSpec:
     """
 
     dim: int = 0
+
+    @property
+    def split_dim(self) -> int:
+        """Another name of `dim`, as ``torch.distributed.pipelining`` calls it."""
+        return self.dim
 
     @staticmethod
     def from_tuple(dims: tuple[int, ...]) -> tuple[TensorChunkSpec, ...]:
@@ -153,8 +160,7 @@ def split_args(
         MicrobatchError: fewer samples than microbatches, tensors that disagree about the batch, or a spec
             that does not fit.
     """
-    batch = cut_batch(args, kwargs, chunks, args_spec, kwargs_spec)
-    return [batch.tree(parts) for parts in batch.parts()]
+    return list(cut_batch(args, kwargs, chunks, args_spec, kwargs_spec).trees())
 
 
 def split_tree(tree: Any, chunks: int) -> tuple[list[Any], MicrobatchPlan]:
@@ -192,6 +198,7 @@ class CutBatch:
     """
 
     plan: MicrobatchPlan
+    _arguments: tuple[tuple[Any, ...], dict[str, Any]]
     _leaves: Sequence[_Leaf]
     _structure: TreeSpec
 
@@ -201,6 +208,14 @@ class CutBatch:
         if not self._leaves:
             return iter([()] * count)
         return zip(*(leaf.parts(self.plan) for leaf in self._leaves), strict=True)
+
+    def trees(self) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """The positional and keyword arguments of each microbatch, in order; masks of FlexAttention are about
+        its own samples.
+        """
+        parts = [self.tree(leaves) for leaves in self.parts()]
+        shift_masks(self._arguments, parts)
+        return iter(parts)
 
     def sizes(self) -> list[tuple[int, ...]]:
         """Of each microbatch its number of samples, and those of tensors with a size of their own: where they
@@ -229,8 +244,8 @@ def cut_batch(
         MicrobatchError: as `split_args`.
     """
     leaves = _leaves(args, kwargs or {}, args_spec, kwargs_spec)
-    structure = flatten((tuple(args), dict(kwargs or {})))[1]
-    return CutBatch(_plan(leaves, chunks), leaves, structure)
+    arguments = (tuple(args), dict(kwargs or {}))
+    return CutBatch(_plan(leaves, chunks), arguments, leaves, flatten(arguments)[1])
 
 
 def merge(outputs: Sequence[Any], specs: Any = None) -> Any:

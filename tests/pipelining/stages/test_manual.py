@@ -13,7 +13,11 @@ from tests.pipelining.models import WIDTH
 from tests.pipelining.running import assert_equal
 from tests.runtime.worlds import endings
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate
 from torch.nn import functional
+from torch.nn.attention.flex_attention import create_block_mask
 
 from partita._torch import fake_module
 from partita.errors import ExecutionError, SignatureMismatch
@@ -27,7 +31,7 @@ from partita.pipelining import (
     ScheduleLoopedBFS,
     ScheduleZBVZeroBubble,
 )
-from partita.pipelining.stages import crossing
+from partita.pipelining.stages import crossing, manual
 from partita.runtime import (
     Comm,
     InProcessWorld,
@@ -478,8 +482,7 @@ def test_a_buffer_that_is_handed_out_is_copied() -> None:
     ("options", "message"),
     [
         ({"stage_index": 2}, "stage_index is 2: of 2 stages it is 0 to 1"),
-        ({"dw_builder": lambda: None}, "dw_builder is not supported: leave it out"),
-        ({"get_mesh": lambda: None}, "get_mesh is not supported: stages hand plain tensors on"),
+        ({"stage_index": -1}, "stage_index is -1: of 2 stages it is 0 to 1"),
     ],
 )
 def test_what_a_stage_can_not_be_made_with_is_refused(options: dict[str, Any], message: str) -> None:
@@ -501,3 +504,152 @@ def test_a_stage_can_be_pickled_and_copied() -> None:
         assert_equal(dict(other.module.state_dict()), dict(stage.module.state_dict()))
         with pytest.raises(AttributeError, match="a stage that is a plain module has no signature"):
             other.signature.flatten((), {})
+
+
+def test_a_module_set_later_is_the_one_that_runs() -> None:
+    stage = PipelineStage(nn.Linear(2, 2), 0, 1, "cpu", get_mesh=lambda *_: None)
+    stage.submod = torch.nn.Sequential(stage.submod)
+    assert stage.module is stage.submod
+    other = nn.Linear(2, 2)
+    stage.submod = other
+
+    def body(comm: Comm) -> Any:
+        stage.comm = comm
+        return ScheduleGPipe(stage, 1).step(torch.ones(1, 2))
+
+    assert torch.equal(InProcessWorld(1).run(body)[0], other(torch.ones(1, 2)))
+    assert PipelineStage(nn.Linear(2, 2, device="meta"), 0, 1, "cpu").device == CPU
+
+
+class Deferred(nn.Module):
+    """Puts the gradient of its weight off, and computes it when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.waiting: list[Callable[[], None]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = functional.linear(x, self.lin.weight.detach())
+        if not out.requires_grad:
+            out.requires_grad_()
+        out.register_hook(lambda grad: self.waiting.append(lambda: self._add(grad.t() @ x.detach())))
+        return out * 1.0
+
+    def _add(self, gradient: Tensor) -> None:
+        weight = self.lin.weight
+        weight.grad = gradient if weight.grad is None else weight.grad + gradient
+
+    def build(self) -> Callable[[], None]:
+        waiting, self.waiting = self.waiting, []
+        return lambda: [run() for run in waiting] and None
+
+
+@pytest.mark.parametrize("kind", [Schedule1F1B, ScheduleInterleavedZeroBubble])
+def test_a_dw_builder_is_asked_after_each_backward_pass_and_run_in_w(kind: Any) -> None:
+    def run(deferred: bool) -> Any:
+        def body(comm: Comm) -> Any:
+            torch.manual_seed(0)
+            modules = [Deferred() for _ in range(2)]
+            given = modules if deferred else [module.lin for module in modules]
+            stages = [
+                PipelineStage(
+                    module, number, 2, CPU, comm=comm, dw_builder=modules[number].build if deferred else None
+                )
+                for number, module in enumerate(given)
+            ]
+            x, target = _batch(8)
+            kind(stages, 4, functional.mse_loss).step(x, target=target)
+            return [module.lin.weight.grad for module in modules]
+
+        return InProcessWorld(1).run(body)[0]
+
+    assert_equal(run(True), run(False))
+
+
+class Positioned(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.lin = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, *, positions: Tensor, mask: Any = None) -> Tensor:
+        assert mask is None or mask.mask_mod is not None
+        return self.lin(x) + positions.unsqueeze(-1)
+
+
+def _positioned(wrap: Callable[[nn.Module], nn.Module], **kwargs: Any) -> Any:
+    modules = [wrap(Positioned()) for _ in range(2)]
+    stages = [PipelineStage(module, number, 2, CPU) for number, module in enumerate(modules)]
+    losses: list[Tensor] = []
+    schedule = ScheduleGPipe(stages, 2, functional.mse_loss)
+    x = torch.ones(4, 4)
+    output = schedule.step(x, positions=torch.arange(4.0), target=x, losses=losses, **kwargs)
+    schedule.close()
+    gradients = [parameter.grad for module in modules for parameter in module.parameters()]
+    whole = [getattr(gradient, "full_tensor", lambda gradient=gradient: gradient)() for gradient in gradients]
+    return output, [loss.detach() for loss in losses], whole
+
+
+@pytest.mark.usefixtures("alone")
+def test_keyword_arguments_reach_wrapped_modules() -> None:
+    """`step(positions=p)` raised a TypeError where the module was in DDP or sharded."""
+    expected = _positioned(lambda module: module)
+    assert_equal(_positioned(nn.parallel.DistributedDataParallel), expected)
+    mesh = init_device_mesh("cpu", (1,))
+    assert_equal(_positioned(lambda module: fully_shard(module, mesh=mesh)), expected)
+
+
+@pytest.mark.usefixtures("alone")
+def test_keyword_arguments_that_can_not_be_pickled_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were refused, though nobody sends them; a new one of the same kind is known."""
+    calls: list[int] = []
+
+    def counted(*args: Any) -> Any:
+        calls.append(args[-1])
+        return crossing.inferred(*args)
+
+    monkeypatch.setattr(manual, "inferred", counted)
+    expected = _positioned(lambda module: module)
+
+    def mask() -> Any:
+        lengths = torch.arange(4)
+        return create_block_mask(lambda b, h, q, k: k < lengths[b], 4, None, 128, 128, device="cpu")
+
+    assert_equal(_positioned(lambda module: module, mask=mask()), expected)
+    stage = PipelineStage(Positioned(), 0, 2, CPU)
+    calls.clear()
+    for _ in range(3):
+        keywords = {"positions": torch.zeros(4), "mask": mask()}
+        stage.outgoing(crossing.Crossing.of((torch.ones(4, 4),), "args"), keywords)
+    assert calls == [0]
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_dtensor_is_refused_only_where_it_crosses() -> None:
+    mesh = init_device_mesh("cpu", (1,))
+
+    class Distributed(nn.Module):
+        def __init__(self, local: bool) -> None:
+            super().__init__()
+            self.local, self.lin = local, nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out = DTensor.from_local(self.lin(x), mesh, [Replicate()])
+            return out.to_local() if self.local else out
+
+    def run(local: bool) -> Any:
+        modules = [Distributed(local), nn.Identity()]
+        stages = [
+            PipelineStage(module, number, 2, CPU, get_mesh=lambda *_: mesh)
+            for number, module in enumerate(modules)
+        ]
+        schedule = ScheduleGPipe(stages, 2)
+        try:
+            return schedule.step(torch.ones(4, 4))
+        finally:
+            schedule.close()
+
+    assert run(local=True).shape == (4, 4)
+    with pytest.raises(ExecutionError, match=r"output of stage 0 is a DTensor .* let the next stage call"):
+        run(local=False)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from partita.errors import ExecutionError, MicrobatchError, SignatureMismatch
 from partita.pipelining import Pipe, PipelineStage, Schedule1F1B, SplitPoint, pipeline
@@ -58,6 +58,8 @@ def test_arguments_of_a_captured_stage(pipe: Pipe, args: Any, error: type[Except
     [
         ({"target": BATCH[:3]}, "a batch of 3 can't fill 4"),
         ({"target": BATCH, "loss_weights": (0.5, 0.5)}, "has 2 values for 4 microbatches"),
+        ({"target_mbs": [BATCH] * 3}, "target_mbs has 3 microbatches, but the schedule has 4"),
+        ({"target_mbs": [(BATCH, BATCH[:2])] * 4}, "microbatch 0 has tensors that differ"),
     ],
 )
 def test_what_the_loss_is_given(pipe: Pipe, plain: bool, kwargs: Any, message: str) -> None:
@@ -77,3 +79,28 @@ def test_what_the_loss_is_given(pipe: Pipe, plain: bool, kwargs: Any, message: s
 def test_arguments_of_a_stage_that_is_a_plain_module(args: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         _alone(_plain, 0, *args)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_microbatches_that_the_user_has_made(pipe: Pipe, plain: bool) -> None:
+    build = _plain if plain else lambda comm: pipe.build_stage(comm.rank, comm=comm)
+    with pytest.raises(MicrobatchError, match="arg_mbs has 3 microbatches, but the schedule has 4"):
+        _alone(build, 0, arg_mbs=[(BATCH,)] * 3)
+    error = ExecutionError if plain else SignatureMismatch
+    with pytest.raises(error, match=r"stage 0|\[8, 3\]"):
+        _alone(build, 0, arg_mbs=[*[(BATCH,)] * 3, (BATCH[:, :3],)])
+
+
+class Secretive(nn.Module):
+    """Returns what no other process can be told."""
+
+    def forward(self, x: Tensor) -> Any:
+        return x, lambda: x
+
+
+def test_a_result_that_can_not_be_sent() -> None:
+    def build(comm: Comm) -> PipelineStage:
+        return PipelineStage(Secretive(), comm.rank, 2, "cpu", comm=comm)
+
+    with pytest.raises(ExecutionError, match="output of stage 0 holds function, which can't be sent"):
+        _alone(build, 0, BATCH)

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from partita._torch.fake_module import run_on_fakes
 from partita._torch.pytree import TreeSpec, flatten, flatten_with_path, unflatten
 from partita.capture.sizes import evaluated
 from partita.errors import ExecutionError, SignatureMismatch
 from partita.pipelining.routes import Constant, Value, describe
+from partita.pipelining.stages.input_key import input_key
 
-__all__ = ["Crossing", "arguments_of", "inferred", "output_name"]
+__all__ = ["Crossing", "arguments_of", "inferred", "output_name", "refuse_distributed"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,14 +30,13 @@ class Crossing:
         leaves: left to right: a `Value` (tensors) or a `Constant` (anything else, as it is).
         strides: of each leaf, as they were found; empty for a constant.
         spec: the structure.
-        data: what is sent, and what tells whether two are equal: the value with tensors on the meta device,
-            pickled.
+        root: what the leaves are called after.
     """
 
     leaves: tuple[Value | Constant, ...]
     strides: tuple[tuple[int, ...], ...]
     spec: TreeSpec
-    data: bytes = field(repr=False)
+    root: str = field(repr=False)
 
     @classmethod
     def of(cls, tree: Any, root: str) -> Crossing:
@@ -43,23 +44,34 @@ class Crossing:
 
         Args:
             root: what its leaves are called after.
-
-        Raises:
-            ExecutionError: a leaf that is no tensor and can't be pickled.
         """
         found, spec = flatten_with_path(tree, root)
         strides = tuple(leaf.stride() if isinstance(leaf, Tensor) else () for _, leaf in found)
         leaves = tuple(
             Value.of(path, leaf) if isinstance(leaf, Tensor) else Constant(path, leaf) for path, leaf in found
         )
+        return cls(leaves, strides, spec, root)
+
+    @cached_property
+    def data(self) -> bytes:
+        """What is sent: the value with tensors on the meta device, pickled.
+
+        Raises:
+            ExecutionError: a leaf that is no tensor and can't be pickled.
+        """
         try:
-            return cls(leaves, strides, spec, pickle.dumps(unflatten(_on_meta(leaves, strides), spec)))
+            return pickle.dumps(self.on_meta())
         except Exception as error:  # pickle raises what __reduce__ raises
-            odd = sorted({type(leaf).__name__ for _, leaf in found if not isinstance(leaf, Tensor)})
+            odd = sorted({type(leaf.value).__name__ for leaf in self.leaves if isinstance(leaf, Constant)})
             raise ExecutionError(
-                f"{root} holds {', '.join(odd)}, which can't be sent to another process ({error}): return "
-                "tensors, numbers and strings in tuples, lists and dicts"
+                f"{self.root} holds {', '.join(odd)}, which can't be sent to another process ({error}): "
+                "return tensors, numbers and strings in tuples, lists and dicts"
             ) from error
+
+    @cached_property
+    def key(self) -> Hashable:
+        """Equal for values of one kind."""
+        return input_key(self.on_meta())
 
     @classmethod
     def read(cls, data: bytes, root: str) -> Crossing:
@@ -113,6 +125,20 @@ def output_name(stage: int) -> str:
 def arguments_of(value: Any) -> tuple[Any, ...]:
     """How a stage is called with what the stage before it returned: a tuple or list is several arguments."""
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
+
+
+def refuse_distributed(tree: Any, root: str) -> None:
+    """What crosses is this rank's own: a DTensor belongs to several.
+
+    Raises:
+        ExecutionError: there is a DTensor in a value that goes to the next stage.
+    """
+    for path, leaf in flatten_with_path(tree, root)[0]:
+        if isinstance(leaf, DTensor):
+            raise ExecutionError(
+                f"{path} is a DTensor ({leaf.placements} of {leaf.device_mesh}), and stages hand plain "
+                "tensors on: return to_local() of it, and let the next stage call DTensor.from_local()"
+            )
 
 
 def inferred(

@@ -83,15 +83,15 @@ class GradientReduction:
         else:
             self._wanted = all(reduces(module) for module in self._sharded)
 
-    def forward(self, *args: Any) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module."""
         if self._replicated is None:
             # A weight that autocast converted in an earlier microbatch would get its gradient after
             # `fully_shard` has reduced: autograd runs what was made first last.
             torch.clear_autocast_cache()
-            return self.module(*args)
+            return self.module(*args, **kwargs)
         with self._replicated.no_sync():
-            return self.module(*args)
+            return self.module(*args, **kwargs)
 
     def backward(self, outputs: Sequence[Tensor] | None, run: Callable[[], object]) -> None:
         """Run a pass that adds to the gradients of weights; one for each microbatch.

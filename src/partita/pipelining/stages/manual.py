@@ -15,9 +15,16 @@ from partita._torch.export import Signature
 from partita._torch.pytree import flatten
 from partita.pipelining.layout import copied
 from partita.pipelining.routes import HEADER, Routes, StageBorder, Tied
-from partita.pipelining.stages.crossing import Crossing, arguments_of, inferred, output_name
+from partita.pipelining.stages.crossing import (
+    Crossing,
+    arguments_of,
+    inferred,
+    output_name,
+    refuse_distributed,
+)
 from partita.pipelining.stages.declared import Declared, declared_outputs
 from partita.pipelining.stages.held_state import stage_modules
+from partita.pipelining.stages.input_key import input_key
 from partita.pipelining.stages.materialise import tensor_slots
 from partita.pipelining.stages.stage import Stage
 from partita.runtime import Comm, enter_site
@@ -61,15 +68,16 @@ class PipelineStage(Stage):
         output_grads: not needed: gradients are like what they belong to.
         input_grads: likewise.
         group: the process group of the pipeline's ranks; None: the default group.
-        dw_builder: not supported; the backward pass is split for any module.
-        get_mesh: not supported.
+        dw_builder: for a module that puts gradients of weights off by itself; see `Stage`. Any other module's
+            backward pass is split without.
+        get_mesh: taken, not needed: what crosses is plain tensors.
         comm: what the ranks talk through, in place of ``group``.
         routes: from `draft_routes`, where parameters of several stages are tied; the same on every rank.
         bind: from what ``step()`` is given to the positional arguments that the module is called with (on the
             first stage), in place of all of it; there are no keyword arguments then.
 
     Raises:
-        ValueError: an index out of range, or something that is not supported.
+        ValueError: an index out of range, or both ``group`` and ``comm``.
 
     >>> stage = PipelineStage(nn.Linear(4, 4), 0, 2, torch.device("cpu"))
     >>> stage.index, stage.is_last
@@ -87,8 +95,8 @@ class PipelineStage(Stage):
         output_grads: Any = None,  # noqa: ARG002 - torch's
         input_grads: Any = None,  # noqa: ARG002 - likewise
         group: dist.ProcessGroup | None = None,
-        dw_builder: Callable[..., Any] | None = None,
-        get_mesh: Callable[..., Any] | None = None,
+        dw_builder: Callable[[], Callable[[], object]] | None = None,
+        get_mesh: Callable[..., Any] | None = None,  # noqa: ARG002 - likewise
         *,
         comm: Comm | None = None,
         routes: Routes | None = None,
@@ -100,15 +108,10 @@ class PipelineStage(Stage):
             )
         if group is not None and comm is not None:
             raise ValueError("a stage talks through a process group or a comm, not both: give one of them")
-        if dw_builder is not None:
-            raise ValueError("dw_builder is not supported: leave it out, any module's backward pass is split")
-        if get_mesh is not None:
-            raise ValueError(
-                "get_mesh is not supported: stages hand plain tensors on; call to_local() on a DTensor"
-            )
         signature = cast("Signature", _Unused())
         super().__init__(submodule, stage_index, routes or draft_routes(num_stages), signature, comm=comm)
         self.bind = bind
+        self.dw_builder = dw_builder
         self.group = group
         self._device = torch.device(device)
         self._declared: Declared | None = declared_outputs(input_args, output_args)
@@ -121,14 +124,14 @@ class PipelineStage(Stage):
 
     @property
     def device(self) -> torch.device:
-        """Where its parameters or buffers are; what was given where it has neither."""
+        """Where its parameters or buffers are; what was given where it has neither, or has no data yet."""
         tensors = chain(self._held.parameters(), self._held.buffers())
-        return next((tensor.device for tensor in tensors), self._device)
+        return next((tensor.device for tensor in tensors if not tensor.is_meta), self._device)
 
     def outgoing(self, incoming: Crossing, keywords: Mapping[str, Any]) -> tuple[Crossing, tuple[bool, ...]]:
         """What it returns for such inputs, and which leaves of them (keyword arguments last) it writes to."""
         (module,) = stage_modules(self.module)
-        key = (incoming.data, Crossing.of(dict(keywords), "kwargs").data, _state(module, self.device))
+        key = (incoming.key, input_key(dict(keywords)), _state(module, self.device))
         if key not in self._known:
             if len(self._known) >= _KEPT:
                 self._known.clear()
@@ -140,6 +143,7 @@ class PipelineStage(Stage):
                 )
             else:
                 output, written = inferred(module, args, keywords, self.device, self.index)
+            refuse_distributed(output, output_name(self.index))
             self._known[key] = Crossing.of(output, output_name(self.index)), tuple(written)
         return self._known[key]
 

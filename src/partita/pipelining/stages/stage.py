@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 
 from partita._torch.autograd import hooks_made, run_backward
 from partita._torch.export import Signature
-from partita.errors import SignatureMismatch
+from partita.errors import ExecutionError, SignatureMismatch
 from partita.pipelining.layout import copied
 from partita.pipelining.routes import Named, Routes, Tied, Value, accept, describe
 from partita.pipelining.stages.arrivals import Arrivals
@@ -42,6 +42,8 @@ class Stage:
         loss_fn: picks the loss out of the model's results, where it is among them.
         hooks: what to call for the actions of a schedule that concern the whole stage (UNSHARD, RESHARD,
             REDUCE_GRAD); those without a hook do nothing.
+        dw_builder: for a module that puts gradients of weights off by itself: called after each backward pass
+            (B or I), it returns what computes those of that pass, which is run in W, or at once after B.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Stage:
         *,
         comm: Comm | None = None,
     ) -> None:
+        self._held, self._saved = module, SavedBuffers(module)  # stay when the user wraps `module`
         self.module = module
         self.index = index
         self.signature = signature
@@ -60,12 +63,11 @@ class Stage:
         self.group: dist.ProcessGroup | None = None
         self.loss_fn: Callable[..., Tensor] | None = None
         self.hooks: dict[ActionKind, Callable[[], object]] = {}
-        self._held = module  # stays when the user wraps `module`
+        self.dw_builder: Callable[[], Callable[[], object]] | None = None
         self.by_mode = routes
         self.follow(routes.in_mode(module.training))
         self._flights: dict[int, Flight] = {}
-        self._late: dict[int, WeightPass] = {}
-        self._saved = SavedBuffers(module)
+        self._late: dict[int, Callable[[], object]] = {}
         self._reduction: GradientReduction | None = None
 
     def follow(self, routes: Routes) -> None:
@@ -97,11 +99,17 @@ class Stage:
         self._call: Callable[..., Any] = (
             partial(nn.Module.__call__, module) if isinstance(module, GraphModule) else module
         )
+        if self._held not in module.modules():  # another one, and not a wrapper of what is held
+            self._held, self._saved = module, SavedBuffers(module)
 
     @property
     def submod(self) -> nn.Module:
         """Another name of `module`, as ``torch.distributed.pipelining`` calls it."""
         return self.module
+
+    @submod.setter
+    def submod(self, module: nn.Module) -> None:
+        self.module = module
 
     @property
     def stage_index(self) -> int:
@@ -256,6 +264,12 @@ class Stage:
         """
         if loss is not None:
             self.start_from(microbatch, *loss)
+        results = self._whole_backward(microbatch, gradients)
+        if self.dw_builder is not None:
+            self.dw_builder()()
+        return results
+
+    def _whole_backward(self, microbatch: int, gradients: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
         flight = self._flights.pop(microbatch)
         roots, seeds = roots_of(flight, gradients)
         shares = self._shares(gradients, roots, seeds)
@@ -282,9 +296,10 @@ class Stage:
         """The first half of `backward`: the same results, and no parameter's ``.grad`` is touched, unless
         data parallel wrappers need the whole pass at once.
         """
-        if self._at_once:
-            self._late[microbatch] = WeightPass()
-            return self.backward(microbatch, gradients)
+        if self._at_once or self.dw_builder is not None:
+            results = self._whole_backward(microbatch, gradients)
+            self._late[microbatch] = self.dw_builder() if self.dw_builder is not None else WeightPass().run
+            return results
         flight = self._flights.pop(microbatch)
         roots, seeds = roots_of(flight, gradients)
         shares = [share for share in self._shares(gradients, roots, seeds) if not share.owned]
@@ -298,7 +313,7 @@ class Stage:
         )
         results = dict(zip(names, found.gradients, strict=True))
         results |= zip((share.name for share in shares), found.shares, strict=True)
-        self._late[microbatch] = found.weights
+        self._late[microbatch] = found.weights.run
         if flight.sources:
             hand_to_caller(flight.sources, {**gradients, **results})
         return results
@@ -307,9 +322,9 @@ class Stage:
         """The second half of `backward`: adds to ``.grad`` of the parameters."""
         late = self._late.pop(microbatch)
         if self._reduction is None or self._at_once:
-            late.run()
+            late()
         else:
-            self._reduction.backward(None, late.run)
+            self._reduction.backward(None, late)
 
     @property
     def _at_once(self) -> bool:
@@ -323,8 +338,14 @@ class Stage:
     def begin(self, microbatches: int) -> None:
         """A training step of so many microbatches starts."""
         self._reduction = gradient_reduction(self.module)
-        if self._reduction is not None:
-            self._reduction.begin(microbatches)
+        if self._reduction is None:
+            return
+        if self.dw_builder is not None:
+            raise ExecutionError(
+                f"stage {self.index} has a dw_builder and is data parallel: gradients would be reduced "
+                "before they are computed; leave the dw_builder out, any module's backward pass is split"
+            )
+        self._reduction.begin(microbatches)
 
     def forget(self) -> None:
         """Drop all microbatches in flight (after a failure)."""

@@ -1,17 +1,187 @@
-"""The model's arguments, cut into microbatches, as the first stage takes them."""
+"""The model's arguments in microbatches, cut here or made by the user, as the first stage takes them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
+from partita._torch.pytree import flatten
+from partita.errors import MicrobatchError
 from partita.pipelining.routes import Routes
 from partita.pipelining.stages.stage import Stage
-from partita.runtime import CutBatch
+from partita.pipelining.steps.loss_weights import LossWeights, step_weights
+from partita.runtime import CutBatch, cut_batch, split_tree
 
-__all__ = ["cut_arguments"]
+__all__ = ["LossSide", "Microbatches", "StepArguments", "cut_arguments", "given_arguments"]
+
+
+@dataclass(frozen=True)
+class Microbatches:
+    """The arguments of each microbatch of a step.
+
+    Attributes:
+        parts: positional arguments, and those by name.
+        samples: how many each has; 0 where its tensors don't agree on it. Empty where another rank knows.
+    """
+
+    parts: tuple[tuple[tuple[Any, ...], dict[str, Any]], ...]
+    samples: tuple[int, ...]
+
+    @classmethod
+    def given(cls, args: Sequence[Any] | None, kwargs: Sequence[Any] | None, count: int) -> Microbatches:
+        """From what ``step(arg_mbs=..., kwarg_mbs=...)`` is given.
+
+        Raises:
+            MicrobatchError: another number than ``count``, or something that is no tuple or dict.
+        """
+        positional = [()] * count if args is None else _checked(args, "arg_mbs", count)
+        named = [{}] * count if kwargs is None else _checked(kwargs, "kwarg_mbs", count)
+        for number, (one, other) in enumerate(zip(positional, named, strict=True)):
+            if not isinstance(one, (tuple, list)):
+                raise MicrobatchError(
+                    f"arg_mbs[{number}] is a {type(one).__name__}: give a tuple of arguments, such as (x,)"
+                )
+            if not isinstance(other, Mapping):
+                raise MicrobatchError(
+                    f"kwarg_mbs[{number}] is a {type(other).__name__}: give a dict of keyword arguments"
+                )
+        parts = tuple((tuple(one), dict(other)) for one, other in zip(positional, named, strict=True))
+        return cls(parts, tuple(_samples(part) for part in parts))
+
+    @classmethod
+    def of(cls, batch: CutBatch) -> Microbatches:
+        """Those of a batch that is cut here."""
+        return cls(tuple(batch.trees()), batch.plan.sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class LossSide:
+    """What a step is given for its loss, in microbatches.
+
+    Attributes:
+        targets: one for each microbatch; None where there are none.
+        weights: what the loss of each counts for; None where the first stage's rank has to say how many
+            samples each has.
+    """
+
+    targets: Sequence[Any] | None
+    weights: tuple[float, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepArguments:
+    """What ``step()`` and ``eval()`` are given: see `PipelineSchedule.step`. Either a batch (``args``,
+    ``kwargs``, ``target``) or microbatches (``arg_mbs``, ``kwarg_mbs``, ``target_mbs``).
+    """
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    target: Any
+    arg_mbs: Sequence[Any] | None
+    kwarg_mbs: Sequence[Any] | None
+    target_mbs: Sequence[Any] | None
+    weights: LossWeights | Sequence[float] | None = None
+    loss_keywords: Mapping[str, Any] = field(default_factory=dict)
+
+    def microbatches(self, count: int) -> Microbatches | None:
+        """Those that the user has made; None where there is a batch to be cut.
+
+        Raises:
+            MicrobatchError: both, or another number than ``count``.
+        """
+        if self.arg_mbs is None and self.kwarg_mbs is None:
+            return None
+        if self.args or self.kwargs:
+            raise MicrobatchError(
+                "the step is given a batch, and microbatches in arg_mbs or kwarg_mbs: give one or the other"
+            )
+        return Microbatches.given(self.arg_mbs, self.kwarg_mbs, count)
+
+    def cut(
+        self,
+        count: int,
+        args_spec: Sequence[Any] | None,
+        kwargs_spec: Mapping[str, Any] | None,
+        *,
+        first: bool,
+    ) -> CutBatch:
+        """The batch in microbatches; positional arguments are looked at where the first stage is.
+
+        Raises:
+            MicrobatchError: a batch that can't be cut.
+        """
+        if first:
+            return cut_batch(self.args, self.kwargs, count, args_spec, kwargs_spec)
+        return cut_batch((), self.kwargs, count, None, kwargs_spec if self.kwargs else None)
+
+    def for_loss(self, count: int, *, last: bool, train: bool, scaled: bool) -> LossSide:
+        """What is known of it before other ranks have said anything.
+
+        Args:
+            last: whether this rank has the last stage: targets are looked at there.
+            scaled: as `step_weights` has it.
+
+        Raises:
+            MicrobatchError: weights or targets that can't be used.
+        """
+        targets, samples = self._targets(count) if last else (None, ())
+        if last and train and scaled and self.weights is None and not samples:
+            return LossSide(targets, None)
+        samples = samples if train else ()  # else nothing is weighted
+        return LossSide(targets, step_weights(self.weights, samples, count, scaled=scaled))
+
+    def _targets(self, count: int) -> tuple[Sequence[Any] | None, tuple[int, ...]]:
+        """The target of each microbatch, and how many samples each has; nothing where there are no targets.
+
+        Raises:
+            MicrobatchError: both, another number than ``count``, or a batch that can't be cut.
+        """
+        if self.target_mbs is not None:
+            if self.target is not None:
+                raise MicrobatchError("the step is given a target and target_mbs: give one or the other")
+            targets = _checked(self.target_mbs, "target_mbs", count)
+            return targets, tuple(_samples(target) for target in targets)
+        if self.target is None:
+            return None, ()
+        targets, plan = split_tree(self.target, count)
+        return targets, plan.sizes
+
+
+def _checked(microbatches: Sequence[Any], name: str, count: int) -> Sequence[Any]:
+    if not isinstance(microbatches, (list, tuple)):
+        raise MicrobatchError(f"{name} is a {type(microbatches).__name__}: give a list, one for a microbatch")
+    if len(microbatches) != count:
+        raise MicrobatchError(
+            f"{name} has {len(microbatches)} microbatches, but the schedule has {count}: give as many, or "
+            "make it with another n_microbatches"
+        )
+    return microbatches
+
+
+def _samples(tree: Any) -> int:
+    """The first dimension of the tensors; those of size 1 are broadcast against the others."""
+    sizes = {leaf.shape[0] for leaf in flatten(tree)[0] if isinstance(leaf, Tensor) and leaf.dim()}
+    if len(sizes) > 1:
+        sizes.discard(1)
+    return 0 if len(sizes) > 1 else int(sizes.pop()) if sizes else 1
+
+
+def given_arguments(
+    first: Stage, routes: Routes, microbatches: Microbatches, *, train: bool
+) -> tuple[list[dict[str, Tensor]], tuple[int, ...]]:
+    """`cut_arguments` of microbatches that the user has made: each may be of sizes of its own."""
+    arguments: list[dict[str, Tensor]] = []
+    numbers: list[int] = []
+    for number, (part, samples) in enumerate(zip(microbatches.parts, microbatches.samples, strict=True)):
+        flat = first.signature.flatten(*part)
+        arguments.append(first.accept(flat, number, train=train))
+        sizes = routes.sizes_of(flat)
+        routes.at(sizes, first.module.training)
+        numbers += (samples, *sizes)
+    return arguments, tuple(numbers)
 
 
 def cut_arguments(

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from partita.errors import MicrobatchError
+from partita.runtime import MicrobatchPlan
 
-__all__ = ["LossWeights", "checked_weights"]
+__all__ = ["LossWeights", "checked_weights", "step_weights"]
 
 _TOLERANCE = 1e-6
 
@@ -80,3 +81,34 @@ def checked_weights(given: LossWeights | Sequence[float], microbatches: int) -> 
             "each"
         )
     return weights.values
+
+
+def step_weights(
+    given: LossWeights | Sequence[float] | None, samples: Sequence[int], count: int, *, scaled: bool
+) -> tuple[float, ...]:
+    """What the loss of each microbatch of a step counts for.
+
+    Args:
+        given: by the user, in place of what is worked out.
+        samples: how many each microbatch has; 0 where that can't be told, empty where nobody has said.
+        count: how many microbatches there are.
+        scaled: whether the losses are means over the samples of a microbatch, so that each counts for its
+            share of the batch; else they are summed.
+
+    Raises:
+        MicrobatchError: weights that `LossWeights` refuses, or shares that can't be told.
+
+    >>> step_weights(None, (3, 1), 2, scaled=True)
+    (0.75, 0.25)
+    """
+    if given is not None:
+        return checked_weights(given, count)
+    if not scaled:
+        return (1.0,) * count
+    if 0 in samples:
+        raise MicrobatchError(
+            f"microbatch {list(samples).index(0)} has tensors that differ in their first dimension, so its "
+            "share of the batch is not known: give loss_weights to step(), or make the schedule with "
+            "scale_grads=False"
+        )
+    return MicrobatchPlan(tuple(samples)).weights if samples else (1.0 / count,) * count

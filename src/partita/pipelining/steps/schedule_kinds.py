@@ -9,13 +9,16 @@ from torch import Tensor
 
 from partita.errors import ScheduleError
 from partita.pipelining.stages.stage import Stage
-from partita.pipelining.steps.schedules import PipelineSchedule, Schedule1F1B, ScheduleGPipe
-from partita.planning import Schedule, lower, validate
+from partita.pipelining.steps.schedule_bases import PipelineScheduleRuntime, PipelineScheduleSingle
+from partita.pipelining.steps.schedules import PipelineSchedule
+from partita.planning import Schedule
 from partita.runtime.same_settings import short_digest
 
 __all__ = [
     "CustomSchedule",
+    "Schedule1F1B",
     "ScheduleDualPipeV",
+    "ScheduleGPipe",
     "ScheduleInterleaved1F1B",
     "ScheduleInterleavedZeroBubble",
     "ScheduleLoopedBFS",
@@ -27,15 +30,22 @@ _Stages = Stage | Sequence[Stage]
 _Loss = Callable[..., Tensor] | None
 
 
-class _SeveralStages(PipelineSchedule):
-    """What those for several stages on a rank take beside the arguments of `PipelineSchedule`.
+class ScheduleGPipe(PipelineScheduleSingle):
+    """All forward passes, then all backward passes (Huang et al. 2019, "GPipe")."""
 
-    Args:
-        backward_requires_autograd: has no effect: stages here always go back through autograd, and those that
-            train nothing are known.
-        defer_pp_recv: post each receive right before the pass that needs its message, rather than ahead of
-            it.
+    kind = "GPipe"
+
+
+class Schedule1F1B(PipelineScheduleSingle):
+    """As soon as a microbatch can go back, it does, so that few are in flight (Narayanan et al. 2020,
+    PipeDream-Flush).
     """
+
+    kind = "1F1B"
+
+
+class _SeveralStages(PipelineScheduleRuntime):
+    """What torch's schedules for several stages on a rank take, in torch's order."""
 
     def __init__(
         self,
@@ -46,7 +56,7 @@ class _SeveralStages(PipelineSchedule):
         kwargs_chunk_spec: Mapping[str, Any] | None = None,
         output_merge_spec: Any = None,
         scale_grads: bool = True,
-        backward_requires_autograd: bool = True,  # noqa: ARG002
+        backward_requires_autograd: bool = True,
         defer_pp_recv: bool = False,
         **options: Any,
     ) -> None:
@@ -57,10 +67,11 @@ class _SeveralStages(PipelineSchedule):
             args_chunk_spec,
             kwargs_chunk_spec,
             output_merge_spec,
-            scale_grads,
+            scale_grads=scale_grads,
+            backward_requires_autograd=backward_requires_autograd,
+            defer_pp_recv=defer_pp_recv,
             **options,
         )
-        self._defer_receives = defer_pp_recv
 
 
 class ScheduleLoopedBFS(_SeveralStages):
@@ -141,20 +152,6 @@ class CustomSchedule(PipelineSchedule):
                 f"into {len(self.stage_ranks)}: cut it into as many"
             )
         return self._given
-
-    def _lowered(self, plain: Schedule) -> Schedule:
-        if not plain.is_lowered:
-            return super()._lowered(plain)
-        edges = self.routes.edges
-        try:
-            validate(plain, edges)
-        except ScheduleError:
-            rows = tuple(
-                tuple(action for action in row if action is not None and not action.is_communication)
-                for row in plain.rows
-            )
-            return lower(Schedule(plain.name, plain.stage_ranks, plain.microbatches, rows), edges)
-        return plain
 
 
 _KINDS = (

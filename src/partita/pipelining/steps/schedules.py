@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from partita.errors import ScheduleError, SignatureMismatch
+from partita.pipelining.routes import Routes
 from partita.pipelining.stages.stage import Stage
 from partita.pipelining.steps.agreement import (
     Relay,
@@ -19,48 +19,35 @@ from partita.pipelining.steps.agreement import (
     neighbours,
     rank_pairs,
 )
-from partita.pipelining.steps.arguments import cut_arguments
+from partita.pipelining.steps.arguments import (
+    LossSide,
+    Microbatches,
+    StepArguments,
+    cut_arguments,
+    given_arguments,
+)
 from partita.pipelining.steps.executor import Executor, StepInputs
-from partita.pipelining.steps.loss_weights import LossWeights, checked_weights
+from partita.pipelining.steps.loss_weights import LossWeights, step_weights
+from partita.pipelining.steps.messages import with_messages
 from partita.pipelining.steps.precision import Precision, current_autocast, fresh_casts
-from partita.pipelining.steps.settle import CutCall, Settled, Settling
+from partita.pipelining.steps.settle import Settling
 from partita.pipelining.steps.tied import share_gradients
 from partita.pipelining.steps.tied_sum import TiedGradients, TiedSums, with_chains
-from partita.planning import Schedule, get_schedule, lower
+from partita.planning import Schedule, get_schedule
 from partita.runtime import (
     NULL_TRACER,
     Comm,
-    MicrobatchPlan,
     ProcessGroupComm,
     Recorder,
-    cut_batch,
     merge,
-    split_tree,
 )
+from partita.runtime.same_settings import short_digest
 from partita.runtime.told import closed_on_error, told
 
-__all__ = ["PipelineSchedule", "Schedule1F1B", "ScheduleGPipe"]
+__all__ = ["PipelineSchedule"]
 
 _ALIKE = (SignatureMismatch, ScheduleError)
 """What every rank raises by itself where a schedule can't be made."""
-
-
-@dataclass(frozen=True, slots=True)
-class _ForLoss:
-    """What a step is given for its loss: see `PipelineSchedule.step`."""
-
-    target: Any
-    weights: LossWeights | Sequence[float] | None = None
-    keywords: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _LossSide:
-    """The same, in microbatches; ``weights`` is None where another rank knows them."""
-
-    targets: Sequence[Any] | None
-    weights: tuple[float, ...] | None
-    keywords: Mapping[str, Any]
 
 
 class PipelineSchedule:
@@ -90,6 +77,14 @@ class PipelineSchedule:
 
     kind: ClassVar[str] = ""
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "_step_microbatches" in vars(cls):
+            raise ScheduleError(
+                f"{cls.__name__} defines _step_microbatches, which nothing calls here: give the order of its "
+                "actions, in pipeline_order or as what _get_pipeline_order() returns"
+            )
+
     def __init__(
         self,
         stages: Stage | Sequence[Stage],
@@ -109,7 +104,7 @@ class PipelineSchedule:
             raise ScheduleError("a rank needs at least one stage: pass the stage that it built")
         self.stages = {stage.index: stage for stage in held}
         self.n_microbatches = n_microbatches
-        self.loss_fn = loss_fn or held[0].loss_fn
+        self._loss_fn = loss_fn or held[0].loss_fn
         self.args_chunk_spec = args_chunk_spec
         self.kwargs_chunk_spec = kwargs_chunk_spec
         self.output_merge_spec = output_merge_spec
@@ -121,6 +116,7 @@ class PipelineSchedule:
         self._defer_receives = False
         self._precision = Precision()
         self._executors: dict[tuple[bool, bool], Executor] = {}
+        self._is_given = False
         self._steps = 0
         self._owns_comm = held[0].comm is None
         self.comm: Comm = held[0].comm or ProcessGroupComm.from_group(held[0].group)
@@ -136,12 +132,22 @@ class PipelineSchedule:
         self.routes = held[0].routes
         self.stage_ranks = self._agree(held)
         self._check_given()
-        self._plain = self._generate(self.kind)
+        self._plain = self._generate(self.kind) if self.kind else None
         self._peers = neighbours(self.comm.rank, self._by_mode, self.stage_ranks)
         self._settling = Settling.of(self.stages, self.comm, self.stage_ranks)
         self._relay = Relay.of(self.comm.rank, self._by_mode, self.stage_ranks, self.n_microbatches)
         pairs = rank_pairs(self._by_mode, self.stage_ranks)
         self.comm.connect({pair for a, b in sorted(pairs) for pair in ((a, b), (b, a))}, held[0].device)
+
+    @property
+    def loss_fn(self) -> Callable[..., Tensor] | None:
+        """From (output, target) to a 0-d tensor; another one may be set between two steps."""
+        return self._loss_fn
+
+    @loss_fn.setter
+    def loss_fn(self, loss_fn: Callable[..., Tensor] | None) -> None:
+        self._loss_fn = loss_fn
+        self._executors.clear()
 
     def schedule(self, *, train: bool = True) -> Schedule:
         """What every rank does in one step, sends and receives included."""
@@ -170,10 +176,16 @@ class PipelineSchedule:
         loss_weights: LossWeights | Sequence[float] | None = None,
         return_outputs: bool = True,
         loss_kwargs: Mapping[str, Any] | None = None,
+        arg_mbs: Sequence[Any] | None = None,
+        kwarg_mbs: Sequence[Any] | None = None,
+        target_mbs: Sequence[Any] | None = None,
         **kwargs: Any,
     ) -> Any:
         """Forward and backward of one batch; gradients are added to ``.grad``. Collective. In a schedule
         without ``loss_fn`` it is `eval`.
+
+        A batch is given whole, and cut here, or as the microbatches that it is made of, which may be of sizes
+        of their own. Each rank gives what it has in one of the two ways.
 
         Args:
             args: the model's arguments, on the rank that holds the first stage; ignored elsewhere.
@@ -186,6 +198,9 @@ class PipelineSchedule:
                 memory where they are large (the logits of a language model).
             loss_kwargs: what ``loss_fn`` is called with besides, whole for each microbatch, on the rank that
                 holds the last stage.
+            arg_mbs: in place of ``args``: for each microbatch a tuple of its positional arguments.
+            kwarg_mbs: in place of ``kwargs``: for each microbatch a dict of its keyword arguments.
+            target_mbs: in place of ``target``: one for each microbatch.
             kwargs: the model's keyword arguments, where ``args`` are.
 
         Returns:
@@ -193,50 +208,65 @@ class PipelineSchedule:
 
         Raises:
             ExecutionError: a ``loss_fn`` that does not return a 0-d tensor.
-            MicrobatchError: a batch that can't be cut, or weights that can't be used.
+            MicrobatchError: a batch that can't be cut, another number of microbatches, or weights that can't
+                be used.
+            ScheduleError: the schedule has not been given its actions yet, or they break a rule.
             SignatureMismatch: shapes that the pipeline was not cut for, or ranks that are about to do
                 different things.
             PeerFailed: another rank failed.
         """
+        given = StepArguments(
+            args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs, loss_weights, loss_kwargs or {}
+        )
         if self.loss_fn is None:
-            return self.eval(*args, target=target, losses=losses, **kwargs)
-        given = _ForLoss(target, loss_weights, loss_kwargs or {})
-        return self._run(args, kwargs, given, losses, return_outputs=return_outputs, train=True)
+            with torch.no_grad():
+                return self._run(given, losses, return_outputs=return_outputs, train=False)
+        return self._run(given, losses, return_outputs=return_outputs, train=True)
 
-    def eval(self, *args: Any, target: Any = None, losses: list[Tensor] | None = None, **kwargs: Any) -> Any:
+    def eval(
+        self,
+        *args: Any,
+        target: Any = None,
+        losses: list[Tensor] | None = None,
+        return_outputs: bool = True,
+        loss_kwargs: Mapping[str, Any] | None = None,
+        arg_mbs: Sequence[Any] | None = None,
+        kwarg_mbs: Sequence[Any] | None = None,
+        target_mbs: Sequence[Any] | None = None,
+        **kwargs: Any,
+    ) -> Any:
         """Forward of one batch without gradients; touches no ``.grad``. Collective. Arguments are those of
         `step`.
 
         Modules stay in the mode that they are in: call ``stage.module.eval()`` first where that matters.
-        ``losses`` is filled where there are a ``loss_fn`` and a ``target``.
+        ``losses`` is filled where there are a ``loss_fn`` and a target.
         """
+        given = StepArguments(
+            args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs, loss_keywords=loss_kwargs or {}
+        )
         with torch.no_grad():
-            return self._run(args, kwargs, _ForLoss(target), losses, return_outputs=True, train=False)
+            return self._run(given, losses, return_outputs=return_outputs, train=False)
 
     def _run(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        given: _ForLoss,
-        losses: list[Tensor] | None,
-        *,
-        return_outputs: bool,
-        train: bool,
+        self, given: StepArguments, losses: list[Tensor] | None, *, return_outputs: bool, train: bool
     ) -> Any:
         with told(self.comm, "preparing a step"):
             self._follow_modes()
+            if train:
+                self._plain = self._ordered()
             # what this rank can find wrong by itself, before it waits for another
-            loss_side = self._loss_side(given)
-            cut = None if self._settling is None else self._cut_plain(args, kwargs)
-            arguments, sizes = self._cut(args, kwargs, train) if self._settling is None else (None, ())
-            sizes = agree_on_step(self.comm, self._peers, self._announcement(train), self._relay, sizes)
-            settled = None
-            if self._settling is not None and cut is not None:
-                settled = self._settling.run(cut)
-                if settled.changed:
-                    self._executors.clear()
-                arguments, sizes = settled.arguments, settled.samples
-            inputs = self._inputs(arguments, sizes, loss_side, settled, return_outputs)
+            last = self.routes.stages - 1 in self.stages
+            loss_side = given.for_loss(self.n_microbatches, last=last, train=train, scaled=self.scale_grads)
+            made = given.microbatches(self.n_microbatches)
+            plain, arguments, numbers = self._cut(given, made, train)
+            numbers = agree_on_step(self.comm, self._peers, self._announcement(train), self._relay, numbers)
+            if plain is None:
+                count, width = self.n_microbatches, 1 + len(self.routes.symbols)
+                samples = numbers[: count * width : width]
+                sized = self._precision.sized(self.comm, self.stages, self.routes, numbers, count)
+            else:
+                arguments, samples, sized = self._settle(plain)
+            inputs = self._inputs(given, loss_side, arguments, samples, sized, return_outputs)
             executor = self._executor(train)
             sums = TiedSums(self.comm, self.stages, self.stage_ranks)
             if train:
@@ -262,6 +292,8 @@ class PipelineSchedule:
         autocast = current_autocast(next(iter(self.stages.values())).device.type)
         under = "" if autocast is None else f" under {autocast}"
         what = "step()" if train else "eval()" if self.loss_fn else "eval() or step() without loss_fn"
+        if train and self._is_given and self._plain is not None:  # the others may have been given another
+            what += f" of {self._plain.name} ({short_digest(self._plain.to_csv(), 6)})"
         return f"{what} number {self._steps} in {mode}{under}"
 
     def _follow_modes(self) -> None:
@@ -282,40 +314,24 @@ class PipelineSchedule:
                 stage.follow(routes)
             self.routes = routes
 
-    def _cut_plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CutCall:
-        """What stages that are plain modules are given."""
-        assert self._settling is not None
-        return self._settling.cut(
-            args, kwargs, self.n_microbatches, self.args_chunk_spec, self.kwargs_chunk_spec
-        )
-
-    def _loss_side(self, given: _ForLoss) -> _LossSide:
-        """The target in microbatches on the rank that has the last stage, and weights where they are known
-        here.
-        """
-        targets, weights = None, None
-        if given.target is not None and self.routes.stages - 1 in self.stages:
-            targets, plan = split_tree(given.target, self.n_microbatches)
-            weights = plan.weights
-        if given.weights is not None:
-            weights = checked_weights(given.weights, self.n_microbatches)
-        elif not self.scale_grads:
-            weights = (1.0,) * self.n_microbatches
-        return _LossSide(targets, weights, given.keywords)
-
     def _executor(self, train: bool) -> Executor:
         key = (train, self.routes is self._by_mode.evaluation)
         if key not in self._executors:
-            plain = self._plain if train else self._generate("ForwardOnly")
-            lowered = self._lowered(plain)
+            plain = self._ordered() if train else self._generate("ForwardOnly")
             self._executors[key] = Executor(
-                lowered, self.stages, self.comm, self.loss_fn, defer_receives=self._defer_receives
+                with_messages(plain, self.routes.edges),
+                self.stages,
+                self.comm,
+                self.loss_fn,
+                defer_receives=self._defer_receives,
             )
         return self._executors[key]
 
-    def _lowered(self, plain: Schedule) -> Schedule:
-        """With sends and receives for what crosses."""
-        return lower(plain, self.routes.edges)
+    def _ordered(self) -> Schedule:
+        """What is run, without sends and receives where they have not been given."""
+        if self._plain is None:
+            raise ScheduleError(f"{type(self).__name__} has no actions yet: give it their order")
+        return self._plain
 
     def _generate(self, kind: str) -> Schedule:
         """The schedule of that kind, without sends and receives."""
@@ -325,7 +341,7 @@ class PipelineSchedule:
     def _check_given(self) -> None:
         """Refuse what all ranks were given alike."""
         n_microbatches = self.n_microbatches
-        if not self.kind:
+        if type(self) is PipelineSchedule:
             raise ScheduleError(
                 "PipelineSchedule is the base of the schedules: use Schedule1F1B or ScheduleGPipe"
             )
@@ -334,7 +350,7 @@ class PipelineSchedule:
 
     def _agree(self, held: Sequence[Stage]) -> tuple[int, ...]:
         settings = {
-            "the schedule": self.kind,
+            "the schedule": self.kind or type(self).__name__,
             "n_microbatches": self.n_microbatches,
             "seed": self.seed,
             "scale_grads": self.scale_grads,
@@ -343,68 +359,56 @@ class PipelineSchedule:
         return agree_on_placement(self.comm, held, settings)
 
     def _cut(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool
-    ) -> tuple[list[dict[str, Tensor]] | None, tuple[int, ...]]:
-        """Arguments in microbatches on the rank that has them, and of each its number of samples and its open
-        sizes.
+        self, given: StepArguments, made: Microbatches | None, train: bool
+    ) -> tuple[Microbatches | None, list[dict[str, Tensor]] | None, tuple[int, ...]]:
+        """Arguments in microbatches: of stages that are plain modules, which have to settle what crosses; or
+        as the first stage takes them, and of each its number of samples and its open sizes.
         """
         first = self.stages.get(0)
-        if first is None:
-            return None, ()
-        specs = (self.args_chunk_spec, self.kwargs_chunk_spec)
-        batch = cut_batch(args, kwargs, self.n_microbatches, *specs)
-        return cut_arguments(first, self.routes, batch, train=train)
+        if first is None and self._settling is None:
+            return None, None, ()
+        if made is None:
+            specs = (self.args_chunk_spec, self.kwargs_chunk_spec)
+            batch = given.cut(self.n_microbatches, *specs, first=first is not None)
+            if self._settling is None and first is not None:
+                return None, *cut_arguments(first, self.routes, batch, train=train)
+            made = Microbatches.of(batch)
+        if self._settling is not None:
+            return self._settling.bound(made), None, ()
+        assert first is not None
+        return None, *given_arguments(first, self.routes, made, train=train)
+
+    def _settle(
+        self, plain: Microbatches
+    ) -> tuple[list[dict[str, Tensor]] | None, tuple[int, ...], tuple[Routes, ...]]:
+        """What will cross in a step of stages that are plain modules."""
+        assert self._settling is not None
+        settled = self._settling.run(plain)
+        if settled.changed:
+            self._executors.clear()
+        return settled.arguments, settled.samples, settled.routes
 
     def _inputs(
         self,
+        given: StepArguments,
+        loss_side: LossSide,
         arguments: list[dict[str, Tensor]] | None,
-        numbers: tuple[int, ...],
-        loss_side: _LossSide,
-        settled: Settled | None,
+        samples: Sequence[int],
+        sized: tuple[Routes, ...],
         keep_outputs: bool,
     ) -> StepInputs:
-        """What the step is given; ``numbers`` are those of `_cut`, on every rank where sizes are open."""
-        count = self.n_microbatches
-        weights = (1.0 / count,) * count
-        width = 1 + len(self.routes.symbols)
-        mode = next(iter(self.stages.values())).module.training
-        if settled is not None:
-            sized = settled.routes
-        else:
-            routes = self._precision.routes(self.comm, self.stages, self.routes, numbers[1:width])
-            spans = range(0, count * width if self.routes.symbols else 0, width)
-            sizes = [numbers[start + 1 : start + width] for start in spans]
-            distinct = {one: routes.at(one, mode) for one in set(sizes)}
-            sized = tuple(distinct[one] for one in sizes)
-            if routes is not self.routes and not sized:
-                sized = (routes,) * count
-        if numbers:
-            weights = MicrobatchPlan(numbers[: count * width : width]).weights
-        if loss_side.weights is not None:
-            weights = loss_side.weights
+        """What the step is given; ``samples`` of each microbatch where this rank has heard of them."""
+        shares = loss_side.weights
+        if shares is None:
+            shares = step_weights(None, samples, self.n_microbatches, scaled=self.scale_grads)
         scale = self.loss_scale()
-        weights = tuple(weight * scale for weight in weights)
         return StepInputs(
             arguments,
             loss_side.targets,
-            weights,
+            tuple(share * scale for share in shares),
             self.seed,
             self._steps,
             sized,
             keep_outputs,
-            loss_side.keywords,
+            given.loss_keywords,
         )
-
-
-class ScheduleGPipe(PipelineSchedule):
-    """All forward passes, then all backward passes (Huang et al. 2019, "GPipe")."""
-
-    kind = "GPipe"
-
-
-class Schedule1F1B(PipelineSchedule):
-    """As soon as a microbatch can go back, it does, so that few are in flight (Narayanan et al. 2020,
-    PipeDream-Flush).
-    """
-
-    kind = "1F1B"

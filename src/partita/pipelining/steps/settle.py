@@ -11,7 +11,7 @@ message a border, which travels ahead of the data.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -22,9 +22,10 @@ from partita.pipelining.routes import HEADER, Routes, StageBorder, Value
 from partita.pipelining.stages.crossing import Crossing, output_name
 from partita.pipelining.stages.manual import MOST_VALUES, PipelineStage, tag_of
 from partita.pipelining.stages.stage import Stage
-from partita.runtime import Comm, cut_batch
+from partita.pipelining.steps.arguments import Microbatches
+from partita.runtime import Comm
 
-__all__ = ["CutCall", "Settled", "Settling"]
+__all__ = ["Settled", "Settling"]
 
 _TAG = 0
 """Like that of the agreement before a step: messages of one tag arrive in order."""
@@ -71,21 +72,6 @@ class _Numbered(Generic[K]):
         self.count += 1
 
 
-@dataclass(frozen=True)
-class CutCall:
-    """What one rank's stages are given in a step.
-
-    Attributes:
-        bound: for each microbatch the positional arguments of the first stage's module.
-        keywords: for each microbatch, as they were given on this rank.
-        samples: the sizes of the microbatches; empty on ranks without the first stage.
-    """
-
-    bound: Sequence[tuple[Any, ...]]
-    keywords: Sequence[dict[str, Any]]
-    samples: tuple[int, ...]
-
-
 class Settling:
     """One rank's part of it, with what it remembers from earlier steps.
 
@@ -108,59 +94,49 @@ class Settling:
         self._sent: dict[int, _Numbered[int]] = {index: _Numbered() for index in stages}
         self._heard: dict[int, _Numbered[Sent]] = {index: _Numbered() for index in stages}
 
-    def cut(
-        self,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        count: int,
-        args_spec: Sequence[Any] | None,
-        kwargs_spec: Mapping[str, Any] | None,
-    ) -> CutCall:
-        """What this rank's stages are given in a step, in microbatches. Waits for nobody.
+    def bound(self, given: Microbatches) -> Microbatches:
+        """What this rank's stages are called with, once the first stage has been found to take it. Waits for
+        nobody.
 
         Args:
-            args: of the step; looked at where the first stage is.
-            count: how many microbatches there are.
+            given: to this rank's step; positional arguments are looked at where the first stage is.
 
         Raises:
-            MicrobatchError: arguments that can't be cut.
-            ExecutionError: shapes for which the first stage fails, or can't be found without data.
+            ExecutionError: shapes for which the first stage fails, or can't be found without data, or a
+                result that can't be sent.
         """
         first = self._stages.get(0)
-        given = () if first is None else args
-        specs = (
-            None if first is None else args_spec,
-            kwargs_spec if first is not None or kwargs else None,
-        )
-        batch = cut_batch(given, kwargs, count, *specs)
-        parts = [batch.tree(leaves) for leaves in batch.parts()]
-        bound = [positional for positional, _ in parts]
-        named = [keywords for _, keywords in parts]
-        if first is not None:
-            if first.bind is not None:
-                bound = [first.bind(*part) for part in parts]
-            if not first.is_last:  # it remembers what it finds here
-                for positional, keywords in zip(bound, named, strict=True):
-                    first.outgoing(Crossing.of(positional, "args"), keywords if first.bind is None else {})
-        return CutCall(bound, named, () if first is None else batch.plan.sizes)
+        if first is None:
+            return replace(given, samples=())
+        if first.bind is not None:
+            given = replace(given, parts=tuple((first.bind(*part), part[1]) for part in given.parts))
+        if not first.is_last:  # it remembers what it finds here
+            for positional, named in given.parts:
+                incoming = Crossing.of(positional, "args")
+                found, _ = first.outgoing(incoming, named if first.bind is None else {})
+                if 1 not in self._stages:
+                    _ = found.data
+        return given
 
-    def run(self, call: CutCall) -> Settled:
+    def run(self, batch: Microbatches) -> Settled:
         """Work out what will cross in a step. Collective.
+
+        Args:
+            batch: from `bound`.
 
         Raises:
             SignatureMismatch: microbatches for which a stage returns other structures, not only other shapes.
             ExecutionError: shapes that can't be found without data.
         """
-        first = 0 in self._stages
-        bound, samples = call.bound, call.samples
+        samples = batch.samples
         incoming: dict[int, list[Crossing]] = {}
         outgoing: dict[int, list[Crossing]] = {}
         written: dict[int, frozenset[str]] = {}
         keywords: dict[int, list[dict[str, Any]]] = {}
         for index, stage in self._stages.items():
-            keywords[index] = [named if stage.bind is None else {} for named in call.keywords]
+            keywords[index] = [named if stage.bind is None else {} for _, named in batch.parts]
             if index == 0:
-                incoming[index] = [Crossing.of(positional, "args") for positional in bound]
+                incoming[index] = [Crossing.of(positional, "args") for positional, _ in batch.parts]
             elif index - 1 in self._stages:
                 incoming[index] = outgoing[index - 1]
             else:
@@ -181,15 +157,18 @@ class Settling:
                 # nobody needs to know what it returns, so nobody knows what it writes to
                 written[index] = frozenset(value.name for value in incoming[index][0].values)
         routes = tuple(
-            self._routes(number, incoming, outgoing, written) for number in range(len(call.keywords))
+            self._routes(number, incoming, outgoing, written) for number in range(len(batch.parts))
         )
         names = (routes[0].borders, routes[0].forward, routes[0].backward)
         changed, self._names = names != self._names, names
         for index, stage in self._stages.items():
             stage.prepare(incoming[index], outgoing.get(index, ()), keywords[index], routes[0])
         arguments = None
-        if first:
-            arguments = [_named(crossing, value) for crossing, value in zip(incoming[0], bound, strict=True)]
+        if 0 in self._stages:
+            arguments = [
+                _named(crossing, positional)
+                for crossing, (positional, _) in zip(incoming[0], batch.parts, strict=True)
+            ]
         return Settled(arguments, samples, routes, changed)
 
     def _tell(self, index: int, what: Sent) -> None:

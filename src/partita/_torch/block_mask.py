@@ -1,0 +1,44 @@
+"""Masks of FlexAttention in microbatches: a `BlockMask` holds tensors, which can be cut, and a function of
+the sample's number in the batch, which has to be told where its microbatch begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+from torch.utils import _pytree as pytree
+
+__all__ = ["shift_masks"]
+
+MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+def shift_masks(whole: Any, parts: Sequence[Any]) -> None:
+    """Let the masks in microbatches be about their own samples.
+
+    Args:
+        whole: nested containers, of the whole batch.
+        parts: the same of each microbatch, in order, tensors cut; each mask in them that was cut is changed.
+    """
+    for of_batch, *masks in zip(_masks(whole), *map(_masks, parts), strict=True):
+        start, size = 0, of_batch.kv_num_blocks.shape[0]
+        for mask in masks:
+            rows = mask.kv_num_blocks.shape[0]
+            if mask is not of_batch and rows != size:
+                mask.mask_mod = _shifted(of_batch.mask_mod, start)
+            start += rows
+
+
+def _masks(tree: Any) -> list[BlockMask]:
+    leaves = pytree.tree_leaves(tree, is_leaf=lambda value: isinstance(value, BlockMask))
+    return [leaf for leaf in leaves if isinstance(leaf, BlockMask)]
+
+
+def _shifted(mask_mod: MaskFunction, start: int) -> MaskFunction:
+    def shifted(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return mask_mod(b + start, h, q_idx, kv_idx)
+
+    return shifted if start else mask_mod

@@ -1,0 +1,127 @@
+"""Deep copies in which functions go along.
+
+``copy.deepcopy`` takes a function as it is. A module whose ``forward`` was replaced on the instance by a
+function that calls the old one would so be copied into one that still runs the original::
+
+    forward = module.forward                            copy.forward
+    module.forward = lambda x: forward(x)        -->        its closure holds module.forward: the original's
+
+Here a function with a closure is copied too, and its copy refers to the copies of the modules, tensors and
+functions that the closure holds.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import CellType, FunctionType, MethodType
+from typing import Any
+
+from torch import Tensor, nn
+
+__all__ = ["Memo", "with_closures"]
+
+Memo = dict[Any, Any]
+"""What ``copy.deepcopy`` keeps of one copy: by the identity of the original, the copy."""
+
+_WAITING = "partita: functions that wait for the copies of what they hold"
+_LOCK = threading.RLock()
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, type)
+
+
+@contextmanager
+def with_closures() -> Iterator[Memo]:
+    """A memo for ``copy.deepcopy(value, memo)``: functions are copied in all copies that are made with it.
+    When the block ends, the functions are complete.
+
+    What a closure holds is copied where it is a module, a tensor, a function, a method of a module, or a
+    container of such; and where it belongs to what was copied. Anything else (a mesh, a logger) is shared.
+
+    >>> layer = nn.Linear(2, 2)
+    >>> layer.forward = (lambda forward: lambda x: forward(x))(layer.forward)
+    >>> with with_closures() as memo:
+    ...     twin = copy.deepcopy(layer, memo)
+    >>> twin.forward.__closure__[0].cell_contents.__self__ is twin
+    True
+    """
+    waiting: list[Callable[[], None]] = []
+    memo: Memo = {_WAITING: waiting}
+    dispatch: dict[type, Any] = copy._deepcopy_dispatch  # type: ignore[attr-defined]
+    with _LOCK:
+        before = dispatch[FunctionType]
+        dispatch[FunctionType] = _copied
+        try:
+            yield memo
+            for fill in waiting:  # grows meanwhile
+                fill()
+        finally:
+            dispatch[FunctionType] = before
+
+
+def _copied(function: FunctionType, memo: Memo) -> FunctionType:
+    """In place of what ``copy.deepcopy`` does with a function; other threads' copies are as ever."""
+    waiting = memo.get(_WAITING)
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    is_plain = all(isinstance(value, _PLAIN) for value in defaults)
+    if waiting is None or (is_plain and not function.__closure__ and "__wrapped__" not in vars(function)):
+        return function
+    cells = tuple(_cell(cell, memo, waiting) for cell in function.__closure__ or ())
+    twin = FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, cells or None
+    )
+    memo[id(function)] = twin
+
+    def fill() -> None:
+        twin.__defaults__ = _follow(function.__defaults__, memo)
+        twin.__kwdefaults__ = _follow(function.__kwdefaults__, memo)
+        twin.__qualname__, twin.__doc__ = function.__qualname__, function.__doc__
+        twin.__module__, twin.__annotations__ = function.__module__, function.__annotations__
+        vars(twin).update(_follow(vars(function), memo))
+
+    waiting.append(fill)
+    return twin
+
+
+def _cell(cell: CellType, memo: Memo, waiting: list[Callable[[], None]]) -> CellType:
+    """Of a copied function: functions that shared a cell share its copy. Filled later."""
+    if id(cell) not in memo:
+        twin = memo[id(cell)] = CellType()
+
+        def fill() -> None:
+            try:
+                content = cell.cell_contents
+            except ValueError:  # it has none yet
+                return
+            twin.cell_contents = _follow(content, memo)
+
+        waiting.append(fill)
+    return memo[id(cell)]
+
+
+def _follow(value: Any, memo: Memo) -> Any:
+    """What stands in place of ``value`` in a copied function."""
+    if id(value) in memo:
+        return memo[id(value)]
+    if isinstance(value, (nn.Module, Tensor, FunctionType)):
+        return copy.deepcopy(value, memo)
+    if isinstance(value, MethodType):
+        owner = _follow(value.__self__, memo)
+        return value if owner is value.__self__ else MethodType(value.__func__, owner)
+    if type(value) is partial:
+        keywords = {name: _follow(item, memo) for name, item in value.keywords.items()}
+        return partial(_follow(value.func, memo), *(_follow(item, memo) for item in value.args), **keywords)
+    if type(value) is tuple:
+        return tuple(_follow(item, memo) for item in value)
+    if type(value) in (list, set):
+        twin = memo[id(value)] = type(value)()
+        items = [_follow(item, memo) for item in value]
+        twin.extend(items) if isinstance(twin, list) else twin.update(items)
+        return twin
+    if type(value) is dict:
+        table = memo[id(value)] = {}
+        table.update({name: _follow(item, memo) for name, item in value.items()})
+        return table
+    return value

@@ -1,0 +1,46 @@
+"""Microbatches under the names of ``torch.distributed.pipelining.microbatch``, for programs that change the
+import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from partita.runtime import Reduce, TensorChunkSpec, merge, split_args
+from partita.runtime import Replicate as _Replicate
+
+__all__ = ["TensorChunkSpec", "_CustomReducer", "_Replicate", "merge_chunks", "split_args_kwargs_into_chunks"]
+
+
+def split_args_kwargs_into_chunks(
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None,
+    chunks: int,
+    args_chunk_spec: Sequence[Any] | None = None,
+    kwargs_chunk_spec: Mapping[str, Any] | None = None,
+) -> tuple[list[tuple[Any, ...]], list[dict[str, Any]]]:
+    """`runtime.split_args`, with positional and keyword arguments apart.
+
+    Raises:
+        MicrobatchError: as `runtime.split_args`; a batch of fewer than ``chunks`` samples, too.
+
+    >>> split_args_kwargs_into_chunks((1,), {"y": 2}, 2)
+    ([(1,), (1,)], [{'y': 2}, {'y': 2}])
+    """
+    parts = split_args(args, kwargs, chunks, args_chunk_spec, kwargs_chunk_spec)
+    return [positional for positional, _ in parts], [named for _, named in parts]
+
+
+def merge_chunks(chunks: Sequence[Any], chunk_spec: Any) -> Any:
+    """`runtime.merge`: the whole batch's result from the microbatches'.
+
+    Raises:
+        MicrobatchError: as `runtime.merge`.
+    """
+    return merge(chunks, chunk_spec)
+
+
+def _CustomReducer(init_value: Any, reduce_fn: Callable[[Any, Any], Any]) -> Reduce:  # noqa: N802 - torch's
+    """`runtime.Reduce`, its arguments in torch's order."""
+    return Reduce(reduce_fn, init_value)

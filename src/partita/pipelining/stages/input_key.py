@@ -1,0 +1,104 @@
+"""What tells kinds of inputs apart, so that what a stage returns is found once for each kind.
+
+Inputs need not be sent anywhere for this, so they may hold what can't be pickled, such as a mask that is
+given by a function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from functools import partial
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from partita._torch.pytree import flatten, is_node, node_children
+
+__all__ = ["input_key"]
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, type)
+
+
+def input_key(value: Any) -> Hashable:
+    """Equal for values that differ in nothing but the data of their tensors.
+
+    A function is known by its code and by what it holds: one that is made anew for each step is the same
+    function. Objects are opened where they hold tensors; others stand for themselves.
+
+    >>> input_key({"x": torch.zeros(2)}) == input_key({"x": torch.ones(2)})
+    True
+    >>> input_key({"x": torch.zeros(2)}) == input_key({"x": torch.zeros(3)})
+    False
+    """
+    return _key(value, ())
+
+
+def _key(value: Any, above: tuple[int, ...]) -> Hashable:
+    """``above``: the identities of the values that this one is in."""
+    kind = type(value)
+    if isinstance(value, Tensor):
+        layout = tuple(value.stride()) if value.layout is torch.strided else value.layout
+        return kind, tuple(value.shape), layout, value.dtype, value.requires_grad
+    if isinstance(value, _PLAIN):
+        return kind, value
+    if id(value) in above:
+        return "above", above.index(id(value))
+    above = (*above, id(value))
+    if isinstance(value, FunctionType):
+        held = [_content(cell) for cell in value.__closure__ or ()]
+        parts = [*held, value.__defaults__, value.__kwdefaults__]
+        return kind, value.__code__, tuple(_in_function(part, above) for part in parts)
+    if kind is partial or isinstance(value, MethodType):
+        parts = [value.func, value.args, value.keywords] if kind is partial else [value.__func__]
+        owner = _Same(value.__self__) if isinstance(value, MethodType) else None
+        return kind, owner, tuple(_key(part, above) for part in parts)
+    if is_node(value):
+        children, context = node_children(value)
+        return kind, repr(context), tuple(_key(child, above) for child in children)
+    if _holds_tensors(value):
+        attributes = sorted(vars(value).items())
+        return kind, tuple((name, _key(item, above)) for name, item in attributes)
+    leaves, spec = flatten(value)
+    if len(leaves) == 1 and leaves[0] is value:
+        return _Same(value)
+    return kind, spec, tuple(_key(leaf, above) for leaf in leaves)
+
+
+def _in_function(value: Any, above: tuple[int, ...]) -> Hashable:
+    """What a closure holds may be anything, a whole program too: only what is plain is looked into."""
+    opened = (*_PLAIN, Tensor, FunctionType, MethodType, partial, tuple, list, dict)
+    return _key(value, above) if isinstance(value, opened) else _Same(value)
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it has none yet
+        return None
+
+
+def _holds_tensors(value: Any) -> bool:
+    attributes = getattr(value, "__dict__", None)
+    if not isinstance(attributes, Mapping) or callable(value):
+        return False
+    return any(isinstance(item, Tensor) for item in attributes.values())
+
+
+class _Same:
+    """Equal to itself, and to what its own class says, where that has a hash as well."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: Any) -> None:
+        self._value = value  # kept, so that no other object gets its identity
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Same) or type(self._value) is not type(other._value):
+            return False
+        by_value = type(self._value).__hash__ is not None
+        return self._value is other._value or (by_value and bool(self._value == other._value))
+
+    def __hash__(self) -> int:
+        return hash(type(self._value))

@@ -1,0 +1,187 @@
+"""Microbatches that the user has made: equal to the batch that is cut into them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.pipelining.models import MASK, TRANSFORMER, Case
+from tests.pipelining.running import assert_equal, cut, errors_of
+from torch import Tensor, nn
+from torch.nn import functional
+
+from partita.errors import MicrobatchError
+from partita.pipelining import PipelineStage, Schedule1F1B
+from partita.runtime import Comm, InProcessWorld, split_args, split_tree
+
+Call = Callable[[Any, int], Any]
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.lin = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+        return self.lin(x) * scale.unsqueeze(-1)
+
+
+def _batch(samples: int) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(samples)
+    return tuple(torch.randn(samples, *rest, generator=generator) for rest in ((4,), (), (4,)))  # type: ignore[return-value]
+
+
+def _run(call: Call, count: int = 3, **options: Any) -> list[Any]:
+    """Losses, result and gradients of two stages that are plain modules, by rank."""
+
+    def body(comm: Comm) -> Any:
+        stage = PipelineStage(Scaled(), comm.rank, 2, "cpu", comm=comm)
+        schedule = Schedule1F1B(stage, count, functional.mse_loss, **options)
+        losses: list[Tensor] = []
+        result = call(lambda *args, **kwargs: schedule.step(*args, losses=losses, **kwargs), comm.rank)
+        gradients = [parameter.grad for parameter in stage.submod.parameters()]
+        evaluated = call(lambda *args, **kwargs: schedule.eval(*args, losses=losses, **kwargs), comm.rank)
+        return [loss.detach() for loss in losses], result, evaluated, gradients
+
+    return InProcessWorld(2).run(body)
+
+
+def _whole(step: Any, rank: int) -> Any:
+    x, scale, target = _batch(8)
+    return step(*([x] if rank == 0 else []), scale=scale, **({"target": target} if rank else {}))
+
+
+def test_microbatches_give_what_the_batch_gives() -> None:
+    def made(step: Any, rank: int) -> Any:
+        x, scale, target = _batch(8)
+        parts = split_args((x,), {"scale": scale}, 3)
+        return step(
+            arg_mbs=[args for args, _ in parts] if rank == 0 else None,
+            kwarg_mbs=[kwargs for _, kwargs in parts],
+            target_mbs=split_tree(target, 3)[0] if rank else None,
+        )
+
+    assert_equal(_run(made), _run(_whole))
+    assert_equal(_run(made, scale_grads=False), _run(_whole, scale_grads=False))
+
+
+def test_sizes_of_their_own_are_weighted_by_their_samples() -> None:
+    sizes = [5, 1, 2]
+
+    def made(step: Any, rank: int) -> Any:
+        x, scale, target = (tensor.split(sizes) for tensor in _batch(8))
+        return step(
+            arg_mbs=[(part,) for part in x] if rank == 0 else None,
+            kwarg_mbs=[{"scale": part} for part in scale],
+            target_mbs=list(target) if rank else None,
+            loss_kwargs={"reduction": "mean"} if rank else None,
+        )
+
+    (_, _, _, first), (losses, result, evaluated, last) = _run(made)
+    modules, (x, scale, target) = [Scaled(), Scaled()], _batch(8)
+    whole = modules[1](modules[0](x, scale), scale)
+    functional.mse_loss(whole, target).backward()
+    torch.testing.assert_close(result, whole)
+    assert torch.equal(result, evaluated)
+    assert len(losses) == 3
+    for found, module in ((first, modules[0]), (last, modules[1])):
+        torch.testing.assert_close(found, [parameter.grad for parameter in module.parameters()])
+
+
+def test_a_batch_and_microbatches_on_two_ranks_go_together() -> None:
+    def mixed(step: Any, rank: int) -> Any:
+        x, scale, target = _batch(8)
+        parts = split_args((x,), {"scale": scale}, 3)
+        if rank == 0:
+            return step(arg_mbs=[args for args, _ in parts], kwarg_mbs=[kwargs for _, kwargs in parts])
+        return step(scale=scale, target=target)
+
+    assert_equal(_run(mixed), _run(_whole))
+
+
+@pytest.mark.parametrize("case", [MASK, TRANSFORMER], ids=lambda case: case.name)
+def test_captured_stages_take_microbatches_too(case: Case) -> None:
+    pipe = cut(case, 2)
+
+    def run(call: Callable[[Any, Any, Any, Any], Any]) -> Any:
+        def body(comm: Comm) -> Any:
+            own = copy.deepcopy(pipe).build_stage(comm.rank, comm=comm)
+            schedule = Schedule1F1B(own, 4, case.loss)
+            args, kwargs, target = case.data(8)
+            return call(schedule, args, kwargs, target), [p.grad for p in own.submod.parameters()]
+
+        return InProcessWorld(2).run(body)
+
+    def made(schedule: Schedule1F1B, args: Any, kwargs: Any, target: Any) -> Any:
+        parts = split_args(args, kwargs, 4)
+        return schedule.step(
+            arg_mbs=[one for one, _ in parts],
+            kwarg_mbs=[one for _, one in parts],
+            target_mbs=split_tree(target, 4)[0],
+        )
+
+    whole = run(lambda schedule, args, kwargs, target: schedule.step(*args, target=target, **kwargs))
+    assert_equal(run(made), whole)
+
+
+X = torch.ones(2, 4)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"arg_mbs": [(X,)] * 2},
+            "arg_mbs has 2 microbatches, but the schedule has 3: give as many, or make",
+        ),
+        ({"kwarg_mbs": ({},)}, "kwarg_mbs has 1 microbatches, but the schedule has 3"),
+        ({"arg_mbs": X}, "arg_mbs is a Tensor: give a list, one for a microbatch"),
+        ({"arg_mbs": [X] * 3}, r"arg_mbs\[0\] is a Tensor: give a tuple of arguments, such as \(x,\)"),
+        ({"kwarg_mbs": [X] * 3}, r"kwarg_mbs\[0\] is a Tensor: give a dict of keyword arguments"),
+        (
+            {"kwarg_mbs": [{}] * 3, "x": X},
+            "the step is given a batch, and microbatches in arg_mbs or kwarg_mbs",
+        ),
+        ({"x": X.new_ones(6, 4), "target": X, "target_mbs": [X] * 3}, "is given a target and target_mbs"),
+        (
+            {"x": X.new_ones(6, 4), "target_mbs": [X] * 4},
+            "target_mbs has 4 microbatches, but the schedule has 3",
+        ),
+    ],
+)
+def test_what_can_not_be_taken_says_why(given: dict[str, Any], message: str) -> None:
+    def body(comm: Comm) -> None:
+        stage = PipelineStage(nn.Identity(), 0, 1, "cpu", comm=comm)
+        x = given.get("x")
+        rest = {name: value for name, value in given.items() if name != "x"}
+        Schedule1F1B(stage, 3, functional.mse_loss).step(*([] if x is None else [x]), **rest)
+
+    with pytest.raises(MicrobatchError, match=message):
+        InProcessWorld(1).run(body)
+
+
+def test_shares_that_nobody_can_tell_are_refused_where_they_count() -> None:
+    class Packed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor, ends: Tensor) -> Tensor:
+            return self.lin(x).sum() + ends.sum()
+
+    def body(comm: Comm, **options: Any) -> Any:
+        stage = PipelineStage(Packed(), 0, 1, "cpu", comm=comm)
+        schedule = Schedule1F1B(stage, 2, lambda output, _: output, **options)
+        losses: list[Tensor] = []
+        schedule.eval(arg_mbs=[(torch.ones(6, 4), torch.ones(3))] * 2)
+        schedule.step(arg_mbs=[(torch.ones(6, 4), torch.ones(3))] * 2, losses=losses)
+        return len(losses)
+
+    errors = errors_of(1, body)
+    assert "microbatch 0 has tensors that differ in their first dimension" in str(errors[0])
+    assert "give loss_weights to step(), or make the schedule with scale_grads=False" in str(errors[0])
+    assert InProcessWorld(1).run(lambda comm: body(comm, scale_grads=False)) == [2]
