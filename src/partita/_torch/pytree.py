@@ -14,7 +14,7 @@ import torch.utils._pytree as torch_pytree
 
 from partita._torch.objects import open_objects
 
-__all__ = ["TreeSpec", "flatten", "flatten_up_to", "flatten_with_path", "tree_map", "unflatten"]
+__all__ = ["TreeSpec", "flatten", "flatten_up_to", "flatten_with_path", "register_leaves", "tree_map", "unflatten"]
 
 TreeSpec: TypeAlias = torch_pytree.TreeSpec
 
@@ -73,3 +73,15 @@ def flatten_up_to(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]) -> lis
 
     torch_pytree.tree_map_(fill, prefix, tree, is_leaf=is_leaf)
     return found
+
+
+def register_leaves(
+    kind: type, flatten_one: Callable[[Any], tuple[list[Any], Any]], unflatten_one: Callable[[Any, Any], Any]
+) -> None:
+    """Let values of a class of partita's own be taken apart.
+
+    Args:
+        flatten_one: from a value to what is in it, and what else it takes to make one.
+        unflatten_one: the way back.
+    """
+    torch_pytree.register_pytree_node(kind, flatten_one, unflatten_one)

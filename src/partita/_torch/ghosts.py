@@ -1,0 +1,87 @@
+"""Tensors that are not there yet, and the functions of torch that a model calls on them.
+
+A *ghost* has the shape, strides and dtype of a tensor whose values another process has computed, and no
+memory. Later it may become that tensor, for everybody who holds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["FunctionKind", "become", "describe_function", "ghost_of", "is_ghostly", "undisturbed"]
+
+undisturbed = torch._C.DisableTorchFunction
+"""Within this block calls go straight to torch, past all function modes."""
+
+
+class FunctionKind(Enum):
+    """What a function looks at."""
+
+    VALUES = 1
+    """Values, or what a ghost does not know."""
+    METADATA = 2
+    """What a ghost knows as well as its tensor."""
+    DEVICE = 3
+    """On which device a tensor lies."""
+    SETTING = 4
+    """No tensor: it changes or reads how torch works."""
+
+
+_METADATA = frozenset(
+    """shape.__get__ dtype.__get__ ndim.__get__ layout.__get__ itemsize.__get__ nbytes.__get__ names.__get__
+    is_sparse.__get__ is_quantized.__get__ is_nested.__get__ is_mkldnn.__get__ is_sparse_csr.__get__ size dim
+    stride numel nelement ndimension element_size is_contiguous is_floating_point is_complex is_signed __len__
+    storage_offset __hash__""".split()
+)
+_DEVICE = frozenset(
+    "device.__get__ is_cuda.__get__ is_cpu.__get__ is_meta.__get__ is_mps.__get__ is_xpu.__get__".split()
+)
+_SETTINGS = frozenset({"_set_grad_enabled", "_enter_autocast", "_exit_autocast"})
+_known: dict[Any, tuple[FunctionKind, str]] = {}
+
+
+def describe_function(function: Callable[..., Any]) -> tuple[FunctionKind, str]:
+    """What a function that a mode has caught looks at, and its name.
+
+    >>> describe_function(torch.Tensor.shape.__get__)
+    (<FunctionKind.METADATA: 2>, 'shape.__get__')
+    """
+    found = _known.get(function)
+    if found is None:
+        name = getattr(function, "__name__", None) or str(function)
+        if name in ("__get__", "__set__", "__delete__"):
+            name = f"{getattr(getattr(function, '__self__', None), '__name__', '')}.{name}"
+        kind = FunctionKind.VALUES
+        if name in _METADATA:
+            kind = FunctionKind.METADATA
+        elif name in _DEVICE:
+            kind = FunctionKind.DEVICE
+        elif name in _SETTINGS:
+            kind = FunctionKind.SETTING
+        found = _known[function] = kind, name
+    return found
+
+
+def ghost_of(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A tensor like that without memory."""
+    return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+
+
+def is_ghostly(tensor: Tensor) -> bool:
+    """Whether a tensor has no memory."""
+    return tensor.is_meta
+
+
+def become(ghost: Tensor, tensor: Tensor) -> None:
+    """Let the object ``ghost`` be the tensor that ``tensor`` is; whoever holds ``ghost`` holds that now, and
+    ``tensor`` is the ghost.
+
+    Args:
+        tensor: nobody else refers to what it is, autograd included: a view made for it, say.
+    """
+    torch._C._swap_tensor_impl(ghost, tensor)

@@ -1,0 +1,48 @@
+"""The modules of the stages: copies of a model's structure, each with the state of its own stage."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from partita._torch.ghosts import ghost_of
+from partita._torch.module_calls import watch_calls
+from partita.pipelining.blocks.borders import BlockPlan
+from partita.pipelining.blocks.recording import twin_of
+from partita.pipelining.blocks.stage_module import StageModule, entering, leaving
+
+__all__ = ["stage_modules_of"]
+
+
+def stage_modules_of(model: nn.Module, plan: BlockPlan) -> list[StageModule]:
+    """One for each stage. Parameters and buffers are the model's own; other attributes are copies.
+
+    Raises:
+        CaptureError: the model holds something that can't be copied.
+    """
+    return [_module(model, plan, stage) for stage in range(plan.cut.stages)]
+
+
+def _module(model: nn.Module, plan: BlockPlan, stage: int) -> StageModule:
+    tensors: dict[str, Tensor] = {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }
+    instead: dict[int, Tensor] = {}
+    for name, tensor in tensors.items():
+        if id(tensor) not in instead:
+            instead[id(tensor)] = tensor if stage in plan.holders[name] else _ghost(tensor)
+    for module in model.modules():
+        for value in vars(module).values():
+            if isinstance(value, Tensor):
+                instead.setdefault(id(value), value)
+    root = twin_of(model, instead)
+    for path, module in root.named_modules():
+        watch_calls(module, path, entering, leaving)
+    device = next((tensor.device for tensor in tensors.values()), torch.device("cpu"))
+    return StageModule(root, stage, plan.cut, device)
+
+
+def _ghost(tensor: Tensor) -> Tensor:
+    ghost = ghost_of(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
+    return nn.Parameter(ghost, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else ghost

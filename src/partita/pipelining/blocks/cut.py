@@ -1,0 +1,36 @@
+"""Where a model is cut between calls of its modules, and what crosses there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["BlockCut", "Event", "Site"]
+
+Event = tuple[str, int, bool]
+"""A call of a module: its qualified name, which call of it in this forward pass, and whether it ends."""
+
+Site = tuple[Any, ...]
+"""The place that makes a value: the call of the innermost module, the line of code, the function, and which
+of its results. Loops make several values at one site."""
+
+
+@dataclass(frozen=True)
+class BlockCut:
+    """One model's. Can be pickled.
+
+    Attributes:
+        stages: how many there are.
+        borders: by mode (whether training): which stage begins with an event.
+        homes: by a module's name: the stage that all of its calls belong to.
+        needs: by mode: for each site the last stage that uses a value made there. A site that is not there was
+            not seen in the example: what it makes is handed on to all.
+        written: sites of values that a later stage writes to.
+    """
+
+    stages: int
+    borders: Mapping[bool, Mapping[Event, int]]
+    homes: Mapping[str, int]
+    needs: Mapping[bool, Mapping[Site, int]] = field(repr=False)
+    written: frozenset[Site] = field(default=frozenset(), repr=False)
