@@ -25,7 +25,7 @@ LAYERS = (
     ("cli",),
 )
 # Likewise within `pipelining`; what lies beside these folders stands below them all.
-PIPELINING = ("stages", "steps", "cutting", "checkpoints")
+PIPELINING = ("stages", "blocks", "steps", "cutting", "checkpoints")
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 FILES = sorted(SOURCE.rglob("*.py"))
 PRIVATE = (

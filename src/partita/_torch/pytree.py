@@ -14,7 +14,15 @@ import torch.utils._pytree as torch_pytree
 
 from partita._torch.objects import open_objects
 
-__all__ = ["TreeSpec", "flatten", "flatten_up_to", "flatten_with_path", "register_leaves", "tree_map", "unflatten"]
+__all__ = [
+    "TreeSpec",
+    "flatten",
+    "flatten_up_to",
+    "flatten_with_path",
+    "register_leaves",
+    "tree_map",
+    "unflatten",
+]
 
 TreeSpec: TypeAlias = torch_pytree.TreeSpec
 

@@ -56,6 +56,7 @@ class Value:
         fixed: for an input of the model: why its sizes are not open.
         order: of its dimensions in memory (see ``layout``).
         gradient_order: that of its gradient, as autograd makes it in the uncut model.
+        bundle: several tensors in one, which nobody can make room for before they come.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Value:
     fixed: str = field(default="", compare=False)
     order: tuple[int, ...] = PLAIN
     gradient_order: tuple[int, ...] = PLAIN
+    bundle: bool = False
 
     @classmethod
     def of(cls, name: str, tensor: Tensor, sizes: Sizes | None = None) -> Value:
@@ -214,6 +216,11 @@ class Routes:
     def modes(self) -> tuple[Routes, ...]:
         """Itself, and that of evaluation where it is another."""
         return (self,) if self.evaluation is None else (self, self.evaluation)
+
+    @property
+    def bundled(self) -> bool:
+        """Whether what crosses is known only when it comes."""
+        return any(value.bundle for value in self.values.values())
 
     @property
     def symbols(self) -> tuple[Symbol, ...]:

@@ -104,9 +104,7 @@ def plan_blocks(
     return BlockPlan(cut, _holders(model, used, homes))
 
 
-def _ordered(
-    recording: Recording, places: Sequence[tuple[Place, Edge]]
-) -> dict[tuple[Place, Edge], int]:
+def _ordered(recording: Recording, places: Sequence[tuple[Place, Edge]]) -> dict[tuple[Place, Edge], int]:
     """The stage that begins at each place. Places with nothing to compute between them are one."""
     found: list[tuple[int, tuple[Place, Edge]]] = []
     at = {moment.event: moment.position for moment in recording.moments}

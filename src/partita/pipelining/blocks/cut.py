@@ -34,3 +34,13 @@ class BlockCut:
     homes: Mapping[str, int]
     needs: Mapping[bool, Mapping[Site, int]] = field(repr=False)
     written: frozenset[Site] = field(default=frozenset(), repr=False)
+
+    def outermost(self, stage: int) -> list[str]:
+        """The modules of one stage that lie in no other module of that stage, in order."""
+        own = {path for path, home in self.homes.items() if home == stage}
+        return [path for path in self.homes if path in own and not _parents(path) & own]
+
+
+def _parents(path: str) -> set[str]:
+    atoms = path.split(".")
+    return {".".join(atoms[:length]) for length in range(len(atoms))}

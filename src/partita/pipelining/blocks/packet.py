@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -43,12 +43,12 @@ class Packet:
     live: bool = False
 
     def detach(self) -> Packet:
-        """The same, cut off from autograd's graph."""
-        return self.with_values(Tensor.detach)
+        """The same, cut off from autograd's graph; what wants a gradient still says so."""
+        return self.with_values({number: _cut_off(value) for number, value in self.values.items()})
 
-    def with_values(self, function: Callable[[Tensor], Tensor]) -> Packet:
+    def with_values(self, values: Mapping[int, Tensor]) -> Packet:
         """The same with other tensors."""
-        return replace(self, values={number: function(value) for number, value in self.values.items()})
+        return replace(self, values=values)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +63,10 @@ class Gradients:
         """The same, cut off from autograd's graph."""
         return Gradients({number: value.detach() for number, value in self.values.items()})
 
+    def with_values(self, values: Mapping[int, Tensor]) -> Gradients:  # noqa: PLR6301
+        """The same with other tensors."""
+        return Gradients(values)
+
 
 def given(args: tuple[Any, ...], kwargs: Mapping[str, Any], *, live: bool, generators: Any = None) -> Packet:
     """What the first stage is handed: the model's own arguments."""
@@ -76,9 +80,11 @@ def given(args: tuple[Any, ...], kwargs: Mapping[str, Any], *, live: bool, gener
         else:
             described.append(leaf)
     sites = {number: ("argument", number) for number in values}
-    return Packet(
-        described, spec, len(values), (), values, sites, generators=generators, live=live
-    )
+    return Packet(described, spec, len(values), (), values, sites, generators=generators, live=live)
+
+
+def _cut_off(value: Tensor) -> Tensor:
+    return value.detach().requires_grad_(value.requires_grad)
 
 
 def _leaves_of(packet: Packet) -> tuple[list[Any], Any]:

@@ -73,9 +73,7 @@ class Recording:
 
     def calls(self, path: str) -> list[int]:
         """The numbers of the calls of a module."""
-        return [
-            moment.event[1] for moment in self.moments if moment.event[0] == path and not moment.event[2]
-        ]
+        return [moment.event[1] for moment in self.moments if moment.event[0] == path and not moment.event[2]]
 
 
 class _Recorder(Run):
@@ -149,7 +147,11 @@ def record(
     packet = given(*tree_map(_copied, (tuple(args), dict(kwargs))), live=True)
     recording = Recording(training)
     before = generator_states()
-    with torch.random.fork_rng(devices=_cuda_of(tensors)), in_mode(twin, training), torch.set_grad_enabled(grad):
+    with (
+        torch.random.fork_rng(devices=_cuda_of(tensors)),
+        in_mode(twin, training),
+        torch.set_grad_enabled(grad),
+    ):
         run = _Recorder(recording, packet=packet, training=training, home=home, state=state)
         try:
             with run:
@@ -189,7 +191,9 @@ def _named_state(model: nn.Module) -> list[tuple[str, Tensor]]:
     """Parameters, buffers, and tensors that are plain attributes."""
     found: list[tuple[str, Tensor]] = [*model.named_parameters(), *model.named_buffers()]
     for path, module in model.named_modules():
-        found += [(f"{path}.{name}", value) for name, value in vars(module).items() if isinstance(value, Tensor)]
+        found += [
+            (f"{path}.{name}", value) for name, value in vars(module).items() if isinstance(value, Tensor)
+        ]
     return found
 
 

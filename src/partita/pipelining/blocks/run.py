@@ -450,7 +450,9 @@ class Run(TorchFunctionMode):
             tensor = self._refs[number]()
             if tensor is None or writes_to(tensor) == version:
                 continue
-            what = f"argument {number}" if number < self._packet.tensors else "one of two tensors in one memory"
+            what = (
+                f"argument {number}" if number < self._packet.tensors else "one of two tensors in one memory"
+            )
             raise ExecutionError(
                 f"stage {self.stage} writes to {what} ({list(tensor.shape)}), which an earlier stage has handed "
                 "on: the others would not see it. Cut so that one stage makes and writes to it, or let the "

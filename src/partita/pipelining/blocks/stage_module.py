@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from partita._torch.ghosts import is_ghostly
 from partita._torch.modules import named_tables, state_tables
 from partita.pipelining.blocks.cut import BlockCut
 from partita.pipelining.blocks.packet import Packet
@@ -34,10 +34,13 @@ class StageModule(nn.Module):
         root: a copy of the model.
         stage: which stage it is.
         cut: of the model.
-        device: where the stage runs.
+        device: where the stage runs, if it has no parameters and buffers that say so.
+        ghosts: stand in the copy for the parameters and buffers of other stages.
     """
 
-    def __init__(self, root: nn.Module, stage: int, cut: BlockCut, device: torch.device) -> None:
+    def __init__(
+        self, root: nn.Module, stage: int, cut: BlockCut, device: torch.device, ghosts: Iterable[Tensor]
+    ) -> None:
         super().__init__()
         for name in state_tables:  # one and the same: who changes this module's state changes the root's
             vars(self)[name] = vars(root)[name]
@@ -47,14 +50,19 @@ class StageModule(nn.Module):
         self.device = device
         self.training = root.training
         self._tables: list[tuple[dict[str, Any], list[str], dict[str, Tensor]]] = []
+        foreign = {id(ghost) for ghost in ghosts}
         for module in root.modules():
             for table in named_tables(module):
-                ghosts = {
-                    name: tensor for name, tensor in table.items() if tensor is not None and is_ghostly(tensor)
-                }
-                if ghosts and device.type != "meta":
-                    self._tables.append((table, list(table), ghosts))
+                others = {name: tensor for name, tensor in table.items() if id(tensor) in foreign}
+                if others:
+                    self._tables.append((table, list(table), others))
         self._hide()
+
+    @property
+    def home(self) -> torch.device:
+        """Where the stage runs."""
+        tensors = chain(self.parameters(), self.buffers())
+        return next((tensor.device for tensor in tensors), self.device)
 
     @torch.compiler.disable
     def forward(self, packet: Packet) -> Any:
@@ -73,7 +81,7 @@ class StageModule(nn.Module):
                 self.cut,
                 packet,
                 training=self.training,
-                home=self.device,
+                home=self.home,
                 state=self._state(root),
             )
             with _generators(packet), run:

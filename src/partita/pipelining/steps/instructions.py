@@ -11,6 +11,7 @@ from torch import Tensor
 
 from partita._torch.autograd import hooks_made
 from partita.errors import ExecutionError
+from partita.pipelining.blocks.transfer import receive_bundle, send_bundle
 from partita.pipelining.routes import Value
 from partita.pipelining.stages.flight import detached
 from partita.pipelining.stages.stage import Stage
@@ -228,6 +229,9 @@ class Send(_Transfer):
             sends.append(send(mask, rank, self._mask_tag))
         for name, value, tag in self._values:
             tensor = outbox.get(name)
+            if value.bundle:
+                sends += send_bundle(self._comm, outbox[name], rank, tag)
+                continue
             if tensor is None:  # a message has all of its values: zeros stand for what is not there
                 tensor = self._step.room(self.action.stage, self._microbatch, value, gradient=True).zero_()
             sends.append(send(tensor, rank, tag))
@@ -269,6 +273,10 @@ class Receive(_Transfer):
             to.masks.append((self._names, mask))
             to.handles.append(receive(mask, rank, self._mask_tag))
         for name, value, tag in self._values:
+            if value.bundle:
+                device = self._step.devices[stage]
+                to.values[name] = receive_bundle(self._comm, rank, tag, device, to.handles)
+                continue
             buffer = room(stage, microbatch, value, gradient=gradients)
             to.values[name] = buffer
             to.handles.append(receive(buffer, rank, tag))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from partita.errors import ScheduleError, SignatureMismatch
+from partita.pipelining.blocks.stage import BlockStage
 from partita.pipelining.stages.stage import Stage
 from partita.pipelining.steps.agreement import (
     Relay,
@@ -284,7 +285,11 @@ class PipelineSchedule:
             plain = self._plain if train else self._generate("ForwardOnly")
             lowered = self._lowered(plain)
             self._executors[key] = Executor(
-                lowered, self.stages, self.comm, self.loss_fn, defer_receives=self._defer_receives
+                lowered,
+                self.stages,
+                self.comm,
+                self.loss_fn,
+                defer_receives=self._defer_receives or self.routes.bundled,
             )
         return self._executors[key]
 
@@ -328,6 +333,8 @@ class PipelineSchedule:
             return None, ()
         specs = (self.args_chunk_spec, self.kwargs_chunk_spec)
         batch = cut_batch(args, kwargs, self.n_microbatches, *specs)
+        if isinstance(first, BlockStage):
+            return [first.arguments(*batch.tree(parts)) for parts in batch.parts()], batch.plan.sizes
         return cut_arguments(first, self.routes, batch, train=train)
 
     def _inputs(
