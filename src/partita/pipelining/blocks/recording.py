@@ -49,7 +49,7 @@ class Recording:
         made: for each value where it was made; -1 for the model's arguments.
         sites: for each value.
         bytes: for each value.
-        uses: (function, value).
+        uses: (function, value); what a module is given counts as used by the next function.
         writes: (function, value) where a function writes to a value that it did not make.
         state_uses: (function, name) of parameters and buffers.
         state_writes: likewise, where they are written to.
@@ -89,6 +89,14 @@ class _Recorder(Run):
         """Nothing begins here."""
         seconds = time.perf_counter() - self._start
         self.recording.moments.append(Moment(event, self.recording.count, seconds))
+
+    def enter(self, path: str, arguments: Any) -> None:
+        """A module may use what it is given, whether or not it does so for the example."""
+        super().enter(path, arguments)
+        for tensor in tensors_in(arguments):
+            number = self._number(tensor)
+            if path and number is not None and number not in self._foreign:
+                self.recording.uses.append((self.recording.count, number))
 
     def _note(self, tensor: Tensor, site: Site, *, ghost: bool) -> int:
         self.recording.made.append(-1 if site[:1] == ("argument",) else self.recording.count)

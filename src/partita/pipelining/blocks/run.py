@@ -204,7 +204,7 @@ class Run(TorchFunctionMode):
 
     # Calls of modules.
 
-    def enter(self, path: str) -> None:
+    def enter(self, path: str, arguments: Any) -> None:  # noqa: ARG002 - for who records
         """A module is about to be called."""
         call = self._calls[path] = self._calls.get(path, -1) + 1
         event = (path, call, False)

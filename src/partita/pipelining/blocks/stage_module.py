@@ -49,13 +49,13 @@ class StageModule(nn.Module):
         self.cut = cut
         self.device = device
         self.training = root.training
-        self._tables: list[tuple[dict[str, Any], list[str], dict[str, Tensor]]] = []
+        self._tables: list[tuple[dict[str, Any], dict[str, Tensor]]] = []
         foreign = {id(ghost) for ghost in ghosts}
         for module in root.modules():
             for table in named_tables(module):
                 others = {name: tensor for name, tensor in table.items() if id(tensor) in foreign}
                 if others:
-                    self._tables.append((table, list(table), others))
+                    self._tables.append((table, others))
         self._hide()
 
     @property
@@ -97,18 +97,14 @@ class StageModule(nn.Module):
             self._hide()
 
     def _show(self) -> None:
-        """Put the other stages' parameters where the model looks for them, in the model's own order."""
-        for table, order, ghosts in self._tables:
-            own = dict(table)
-            table.clear()
-            table.update({name: ghosts.get(name) for name in order})
-            table.update(own)
+        """Put the other stages' parameters where the model looks for them."""
+        for table, ghosts in self._tables:
+            table.update(ghosts)
 
     def _hide(self) -> None:
-        for table, _, ghosts in self._tables:
-            for name, ghost in ghosts.items():
-                if table.get(name) is ghost:
-                    del table[name]
+        """Take them out again: a parameter that is None is none, and keeps its place among the others."""
+        for table, ghosts in self._tables:
+            table.update(dict.fromkeys(ghosts))
 
     def _state(self, root: nn.Module) -> dict[int, str]:
         """The names of all parameters, buffers and tensors that are attributes, by identity."""
@@ -121,11 +117,11 @@ class StageModule(nn.Module):
         return names
 
 
-def entering(path: str) -> None:
+def entering(path: str, arguments: Any) -> None:
     """A module of a stage is about to be called."""
     run = current_run()
     if run is not None:
-        run.enter(path)
+        run.enter(path, arguments)
 
 
 def leaving(path: str) -> None:
