@@ -6,14 +6,24 @@ memory. Later it may become that tensor, for everybody who holds it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+import weakref
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["FunctionKind", "become", "describe_function", "ghost_of", "is_ghostly", "undisturbed"]
+__all__ = [
+    "FunctionKind",
+    "become",
+    "describe_function",
+    "ghost_of",
+    "held_by_python",
+    "is_ghostly",
+    "undisturbed",
+]
 
 undisturbed = torch._C.DisableTorchFunction
 """Within this block calls go straight to torch, past all function modes."""
@@ -85,3 +95,43 @@ def become(ghost: Tensor, tensor: Tensor) -> None:
         tensor: nobody else refers to what it is, autograd included: a view made for it, say.
     """
     torch._C._swap_tensor_impl(ghost, tensor)
+
+
+def held_by_python(references: Sequence[weakref.ref[Tensor]]) -> list[Tensor | None]:
+    """Those tensors that something in Python refers to (a variable, a list, a call under way); None for those
+    that are gone, or that only autograd keeps.
+
+    What torch's own objects refer to counts once among an object's references, whatever their number. Where a
+    version of torch counts otherwise, all that is not gone counts as held.
+    """
+    held: list[Tensor | None] = []
+    for reference in references:
+        tensor = reference()
+        if tensor is not None and _references(tensor) <= _FREE:
+            tensor = None
+        held.append(tensor)
+    return held
+
+
+def _references(tensor: Tensor) -> int:
+    return sys.getrefcount(tensor) - (tensor._use_count() > 1)
+
+
+def _count_when_free() -> int:
+    """What `_references` gives inside `held_by_python` for a tensor that only autograd keeps; -1 where that
+    can't be told.
+    """
+    with torch.enable_grad(), undisturbed():
+        start = torch.ones(1, device="cpu", requires_grad=True)
+        free, kept = start * 2, start * 2
+        graphs = [free * free, kept * kept, kept.exp()]
+        references = [weakref.ref(free), weakref.ref(kept)]
+        del free
+        counts = []
+        for reference in references:
+            tensor = reference()
+            counts.append(-1 if tensor is None else _references(tensor))
+    return counts[0] if counts[0] + 1 == counts[1] and graphs else -1
+
+
+_FREE = _count_when_free()

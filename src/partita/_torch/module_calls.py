@@ -14,7 +14,11 @@ class _Watched:
     """Stands in the place of a module's own ``_call_impl``. Can be pickled and copied with its module."""
 
     def __init__(
-        self, module: nn.Module, path: str, enter: Callable[[str, Any], object], leave: Callable[[str], object]
+        self,
+        module: nn.Module,
+        path: str,
+        enter: Callable[[str, Any], object],
+        leave: Callable[[str], object],
     ) -> None:
         self.module = module
         self.path = path

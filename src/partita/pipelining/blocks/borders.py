@@ -41,22 +41,25 @@ class BlockPlan:
 
 
 class _Regions:
-    """Which stage each function of a recording belongs to."""
+    """Which stage each function of a recording belongs to.
 
-    def __init__(self, recording: Recording, borders: Mapping[Event, int]) -> None:
-        starts = {
-            moment.position: borders[moment.event] for moment in recording.moments if moment.event in borders
-        }
-        self._positions = sorted(starts)
+    Args:
+        homes: of modules that are known to run in one stage only; see `Run.reached`.
+    """
+
+    def __init__(self, recording: Recording, borders: Mapping[Event, int], homes: Mapping[str, int]) -> None:
+        self._positions: list[int] = []
         self._stages: list[int] = []
-        for position in self._positions:
-            before = self._stages[-1] if self._stages else 0
-            if starts[position] < before:
-                raise CaptureError(
-                    "the model calls the modules that it is cut at in another order in training than in "
-                    "evaluation: cut at others, or give modes='train' or 'eval'"
-                )
-            self._stages.append(starts[position])
+        self.begins: dict[int, Event] = {}
+        stage = 0
+        for moment in recording.moments:
+            path, _, ends = moment.event
+            there = max(borders.get(moment.event, 0), 0 if ends else homes.get(path, 0))
+            if there > stage:
+                stage = there
+                self._positions.append(moment.position)
+                self._stages.append(stage)
+                self.begins[stage] = moment.event
 
     def of(self, position: int) -> int:
         """The stage of the function with that number; 0 for the arguments, -1."""
@@ -82,43 +85,69 @@ def plan_blocks(
             raise AssignmentError(
                 f"no operation of the model belongs to {place[0]!r}: is the module called in forward?"
             )
-    order = _ordered(recordings[0], places)
+    order = _ordered(recordings, places)
     stages = 1 + max(order.values(), default=0)
     borders: dict[bool, dict[Event, int]] = {True: {}, False: {}}
     for recording in recordings:
         borders[recording.training] |= _events(recording, order)
-    regions = [_Regions(recording, borders[recording.training]) for recording in recordings]
-    pairs = list(zip(recordings, regions, strict=True))
-    homes = _homes(pairs)
-    needs: dict[bool, dict[Site, int]] = {True: {}, False: {}}
+    pairs, homes = _regions(recordings, borders)
+    idle = {
+        training: _idle([pair for pair in pairs if pair[0].training is training], stages)
+        for training in (True, False)
+    }
     written: set[Site] = set()
     for recording, region in pairs:
-        _add_needs(needs[recording.training], recording, region, stages)
         written |= {
             recording.sites[number]
             for position, number in recording.writes
             if region.of(position) > region.of(recording.made[number])
         }
     used = _check_state(model, pairs)
-    cut = BlockCut(stages, borders, homes, needs, frozenset(written))
+    cut = BlockCut(stages, borders, homes, idle, frozenset(written))
     return BlockPlan(cut, _holders(model, used, homes))
 
 
-def _ordered(recording: Recording, places: Sequence[tuple[Place, Edge]]) -> dict[tuple[Place, Edge], int]:
-    """The stage that begins at each place. Places with nothing to compute between them are one."""
-    found: list[tuple[int, tuple[Place, Edge]]] = []
-    at = {moment.event: moment.position for moment in recording.moments}
-    for place, edge in places:
-        event = _event(recording, place, edge)
-        if event is not None:
-            found.append((at[event], (place, edge)))
-    stage, last, order = 0, 0, {}
-    for position, where in sorted(found, key=lambda item: item[0]):
-        if last < position < recording.count:
-            stage, last = stage + 1, position
-        if 0 < position < recording.count:
-            order[where] = stage
-    return order
+def _ordered(
+    recordings: Sequence[Recording], places: Sequence[tuple[Place, Edge]]
+) -> dict[tuple[Place, Edge], int]:
+    """The stage that begins at each place. Places with nothing to compute between them are one.
+
+    A place that the first recording did not come by stands where others had it.
+    """
+    order: list[tuple[Place, Edge]] = []
+    positions: list[dict[tuple[Place, Edge], int]] = []
+    for recording in recordings:
+        at = {moment.event: moment.position for moment in recording.moments}
+        events = {where: _event(recording, *where) for where in places}
+        found = {where: at[event] for where, event in events.items() if event is not None}
+        positions.append(found)
+        last = -1
+        for where in sorted(found, key=found.__getitem__):
+            if where in order:
+                if order.index(where) < last:
+                    raise CaptureError(
+                        "the model calls the modules that it is cut at in another order in training than in "
+                        "evaluation: cut at others, or give modes='train' or 'eval'"
+                    )
+            else:
+                order.insert(last + 1, where)
+            last = order.index(where)
+    stage, before, stages = 0, None, {}
+    for where in order:
+        seen = [
+            (found[where], recording.count)
+            for found, recording in zip(positions, recordings, strict=True)
+            if where in found
+        ]
+        if all(position in (0, count) for position, count in seen):
+            continue
+        together = before is not None and all(
+            found[where] == found[before] for found in positions if where in found and before in found
+        )
+        stage += not together
+        stages[where] = stage
+        before = where
+    return stages
 
 
 def _event(recording: Recording, place: Place, edge: Edge) -> Event | None:
@@ -145,10 +174,19 @@ def _events(recording: Recording, order: Mapping[tuple[Place, Edge], int]) -> di
     return events
 
 
-def _homes(pairs: Sequence[tuple[Recording, _Regions]]) -> dict[str, int]:
-    """The stage of each module that is called in one only."""
-    stages: dict[str, set[int]] = {}
-    for recording, region in pairs:
+def _regions(
+    recordings: Sequence[Recording], borders: Mapping[bool, Mapping[Event, int]]
+) -> tuple[list[tuple[Recording, _Regions]], dict[str, int]]:
+    """Those of each recording, and the stage of each module that is called in one only. Where a recording
+    did not come by a border, what belongs behind it is known from the others.
+    """
+    fullest = sorted(
+        recordings, key=lambda one: -sum(moment.event in borders[one.training] for moment in one.moments)
+    )
+    homes: dict[str, int] = {}
+    several: set[str] = set()
+    for recording in fullest:
+        region = _Regions(recording, borders[recording.training], homes)
         begun: dict[Event, int] = {}
         for moment in recording.moments:
             path, call, ends = moment.event
@@ -156,19 +194,30 @@ def _homes(pairs: Sequence[tuple[Recording, _Regions]]) -> dict[str, int]:
                 begun[moment.event] = moment.position
                 continue
             start = begun[path, call, False]
-            if moment.position > start:
-                span = {region.of(start), region.of(moment.position - 1)}
-                stages.setdefault(path, set()).update(span)
-    return {path: next(iter(found)) for path, found in stages.items() if len(found) == 1}
+            if moment.position == start:
+                continue
+            first = region.of(start)
+            if first != region.of(moment.position - 1) or homes.setdefault(path, first) != first:
+                several.add(path)
+        for path in several:
+            homes.pop(path, None)
+    return [(one, _Regions(one, borders[one.training], homes)) for one in recordings], homes
 
 
-def _add_needs(needs: dict[Site, int], recording: Recording, region: _Regions, stages: int) -> None:
-    last = [region.of(position) for position in recording.made]
-    for position, number in recording.uses:
-        stage = stages - 1 if position == recording.count else region.of(position)
-        last[number] = max(last[number], stage)
-    for site, stage in zip(recording.sites, last, strict=True):
-        needs[site] = max(needs.get(site, 0), stage)
+def _idle(pairs: Sequence[tuple[Recording, _Regions]], stages: int) -> dict[int, frozenset[Site]]:
+    """For each stage the sites of values that are alive when it begins, and that nobody uses from there on."""
+    idle: dict[int, set[Site]] = {stage: set() for stage in range(1, stages)}
+    used: dict[int, set[Site]] = {stage: set() for stage in range(1, stages)}
+    for recording, region in pairs:
+        last = [-1] * len(recording.made)
+        for position, number in recording.uses:
+            stage = stages - 1 if position == recording.count else region.of(position)
+            last[number] = max(last[number], stage)
+        for stage in idle:
+            event = region.begins.get(stage)
+            for number in recording.alive.get(event, ()) if event is not None else ():
+                (used if last[number] >= stage else idle)[stage].add(recording.sites[number])
+    return {stage: frozenset(idle[stage] - used[stage]) for stage in idle}
 
 
 def _check_state(model: nn.Module, pairs: Sequence[tuple[Recording, _Regions]]) -> dict[str, set[int]]:

@@ -24,15 +24,15 @@ class BlockCut:
         stages: how many there are.
         borders: by mode (whether training): which stage begins with an event.
         homes: by a module's name: the stage that all of its calls belong to.
-        needs: by mode: for each site the last stage that uses a value made there. A site that is not there was
-            not seen in the example: what it makes is handed on to all.
+        idle: by mode, for each stage: sites of values that were alive at its beginning in the example, and
+            used neither there nor later. Everything else that is alive is handed on.
         written: sites of values that a later stage writes to.
     """
 
     stages: int
     borders: Mapping[bool, Mapping[Event, int]]
     homes: Mapping[str, int]
-    needs: Mapping[bool, Mapping[Site, int]] = field(repr=False)
+    idle: Mapping[bool, Mapping[int, frozenset[Site]]] = field(repr=False)
     written: frozenset[Site] = field(default=frozenset(), repr=False)
 
     def outermost(self, stage: int) -> list[str]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+import random
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from partita._torch.ghosts import held_by_python, undisturbed
 from partita._torch.module_calls import watch_calls
 from partita._torch.pytree import tree_map
 from partita._torch.versions import writes_to
@@ -18,6 +21,7 @@ from partita.capture.modes import in_mode
 from partita.errors import CaptureError
 from partita.pipelining.blocks.answers import tensors_in
 from partita.pipelining.blocks.cut import BlockCut, Event, Site
+from partita.pipelining.blocks.memos import nothing_remembered
 from partita.pipelining.blocks.packet import given
 from partita.pipelining.blocks.run import Run, all_tensors
 from partita.pipelining.blocks.stage_module import entering, generator_states, leaving, set_generators
@@ -49,6 +53,7 @@ class Recording:
         made: for each value where it was made; -1 for the model's arguments.
         sites: for each value.
         bytes: for each value.
+        alive: at calls that were watched, the values that Python code held.
         uses: (function, value); what a module is given counts as used by the next function.
         writes: (function, value) where a function writes to a value that it did not make.
         state_uses: (function, name) of parameters and buffers.
@@ -63,6 +68,7 @@ class Recording:
     made: list[int] = field(default_factory=list)
     sites: list[Site] = field(default_factory=list)
     bytes: list[int] = field(default_factory=list)
+    alive: dict[Event, tuple[int, ...]] = field(default_factory=dict)
     uses: list[tuple[int, int]] = field(default_factory=list)
     writes: list[tuple[int, int]] = field(default_factory=list)
     state_uses: list[tuple[int, str]] = field(default_factory=list)
@@ -79,16 +85,25 @@ class Recording:
 class _Recorder(Run):
     """Runs all of the model, and notes what it sees."""
 
-    def __init__(self, recording: Recording, **options: Any) -> None:
-        nothing: Mapping[bool, Mapping[Any, int]] = {True: {}, False: {}}
+    def __init__(self, recording: Recording, watch: Collection[str], **options: Any) -> None:
+        nothing: Mapping[bool, Mapping[Any, Any]] = {True: {}, False: {}}
         super().__init__(0, BlockCut(1, nothing, {}, nothing), **options)
         self.recording = recording
+        self._watch = watch
         self._start = time.perf_counter()
 
     def reached(self, event: Event, home: int) -> None:  # noqa: ARG002
         """Nothing begins here."""
         seconds = time.perf_counter() - self._start
         self.recording.moments.append(Moment(event, self.recording.count, seconds))
+        if event[0] in self._watch:
+            with undisturbed():
+                held = held_by_python(self._refs)
+                self.recording.alive[event] = tuple(
+                    number
+                    for number, tensor in enumerate(held)
+                    if tensor is not None and number not in self._foreign
+                )
 
     def enter(self, path: str, arguments: Any) -> None:
         """A module may use what it is given, whether or not it does so for the example."""
@@ -139,9 +154,22 @@ class _Recorder(Run):
 
 
 def record(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, training: bool, grad: bool
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    training: bool,
+    grad: bool,
+    watch: Collection[str] = (),
+    seed: int = 0,
 ) -> Recording:
     """Run a copy of ``model`` on the example. Nothing of the model or of any generator changes.
+
+    Args:
+        training: in which mode.
+        grad: whether gradients are on.
+        watch: at calls of these modules, note what is alive.
+        seed: of all generators: ranks must see the same way.
 
     Raises:
         CaptureError: the model can't be copied, or does not run.
@@ -160,9 +188,13 @@ def record(
         in_mode(twin, training),
         torch.set_grad_enabled(grad),
     ):
-        run = _Recorder(recording, packet=packet, training=training, home=home, state=state)
+        torch.manual_seed(seed)
+        random.seed(seed)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(seed)
+        run = _Recorder(recording, watch, packet=packet, training=training, home=home, state=state)
         try:
-            with run:
+            with nothing_remembered(), run:
                 given_args, given_kwargs = run.arguments()
                 run.finish(twin(*given_args, **given_kwargs))
         finally:

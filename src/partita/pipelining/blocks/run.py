@@ -20,6 +20,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from partita._torch.ghosts import (
     become,
     describe_function,
     ghost_of,
+    held_by_python,
     is_ghostly,
     undisturbed,
 )
@@ -57,11 +59,11 @@ _STATE: Site = ("a parameter or buffer",)
 _DEVICES = frozenset(f"is_{kind}.__get__" for kind in ("cuda", "cpu", "meta", "mps", "xpu"))
 _LOOKS = _DEVICES | {"device.__get__", "requires_grad.__get__", "is_leaf.__get__"}
 _OWN_FILES = frozenset(
-    [__file__, map_leaves.__code__.co_filename]
+    [str(path) for path in Path(__file__).parent.glob("*.py")]
     + [module.__file__ for module in (torch.overrides, torch.functional, torch.nn.functional)]
 )
 """What stands between the model's code and a function that is caught."""
-_EVERYBODY = sys.maxsize
+_NONE: frozenset[Site] = frozenset()
 
 
 class Stop(BaseException):  # noqa: N818 - not an error: the stage is done
@@ -110,7 +112,7 @@ class Run(TorchFunctionMode):
         self.phase = 0
         self._cut = cut
         self._borders = cut.borders[training]
-        self._needs = cut.needs[training]
+        self._idle = cut.idle[training]
         self._packet = packet
         self._home = home
         self._state = state
@@ -183,17 +185,18 @@ class Run(TorchFunctionMode):
             values: dict[int, Tensor] = {}
             sites: dict[int, Site] = {}
             places: dict[int, list[int]] = {}
-            for number, reference in enumerate(self._refs):
-                tensor = reference()
+            idle = self._idle.get(self.stage + 1, _NONE)
+            for number, tensor in enumerate(held_by_python(self._refs)):
                 if tensor is None or number in self._ghosts or number in self._foreign:
                     continue
                 site = self._sites[number]
-                if self._needs.get(site, _EVERYBODY) > self.stage:
+                if site not in idle:
                     values[number], sites[number] = tensor, site
                     if tensor.layout == torch.strided:
                         places.setdefault(tensor.untyped_storage().data_ptr(), []).append(number)
             places.pop(0, None)
             shared = {number for group in places.values() if len(group) > 1 for number in group}
+            shared |= self._packet.aliases & values.keys()
             return replace(
                 self._packet,
                 answers=self._answers,

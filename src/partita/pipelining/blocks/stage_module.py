@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from partita._torch.modules import named_tables, state_tables
 from partita.pipelining.blocks.cut import BlockCut
+from partita.pipelining.blocks.memos import nothing_remembered
 from partita.pipelining.blocks.packet import Packet
 from partita.pipelining.blocks.run import Run, Stop, current_run
 from partita.runtime.rng import active_seed, enter_site
@@ -74,6 +75,7 @@ class StageModule(nn.Module):
         """
         root: nn.Module = vars(self)["root"]
         root.training = self.training
+        home = self.home
         self._show()
         try:
             run = Run(
@@ -81,10 +83,10 @@ class StageModule(nn.Module):
                 self.cut,
                 packet,
                 training=self.training,
-                home=self.home,
+                home=home,
                 state=self._state(root),
             )
-            with _generators(packet), run:
+            with nothing_remembered(), _generators(packet), run:
                 enter_site(self.stage)
                 args, kwargs = run.arguments()
                 try:

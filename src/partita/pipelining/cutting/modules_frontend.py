@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from partita.capture import Modes
 from partita.pipelining.blocks.borders import Edge, plan_blocks
 from partita.pipelining.blocks.borders import Place as BlockPlace
 from partita.pipelining.blocks.costs import block_costs
+from partita.pipelining.blocks.memos import memos_found
 from partita.pipelining.blocks.recording import Recording, record
 from partita.pipelining.cutting.block_pipe import BlockPipe
 from partita.pipelining.cutting.cuts import Place, SplitPoint, find_submodule, place_of
@@ -20,6 +21,9 @@ from partita.pipelining.loss import LossSpec
 from partita.planning import Cluster, Plan, plan_stages
 
 __all__ = ["ByPlan", "cut_modules"]
+
+_ATTEMPTS = 8
+"""How often the example is run to find a module that random numbers may leave out (stochastic depth)."""
 
 
 @dataclass(frozen=True)
@@ -58,30 +62,45 @@ def cut_modules(
     if not isinstance(where, ByPlan):
         for place in where:
             find_submodule(model, place_of(place)[0])
-    recordings = _recordings(model, args, kwargs, modes)
     plan = None
-    if isinstance(where, ByPlan):
-        plan, places = _planned(model, recordings[0], where)
-    else:
-        places = _places(where, recordings[0], model)
+    with memos_found():
+        if isinstance(where, ByPlan):
+            plan, places = _planned(model, _passes(model, args, kwargs, modes)[0], where)
+        else:
+            places = _places(where, model)
+        watch = {path for (path, _), _ in places}
+        recordings = _passes(model, args, kwargs, modes, watch)
     found = plan_blocks(model, recordings, places)
     return BlockPipe(model, found, recordings[0].output, plan, loss_spec)
 
 
-def _recordings(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], modes: Modes
+def _passes(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    modes: Modes,
+    watch: Collection[str] | None = None,
 ) -> list[Recording]:
-    ways = []
-    if modes != "eval":
-        ways.append((True, True))
-    if modes != "train":
-        ways += [(False, False), (False, True)]
-    return [record(model, args, kwargs, training=training, grad=grad) for training, grad in ways]
+    """Run the example, in training, and in evaluation without and with gradients; again with other random
+    numbers where a module that is watched was left out. Without ``watch`` once only.
+    """
+    ways = [] if modes == "eval" else [(True, True)]
+    ways = ways if modes == "train" else [*ways, (False, False), (False, True)]
+    if watch is None:
+        training, grad = ways[0]
+        return [record(model, args, kwargs, training=training, grad=grad)]
+    recordings: list[Recording] = []
+    for seed in range(_ATTEMPTS):
+        for training, grad in ways:
+            recordings.append(
+                record(model, args, kwargs, training=training, grad=grad, watch=watch, seed=seed)
+            )
+        if all(any(one.calls(path) for one in recordings) for path in watch):
+            break
+    return recordings
 
 
-def _places(
-    points: Mapping[Place, Sequence[SplitPoint]], recording: Recording, model: nn.Module
-) -> list[tuple[BlockPlace, Edge]]:
+def _places(points: Mapping[Place, Sequence[SplitPoint]], model: nn.Module) -> list[tuple[BlockPlace, Edge]]:
     """A submodule with several names counts under the one that its calls go by."""
     names = {id(module): path for path, module in model.named_modules()}
     found: list[tuple[BlockPlace, Edge]] = []
