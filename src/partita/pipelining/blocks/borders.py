@@ -90,6 +90,13 @@ def plan_blocks(
     borders: dict[bool, dict[Event, int]] = {True: {}, False: {}}
     for recording in recordings:
         borders[recording.training] |= _events(recording, order)
+    for recording in recordings:
+        for path, _, _ in recording.checkpointed & borders[recording.training].keys():
+            raise CaptureError(
+                f"the cut at {path!r} lies within torch.utils.checkpoint, which computes again what it holds "
+                "and so must lie in one stage: let the module itself checkpoint what it calls, or cut "
+                "at a module around it"
+            )
     pairs, homes = _regions(recordings, borders)
     idle = {
         training: _idle([pair for pair in pairs if pair[0].training is training], stages)
@@ -178,15 +185,13 @@ def _regions(
     recordings: Sequence[Recording], borders: Mapping[bool, Mapping[Event, int]]
 ) -> tuple[list[tuple[Recording, _Regions]], dict[str, int]]:
     """Those of each recording, and the stage of each module that is called in one only. Where a recording
-    did not come by a border, what belongs behind it is known from the others.
+    did not come by a border, what belongs behind it seems to run too early: the others know better.
     """
-    fullest = sorted(
-        recordings, key=lambda one: -sum(moment.event in borders[one.training] for moment in one.moments)
-    )
     homes: dict[str, int] = {}
     several: set[str] = set()
-    for recording in fullest:
-        region = _Regions(recording, borders[recording.training], homes)
+    for recording in recordings:
+        region = _Regions(recording, borders[recording.training], {})
+        stages: dict[str, set[int]] = {}
         begun: dict[Event, int] = {}
         for moment in recording.moments:
             path, call, ends = moment.event
@@ -194,13 +199,12 @@ def _regions(
                 begun[moment.event] = moment.position
                 continue
             start = begun[path, call, False]
-            if moment.position == start:
-                continue
-            first = region.of(start)
-            if first != region.of(moment.position - 1) or homes.setdefault(path, first) != first:
-                several.add(path)
-        for path in several:
-            homes.pop(path, None)
+            if moment.position > start:
+                stages.setdefault(path, set()).update((region.of(start), region.of(moment.position - 1)))
+        several |= {path for path, found in stages.items() if len(found) > 1}
+        for path, found in stages.items():
+            homes[path] = max(homes.get(path, 0), *found)
+    homes = {path: stage for path, stage in homes.items() if path not in several}
     return [(one, _Regions(one, borders[one.training], homes)) for one in recordings], homes
 
 

@@ -14,7 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from partita._torch.ghosts import held_by_python, undisturbed
-from partita._torch.module_calls import watch_calls
+from partita._torch.module_calls import (
+    calls_watched,
+    inside_of_checkpoint,
+    overridden_calls,
+    watch_calls,
+)
 from partita._torch.pytree import tree_map
 from partita._torch.versions import writes_to
 from partita.capture.modes import in_mode
@@ -54,6 +59,7 @@ class Recording:
         sites: for each value.
         bytes: for each value.
         alive: at calls that were watched, the values that Python code held.
+        checkpointed: calls that were watched and lie within ``torch.utils.checkpoint``.
         uses: (function, value); what a module is given counts as used by the next function.
         writes: (function, value) where a function writes to a value that it did not make.
         state_uses: (function, name) of parameters and buffers.
@@ -69,6 +75,7 @@ class Recording:
     sites: list[Site] = field(default_factory=list)
     bytes: list[int] = field(default_factory=list)
     alive: dict[Event, tuple[int, ...]] = field(default_factory=dict)
+    checkpointed: set[Event] = field(default_factory=set)
     uses: list[tuple[int, int]] = field(default_factory=list)
     writes: list[tuple[int, int]] = field(default_factory=list)
     state_uses: list[tuple[int, str]] = field(default_factory=list)
@@ -97,6 +104,8 @@ class _Recorder(Run):
         seconds = time.perf_counter() - self._start
         self.recording.moments.append(Moment(event, self.recording.count, seconds))
         if event[0] in self._watch:
+            if inside_of_checkpoint():
+                self.recording.checkpointed.add(event)
             with undisturbed():
                 held = held_by_python(self._refs)
                 self.recording.alive[event] = tuple(
@@ -194,7 +203,7 @@ def record(
             sys.modules["numpy"].random.seed(seed)
         run = _Recorder(recording, watch, packet=packet, training=training, home=home, state=state)
         try:
-            with nothing_remembered(), run:
+            with calls_watched(overridden_calls(twin)), nothing_remembered(), run:
                 given_args, given_kwargs = run.arguments()
                 run.finish(twin(*given_args, **given_kwargs))
         finally:

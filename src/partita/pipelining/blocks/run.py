@@ -62,6 +62,7 @@ _OWN_FILES = frozenset(
     [str(path) for path in Path(__file__).parent.glob("*.py")]
     + [module.__file__ for module in (torch.overrides, torch.functional, torch.nn.functional)]
 )
+_BEGINNING = str(Path(__file__).with_name("stage_module.py"))
 """What stands between the model's code and a function that is caught."""
 _NONE: frozenset[Site] = frozenset()
 
@@ -230,6 +231,8 @@ class Run(TorchFunctionMode):
 
     def _advance(self, phase: int) -> None:
         begins = self.phase < self.stage <= phase
+        with undisturbed():
+            self._note_variables()
         self.phase = phase
         if begins:
             self._begin()
@@ -238,6 +241,24 @@ class Run(TorchFunctionMode):
             self.made = self._packet_of_alive()
             self._stopped = True
             raise Stop
+
+    def _note_variables(self) -> None:
+        """Number what the model holds in variables and has from elsewhere than a function that is caught."""
+        frame = sys._getframe(2)
+        while frame is not None and frame.f_code.co_filename != _BEGINNING:
+            if frame.f_code.co_filename not in _OWN_FILES:
+                for name, value in frame.f_locals.items():
+                    for tensor in tensors_in(value):
+                        if self._number(tensor) is None:
+                            self._first_seen(tensor, ("variable", frame.f_code.co_name, name))
+            frame = frame.f_back  # type: ignore[assignment]
+
+    def _first_seen(self, tensor: Tensor, site: Site) -> None:
+        held = id(tensor) in self._state or isinstance(tensor, nn.Parameter)
+        ghost = is_ghostly(tensor) and self._home.type != "meta" and not held
+        number = self._note(tensor, _STATE if held else site, ghost=ghost)
+        if held:
+            self._foreign.add(number)
 
     def _begin(self) -> None:
         """Let the ghosts become what the stage was handed."""
@@ -389,14 +410,9 @@ class Run(TorchFunctionMode):
             if here and number in self._ghosts:
                 raise self._missing(tensor, f"{name}()")
             return
-        held = id(tensor) in self._state or isinstance(tensor, nn.Parameter)
-        elsewhere = is_ghostly(tensor) and self._home.type != "meta"
-        if here and elsewhere:
+        if here and is_ghostly(tensor) and self._home.type != "meta":
             raise self._missing(tensor, f"{name}()")
-        site = _STATE if held else self._place(name) if here else _UNSEEN
-        number = self._note(tensor, site, ghost=elsewhere and not held)
-        if held:
-            self._foreign.add(number)
+        self._first_seen(tensor, self._place(name) if here else _UNSEEN)
 
     def _is_elsewhere(self, tensor: Tensor) -> bool:
         """Whether it is a parameter or buffer of another stage: only its looks are known here."""

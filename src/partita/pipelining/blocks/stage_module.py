@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from partita._torch.module_calls import calls_watched, overridden_calls
 from partita._torch.modules import named_tables, state_tables
 from partita.pipelining.blocks.cut import BlockCut
 from partita.pipelining.blocks.memos import nothing_remembered
@@ -51,6 +52,7 @@ class StageModule(nn.Module):
         self.device = device
         self.training = root.training
         self._tables: list[tuple[dict[str, Any], dict[str, Tensor]]] = []
+        self._own_calls = overridden_calls(root)
         foreign = {id(ghost) for ghost in ghosts}
         for module in root.modules():
             for table in named_tables(module):
@@ -86,7 +88,7 @@ class StageModule(nn.Module):
                 home=home,
                 state=self._state(root),
             )
-            with nothing_remembered(), _generators(packet), run:
+            with calls_watched(self._own_calls), nothing_remembered(), _generators(packet), run:
                 enter_site(self.stage)
                 args, kwargs = run.arguments()
                 try:

@@ -13,6 +13,7 @@ the posting of the last part.
 from __future__ import annotations
 
 import pickle
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -66,7 +67,11 @@ def receive_bundle(
     comm.recv(torch.frombuffer(message, dtype=torch.uint8), rank, tag).wait()
     bundle: Packet | Gradients
     looks: Mapping[int, _Looks]
-    bundle, looks = pickle.loads(message)
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore", FutureWarning
+        )  # a structure of torch's pytree tells of its own future
+        bundle, looks = pickle.loads(message)
     values: dict[int, Tensor] = {}
     for number, look in looks.items():
         room = look.room(device)

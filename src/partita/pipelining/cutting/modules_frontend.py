@@ -95,7 +95,7 @@ def _passes(
             recordings.append(
                 record(model, args, kwargs, training=training, grad=grad, watch=watch, seed=seed)
             )
-        if all(any(one.calls(path) for one in recordings) for path in watch):
+        if all(one.calls(path) for one in recordings[: len(ways)] for path in watch):
             break
     return recordings
 
