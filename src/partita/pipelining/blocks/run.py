@@ -62,7 +62,7 @@ _OWN_FILES = frozenset(
     [str(path) for path in Path(__file__).parent.glob("*.py")]
     + [module.__file__ for module in (torch.overrides, torch.functional, torch.nn.functional)]
 )
-_BEGINNING = str(Path(__file__).with_name("stage_module.py"))
+_BEGINNING = (str(Path(__file__).with_name("stage_module.py")), "forward")
 """What stands between the model's code and a function that is caught."""
 _NONE: frozenset[Site] = frozenset()
 
@@ -245,7 +245,7 @@ class Run(TorchFunctionMode):
     def _note_variables(self) -> None:
         """Number what the model holds in variables and has from elsewhere than a function that is caught."""
         frame = sys._getframe(2)
-        while frame is not None and frame.f_code.co_filename != _BEGINNING:
+        while frame is not None and (frame.f_code.co_filename, frame.f_code.co_name) != _BEGINNING:
             if frame.f_code.co_filename not in _OWN_FILES:
                 for name, value in frame.f_locals.items():
                     for tensor in tensors_in(value):
@@ -382,7 +382,7 @@ class Run(TorchFunctionMode):
             if tensor is None:
                 raise self._lost("holds", f"value {leaf.number}, which this one has let go of")
             return tensor
-        return self._home if isinstance(leaf, Home) else leaf
+        return self._here() if isinstance(leaf, Home) else leaf
 
     # Numbers of tensors.
 
@@ -418,12 +418,16 @@ class Run(TorchFunctionMode):
         """Whether it is a parameter or buffer of another stage: only its looks are known here."""
         return self._home.type != "meta" and is_ghostly(tensor) and id(tensor) in self._state
 
+    def _here(self) -> torch.device:
+        """The device, a new object each time, as torch gives it: pickled values tell the two apart."""
+        return torch.device(str(self._home))
+
     def _looked_at(self, func: Callable[..., Any], name: str, tensor: Tensor) -> Any:
         """In the stage: what can be said of another stage's parameter. It lies where this stage lies."""
         if self._number(tensor) is None:
             self._foreign.add(self._note(tensor, _STATE, ghost=False))
         if name == "device.__get__":
-            result: Any = self._home
+            result: Any = self._here()
         elif name in _DEVICES:
             result = name == f"is_{self._home.type}.__get__"
         else:

@@ -15,6 +15,7 @@ from partita.pipelining.blocks.costs import block_costs
 from partita.pipelining.blocks.memos import memos_found
 from partita.pipelining.blocks.recording import Recording, record
 from partita.pipelining.cutting.block_pipe import BlockPipe
+from partita.pipelining.cutting.block_proof import check_against_model
 from partita.pipelining.cutting.cuts import Place, SplitPoint, find_submodule, place_of
 from partita.pipelining.cutting.plans import planned_cuts, same_on_all_ranks
 from partita.pipelining.loss import LossSpec
@@ -57,7 +58,8 @@ def cut_modules(
     Raises:
         AttributeError: there is no submodule of that name.
         AssignmentError: a submodule that is not called.
-        CaptureError: stages would have to share buffers; or the model can't be copied.
+        CaptureError: stages would have to share buffers; the model can't be copied; or the stages together do
+            not do what the model does, call after call.
     """
     if not isinstance(where, ByPlan):
         for place in where:
@@ -71,7 +73,10 @@ def cut_modules(
         watch = {path for (path, _), _ in places}
         recordings = _passes(model, args, kwargs, modes, watch)
     found = plan_blocks(model, recordings, places)
-    return BlockPipe(model, found, recordings[0].output, plan, loss_spec)
+    pipe = BlockPipe(model, found, recordings[0].output, plan)
+    for training in {one.training for one in recordings}:
+        check_against_model(pipe, model, args, kwargs, training=training)
+    return pipe if loss_spec is None else BlockPipe(model, found, recordings[0].output, plan, loss_spec)
 
 
 def _passes(
