@@ -10,6 +10,7 @@ import sys
 import weakref
 from collections.abc import Callable, Sequence
 from enum import Enum
+from types import FrameType
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 __all__ = [
     "FunctionKind",
     "become",
+    "caller",
     "describe_function",
     "ghost_of",
     "held_by_python",
@@ -42,14 +44,19 @@ class FunctionKind(Enum):
     """No tensor: it changes or reads how torch works."""
 
 
+_PROPERTIES = (
+    *("shape", "dtype", "ndim", "layout", "itemsize", "nbytes", "names", "is_sparse", "is_quantized"),
+    *("is_nested", "is_mkldnn", "is_sparse_csr"),
+)
 _METADATA = frozenset(
-    """shape.__get__ dtype.__get__ ndim.__get__ layout.__get__ itemsize.__get__ nbytes.__get__ names.__get__
-    is_sparse.__get__ is_quantized.__get__ is_nested.__get__ is_mkldnn.__get__ is_sparse_csr.__get__ size dim
-    stride numel nelement ndimension element_size is_contiguous is_floating_point is_complex is_signed __len__
-    storage_offset __hash__""".split()
+    (
+        *(f"{name}.__get__" for name in _PROPERTIES),
+        *("size", "dim", "stride", "numel", "nelement", "ndimension", "element_size", "is_contiguous"),
+        *("is_floating_point", "is_complex", "is_signed", "__len__", "storage_offset", "__hash__"),
+    )
 )
 _DEVICE = frozenset(
-    "device.__get__ is_cuda.__get__ is_cpu.__get__ is_meta.__get__ is_mps.__get__ is_xpu.__get__".split()
+    f"{name}.__get__" for name in ("device", "is_cuda", "is_cpu", "is_meta", "is_mps", "is_xpu")
 )
 _SETTINGS = frozenset({"_set_grad_enabled", "_enter_autocast", "_exit_autocast"})
 _known: dict[Any, tuple[FunctionKind, str]] = {}
@@ -114,7 +121,7 @@ def held_by_python(references: Sequence[weakref.ref[Tensor]]) -> list[Tensor | N
 
 
 def _references(tensor: Tensor) -> int:
-    return sys.getrefcount(tensor) - (tensor._use_count() > 1)
+    return sys.getrefcount(tensor) - (tensor._use_count() > 1)  # type: ignore[attr-defined]
 
 
 def _count_when_free() -> int:
@@ -135,3 +142,8 @@ def _count_when_free() -> int:
 
 
 _FREE = _count_when_free()
+
+
+def caller(depth: int) -> FrameType | None:
+    """The frame that many calls above the caller of this."""
+    return sys._getframe(depth + 1)

@@ -66,7 +66,7 @@ def overridden_calls(model: nn.Module) -> list[type]:
 
 @contextmanager
 def calls_watched(kinds: Iterable[type]) -> Iterator[None]:
-    """In this block, what `watch_calls` calls is called around these classes' own ``__call__``, not within."""
+    """In this block, what `watch_calls` calls is called around these classes' own ``__call__``."""
     with ExitStack() as stack:
         for kind in kinds:
             stack.callback(setattr, kind, "__call__", vars(kind)["__call__"])

@@ -166,7 +166,7 @@ def site_seed(key: RandomKey, site: int) -> int:
 
 
 def active_seed(site: int) -> int | None:
-    """What `enter_site` would seed with here; None without an active key. For other generators than torch's."""
+    """What `enter_site` would seed with here, for other generators than torch's; None without a key."""
     block = _active.get() or (_backward[-1] if _backward else None)
     return None if block is None else site_seed(block.key, site)
 

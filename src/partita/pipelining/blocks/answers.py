@@ -88,8 +88,8 @@ class Opaque:
         if name.startswith("__"):
             raise AttributeError(name)
         raise ExecutionError(
-            f"the model uses {name!r} of a {self.what} that an earlier stage has made, which stays there: cut "
-            "so that one stage makes and uses it"
+            f"the model uses {name!r} of a {self.what} that an earlier stage has made, which stays there: "
+            "cut so that one stage makes and uses it"
         )
 
 
@@ -117,7 +117,11 @@ def plain(leaf: Any, home: torch.device) -> Any:
         return leaf
     if isinstance(leaf, torch.device):
         return Home() if leaf == home else leaf
-    if type(leaf).__module__ == "numpy" and getattr(leaf, "dtype", None) != object:
+    if (
+        type(leaf).__module__ == "numpy"
+        and hasattr(leaf, "dtype")
+        and not getattr(leaf.dtype, "hasobject", False)
+    ):
         return leaf.copy()  # its memory may be a tensor's
     return Opaque(type(leaf).__name__)
 

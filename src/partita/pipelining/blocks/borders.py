@@ -6,7 +6,6 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -209,7 +208,7 @@ def _regions(
 
 
 def _idle(pairs: Sequence[tuple[Recording, _Regions]], stages: int) -> dict[int, frozenset[Site]]:
-    """For each stage the sites of values that are alive when it begins, and that nobody uses from there on."""
+    """For each stage the sites of values that are alive when it begins, and not used from there on."""
     idle: dict[int, set[Site]] = {stage: set() for stage in range(1, stages)}
     used: dict[int, set[Site]] = {stage: set() for stage in range(1, stages)}
     for recording, region in pairs:
@@ -247,8 +246,8 @@ def _check_state(model: nn.Module, pairs: Sequence[tuple[Recording, _Regions]]) 
             owner = name.rpartition(".")[0] or "the model"
             stages = sorted(used[name])
             raise CaptureError(
-                f"{owner!r} has buffers ({name!r}) and runs in stages {stages[0]} and {stages[-1]}, which can't "
-                "share them: cut so that one stage has all of its calls"
+                f"{owner!r} has buffers ({name!r}) and runs in stages {stages[0]} and {stages[-1]}, which "
+                "can't share them: cut so that one stage has all of its calls"
             )
     return used
 

@@ -62,7 +62,7 @@ def block_costs(
 
 def _blocks(model: nn.Module) -> set[str]:
     found = set()
-    for path, module in model.named_modules():
+    for path, _ in model.named_modules():
         parent = model.get_submodule(path.rpartition(".")[0]) if "." in path else model
         lists = isinstance(parent, (nn.ModuleList, nn.Sequential, nn.ModuleDict))
         if path and (lists or parent is model):

@@ -20,8 +20,8 @@ class Packet:
     """What crosses one border forward.
 
     Attributes:
-        arguments: the leaves of the model's positional and keyword arguments; where a tensor is, what it looks
-            like. Their numbers are 0, 1, ...
+        arguments: the leaves of the model's positional and keyword arguments; where a tensor is, what it
+            looks like. Their numbers are 0, 1, ...
         structure: how they are put together.
         tensors: how many there are among them.
         answers: of all functions that were called before the border, in order.
@@ -63,7 +63,7 @@ class Gradients:
         """The same, cut off from autograd's graph."""
         return Gradients({number: value.detach() for number, value in self.values.items()})
 
-    def with_values(self, values: Mapping[int, Tensor]) -> Gradients:  # noqa: PLR6301
+    def with_values(self, values: Mapping[int, Tensor]) -> Gradients:
         """The same with other tensors."""
         return Gradients(values)
 

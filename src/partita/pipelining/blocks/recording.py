@@ -186,7 +186,7 @@ def record(
     twin = twin_of(model, {})
     for path, module in twin.named_modules():
         watch_calls(module, path, entering, leaving)
-    tensors = [tensor for tensor in (*twin.parameters(), *twin.buffers())]
+    tensors = [*twin.parameters(), *twin.buffers()]
     home = next((tensor.device for tensor in tensors), torch.device("cpu"))
     state = {id(tensor): name for name, tensor in _named_state(twin)}
     packet = given(*tree_map(_copied, (tuple(args), dict(kwargs))), live=True)

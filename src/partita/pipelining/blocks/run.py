@@ -15,7 +15,6 @@ the way depends on.
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -30,6 +29,7 @@ from torch.overrides import TorchFunctionMode
 from partita._torch.ghosts import (
     FunctionKind,
     become,
+    caller,
     describe_function,
     ghost_of,
     held_by_python,
@@ -67,7 +67,7 @@ _BEGINNING = (str(Path(__file__).with_name("stage_module.py")), "forward")
 _NONE: frozenset[Site] = frozenset()
 
 
-class Stop(BaseException):  # noqa: N818 - not an error: the stage is done
+class Stop(BaseException):
     """Leaves ``forward`` at the end of a stage. No ``except Exception`` of the model catches it."""
 
 
@@ -170,8 +170,8 @@ class Run(TorchFunctionMode):
         """
         if self._stopped:
             raise ExecutionError(
-                f"the model catches BaseException, which ends stage {self.stage} of the pipeline: let it catch "
-                "Exception, or cut elsewhere"
+                f"the model catches BaseException, which ends stage {self.stage} of the pipeline: let it "
+                "catch Exception, or cut elsewhere"
             )
         self._advance(self._cut.stages - 1)
         if self._ghosts:
@@ -244,14 +244,14 @@ class Run(TorchFunctionMode):
 
     def _note_variables(self) -> None:
         """Number what the model holds in variables and has from elsewhere than a function that is caught."""
-        frame = sys._getframe(2)
+        frame = caller(2)
         while frame is not None and (frame.f_code.co_filename, frame.f_code.co_name) != _BEGINNING:
             if frame.f_code.co_filename not in _OWN_FILES:
                 for name, value in frame.f_locals.items():
                     for tensor in tensors_in(value):
                         if self._number(tensor) is None:
                             self._first_seen(tensor, ("variable", frame.f_code.co_name, name))
-            frame = frame.f_back  # type: ignore[assignment]
+            frame = frame.f_back
 
     def _first_seen(self, tensor: Tensor, site: Site) -> None:
         held = id(tensor) in self._state or isinstance(tensor, nn.Parameter)
@@ -345,9 +345,10 @@ class Run(TorchFunctionMode):
 
     def _place(self, name: str) -> Site:
         """Where the model's code is."""
-        frame = sys._getframe(1)
-        while frame.f_code.co_filename in _OWN_FILES and frame.f_back is not None:
+        frame = caller(1)
+        while frame is not None and frame.f_code.co_filename in _OWN_FILES:
             frame = frame.f_back
+        assert frame is not None
         return (self._path[-1][:2] if self._path else (), frame.f_code.co_name, frame.f_lineno, name)
 
     def _answered(self, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -453,16 +454,16 @@ class Run(TorchFunctionMode):
             )
         where = (self._path[-1][0] if self._path else "") or "the model's forward"
         return ExecutionError(
-            f"{user} in {where}, stage {self.stage}, uses a tensor ({looks}) that an earlier stage has made and "
-            "not handed on: with the example that the model was cut with, no later stage used it. Cut it with "
-            "an example that goes the same way as these inputs, or at other modules"
+            f"{user} in {where}, stage {self.stage}, uses a tensor ({looks}) that an earlier stage has made "
+            "and not handed on: with the example that the model was cut with, no later stage used it. Cut it "
+            "with an example that goes the same way as these inputs, or at other modules"
         )
 
     def _lost(self, here: str, there: str) -> ExecutionError:
         return ExecutionError(
             f"the model's forward goes another way on stage {self.stage} than on those before it: it {here} "
-            f"where they had {there}. What it decides by must be its arguments, values of tensors, or what it "
-            "keeps alike on all stages: see that no attribute that it reads before a cut is changed after one"
+            f"where they had {there}. What it decides by must be its arguments, values of tensors, or what "
+            "it keeps alike on all stages: see that no attribute that it reads before a cut is changed after one"
         )
 
     def _check_aliases(self) -> None:
@@ -477,8 +478,8 @@ class Run(TorchFunctionMode):
                 f"argument {number}" if number < self._packet.tensors else "one of two tensors in one memory"
             )
             raise ExecutionError(
-                f"stage {self.stage} writes to {what} ({list(tensor.shape)}), which an earlier stage has handed "
-                "on: the others would not see it. Cut so that one stage makes and writes to it, or let the "
+                f"stage {self.stage} writes to {what} ({list(tensor.shape)}), which an earlier stage has "
+                "handed on: the others would not see it. Cut so that one stage makes and writes to it, or let the "
                 "model write to a copy (.clone())"
             )
 

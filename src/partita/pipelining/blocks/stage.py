@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from partita._torch.autograd import hooks_made
 from partita._torch.export import Signature
-from partita.pipelining.blocks.packet import Gradients, Packet, given
+from partita.pipelining.blocks.packet import Gradients, given
 from partita.pipelining.routes import MASK, Routes, StageBorder, Tied, Value
 from partita.pipelining.stages.flight import Flight
 from partita.pipelining.stages.stage import Stage

@@ -1,4 +1,4 @@
-"""The module of a stage that runs the model's own code: the whole model's structure with one stage's state."""
+"""The module of a stage that runs the model's own code: the model's structure with one stage's state."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class StageModule(nn.Module):
         tensors = chain(self.parameters(), self.buffers())
         return next((tensor.device for tensor in tensors), self.device)
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, packet: Packet) -> Any:
         """Run the stage's part of the model.
 

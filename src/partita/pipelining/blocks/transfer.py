@@ -15,7 +15,6 @@ from __future__ import annotations
 import pickle
 import warnings
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,8 +37,8 @@ def send_bundle(comm: Comm, bundle: Packet | Gradients, rank: int, tag: int) -> 
         data = pickle.dumps((bundle.with_values({}), looks), protocol=pickle.HIGHEST_PROTOCOL)
     except Exception as error:  # pickle raises what __reduce__ raises
         raise ExecutionError(
-            f"what a stage hands on can't be sent to another process ({type(error).__name__}: {error}): give the "
-            "model arguments that can be pickled"
+            f"what a stage hands on can't be sent to another process ({type(error).__name__}: {error}): give "
+            "the model arguments that can be pickled"
         ) from error
     message = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     handles = [

@@ -112,7 +112,7 @@ class BlockPipe(Pipe):
         assert isinstance(module, StageModule)
         return module
 
-    def build_stage(  # type: ignore[override]
+    def build_stage(
         self,
         stage_index: int,
         device: torch.device | str | None = None,

@@ -126,7 +126,7 @@ def _same(mine: Any, its: Any) -> bool:
         return alike and torch.equal(_bits(mine), _bits(its))
     if isinstance(mine, Tensor) or isinstance(its, Tensor):
         return False
-    return mine is its or type(mine) is type(its) and bool(mine == its)
+    return mine is its or (type(mine) is type(its) and bool(mine == its))
 
 
 def _bits(tensor: Tensor) -> Tensor:

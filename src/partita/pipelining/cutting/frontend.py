@@ -193,14 +193,14 @@ def _module_cuts(
     """Where ``frontend="modules"`` cuts."""
     if others:
         raise ValueError(
-            f'frontend="modules" does not take {others[0]}: it runs the model\'s own code and has no graph; give '
-            "stages=N, a split_spec, or annotate_split_points"
+            f'frontend="modules" does not take {others[0]}: it runs the model\'s own code and has no graph; '
+            "give stages=N, a split_spec, or annotate_split_points"
         )
     noted = split_points(module)
     ways = {"split_spec": split_spec, "stages": by_plan.stages, "plan": by_plan.plan}
     _check_ways([name for name, value in ways.items() if value is not None], [], list(noted))
     if noted:
-        return dict(noted)
+        return dict(noted.items())
     if split_spec is None:
         return by_plan
     return {place: (point,) for place, point in split_spec.items()}

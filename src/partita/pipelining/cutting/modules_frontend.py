@@ -48,9 +48,9 @@ def cut_modules(
 ) -> BlockPipe:
     """Cut ``model`` where its ``forward`` calls these submodules.
 
-    All of its code stays its own and runs on the stage that it belongs to: blocks, and what is before, between
-    and after them. The example is run once for each mode (and in evaluation with and without gradients), on a
-    copy.
+    All of its code stays its own and runs on the stage that it belongs to: blocks, and what is before,
+    between and after them. The example is run once for each mode (and in evaluation with and
+    without gradients), on a copy.
 
     Args:
         where: by qualified name; or a plan.

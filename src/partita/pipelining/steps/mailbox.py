@@ -11,6 +11,7 @@ in flight::
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -18,7 +19,7 @@ from partita.runtime import Handle
 
 __all__ = ["Delivery", "Inbox", "Outbox"]
 
-Outbox = dict[str, Tensor]
+Outbox = dict[str, Any]
 """By name."""
 
 
@@ -34,7 +35,7 @@ class Inbox:
     __slots__ = ("handles", "masks", "values")
 
     def __init__(self) -> None:
-        self.values: dict[str, Tensor] = {}
+        self.values: dict[str, Any] = {}
         self.handles: list[Handle] = []
         self.masks: list[tuple[Sequence[str], Tensor]] = []
 
