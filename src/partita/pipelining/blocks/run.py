@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ from partita._torch.ghosts import (
     is_ghostly,
     undisturbed,
 )
+from partita._torch.module_calls import watch_calls
 from partita._torch.pytree import unflatten
 from partita._torch.versions import writes_to
 from partita.errors import ExecutionError
@@ -50,6 +52,7 @@ from partita.pipelining.blocks.answers import (
     tensors_in,
 )
 from partita.pipelining.blocks.cut import BlockCut, Event, Site
+from partita.pipelining.blocks.liveness import variables_read_later
 from partita.pipelining.blocks.packet import Packet
 
 __all__ = ["Run", "Stop", "all_tensors", "current_run"]
@@ -62,6 +65,10 @@ _OWN_FILES = frozenset(
     [str(path) for path in Path(__file__).parent.glob("*.py")]
     + [module.__file__ for module in (torch.overrides, torch.functional, torch.nn.functional)]
 )
+_NOT_THE_MODELS = _OWN_FILES | {
+    str(nn.Module.__call__.__code__.co_filename),
+    str(watch_calls.__code__.co_filename),
+}
 _BEGINNING = (str(Path(__file__).with_name("stage_module.py")), "forward")
 """What stands between the model's code and a function that is caught."""
 _NONE: frozenset[Site] = frozenset()
@@ -187,11 +194,12 @@ class Run(TorchFunctionMode):
             sites: dict[int, Site] = {}
             places: dict[int, list[int]] = {}
             idle = self._idle.get(self.stage + 1, _NONE)
+            read = self._read_later()
             for number, tensor in enumerate(held_by_python(self._refs)):
                 if tensor is None or number in self._ghosts or number in self._foreign:
                     continue
                 site = self._sites[number]
-                if site not in idle:
+                if site not in idle or number in read:
                     values[number], sites[number] = tensor, site
                     if tensor.layout == torch.strided:
                         places.setdefault(tensor.untyped_storage().data_ptr(), []).append(number)
@@ -242,16 +250,31 @@ class Run(TorchFunctionMode):
             self._stopped = True
             raise Stop
 
-    def _note_variables(self) -> None:
-        """Number what the model holds in variables and has from elsewhere than a function that is caught."""
-        frame = caller(2)
+    def _variables(self) -> Iterator[tuple[FrameType, str, Tensor]]:
+        """The tensors in variables of the model's functions that are under way."""
+        frame = caller(1)
         while frame is not None and (frame.f_code.co_filename, frame.f_code.co_name) != _BEGINNING:
-            if frame.f_code.co_filename not in _OWN_FILES:
+            if frame.f_code.co_filename not in _NOT_THE_MODELS:
                 for name, value in frame.f_locals.items():
                     for tensor in tensors_in(value):
-                        if self._number(tensor) is None:
-                            self._first_seen(tensor, ("variable", frame.f_code.co_name, name))
+                        yield frame, name, tensor
             frame = frame.f_back
+
+    def _note_variables(self) -> None:
+        """Number what the model holds in variables and has from elsewhere than a function that is caught."""
+        for frame, name, tensor in self._variables():
+            if self._number(tensor) is None:
+                self._first_seen(tensor, ("variable", frame.f_code.co_name, name))
+
+    def _read_later(self) -> set[int]:
+        """The values in variables that the model's code may still read, whichever way it goes."""
+        found = set()
+        for frame, name, tensor in self._variables():
+            if name in variables_read_later(frame.f_code, frame.f_lasti):
+                number = self._number(tensor)
+                if number is not None:
+                    found.add(number)
+        return found
 
     def _first_seen(self, tensor: Tensor, site: Site) -> None:
         held = id(tensor) in self._state or isinstance(tensor, nn.Parameter)
@@ -463,7 +486,8 @@ class Run(TorchFunctionMode):
         return ExecutionError(
             f"the model's forward goes another way on stage {self.stage} than on those before it: it {here} "
             f"where they had {there}. What it decides by must be its arguments, values of tensors, or what "
-            "it keeps alike on all stages: see that no attribute that it reads before a cut is changed after one"
+            "it keeps alike on all stages: see that no attribute that it reads before a cut is changed "
+            "after one"
         )
 
     def _check_aliases(self) -> None:
@@ -479,8 +503,8 @@ class Run(TorchFunctionMode):
             )
             raise ExecutionError(
                 f"stage {self.stage} writes to {what} ({list(tensor.shape)}), which an earlier stage has "
-                "handed on: the others would not see it. Cut so that one stage makes and writes to it, or let the "
-                "model write to a copy (.clone())"
+                "handed on: the others would not see it. Cut so that one stage makes and writes to it, or "
+                "let the model write to a copy (.clone())"
             )
 
 
