@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+from bisect import bisect_right
 from functools import lru_cache
 from types import CodeType
 
@@ -36,7 +37,7 @@ def variables_read_later(code: CodeType, offset: int) -> frozenset[str]:
                 before[place] = live
                 changed = True
     shared = frozenset((*code.co_cellvars, *code.co_freevars))
-    return before[places.get(offset, -2) + 1] | shared
+    return before[bisect_right(list(places), offset)] | shared  # the offset may be that of an inline cache
 
 
 def _live_before(
