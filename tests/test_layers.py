@@ -25,7 +25,7 @@ LAYERS = (
     ("cli",),
 )
 # Likewise within `pipelining`; what lies beside these folders stands below them all.
-PIPELINING = ("stages", "steps", "cutting", "checkpoints")
+PIPELINING = ("stages", "blocks", "steps", "cutting", "checkpoints")
 # These show what is below under torch's names, as `__init__` does under the package's.
 FACES = ("__init__", "microbatch", "schedules", "stage")
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 
@@ -12,9 +13,11 @@ __all__ = [
     "is_buffer",
     "is_guards_module",
     "is_persistent_buffer",
+    "named_tables",
     "own_module",
     "owns_attribute",
     "registries",
+    "state_tables",
 ]
 
 _GLOBAL_HOOKS = (
@@ -110,3 +113,12 @@ def is_guards_module(module: torch.nn.Module) -> bool:
     graph.
     """
     return type(module).__name__ == "GuardsFn" and type(module).__module__.startswith("torch.export")
+
+
+state_tables = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")
+"""Where a module keeps its state and its children."""
+
+
+def named_tables(module: torch.nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What ``module`` itself keeps its parameters and its buffers in, by name."""
+    return module._parameters, module._buffers

@@ -21,6 +21,7 @@ __all__ = [
     "flatten_with_path",
     "is_node",
     "node_children",
+    "register_leaves",
     "tree_map",
     "unflatten",
 ]
@@ -123,3 +124,15 @@ def node_children(value: Any) -> tuple[list[Any], Any]:
 
 def _node_type(value: Any) -> Any:
     return torch_pytree._get_node_type(value)
+
+
+def register_leaves(
+    kind: type, flatten_one: Callable[[Any], tuple[list[Any], Any]], unflatten_one: Callable[[Any, Any], Any]
+) -> None:
+    """Let values of a class of partita's own be taken apart.
+
+    Args:
+        flatten_one: from a value to what is in it, and what else it takes to make one.
+        unflatten_one: the way back.
+    """
+    torch_pytree.register_pytree_node(kind, flatten_one, unflatten_one)

@@ -53,6 +53,7 @@ class Value:
         shape: numbers, or expressions over the sizes that are open (see `Routes.at`).
         requires_grad: whether a gradient comes back for it.
         fixed: for an input of the model: why its sizes are not open.
+        bundle: several tensors in one, which nobody can make room for before they come.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Value:
     dtype: torch.dtype
     requires_grad: bool
     fixed: str = field(default="", compare=False)
+    bundle: bool = False
 
     @classmethod
     def of(cls, name: str, tensor: Tensor, sizes: Sizes | None = None) -> Value:
@@ -206,6 +208,11 @@ class Routes:
     def modes(self) -> tuple[Routes, ...]:
         """Itself, and that of evaluation where it is another."""
         return (self,) if self.evaluation is None else (self, self.evaluation)
+
+    @property
+    def bundled(self) -> bool:
+        """Whether what crosses is known only when it comes."""
+        return any(value.bundle for value in self.values.values())
 
     @property
     def symbols(self) -> tuple[Symbol, ...]:

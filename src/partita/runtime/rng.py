@@ -37,7 +37,7 @@ from types import TracebackType
 import torch
 from torch.fx import GraphModule, Node, has_side_effect
 
-__all__ = ["RandomKey", "enter_site", "key_random_nodes", "keyed", "site_seed"]
+__all__ = ["RandomKey", "active_seed", "enter_site", "key_random_nodes", "keyed", "site_seed"]
 
 _MASK = 2**64 - 1
 
@@ -163,6 +163,12 @@ def site_seed(key: RandomKey, site: int) -> int:
         state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
         state ^= state >> 31
     return state
+
+
+def active_seed(site: int) -> int | None:
+    """What `enter_site` would seed with here, for other generators than torch's; None without a key."""
+    block = _active.get() or (_backward[-1] if _backward else None)
+    return None if block is None else site_seed(block.key, site)
 
 
 def enter_site(site: int) -> None:

@@ -21,6 +21,7 @@ __all__ = [
     "cuts_at_points",
     "find_submodule",
     "pipe_split",
+    "place_of",
     "stage_assignment",
 ]
 
@@ -87,7 +88,7 @@ def cuts_at_points(gm: GraphModule, model: nn.Module, points: Mapping[Place, Spl
     nodes = list(gm.graph.nodes)
     cuts = []
     for place, point in points.items():
-        path, call = _place(place)
+        path, call = place_of(place)
         find_submodule(model, path)
         inside = _operations(nodes, path, call)
         cuts.append(inside[0] - 1 if SplitPoint(point) is SplitPoint.BEGINNING else inside[-1])
@@ -135,7 +136,8 @@ def find_submodule(model: nn.Module, path: str) -> nn.Module:
     return current
 
 
-def _place(place: Place) -> tuple[str, int | None]:
+def place_of(place: Place) -> tuple[str, int | None]:
+    """The submodule's name, and which of its calls is meant if the place says so."""
     if not isinstance(place, str):
         return place
     path, at, number = place.rpartition("@")

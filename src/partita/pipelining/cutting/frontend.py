@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
@@ -15,7 +14,7 @@ from partita._torch.tensors import has_memory
 from partita.capture import Captured, Modes, capture
 from partita.capture.modes import captured_mode, captures_training, copy_flags, drop_mode_check
 from partita.capture.proof import Prove
-from partita.errors import InfeasiblePlan, NotProven, PlanError
+from partita.errors import InfeasiblePlan, NotProven
 from partita.graph.cost import NodeCost, estimate, measure
 from partita.graph.effects import analyse
 from partita.pipelining.cutting.annotations import split_points
@@ -30,7 +29,7 @@ from partita.pipelining.cutting.cuts import (
     cuts_at_points,
     stage_assignment,
 )
-from partita.pipelining.cutting.modules_frontend import cut_modules
+from partita.pipelining.cutting.modules_frontend import ByPlan, cut_modules
 from partita.pipelining.cutting.multi_use import (
     MultiUseParameterConfig,
     MultiUseParamSpec,
@@ -38,6 +37,7 @@ from partita.pipelining.cutting.multi_use import (
 )
 from partita.pipelining.cutting.other_mode import check_shared_buffers, matched_assignment
 from partita.pipelining.cutting.pipe import Pipe
+from partita.pipelining.cutting.plans import planned_cuts, planned_units, same_on_all_ranks
 from partita.pipelining.cutting.writes import check_writes
 from partita.pipelining.listing import listed
 from partita.pipelining.loss import LossSpec
@@ -103,9 +103,9 @@ def pipeline(
             captured in both, and its stages run the one of their mode; the cuts of the second follow those of
             the first.
 
-        frontend: ``"export"`` captures the model; ``"modules"`` cuts between its own submodules, which stay
-            as they are, at split points only: for models that can't be captured because of what happens
-            inside of a block.
+        frontend: ``"export"`` captures the model; ``"modules"`` runs the model's own code on every stage and
+            cuts between calls of its submodules: for models that can't be captured, because they read values
+            of tensors, draw random numbers in Python or change lists of their own.
         prove: run what was captured and the model itself, on the example and on other samples of its kind
             (values and masks drawn anew, another batch size where it is open), and compare outputs,
             gradients, buffers and random numbers: True, bit for bit; ``"close"`` or a ``Tolerance`` accepts a
@@ -129,14 +129,14 @@ def pipeline(
     if len(given) > 1:
         raise ValueError(f"pipeline got {' and '.join(given)}: give one of them, each says where to cut")
     if frontend == "modules":
+        by_plan = ByPlan(stages, plan, cluster, schedule, microbatches)
         others = {
             "multi_use_param_spec": multi_use_param_spec is not MultiUseParameterConfig.REPLICATE,
             "dynamic_shapes": dynamic_shapes is not None,
-            "modes": modes != "both",
-            **{name: ways[name] is not None for name in ("split_policy", "stages", "plan")},
+            "split_policy": split_policy is not None,
         }
-        points = _module_points(module, split_spec, [name for name, used in others.items() if used])
-        return cut_modules(module, mb_args, mb_kwargs or {}, points, loss_spec)
+        where = _module_cuts(module, split_spec, by_plan, [name for name, used in others.items() if used])
+        return cut_modules(module, mb_args, mb_kwargs or {}, where, loss_spec, modes)
     if frontend != "export":
         raise ValueError(f"frontend is {frontend!r}: choose 'export' or 'modules'")
     captured, evaluation = _by_mode(
@@ -160,8 +160,8 @@ def pipeline(
             planned = plan_stages(
                 costs, stages, cluster=cluster, schedule=schedule, microbatches=microbatches
             )
-            plan = _same_on_all_ranks(planned)
-        cuts = _plan_cuts(plan, costs, ends)
+            plan = same_on_all_ranks(planned)
+        cuts = planned_cuts(plan, costs, ends)
     else:
         cuts = marks
     assignment = stage_assignment(whole, cuts)
@@ -211,26 +211,23 @@ def _follow_flags(model: nn.Module, pipe: Pipe) -> None:
     copy_flags(model, pipe.whole)
 
 
-def _module_points(
-    module: nn.Module, split_spec: Mapping[Place, SplitPoint] | None, others: list[str]
-) -> dict[str, tuple[SplitPoint, ...]]:
+def _module_cuts(
+    module: nn.Module, split_spec: Mapping[Place, SplitPoint] | None, by_plan: ByPlan, others: list[str]
+) -> Mapping[Place, Sequence[SplitPoint]] | ByPlan:
     """Where ``frontend="modules"`` cuts."""
     if others:
         raise ValueError(
-            f'frontend="modules" does not take {others[0]}: it knows of no operation inside the blocks; give '
-            "a split_spec, or annotate_split_points"
+            f'frontend="modules" does not take {others[0]}: it runs the model\'s own code and has no graph; '
+            "give stages=N, a split_spec, or annotate_split_points"
         )
     noted = split_points(module)
-    _check_ways(["split_spec"] if split_spec is not None else [], [], list(noted))
+    ways = {"split_spec": split_spec, "stages": by_plan.stages, "plan": by_plan.plan}
+    _check_ways([name for name, value in ways.items() if value is not None], [], list(noted))
+    if noted:
+        return dict(noted.items())
     if split_spec is None:
-        return noted
-    for place in split_spec:
-        if not isinstance(place, str):
-            raise ValueError(
-                f'the split point {place!r} names one call of several; frontend="modules" cuts before the '
-                "first or after the last: give the module's name alone"
-            )
-    return {str(path): (point,) for path, point in split_spec.items()}
+        return by_plan
+    return {place: (point,) for place, point in split_spec.items()}
 
 
 def _check_ways(given: list[str], marks: list[int], noted: list[str]) -> None:
@@ -291,37 +288,9 @@ def _units(
     for costs, ends in cost_models(whole, _costs(whole, flat)):
         tried.append((costs, ends))
         fits = stages is not None and len(costs.units) >= stages
-        if fits or (plan is not None and _planned(plan) == [unit.name for unit in costs.units]):
+        if fits or (plan is not None and planned_units(plan) == [unit.name for unit in costs.units]):
             return costs, ends
     return tried[0 if stages is None else -1]  # which is refused, with the most that there can be
-
-
-def _planned(plan: Plan) -> list[str]:
-    """The names of a plan's units."""
-    return [name for stage in plan.stages for name in stage.units]
-
-
-def _same_on_all_ranks(plan: Plan) -> Plan:
-    """Rank 0's plan, since every rank measures other times and a cut must be the same everywhere."""
-    if not dist.is_available() or not dist.is_initialized():
-        return plan
-    texts = [plan.to_json()]
-    dist.broadcast_object_list(texts, src=0)
-    return Plan.from_json(texts[0])
-
-
-def _plan_cuts(plan: Plan, costs: CostModel, ends: list[int]) -> list[int]:
-    planned = _planned(plan)
-    found = [unit.name for unit in costs.units]
-    if planned != found:
-        missing = next(
-            (name for name, other in zip(planned, found, strict=False) if name != other), "its length"
-        )
-        raise PlanError(
-            f"the plan was made for another model or other shapes: it has {len(planned)} units, this model "
-            f"{len(found)}, and they first differ at {missing!r}; measure and plan again"
-        )
-    return [ends[stage.last_unit] for stage in plan.stages[:-1]]
 
 
 def keyed_graph(

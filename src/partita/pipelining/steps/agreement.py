@@ -110,7 +110,7 @@ class Relay:
     def of(cls, rank: int, routes: Routes, stage_ranks: tuple[int, ...], microbatches: int) -> Relay | None:
         """This rank's place; None where no size is open, so that there is nothing to tell."""
         open_sizes = max(len(mode.symbols) for mode in routes.modes)
-        if not open_sizes:
+        if not open_sizes and not routes.bundled:
             return None
         parents = _parents(rank_pairs(routes, stage_ranks), stage_ranks[0])
         children = tuple(child for child, parent in parents.items() if parent == rank)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from partita._torch.autograd import hooks_made
 from partita.errors import ExecutionError
+from partita.pipelining.blocks.transfer import receive_bundle, send_bundle
 from partita.pipelining.layout import header_length, header_of, header_room, packed
 from partita.pipelining.routes import Value
 from partita.pipelining.stages.flight import detached
@@ -222,14 +223,19 @@ class Send(_Transfer):
         for earlier in self.ends:
             earlier.end()
         outbox, send, rank, sends = self._outbox, self._comm.send, self._rank, self._handles
-        values, data = [], []
-        for name, value, _ in self._values:
+        values, data, tags = [], [], []
+        for name, value, tag in self._values:
             tensor = outbox.get(name)
+            if value.bundle:
+                sends += send_bundle(self._comm, outbox[name], rank, tag)
+                continue
             values.append(tensor)
             data.append(self._blank(value) if tensor is None else packed(tensor))
-        sends.append(send(header_of(values, data), rank, self._header_tag))
-        for (_, _, tag), numbers in zip(self._values, data, strict=True):
-            sends.append(send(numbers, rank, tag))
+            tags.append(tag)
+        if tags:
+            sends.append(send(header_of(values, data), rank, self._header_tag))
+            for numbers, tag in zip(data, tags, strict=True):
+                sends.append(send(numbers, rank, tag))
         outbox.clear()
 
     def _blank(self, value: Value) -> Tensor:
@@ -255,24 +261,30 @@ class Receive(_Transfer):
     last user lets go. The header is read and done with.
     """
 
-    __slots__ = ("_header", "_names", "_to")
+    __slots__ = ("_bundles", "_header", "_names", "_tensors", "_to")
 
     def __init__(self, message: Message, to: Inbox) -> None:
         """``to``: who takes it."""
         super().__init__(message)
         self._to = to
-        self._names = [name for name, _, _ in self._values]
+        self._bundles = [(name, tag) for name, value, tag in self._values if value.bundle]
+        self._tensors = [(value, tag) for _, value, tag in self._values if not value.bundle]
+        self._names = [value.name for value, _ in self._tensors]
         self._header = header_room(())
 
     def run(self) -> None:
         handles, receive, rank, stage = self._to.handles, self._comm.recv, self._rank, self.action.stage
         room, microbatch = self._step.room, self._microbatch
-        data = [room(stage, microbatch, value) for _, value, _ in self._values]
+        for name, tag in self._bundles:
+            self._to.values[name] = receive_bundle(self._comm, rank, tag, self._step.devices[stage], handles)
+        if not self._tensors:
+            return
+        data = [room(stage, microbatch, value) for value, _ in self._tensors]
         if self._header.numel() != header_length(data):
             self._header = header_room(data)
         self._to.messages.append((self._names, self._header, data))
         handles.append(receive(self._header, rank, self._header_tag))
-        for (_, _, tag), buffer in zip(self._values, data, strict=True):
+        for (_, tag), buffer in zip(self._tensors, data, strict=True):
             handles.append(receive(buffer, rank, tag))
 
 

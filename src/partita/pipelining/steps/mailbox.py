@@ -11,6 +11,7 @@ in flight::
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -19,7 +20,7 @@ from partita.runtime import Handle
 
 __all__ = ["Delivery", "Inbox", "Outbox"]
 
-Outbox = dict[str, Tensor]
+Outbox = dict[str, Any]
 """By name."""
 
 
@@ -35,7 +36,7 @@ class Inbox:
     __slots__ = ("handles", "messages", "values")
 
     def __init__(self) -> None:
-        self.values: dict[str, Tensor] = {}
+        self.values: dict[str, Any] = {}
         self.messages: list[tuple[Sequence[str], Tensor, Sequence[Tensor]]] = []
         self.handles: list[Handle] = []
 
@@ -45,7 +46,7 @@ class Inbox:
             handle.wait()
         self.handles.clear()
 
-    def take(self) -> dict[str, Tensor]:
+    def take(self) -> dict[str, Any]:
         """All of it, once it is here."""
         if self.handles:
             self.wait()

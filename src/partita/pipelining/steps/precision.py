@@ -80,7 +80,7 @@ class Precision:
         """
         first = next(iter(stages.values()))
         autocast, training = current_autocast(first.device.type), first.module.training
-        if autocast is None:
+        if autocast is None or routes.bundled:
             return routes
         if (autocast, training) not in self._known:
             dtypes = work_out_dtypes(comm, stages, routes.at(sizes, training))

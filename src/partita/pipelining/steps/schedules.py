@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from partita.errors import ScheduleError, SignatureMismatch
+from partita.pipelining.blocks.stage import BlockStage
 from partita.pipelining.routes import Routes
 from partita.pipelining.stages.stage import Stage
 from partita.pipelining.steps.agreement import (
@@ -323,7 +324,7 @@ class PipelineSchedule:
                 self.stages,
                 self.comm,
                 self.loss_fn,
-                defer_receives=self._defer_receives,
+                defer_receives=self._defer_receives or self.routes.bundled,
             )
         return self._executors[key]
 
@@ -370,12 +371,14 @@ class PipelineSchedule:
         if made is None:
             specs = (self.args_chunk_spec, self.kwargs_chunk_spec)
             batch = given.cut(self.n_microbatches, *specs, first=first is not None)
-            if self._settling is None and first is not None:
+            if self._settling is None and first is not None and not isinstance(first, BlockStage):
                 return None, *cut_arguments(first, self.routes, batch, train=train)
             made = Microbatches.of(batch)
         if self._settling is not None:
             return self._settling.bound(made), None, ()
         assert first is not None
+        if isinstance(first, BlockStage):
+            return None, [first.arguments(*part) for part in made.parts], made.samples
         return None, *given_arguments(first, self.routes, made, train=train)
 
     def _settle(

@@ -1,0 +1,98 @@
+"""Calls of single modules, seen from outside."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch.utils.checkpoint
+from torch import nn
+
+__all__ = ["calls_watched", "inside_of_checkpoint", "overridden_calls", "watch_calls"]
+
+
+class _Watched:
+    """Stands in the place of a module's own ``_call_impl``. Can be pickled and copied with its module."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        path: str,
+        enter: Callable[[str, Any], object],
+        leave: Callable[[str], object],
+    ) -> None:
+        self.module = module
+        self.path = path
+        self.enter = enter
+        self.leave = leave
+        self.outside = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        inner = partial(type(self.module)._call_impl, self.module)
+        return inner(*args, **kwargs) if self.outside else self.call(inner, args, kwargs)
+
+    def call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call the module by way of ``function``."""
+        self.enter(self.path, (args, kwargs))
+        result = function(*args, **kwargs)
+        self.leave(self.path)
+        return result
+
+
+def watch_calls(
+    module: nn.Module, path: str, enter: Callable[[str, Any], object], leave: Callable[[str], object]
+) -> None:
+    """Call ``enter(path, (args, kwargs))`` before each call of ``module``, its hooks included, and
+    ``leave(path)`` after it where it has returned. The module has no hook for it, which some modules would
+    look for.
+    """
+    vars(module)["_call_impl"] = _Watched(module, path, enter, leave)
+
+
+def overridden_calls(model: nn.Module) -> list[type]:
+    """The classes of its modules that have a ``__call__`` of their own, such as one that checkpoints."""
+    found: dict[type, None] = {}
+    for module in model.modules():
+        for kind in type(module).__mro__:
+            if kind is nn.Module:
+                break
+            if "__call__" in vars(kind):
+                found[kind] = None
+    return list(found)
+
+
+@contextmanager
+def calls_watched(kinds: Iterable[type]) -> Iterator[None]:
+    """In this block, what `watch_calls` calls is called around these classes' own ``__call__``."""
+    with ExitStack() as stack:
+        for kind in kinds:
+            stack.callback(setattr, kind, "__call__", vars(kind)["__call__"])
+            setattr(kind, "__call__", _around(vars(kind)["__call__"]))  # noqa: B010
+        yield
+
+
+def _around(own: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        watched = vars(self).get("_call_impl")
+        if not isinstance(watched, _Watched) or watched.outside:
+            return own(self, *args, **kwargs)
+        watched.outside = True
+        try:
+            return watched.call(partial(own, self), args, kwargs)
+        finally:
+            watched.outside = False
+
+    return call
+
+
+def inside_of_checkpoint() -> bool:
+    """Whether the caller's caller runs within ``torch.utils.checkpoint``."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == torch.utils.checkpoint.__file__:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False

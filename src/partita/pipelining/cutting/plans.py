@@ -1,0 +1,40 @@
+"""Plans: which units they name, and rank 0's for all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.distributed as dist
+
+from partita.errors import PlanError
+from partita.planning import CostModel, Plan
+
+__all__ = ["planned_cuts", "planned_units", "same_on_all_ranks"]
+
+
+def planned_units(plan: Plan) -> list[str]:
+    """The names of a plan's units."""
+    return [name for stage in plan.stages for name in stage.units]
+
+
+def same_on_all_ranks(plan: Plan) -> Plan:
+    """Rank 0's plan, since every rank measures other times and a cut must be the same everywhere."""
+    if not dist.is_available() or not dist.is_initialized():
+        return plan
+    texts = [plan.to_json()]
+    dist.broadcast_object_list(texts, src=0)
+    return Plan.from_json(texts[0])
+
+
+def planned_cuts(plan: Plan, costs: CostModel, ends: Sequence[int]) -> list[int]:
+    planned = planned_units(plan)
+    found = [unit.name for unit in costs.units]
+    if planned != found:
+        missing = next(
+            (name for name, other in zip(planned, found, strict=False) if name != other), "its length"
+        )
+        raise PlanError(
+            f"the plan was made for another model or other shapes: it has {len(planned)} units, this model "
+            f"{len(found)}, and they first differ at {missing!r}; measure and plan again"
+        )
+    return [ends[stage.last_unit] for stage in plan.stages[:-1]]
