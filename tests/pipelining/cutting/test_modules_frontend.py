@@ -371,11 +371,27 @@ class Counted(dict[str, Any]):
         super().__init__(count=count)
 
 
-def test_an_output_that_can_not_be_made_again_is_refused() -> None:
+def test_an_output_that_is_no_tree_of_its_items_is_the_models_own_too() -> None:
     def make(x: Any) -> Counted:
         output = Counted(1)
         output["x"] = x
         return output
 
-    with pytest.raises(CaptureError, match="makes a Counted, which can't be made again of what is in it"):
-        pipeline(Returns(make), (torch.zeros(2, 4),), split_spec={"blocks.2": BEGINNING}, frontend="modules")
+    model, x = Returns(make), torch.randn(2, 4)
+    pipe = pipeline(model, (x,), split_spec={"blocks.2": BEGINNING}, frontend="modules")
+    found = pipe(x)
+    assert type(found) is Counted
+    assert found["count"] == 1
+    assert torch.equal(found["x"], model(x)["x"])
+
+
+def test_a_cut_says_what_it_was_compared_on() -> None:
+    model = Returns(lambda x: {"loss": x.sum()})
+    pipe = pipeline(model, (torch.randn(2, 4),), split_spec={"blocks.2": BEGINNING}, frontend="modules")
+    assert pipe.proof.holds
+    assert "in training and evaluation on the example, a sample with other values" in str(pipe.info())
+    assert pipe.build_stage(1).loss_fn is not None
+    unproven = pipeline(
+        model, (torch.randn(2, 4),), split_spec={"blocks.2": BEGINNING}, frontend="modules", prove=False
+    )
+    assert not unproven.proof.holds

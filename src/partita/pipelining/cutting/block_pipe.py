@@ -12,15 +12,17 @@ from torch.fx import Graph, GraphModule
 
 from partita._torch.fx import lazy_module
 from partita._torch.graph_copy import copy_graph
+from partita.capture.proof import UNASKED
 from partita.pipelining.blocks.borders import BlockPlan
 from partita.pipelining.blocks.build import moved, stage_modules_of
 from partita.pipelining.blocks.packet import given
 from partita.pipelining.blocks.stage import BlockStage, block_routes
 from partita.pipelining.blocks.stage_module import StageModule, generator_states
 from partita.pipelining.cutting.pipe import Pipe
-from partita.pipelining.loss import LossSpec, OutputLoss, checked_loss
+from partita.pipelining.loss import LossSpec, OutputLoss, checked_loss, loss_by_name
 from partita.pipelining.pipe_info import PipeInfo
 from partita.pipelining.stages.flight import detached
+from partita.pipelining.stages.own_memory import with_own_memory
 from partita.pipelining.stages.relocate import devices_of
 from partita.pipelining.steps.tied import tied_parameters
 from partita.planning import Plan
@@ -68,7 +70,9 @@ class BlockPipe(Pipe):
             tuple(name for name, _ in model.named_parameters(remove_duplicate=False)),
         )
         self._homes = devices_of(model)
+        self.proof = UNASKED
         self.loss = None if loss_spec is None else OutputLoss(loss_spec, output, Tensor)
+        self.step_loss = self.loss or loss_by_name(output, _starts_gradients)
 
     @property
     def num_stages(self) -> int:
@@ -124,9 +128,10 @@ class BlockPipe(Pipe):
         module = self.get_stage_module(stage_index)
         if device is not None:
             module = moved(module, torch.device(device))
-        stage = BlockStage(module, stage_index, self.routes, module.home, comm=comm)
+        own = with_own_memory(module, comm)
+        stage = BlockStage(own, stage_index, self.routes, module.home, comm=comm)
         stage.group = group
-        stage.loss_fn = self.loss
+        stage.loss_fn = self.step_loss
         return stage
 
     def info(self) -> PipeInfo:
@@ -137,13 +142,14 @@ class BlockPipe(Pipe):
             has_loss_and_backward=self.has_loss_and_backward,
             routes=self.routes,
             signature=None,
-            loss=self.loss,
+            loss=self.step_loss,
             homes=self._homes,
             text=str(self),
+            proof=self.proof,
         )
 
     def __str__(self) -> str:
-        lines = []
+        lines = [str(self.proof)]
         for stage in range(self.num_stages):
             module = self.get_stage_module(stage)
             count = sum(parameter.numel() for parameter in module.parameters())
@@ -153,6 +159,10 @@ class BlockPipe(Pipe):
             f"tied: {' = '.join(tied.names)} in stages {list(tied.stages)}" for tied in self.routes.tied
         ]
         return "\n".join(lines)
+
+
+def _starts_gradients(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.dim() == 0 and leaf.is_floating_point()
 
 
 def _stitched(modules: Sequence[StageModule], *, training: bool) -> GraphModule:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -18,21 +18,75 @@ from torch import Tensor, nn
 
 from partita._torch.pytree import flatten, tree_map
 from partita.capture.modes import in_mode
-from partita.errors import CaptureError
+from partita.capture.proof import Proof
+from partita.capture.samples import Sample, samples
+from partita.capture.sizes import Sizes
+from partita.errors import CaptureError, ExecutionError
 from partita.pipelining.blocks.recording import twin_of
 from partita.pipelining.blocks.stage_module import generator_states, set_generators
 from partita.pipelining.cutting.block_pipe import BlockPipe
+from partita.verification.compare import EXACT, Tolerance
 
-__all__ = ["check_against_model"]
+__all__ = ["block_proof", "check_against_model"]
 
 _CALLS = 2
 
 
+def block_proof(
+    pipe: BlockPipe,
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    modes: Iterable[bool],
+    tolerance: Tolerance,
+) -> Proof:
+    """`check_against_model` on the example and on other samples of its kind, in each mode.
+
+    A sample that the model itself does not take proves nothing, nor one for which the pipe says by itself
+    that it needs what the example did not need.
+
+    Raises:
+        CaptureError: they differ.
+    """
+    seen: list[str] = []
+    modes = sorted(modes, reverse=True)
+    for training in modes:
+        for sample in samples(args, kwargs, Sizes(), []):
+            kind = _equal_on(pipe, model, sample, training, tolerance)
+            if kind:
+                seen.append(kind)
+    exact = "bit for bit" if tolerance.exact else f"within rtol={tolerance.rtol:g}, atol={tolerance.atol:g}"
+    ran = " and ".join("training" if training else "evaluation" for training in modes)
+    kinds = ", ".join(dict.fromkeys(seen))
+    return Proof(True, f"equal to the eager model {exact} in {ran} on {kinds}")
+
+
+def _equal_on(pipe: BlockPipe, model: nn.Module, sample: Sample, training: bool, tolerance: Tolerance) -> str:
+    """The kind of the sample where both are equal on it; empty where it proves nothing."""
+    try:
+        check_against_model(pipe, model, sample.args, sample.kwargs, training=training, tolerance=tolerance)
+    except _NotTakenError:
+        return _equal_on(pipe, model, sample.gentle, training, tolerance) if sample.gentle else ""
+    except ExecutionError:
+        return ""
+    return sample.kind
+
+
+class _NotTakenError(Exception):
+    """The model itself raises on these arguments."""
+
+
 def check_against_model(
-    pipe: BlockPipe, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, training: bool
+    pipe: BlockPipe,
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    training: bool,
+    tolerance: Tolerance = EXACT,
 ) -> None:
     """Run both on these arguments, one call after the other, and compare outputs, gradients, buffers and
-    random states, bit for bit. Nothing of ``model`` and ``pipe`` changes, nor do the generators.
+    random states. Nothing of ``model`` and ``pipe`` changes, nor do the generators.
 
     Raises:
         CaptureError: they differ; names the first that does.
@@ -45,10 +99,13 @@ def check_against_model(
         cut.train(training)
         try:
             for call in range(_CALLS):
-                expected = _call(eager, model, args, kwargs, call)
+                try:
+                    expected = _call(eager, model, args, kwargs, call)
+                except Exception as error:  # whatever the user's model raises
+                    raise _NotTakenError from error
                 found = _call(cut, model, args, kwargs, call)
-                _compare(found, expected, type(model).__name__, call, training=training)
-                _compare_buffers(cut, eager, type(model).__name__)
+                _compare(found, expected, type(model).__name__, call, tolerance, training=training)
+                _compare_buffers(cut, eager, type(model).__name__, tolerance)
         finally:
             set_generators(before)
 
@@ -90,10 +147,16 @@ def _call(
 
 
 def _compare(
-    found: list[tuple[str, Any]], expected: list[tuple[str, Any]], name: str, call: int, *, training: bool
+    found: list[tuple[str, Any]],
+    expected: list[tuple[str, Any]],
+    name: str,
+    call: int,
+    tolerance: Tolerance,
+    *,
+    training: bool,
 ) -> None:
     for (what, mine), (_, its) in zip(found, expected, strict=False):
-        if not _same(mine, its):
+        if not _same(mine, its, tolerance):
             mode = "training" if training else "evaluation"
             later = (
                 ". Its first call was equal: see that no attribute that code before a cut reads is changed "
@@ -108,21 +171,23 @@ def _compare(
             )
 
 
-def _compare_buffers(cut: nn.Module, eager: nn.Module, name: str) -> None:
+def _compare_buffers(cut: nn.Module, eager: nn.Module, name: str, tolerance: Tolerance) -> None:
     buffers = dict(eager.named_buffers())
     for path, buffer in cut.named_buffers():
         atoms = path.split(".", 2)  # split_gm.submod_pp_<i>.<the model's own name>
         its = buffers.get(atoms[2])
-        if its is not None and not _same(buffer, its):
+        if its is not None and not _same(buffer, its, tolerance):
             raise CaptureError(
                 f"cut at its blocks, {name} does not do what it does whole: the buffer {atoms[2]!r} differs. "
                 "Cut at other modules"
             )
 
 
-def _same(mine: Any, its: Any) -> bool:
+def _same(mine: Any, its: Any, tolerance: Tolerance) -> bool:
     if isinstance(mine, Tensor) and isinstance(its, Tensor):
         alike = mine.dtype == its.dtype and mine.shape == its.shape and mine.device == its.device
+        if alike and mine.is_floating_point() and not tolerance.exact:
+            return torch.allclose(mine, its, rtol=tolerance.rtol, atol=tolerance.atol, equal_nan=True)
         return alike and torch.equal(_bits(mine), _bits(its))
     if isinstance(mine, Tensor) or isinstance(its, Tensor):
         return False

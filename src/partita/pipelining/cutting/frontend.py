@@ -136,7 +136,7 @@ def pipeline(
             "split_policy": split_policy is not None,
         }
         where = _module_cuts(module, split_spec, by_plan, [name for name, used in others.items() if used])
-        return cut_modules(module, mb_args, mb_kwargs or {}, where, loss_spec, modes)
+        return cut_modules(module, mb_args, mb_kwargs or {}, where, loss_spec, modes, prove)
     if frontend != "export":
         raise ValueError(f"frontend is {frontend!r}: choose 'export' or 'modules'")
     captured, evaluation = _by_mode(

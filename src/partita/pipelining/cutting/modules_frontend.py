@@ -9,13 +9,14 @@ from typing import Any
 from torch import nn
 
 from partita.capture import Modes
+from partita.capture.proof import Prove, tolerance_of
 from partita.pipelining.blocks.borders import Edge, plan_blocks
 from partita.pipelining.blocks.borders import Place as BlockPlace
 from partita.pipelining.blocks.costs import block_costs
 from partita.pipelining.blocks.memos import memos_found
 from partita.pipelining.blocks.recording import Recording, record
 from partita.pipelining.cutting.block_pipe import BlockPipe
-from partita.pipelining.cutting.block_proof import check_against_model
+from partita.pipelining.cutting.block_proof import block_proof
 from partita.pipelining.cutting.cuts import Place, SplitPoint, find_submodule, place_of
 from partita.pipelining.cutting.plans import planned_cuts, same_on_all_ranks
 from partita.pipelining.loss import LossSpec
@@ -45,6 +46,7 @@ def cut_modules(
     where: Mapping[Place, Sequence[SplitPoint]] | ByPlan,
     loss_spec: LossSpec | None,
     modes: Modes = "both",
+    prove: Prove = True,
 ) -> BlockPipe:
     """Cut ``model`` where its ``forward`` calls these submodules.
 
@@ -54,6 +56,7 @@ def cut_modules(
 
     Args:
         where: by qualified name; or a plan.
+        prove: see `pipeline`.
 
     Raises:
         AttributeError: there is no submodule of that name.
@@ -74,9 +77,14 @@ def cut_modules(
         recordings = _passes(model, args, kwargs, modes, watch)
     found = plan_blocks(model, recordings, places)
     pipe = BlockPipe(model, found, recordings[0].output, plan)
-    for training in {one.training for one in recordings}:
-        check_against_model(pipe, model, args, kwargs, training=training)
-    return pipe if loss_spec is None else BlockPipe(model, found, recordings[0].output, plan, loss_spec)
+    tolerance = tolerance_of(prove)
+    if tolerance is not None:
+        proof = block_proof(pipe, model, args, kwargs, {one.training for one in recordings}, tolerance)
+    if loss_spec is not None:
+        pipe = BlockPipe(model, found, recordings[0].output, plan, loss_spec)
+    if tolerance is not None:
+        pipe.proof = proof
+    return pipe
 
 
 def _passes(
