@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from partita.verification.compare import Tolerance
 from partita.verification.result import Difference, DifferenceKind, Verification
 from partita.verification.verify import verify
 
-__all__ = ["Difference", "DifferenceKind", "Verification", "verify"]
+__all__ = ["Difference", "DifferenceKind", "Tolerance", "Verification", "verify"]
