@@ -95,14 +95,16 @@ def _traced(
     opening = _opening_outputs(model)
     dynamic_shapes = _name_keywords(opening, kwargs, dynamic_shapes)
     exempt: set[str] = set()
+    first: Exception | None = None
     while True:
         with eager_answers(exempt) if way == "eager" else nullcontext(), answered(answers):
             try:
                 return torch.export.export(opening, args, kwargs, strict=False, dynamic_shapes=dynamic_shapes)
             except Exception as error:  # torch.export raises dozens of kinds
+                first = first or error  # it comes from the lines that the model's user knows
                 file = _users_file(error)
                 if way != "eager" or not file or file in exempt or len(exempt) == _MOST_EXEMPT:
-                    raise
+                    raise first from first.__cause__
                 # one part of the model (an expert's kernel) has no form that can be traced but the exportable
                 exempt.add(file)
                 answers.forget()

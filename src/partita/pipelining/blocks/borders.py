@@ -90,7 +90,7 @@ def plan_blocks(
     for recording in recordings:
         borders[recording.training] |= _events(recording, order)
     for recording in recordings:
-        for path, _, _ in recording.checkpointed & borders[recording.training].keys():
+        for path, _, _ in sorted(recording.checkpointed & borders[recording.training].keys(), key=str):
             raise CaptureError(
                 f"the cut at {path!r} lies within torch.utils.checkpoint, which computes again what it holds "
                 "and so must lie in one stage: let the module itself checkpoint what it calls, or cut "
