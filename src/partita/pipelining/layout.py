@@ -58,7 +58,7 @@ def header_length(data: Sequence[Tensor]) -> int:
 
 
 def header_room(data: Sequence[Tensor]) -> Tensor:
-    """Where a header is received, again and again.
+    """Where a header is received.
 
     Args:
         data: tensors of the values' shapes.

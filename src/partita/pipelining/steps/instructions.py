@@ -11,7 +11,7 @@ from torch import Tensor
 from partita._torch.autograd import hooks_made
 from partita.errors import ExecutionError
 from partita.pipelining.blocks.transfer import receive_bundle, send_bundle
-from partita.pipelining.layout import header_length, header_of, header_room, packed
+from partita.pipelining.layout import header_of, header_room, packed
 from partita.pipelining.routes import Value
 from partita.pipelining.stages.flight import detached
 from partita.pipelining.stages.stage import Stage
@@ -261,7 +261,7 @@ class Receive(_Transfer):
     last user lets go. The header is read and done with.
     """
 
-    __slots__ = ("_bundles", "_header", "_names", "_tensors", "_to")
+    __slots__ = ("_bundles", "_names", "_tensors", "_to")
 
     def __init__(self, message: Message, to: Inbox) -> None:
         """``to``: who takes it."""
@@ -270,7 +270,6 @@ class Receive(_Transfer):
         self._bundles = [(name, tag) for name, value, tag in self._values if value.bundle]
         self._tensors = [(value, tag) for _, value, tag in self._values if not value.bundle]
         self._names = [value.name for value, _ in self._tensors]
-        self._header = header_room(())
 
     def run(self) -> None:
         handles, receive, rank, stage = self._to.handles, self._comm.recv, self._rank, self.action.stage
@@ -280,10 +279,9 @@ class Receive(_Transfer):
         if not self._tensors:
             return
         data = [room(stage, microbatch, value) for value, _ in self._tensors]
-        if self._header.numel() != header_length(data):
-            self._header = header_room(data)
-        self._to.messages.append((self._names, self._header, data))
-        handles.append(receive(self._header, rank, self._header_tag))
+        header = header_room(data)
+        self._to.messages.append((self._names, header, data))
+        handles.append(receive(header, rank, self._header_tag))
         for (_, tag), buffer in zip(self._tensors, data, strict=True):
             handles.append(receive(buffer, rank, tag))
 
