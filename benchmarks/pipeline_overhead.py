@@ -8,6 +8,7 @@ of actions. An action is an F, B, I, W, or a send or receive, which is how torch
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections import deque
@@ -167,7 +168,11 @@ class _FakeComm(ProcessGroupComm):
         self.size = group.size()
         self.timeout = timedelta(seconds=60)
         self._use_nccl = False
+        self.name = "fake"
         self._closed = False
+        self._gave_up = None
+        self._process = os.getpid()
+        self._began = {}
         self._launched = {}
         self._unsent = deque()
         self._data = group  # type: ignore[assignment]

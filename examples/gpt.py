@@ -119,15 +119,14 @@ def main() -> None:
     optimizer = optimizer_of(stage.module)
     schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn)
     before = train(schedule, optimizer, range(STOP_AFTER))
-    save_checkpoint(folders[0], stage, optimizer, extra={"schedule": schedule.state_dict()})
+    save_checkpoint(folders[0], stage, optimizer)
     schedule.close()
 
     # Everything is built anew here, as in a job that starts again; it could have another number of stages.
     stage = build_stage()
     optimizer = optimizer_of(stage.module)
     schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn)
-    restored = load_checkpoint(folders[0], stage, optimizer)
-    schedule.load_state_dict(restored.extra["schedule"])  # so that dropout goes on where it stopped
+    load_checkpoint(folders[0], stage, optimizer)  # with it, dropout goes on where it stopped
     after = train(schedule, optimizer, range(STOP_AFTER, STEPS))
     schedule.close()
 

@@ -22,7 +22,6 @@ from transformers import T5Config, T5ForConditionalGeneration
 from partita.pipelining import (
     Schedule1F1B,
     UncutReference,
-    keyed_graph,
     load_checkpoint,
     pipeline,
     save_checkpoint,
@@ -90,7 +89,8 @@ def main() -> None:
     example = batch(0, BATCH // MICROBATCHES)[0]
     pipe = pipeline(make_model(), (), example, stages=dist.get_world_size(), microbatches=MICROBATCHES)
     stage = pipe.build_stage(rank)
-    del pipe  # the rank keeps its own stage only
+    graph = pipe.whole  # for the proof below; else the rank would keep its own stage only
+    del pipe
     schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn)
     history = train(schedule, stage.module)
 
@@ -105,9 +105,11 @@ def main() -> None:
     model = T5ForConditionalGeneration(CONFIG).eval()
     load_checkpoint(folders[0], model)
 
-    # The proof, first part: the uncut model, trained on the same microbatches, has the same parameters.
-    whole = keyed_graph(make_model(), (), example)
-    expected = train(UncutReference(whole, MICROBATCHES, loss_fn), whole)
+    # The proof, first part: the library's own model, trained on the same microbatches, has the same
+    # parameters.
+    # The graph says where a step draws which random numbers for dropout.
+    whole = make_model()
+    expected = train(UncutReference(whole, MICROBATCHES, loss_fn, graph=graph), whole)
     trained = whole.state_dict()
     different = [name for name, value in model.state_dict().items() if not torch.equal(value, trained[name])]
     if different:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from partita.pipelining import Schedule1F1B, SplitPoint, UncutReference, keyed_graph, pipeline
+from partita.pipelining import Schedule1F1B, SplitPoint, UncutReference, pipeline
 
 SIZE, BATCH, MICROBATCHES, STEPS = 16, 8, 4, 4
 CUTS = {2: ["bottom"], 4: ["down.1", "bottom", "up.1"]}
@@ -101,7 +101,7 @@ def main() -> None:
     schedule.close()
 
     # The proof: the uncut model, trained on the same microbatches.
-    whole = keyed_graph(make_model(), example)
+    whole = make_model()
     reference = UncutReference(whole, MICROBATCHES, functional.mse_loss)
     expected = train(reference, whole)
     whole.eval()

@@ -27,6 +27,12 @@ settings.register_profile(
 settings.load_profile("partita")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with tests that take long come first, so that no worker is left alone with one at the end."""
+    long = {item.path for item in items if item.get_closest_marker("slow") is not None}
+    items.sort(key=lambda item: item.path not in long)
+
+
 @pytest.fixture(autouse=True)
 def _same_settings() -> Iterator[None]:
     """What a test leaves behind, such as another default dtype, the next ones would run with."""

@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from tests.runtime import worlds
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src"
@@ -42,12 +43,13 @@ def test_python_examples_of_the_pages_run(block: str) -> None:
     exec(compile(block, "README.md", "exec"), {"__name__": "example"})
 
 
-@pytest.mark.parametrize(
-    "block", [b for b in BLOCKS if "# torchrun" in b], ids=lambda block: block.splitlines()[0][:40]
-)
-def test_examples_for_torchrun_run(block: str, tmp_path: Path) -> None:
+FOR_TORCHRUN = [block for block in BLOCKS if "# torchrun" in block]
+
+
+@pytest.mark.slow
+def test_an_example_for_torchrun_runs_with_it(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text(block)
+    script.write_text(FOR_TORCHRUN[0])
     command = [
         sys.executable,
         "-m",
@@ -62,3 +64,15 @@ def test_examples_for_torchrun_run(block: str, tmp_path: Path) -> None:
     )  # what an example writes is gone with the folder
     assert result.returncode == 0, result.stderr
     assert "tensor(" in result.stdout
+
+
+@pytest.mark.parametrize("block", FOR_TORCHRUN[1:], ids=lambda block: block.splitlines()[0][:40])
+def test_examples_for_torchrun_run(block: str, tmp_path: Path) -> None:
+    """Each in processes that have the imports done."""
+    script = tmp_path / "train.py"
+    script.write_text(block)
+    with worlds.patience(120.0):
+        found = worlds.script_endings(2, script)
+    for ending in found:
+        assert ending.error is None, ending.text
+    assert "tensor(" in "".join(ending.result for ending in found)

@@ -27,7 +27,7 @@ LAYERS = (
 # Likewise within `pipelining`; what lies beside these folders stands below them all.
 PIPELINING = ("stages", "blocks", "steps", "cutting", "checkpoints")
 # These show what is below under torch's names, as `__init__` does under the package's.
-FACES = ("__init__", "microbatch", "schedules", "stage")
+FACES = ("_IR", "__init__", "_backward", "_utils", "microbatch", "schedules", "stage")
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 FILES = sorted(SOURCE.rglob("*.py"))
 PRIVATE = (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).parent.parent
-WORKERS = ("-n", "2", "--dist", "loadfile", "--max-worker-restart", "1")
+WORKERS = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "1")
 CHECKS = (
     ("format", [str(BIN / "ruff"), "format", "--check", "."]),
     ("lint", [str(BIN / "ruff"), "check", "."]),

@@ -31,8 +31,8 @@ def test_what_a_run_hears_is_noted_by_line() -> None:
     answers = Answers()
     with answers_given(answers):
         assert torch.equal(Asks()(torch.tensor([1.0, -0.5])), torch.tensor([3.0, -1.5]))
-    assert list(answers.by_place().values()) == [[False], [True]]
-    again = Answers(example=answers.by_place())
+    assert list(answers.heard.values()) == [[False], [True]]
+    again = Answers(example=answers.heard)
     assert [again.answer(place) for place in answers.places] == [False, True]
     again.forget()
     assert not again.given

@@ -16,6 +16,7 @@ from partita._torch.distributed import (
     all_reduce_sum,
     gloo_group,
     group_store,
+    group_timeout,
     nccl_group,
     prefixed,
 )
@@ -69,6 +70,17 @@ def test_abort_wakes_a_blocked_receive_on_both_sides(pair: list[RawGroup], abort
     thread.join(20.0)
     assert not thread.is_alive()
     assert len(raised) == 1
+
+
+def test_a_groups_timeout_is_the_one_that_it_was_made_with() -> None:
+    limit = timedelta(seconds=77)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=limit)
+    try:
+        assert group_timeout(None) == limit
+    finally:
+        dist.destroy_process_group()
+    with pytest.raises(ValueError, match=r"init_process_group\(\)"):
+        group_timeout(None)
 
 
 def test_a_missing_default_group_says_what_to_call() -> None:

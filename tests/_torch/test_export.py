@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import copy
+import logging
 import pickle
+import warnings
 from typing import Any
 
 import pytest
@@ -185,3 +187,41 @@ def test_sizes_stay_open_in_what_goes_into_a_models_kwargs(spelled_out: bool) ->
     more, named = arguments(5)
     assert torch.equal(module(*more, **named), model(*more, **named))
     assert vars(model).keys() == vars(Catching()).keys()
+
+
+def test_warnings_of_torch_about_the_trace_are_neither_shown_nor_errors() -> None:
+    x = torch.randn(2, 3, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        module = export_module(nn.LSTM(4, 4, batch_first=True), (x,), {}, way="eager")
+    assert isinstance(module, torch.fx.GraphModule)
+
+
+class Warns(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        warnings.warn("of the model's own", stacklevel=1)
+        return x
+
+
+def test_a_models_own_warning_is_shown() -> None:
+    with pytest.warns(UserWarning, match="of the model's own"):
+        export_module(Warns(), (torch.ones(2),), {}, way="eager")
+
+
+class Untraceable(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.aten.mm(x, x)
+
+
+def test_torch_does_not_log_the_stack_of_an_operator_that_can_not_be_traced() -> None:
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    seen: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = seen.append  # type: ignore[method-assign]
+    log.addHandler(handler)
+    try:
+        with pytest.raises(RuntimeError):
+            export_module(Untraceable(), (torch.randn(2, 3),), {}, way="eager")
+    finally:
+        log.removeHandler(handler)
+    assert not seen

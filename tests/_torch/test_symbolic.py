@@ -1,12 +1,22 @@
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from partita._torch.export import export_module
-from partita._torch.symbolic import batch_is_open, drop_size_asserts, is_symbolic, open_batch, open_sizes
+from partita._torch.symbolic import (
+    batch_is_open,
+    constant_size,
+    drop_size_asserts,
+    forget_sizes,
+    is_symbolic,
+    open_batch,
+    open_sizes,
+)
 
 
 class Plain(nn.Module):
@@ -103,3 +113,33 @@ def test_torch_is_as_before_afterwards() -> None:
     with pytest.raises(ZeroDivisionError), batch_is_open():
         raise ZeroDivisionError
     assert (ShapeEnv._get_sloc, torch.fx.experimental._config.backed_size_oblivious) == before
+
+
+def _environments() -> int:
+    gc.collect()
+    return sum(type(one) is ShapeEnv for one in gc.get_objects())
+
+
+def test_traces_with_open_sizes_are_let_go_of() -> None:
+    """Each left its environment for ever: sizes refer to it from within C++, and torch's caches hold it."""
+    _exported(Pairs())
+    forget_sizes()
+    before = _environments()  # torch itself keeps the last graph
+    for _ in range(2):
+        _exported(Pairs())
+    forget_sizes()
+    assert _environments() <= before
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("(48*batch) // batch", 48),
+        ("batch - batch + 2", 2),
+        ("(3*batch + 1) // batch", None),
+        ("batch * 2 // other", None),
+        ("min(2, 3)", None),
+    ],
+)
+def test_a_constant_is_told_from_a_size(text: str, number: int | None) -> None:
+    assert constant_size(text) == number

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import random
+
 import torch
 from torch import Tensor, nn
 
@@ -40,3 +42,11 @@ def test_a_summary_is_the_first_line_of_the_message_and_the_users_line() -> None
 def test_an_error_without_a_message_or_a_user_is_told_by_its_kind() -> None:
     assert users_line(ValueError()) == ""
     assert summary(ValueError()) == "ValueError"
+
+
+def test_code_of_pythons_own_library_is_not_the_users() -> None:
+    try:
+        random.Random(0).sample([1, 2], 3)
+    except ValueError as error:
+        line = users_line(error)
+    assert "test_blame.py" in line

@@ -8,6 +8,7 @@ from torch.nn import functional
 import partita
 from partita._torch.conditions import Answers
 from partita.capture import capture
+from partita.capture import export as export_file
 from partita.capture.branches import MOST_WAYS
 from partita.capture.sizes import Sizes
 from partita.errors import ExecutionError
@@ -210,3 +211,141 @@ def test_answers_are_as_planned_and_then_false() -> None:
     answers = Answers([True])
     assert [answers.answer("a"), answers.answer("b")] == [True, False]
     assert answers.places == ["a", "b"]
+
+
+class Packed(nn.Module):
+    """Asks about positions that it makes itself, as models of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        positions = torch.arange(x.shape[1]).expand(x.shape[0], -1)
+        if (positions.sum() < 9000).all():
+            return self.project(x)
+        return 2 * self.project(x)
+
+
+def test_a_question_about_sizes_only_is_not_traced_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    traces = []
+    original = export_file.export_module
+    monkeypatch.setattr(
+        export_file, "export_module", lambda *args, **given: traces.append(0) or original(*args, **given)
+    )
+    model = Packed()
+    module = capture(model, (torch.randn(2, 4),), prove=True).module
+    assert len(traces) == 2  # one a mode
+    for batch in (1, 50):
+        x = torch.randn(batch, 4)
+        assert torch.equal(module(x), model(x))
+    with pytest.raises(ExecutionError, match="depends on sizes only"):
+        module(torch.randn(1500, 4))  # 1500 * (0 + 1 + 2 + 3) is 9000
+
+
+class Constants(nn.Module):
+    """Makes constants before the question, and in both ways."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * torch.tensor([1.0, float("nan"), 3.0]).nan_to_num()
+        if (x > 0).all():
+            return x + torch.tensor([4.0, 5.0, 6.0])
+        return x - torch.tensor([7.0, 8.0, 9.0]) * torch.tensor([1.0, float("nan"), 3.0]).nan_to_num()
+
+
+def test_constants_that_each_trace_makes_anew_are_the_same() -> None:
+    model = Constants()
+    module = capture(model, (torch.ones(2, 3),), prove=True).module
+    for x in (torch.ones(2, 3), -torch.ones(4, 3)):
+        assert torch.equal(module(x), model(x))
+
+
+@pytest.mark.parametrize("example", ["ones", "padded"])
+def test_each_way_is_traced_once_a_mode(example: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    traces = []
+    original = export_file.export_module
+    monkeypatch.setattr(
+        export_file, "export_module", lambda *args, **given: traces.append(0) or original(*args, **given)
+    )
+    mask = torch.ones(2, 3).tril(int(example == "ones") * 9)
+    capture(Masked(), (torch.randn(2, 3, 8), mask))
+    assert len(traces) == 4
+
+
+class Unshared(nn.Module):
+    """What it makes before the question, one way does not use; equal kinds stand next to each other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, columns = torch.arange(x.shape[1]), torch.arange(3, 3 + x.shape[1])
+        if (x > 0).all():
+            return x * columns
+        return x * rows + columns
+
+
+def test_what_one_way_does_not_use_shifts_nothing() -> None:
+    model = Unshared()
+    module = capture(model, (torch.ones(2, 3),), prove=True).module
+    assert not module.graph.find_nodes(op="call_function", target=require_condition)
+    for x in (torch.ones(2, 3), -torch.ones(4, 3)):
+        assert torch.equal(module(x), model(x))
+
+
+class TwoBatches(nn.Module):
+    """Writes in place before the question; one way joins two inputs, and with them their batch sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        window = x.new_zeros(x.shape[0], 4)
+        window[:, :2].copy_(self.first(x)[:, :2])
+        x, y = self.second(window), self.first(y)
+        return (x, y) if mask.all() else (x * mask, y * mask)
+
+
+def test_a_size_is_the_same_whichever_input_a_way_reads_it_from() -> None:
+    model = TwoBatches()
+    ones = torch.ones(3, 1)
+    padded = ones.tril(-1)
+    x, y = torch.randn(2, 3, 4)
+    module = capture(model, (x, y, padded), prove=True).module
+    assert not module.graph.find_nodes(op="call_function", target=require_condition)
+    for mask in (ones, padded):
+        for mine, theirs in zip(module(x, y, mask), model(x, y, mask), strict=True):
+            assert torch.equal(mine, theirs)
+
+
+class Grouped(nn.Module):
+    """Attention with fewer keys than queries, which are repeated where there is a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        query = self.query(x).unflatten(-1, (2, 4)).transpose(1, 2)
+        key = self.key(x).unsqueeze(1)
+        if mask.all():
+            attended = functional.scaled_dot_product_attention(query, key, key, None, 0.1, enable_gqa=True)
+        else:
+            key = key.repeat_interleave(2, 1)
+            attended = functional.scaled_dot_product_attention(query, key, key, mask[:, None, None], 0.1)
+        return attended.transpose(1, 2).flatten(2)
+
+
+def test_an_argument_that_one_way_leaves_out_has_its_default_there() -> None:
+    model = Grouped()
+    x, ones = torch.randn(2, 3, 8), torch.ones(2, 3, dtype=torch.bool)
+    padded = ones.clone()
+    padded[1, 2] = False
+    module = capture(model, (x, padded), prove=True).module
+    assert not module.graph.find_nodes(op="call_function", target=require_condition)
+    for mask in (ones, padded):
+        for training in (True, False):
+            model.train(training)
+            module.train(training)
+            torch.manual_seed(0)
+            expected = model(x, mask)
+            torch.manual_seed(0)
+            assert torch.equal(module(x, mask), expected)

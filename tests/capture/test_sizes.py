@@ -53,3 +53,17 @@ def test_sizes_are_read_from_inputs_by_name() -> None:
         sizes_of(symbols, ["x", "y"], [torch.zeros(2), torch.zeros(3)])
     with pytest.raises(SignatureMismatch, match="'x' is NoneType"):
         sizes_of(symbols, ["x", "y"], [None, None])
+
+
+def test_sizes_that_are_one_in_another_graph_fall_out_where_they_were_divided_by_each_other() -> None:
+    two = Sizes(
+        (Symbol("rows", "x", 0), Symbol("batch", "y", 0)),
+        {"view": (Size("batch"), Size("(48*rows) // batch"))},
+        {"size": Size("rows")},
+    )
+    one = Sizes((Symbol("batch", "x", 0),), {"x": (Size("batch"), 4), "y": (Size("batch"), 8)})
+    said = two.in_terms_of(one)
+    assert said is not None
+    assert said.symbols == one.symbols
+    assert said.shapes == {"view": (Size("batch"), 48)}
+    assert said.numbers == {"size": Size("batch")}

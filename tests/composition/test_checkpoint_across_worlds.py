@@ -194,6 +194,7 @@ def _assert_parts(parts: list[State], expected: State) -> None:
     assert set().union(*parts) == expected.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resumed", RESUMED, ids=[f"{source} to {how}" for source, how in RESUMED])
 def test_two_by_two_go_on_cut_elsewhere(resumed: tuple[str, str], run: tuple[Path, _Ranks, _Ranks]) -> None:
     expected = _state(*_halves(CASES[resumed[0]], STEPS))

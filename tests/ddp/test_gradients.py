@@ -23,6 +23,7 @@ def findings(launch: int) -> list[dict[str, str]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_replicas_equal_those_of_torch(name: str) -> None:
     for rank, found in enumerate(findings(list(SCENARIOS).index(name) % _LAUNCHES)):

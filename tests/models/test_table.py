@@ -16,7 +16,7 @@ FIRST, SECOND = (tuple(architecture.name for architecture in part) for part in P
 
 def _row(name: str, **cells: str) -> Row:
     row = Row(name, "decoder", "Model", cells=dict.fromkeys(CELLS, "") | cells, torch_own="equal")
-    row.batch = "open"
+    row.batch, row.frontend = "open", "export"
     return row
 
 
@@ -42,7 +42,7 @@ def test_the_page_counts_what_passed_and_says_why_the_rest_did_not() -> None:
     text = pages.page([_row(FIRST[0]), _row(FIRST[1], **{"4 eval": "ValueError: odd | number"})])
     assert "**1 of 2 are equal in everything" in text
     assert f"- **{FIRST[1]}** (4 eval): `ValueError: odd / number`" in text
-    assert f"| {FIRST[0]} | `Model` | equal |" in text
+    assert f"| {FIRST[0]} | `Model` | export | equal |" in text
     assert "torch 1.2.3, transformers 1.2.3" in text
 
 
@@ -60,8 +60,8 @@ def test_the_second_part_tells_a_refusal_from_a_difference() -> None:
     refused = _row(SECOND[0], **{"2 train": "CaptureError: can't"})
     differing = _row(SECOND[1], **{"2 train": "AssertionError: batch of 3: VerificationFailed: not equal"})
     text = pages.page([_row(FIRST[0]), refused, differing])
-    assert f"| {SECOND[0]} | `Model` | **refused** | equal |" in text
-    assert f"| {SECOND[1]} | `Model` | **differs** | equal |" in text
+    assert f"| {SECOND[0]} | `Model` | export | **refused** | equal |" in text
+    assert f"| {SECOND[1]} | `Model` | export | **differs** | equal |" in text
     assert "**1 of 1 are equal" in text
     assert "**0 of 2 are equal" in text
 

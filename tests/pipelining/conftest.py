@@ -4,12 +4,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch.distributed as dist
-from tests.runtime import worlds
-
-# Processes are forked off a server that has the imports done.
-worlds._CONTEXT.set_forkserver_preload(
-    ["torch._dynamo", "torch.distributed.pipelining", "torch.export._trace", "partita.pipelining"]
-)
 
 
 @pytest.fixture

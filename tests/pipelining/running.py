@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -57,9 +58,21 @@ def assert_equal(found: Any, expected: Any, where: str = "") -> None:
 
 def cut(case: Case, stages: int, samples: int = 2, **options: Any) -> Pipe:
     """The case's model in so many stages, cut for microbatches of ``samples``."""
+    try:
+        pipe = copy.deepcopy(_cut_once(case, stages, samples, tuple(options.items())))
+    except TypeError:  # options that can't be told from others, such as a dict
+        pipe = _cut(case, stages, samples, tuple(options.items()))
+    torch.manual_seed(0)
+    return pipe
+
+
+def _cut(case: Case, stages: int, samples: int, options: tuple[tuple[str, Any], ...]) -> Pipe:
     args, kwargs, _ = case.data(samples)
     where = {"split_spec": case.split_spec(stages)} if stages > 1 else {"stages": 1}
-    return pipeline(case.model(), args, kwargs, **where, **options)
+    return pipeline(case.model(), args, kwargs, **where, **dict(options))
+
+
+_cut_once = lru_cache(maxsize=64)(_cut)  # to trace a model takes longer than most of what tests do with it
 
 
 Train = Callable[[Any, Sequence[nn.Module], Case, Record], None]
@@ -90,8 +103,9 @@ def train(runner: Any, modules: Sequence[nn.Module], case: Case, record: Record)
         record.note(module)
 
 
+@lru_cache(maxsize=64)
 def uncut(case: Case, microbatches: int = 4, run: Train = train) -> Record:
-    """What the whole model does."""
+    """What the whole model does. Not to be changed: tests share it."""
     args, kwargs, _ = case.data(8 // microbatches)
     whole = keyed_graph(case.model(), args, kwargs)
     record = Record()

@@ -165,11 +165,53 @@ def submodules(package: Any, rank: int) -> Any:
     ]
 
 
+def custom_functions(package: Any, rank: int) -> Any:
+    """Functions in the place of what concerns a whole stage, of a schedule that is given as a file; and a
+    schedule that only goes forward.
+    """
+    schedules = import_module(f"{package.__name__}.schedules")
+    torch.manual_seed(0)
+    layers = [nn.Linear(WIDTH, WIDTH) for _ in range(4)]
+    own = [package.PipelineStage(layers[index], index, 4, torch.device("cpu")) for index in (rank, rank + 2)]
+    schedule = schedules._PipelineScheduleRuntime(own, n_microbatches=2, loss_fn=_mean)
+    with NamedTemporaryFile("w", suffix=".csv") as file:
+        file.write("0F0,0F1,2F0,2F1,,2B0,2B1,,0B0,0B1\n,1F0,1F1,3F0,3B0,3F1,3B1,1B0,1B1\n")
+        file.flush()
+        schedule._load_csv(file.name)
+    called = []
+
+    def note(action: Any, ctx: Any) -> None:
+        assert ctx.schedule_ref is schedule
+        losses = ctx.losses if ctx.losses is None else list(ctx.losses)
+        given = [ctx.arg_mbs, ctx.kwarg_mbs, ctx.target_mbs, losses]
+        given = [None if part is None else list(part) for part in given]
+        called.append((str(action), action.stage_index, given))
+
+    for kind in (schedules.UNSHARD, schedules.RESHARD, schedules.REDUCE_GRAD):
+        schedule.register_custom_function(kind, note)
+    for kind in (schedules.SEND_F, schedules.RECV_B):
+        with pytest.raises(ValueError, match=r"custom function|Invalid computation type"):
+            schedule.register_custom_function(kind, note)
+    x = torch.ones(4, WIDTH)
+    schedule.step(*([x] if rank == 0 else []), target=x if rank else None, losses=[] if rank else None)
+    forward = package._ScheduleForwardOnly(
+        package.PipelineStage(layers[rank], rank, 2, torch.device("cpu")), 2
+    )
+    with torch.no_grad():
+        output = forward.step(*([x] if rank == 0 else []))
+    return [
+        called,
+        output,
+        isinstance(forward, schedules._ScheduleForwardOnly),
+        issubclass(schedules._ScheduleForwardOnly, schedules.PipelineScheduleSingle),
+    ]
+
+
 def _mean(output: Tensor, target: Tensor) -> Tensor:
     return functional.mse_loss(output, target)
 
 
-PROGRAMS = (manual, traced, from_module, submodules)
+PROGRAMS = (manual, traced, from_module, submodules, custom_functions)
 
 
 def _all(comm: Comm) -> bytes:
@@ -195,7 +237,7 @@ def by_rank() -> list[dict[tuple[str, str], Any]]:
 def test_a_program_gives_the_same_with_the_import_changed(by_rank: list[Any], program: str) -> None:
     theirs, ours = ([found[program, name] for found in by_rank] for name in PACKAGES)
     assert_equal(ours, theirs)
-    if program == "submodules":
+    if program in ("submodules", "custom_functions"):
         return
     model = Decoder() if program == "manual" else Layered()
     x, target = _batch()

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.fuzz.models import PLACEMENTS
 from torch import Tensor, nn
 
 from partita.pipelining import (
@@ -24,7 +25,6 @@ from partita.pipelining import (
     pipeline,
 )
 from partita.pipelining.layout import copied, header_length, header_of, laid_out, lies_plainly, packed
-from partita.planning import loop_placement, v_placement
 from partita.runtime import Comm, InProcessWorld
 
 LAYOUTS = {
@@ -85,6 +85,14 @@ def test_a_copy_lies_like_the_tensor_and_its_gradient_as_it_came(name: str) -> N
         seed = torch.ones((), dtype=tensor.dtype).expand(tensor.shape)
         (gradient,) = torch.autograd.grad(found, tensor, seed)
         assert gradient.stride() == seed.stride()
+
+
+def test_a_copy_with_gaps_can_be_written_to_in_place() -> None:
+    leaf = torch.randn(3, 6, requires_grad=True)
+    found = copied((leaf * 1)[:, 1:3])
+    found.mul_(2)
+    found.sum().backward()
+    assert torch.equal(leaf.grad, torch.zeros(3, 6).index_fill(1, torch.tensor([1, 2]), 2.0))
 
 
 def test_a_value_that_is_not_there_is_told_from_others() -> None:
@@ -160,15 +168,6 @@ class Fuse(nn.Module):
 
 
 CUTS = {"left": SplitPoint.END, "wide": SplitPoint.END, "norm": SplitPoint.END}
-PLACEMENTS = {
-    "GPipe": (0, 1, 2, 3),
-    "1F1B": (0, 1, 2, 3),
-    "LoopedBFS": loop_placement(4, 2),
-    "Interleaved1F1B": loop_placement(4, 2),
-    "InterleavedZeroBubble": loop_placement(4, 2),
-    "ZBVZeroBubble": v_placement(4, 2),
-    "DualPipeV": v_placement(4, 2),
-}
 
 
 def _mean(output: Tensor, _: Any = None) -> Tensor:

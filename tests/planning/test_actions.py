@@ -103,3 +103,13 @@ def test_the_other_end_is_the_neighbour_unless_it_is_named(text: str, other: int
 def test_a_pass_has_no_other_end() -> None:
     with pytest.raises(ScheduleError, match="3F0 has no other stage"):
         Action.parse("3F0").other_stage  # noqa: B018
+
+
+def test_an_action_answers_to_torchs_names() -> None:
+    action = Action(2, ActionKind.FULL_BACKWARD, 1)
+    assert (action.stage_index, action.computation_type, action.microbatch_index) == (2, ActionKind.B, 1)
+    assert (action.is_compute_op, action.sub_actions) == (True, None)
+    both = overlap(Action(0, ActionKind.FORWARD, 1), action)
+    assert both.sub_actions == both.parts
+    assert (Action.from_str("2B1"), Action.from_str(" ")) == (action, None)
+    assert {kind.name for kind in ActionKind} == {kind.value for kind in ActionKind}

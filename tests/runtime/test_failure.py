@@ -176,6 +176,57 @@ def test_rank_0_does_not_take_itself_for_dead_where_another_process_hosted_the_s
     _check_peers(found, 1, "rank 1 died without a word (killed?)")
 
 
+def test_a_stopped_host_of_the_store_holds_nobody_longer_than_the_limit(tmp_path: Path) -> None:
+    """The others waited in the store, which has no limit: for minutes, with timeout_s=5."""
+    script = tmp_path / "script.py"
+    script.write_text(STOPPED)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(rank), port],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for rank in range(3)
+    ]
+    try:
+        texts = [process.communicate(timeout=2 * LIMIT_S)[0] for process in processes[1:]]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    for rank, text in enumerate(texts, 1):
+        assert text.startswith("PeerFailed 0 rank 0 gives no sign of life: rank ")
+        assert "has waited 2 s for it in recv from rank 0 (tag 0)" in text
+        assert f"rank {rank} closed" in text
+
+
+STOPPED = """
+import os, signal, sys
+import torch, torch.distributed as dist
+from partita.runtime import ProcessGroupComm
+rank, port = int(sys.argv[1]), int(sys.argv[2])
+dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=3)
+comm = ProcessGroupComm.from_group(timeout_s=2.0)
+if rank == 0:
+    for other in (1, 2):
+        comm.recv_object(other)  # so nobody is still on the way into what follows
+    os.kill(os.getpid(), signal.SIGSTOP)
+comm.send_object("here", 0)
+try:
+    comm.recv(torch.empty(4), 0).wait()
+except Exception as error:
+    print(type(error).__name__, error.rank, error)
+comm.close()
+print(f"rank {rank} closed", flush=True)
+os._exit(0)
+"""
+
+
 def _use_after_failure(comm: Comm) -> list[tuple[int, str]]:
     if comm.rank == 1:
         comm.fail(RuntimeError("out of memory"), "forward of microbatch 3")
@@ -242,7 +293,7 @@ def _run_script(tmp_path: Path, how: str, failing: int) -> list[tuple[int, str]]
         for rank in range(3)
     ]
     try:
-        texts = [process.communicate(timeout=LIMIT_S)[1] for process in processes]
+        texts = [process.communicate(timeout=2 * LIMIT_S)[1] for process in processes]
     finally:
         for process in processes:
             process.kill()

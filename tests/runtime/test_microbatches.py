@@ -20,6 +20,7 @@ from partita.runtime import (
     merge,
     plan_microbatches,
     split_args,
+    split_tree,
 )
 
 
@@ -148,6 +149,8 @@ def test_a_block_mask_is_cut_with_the_function_that_it_is_made_of() -> None:
     for found in ([args[1]["mask"] for args, _ in parts], [kwargs["again"] for _, kwargs in parts]):
         assert torch.equal(torch.cat([_dense(part) for part in found]), _dense(mask))
         assert torch.equal(torch.cat([part.kv_indices for part in found]), mask.kv_indices)
+    targets, _ = split_tree({"mask": mask}, 2)  # was about the first microbatch in all of them
+    assert torch.equal(torch.cat([_dense(target["mask"]) for target in targets]), _dense(mask))
     broadcast = create_block_mask(lambda b, h, q, k: q >= k, None, None, 128, 128, device="cpu")
     for args, _ in split_args((x, broadcast), None, 5):
         assert torch.equal(_dense(args[1]), _dense(broadcast))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
+import runpy
+import socket
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +25,19 @@ LIMIT_S = 30.0
 """After this many seconds a test kills what is left and fails."""
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "partita.runtime"])
+# Processes are forked off a server that has the imports done.
+_CONTEXT.set_forkserver_preload(
+    [
+        "partita.ddp",
+        "partita.pipelining",
+        "torch.distributed.device_mesh",
+        "torch.distributed.fsdp",
+        "torch.distributed.pipelining",
+        "torch.distributed.tensor",
+        "torch.export._trace",
+        "torch.nn.parallel",
+    ]
+)
 
 
 @contextmanager
@@ -63,15 +78,48 @@ def _body(
         pipe.send(Ending(0, error=error, text=traceback.format_exc(), at_s=time.monotonic() - started))
 
 
+def _script(rank: int, size: int, _path: str, started: float, pipe: Any, script: str, port: int) -> None:
+    os.environ.update(
+        GLOO_SOCKET_IFNAME="lo",
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(size),
+        LOCAL_WORLD_SIZE=str(size),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+    )
+    os.chdir(Path(script).parent)
+    try:
+        with redirect_stdout(io.StringIO()) as printed:
+            runpy.run_path(script, run_name="__main__")
+        pipe.send(Ending(0, result=printed.getvalue(), at_s=time.monotonic() - started))
+    except Exception as error:
+        pipe.send(Ending(0, error=error, text=traceback.format_exc(), at_s=time.monotonic() - started))
+
+
+def script_endings(size: int, script: Path) -> list[Ending]:
+    """Runs a script in its folder in `size` processes, with the environment that torchrun gives it. Each
+    ending's result is what the script printed.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return _endings(size, _script, str(script), port)
+
+
 def endings(size: int, fn: Callable[..., Any], *args: Any) -> list[Ending]:
     """Calls ``fn(comm, *args)`` in `size` processes and tells how each ended. None outlives the call."""
+    return _endings(size, _body, fn, args)
+
+
+def _endings(size: int, body: Callable[..., None], *given: Any) -> list[Ending]:
     with tempfile.TemporaryDirectory() as folder:
         started = time.monotonic()
         pipes = [_CONTEXT.Pipe(duplex=False) for _ in range(size)]
         processes = []
         for rank, (_, there) in enumerate(pipes):
-            given = (rank, size, str(Path(folder) / "store"), started, there, fn, args)
-            processes.append(_CONTEXT.Process(target=_body, args=given, daemon=True))
+            own = (rank, size, str(Path(folder) / "store"), started, there)
+            processes.append(_CONTEXT.Process(target=body, args=(*own, *given), daemon=True))
         for process in processes:
             process.start()
         for _, there in pipes:

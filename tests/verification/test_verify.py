@@ -361,6 +361,56 @@ def test_gradients_of_a_tied_parameter_are_the_sum_over_its_uses() -> None:
     assert kinds(verify(tied, untied, (X,))) == {"aliasing", "gradient"}
 
 
+def test_copies_of_an_attribute_that_each_call_makes_anew_need_only_be_equal() -> None:
+    class Keeps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen = torch.zeros(())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen = x.sum()
+            return x * 2
+
+    class Twice(nn.Module):
+        def __init__(self, off: float | None) -> None:
+            super().__init__()
+            self.first, self.second, self.off = Keeps(), Keeps(), off
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.first(x) if self.off is None else self.first(x) + 0 * self.second(x + self.off)
+
+    kept = Keeps()
+    both = Twice(0.0)
+    both.second.seen = both.first.seen = kept.seen
+    assert verify(both, kept, (X,)).ok
+    stale = Twice(None)  # where one makes it, others may keep what they had
+    stale.second.seen = stale.first.seen = kept.seen
+    assert verify(stale, kept, (X,)).ok
+    off = Twice(1.0)
+    off.second.seen = off.first.seen = kept.seen
+    assert "attribute" in kinds(verify(off, kept, (X,)))
+
+
+def test_copies_of_an_attribute_that_is_written_to_drift_apart() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = torch.zeros(())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls.add_(1)
+            return x + self.calls
+
+    reference = Counts()
+    cut = nn.Sequential(Counts(), nn.Identity())
+    cut[1].calls = reference.calls
+    cut[0].calls = reference.calls
+    cut[1].forward = lambda x: x - 0 * cut[1].calls
+    assert verify(cut, reference, (X,)).ok
+    cut[1].calls = reference.calls.clone()
+    assert kinds(verify(cut, reference, (X,))) >= {"aliasing"}
+
+
 def test_gradients_that_already_lie_there_are_added_to() -> None:
     net = nn.Linear(4, 2)
     net(X).sum().backward()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tools.models.stillness import draws, still
@@ -13,26 +13,42 @@ from torch import Tensor, nn
 import partita
 from partita.errors import PartitaError
 from partita.pipelining import Pipe, Schedule1F1B, UncutReference, pipeline
-from partita.runtime import Comm, InProcessWorld, Replicate, TensorChunkSpec, merge
+from partita.pipelining.blocks.stage_module import keyed_generators
+from partita.runtime import (
+    Comm,
+    InProcessWorld,
+    RandomKey,
+    Replicate,
+    TensorChunkSpec,
+    enter_site,
+    keyed,
+    merge,
+)
 from partita.verification.tree import tensors
 
-__all__ = ["MICROBATCHES", "SAMPLES", "Cuts", "EagerCuts"]
+__all__ = ["FRONTENDS", "MICROBATCHES", "SAMPLES", "Cuts", "EagerCuts"]
 
 MICROBATCHES = 4
 SAMPLES = 2
 """In a microbatch."""
+FRONTENDS: tuple[Literal["export", "modules"], ...] = ("export", "modules")
+"""In the order in which they are tried."""
 
 
 class Cuts:
     """A model cut in so many stages, once; the pipe follows ``train()`` and ``eval()``.
 
     Where the model can't be cut in one mode, it is tried again in the other.
+
+    Attributes:
+        frontend: the one of `FRONTENDS` that cut the model: the first that can; none until it is cut.
     """
 
     def __init__(self, model: nn.Module, inputs: dict[str, Any], stages: int) -> None:
         self.model = model
         self.inputs = inputs
         self.stages = stages
+        self.frontend = ""
         self._pipe: Pipe | None = None
         self._refused: dict[bool, PartitaError] = {}
 
@@ -50,10 +66,26 @@ class Cuts:
         return self._pipe.train(training)
 
     def _cut(self) -> Pipe:
-        pipe = pipeline(self.model, (), self.inputs, stages=self.stages, microbatches=MICROBATCHES)
-        if pipe.num_stages != self.stages:
-            raise AssertionError(f"{pipe.num_stages} stages, not {self.stages}")
-        return pipe
+        first: PartitaError | None = None
+        for frontend in FRONTENDS:
+            try:
+                pipe = pipeline(
+                    self.model,
+                    (),
+                    self.inputs,
+                    stages=self.stages,
+                    microbatches=MICROBATCHES,
+                    frontend=frontend,
+                )
+            except PartitaError as error:
+                first = first or error
+                continue
+            if pipe.num_stages != self.stages:
+                raise AssertionError(f"{pipe.num_stages} stages, not {self.stages}")
+            self.frontend = frontend
+            return pipe
+        assert first is not None
+        raise first
 
     def compare_calls(self, *, training: bool, inputs: Mapping[str, Any] | None = None) -> None:
         """A call of the pipe is one of the model: outputs, gradients, buffers, random state, bit for bit.
@@ -85,8 +117,17 @@ class EagerCuts(Cuts):
     """Like `Cuts`, but a step is compared with the model itself, run over the microbatches in order.
 
     The random numbers of a step are those of its microbatches and places, not the model's: so a model that
-    draws some is compared without dropout, and where that does not help, in evaluation mode.
+    draws some is compared without dropout, and where that does not help, in evaluation mode, and where that
+    does not help either, with the random numbers that the first stage has.
     """
+
+    def runs_with(self, inputs: Mapping[str, Any]) -> bool:
+        """Whether the model takes these in training."""
+        try:
+            copy.deepcopy(self.model).train()(**inputs)
+        except RuntimeError:
+            return False
+        return True
 
     def compare_eager_steps(self, microbatches: Sequence[dict[str, Any]], shared: Sequence[str]) -> None:
         """A 1F1B step of ranks is the model over these microbatches: outputs, losses, gradients, state.
@@ -111,8 +152,10 @@ class EagerCuts(Cuts):
 
 def _eager_step(model: nn.Module, microbatches: Sequence[dict[str, Any]]) -> tuple[list[Any], list[Tensor]]:
     outputs, losses = [], []
-    for microbatch in microbatches:
-        output = model(**microbatch)
+    for number, microbatch in enumerate(microbatches):
+        with keyed(RandomKey(seed=0, step=0, microbatch=number)), keyed_generators():
+            enter_site(0)
+            output = model(**microbatch)
         found = loss(output, None)
         if not found.isfinite():
             raise AssertionError(f"the model's loss is {found.item()}")

@@ -20,6 +20,8 @@ _HEAD = """# Architectures
 Made by `python -m tools.models_table`; do not edit. Each architecture of the tables has a tiny configuration and random weights, and is
 the library's own class, unchanged. It is cut in {stages} stages by plan and compared with the uncut model, bit for bit.
 
+Where `pipeline(...)` refuses a model in training, since it can't be captured, `frontend="modules"` cuts it: the column "cut by" says so.
+
 With {versions}.
 """
 
@@ -29,7 +31,7 @@ _FIRST = """
 | column | what is compared |
 |---|---|
 | train, eval | a local call of the `Pipe` with a call of the model itself, in that mode, by `partita.verify`: outputs (type and structure too), gradients of all parameters, buffers, torch's random state afterwards, dropout on in train mode |
-| step | a 1F1B step of ranks in one process, {microbatches} microbatches of {samples}, with `UncutReference`: merged output, losses, gradients, parameters and buffers of every stage |
+| step | a 1F1B step of ranks in one process, {microbatches} microbatches of {samples}, with `UncutReference` (where the model's own code is cut, with the model itself, dropout at 0): merged output, losses, gradients, parameters and buffers of every stage |
 | torch | `torch.distributed.pipelining.pipeline` on the same model, cut in two before its middle block, in evaluation mode: whether it cuts at all, and whether the tensors that come out are equal |
 
 **{passed} of {total} are equal in everything; torch's own `pipeline`, cutting in 2 only, gives equal outputs for {torch}.**
@@ -42,7 +44,7 @@ None of these is in the first part. Everything is compared with the **eager** mo
 
 | column | what is compared |
 |---|---|
-| train, eval | local calls of the `Pipe` with calls of the model itself, in that mode, by `partita.verify`: outputs (type and structure too), gradients of all parameters and of all inputs of real numbers, buffers, torch's random state afterwards; dropout on in train mode. Values are drawn anew; where there are masks, they have the example's pattern, are all ones, and have another padding in each sample |
+| train, eval | local calls of the `Pipe` with calls of the model itself, in that mode, by `partita.verify`: outputs (type and structure too), gradients of all parameters and of all inputs of real numbers (some models refuse inputs that ask for them), buffers, torch's random state afterwards; dropout on in train mode. Values are drawn anew; where there are masks, they have the example's pattern, are all ones, and have another padding in each sample |
 | batch | whether another batch size ({larger}, where the example has {samples}) is open; then it is one of the calls that train and eval compare |
 | step | a 1F1B step of ranks in one process, {microbatches} microbatches of {samples}, with the eager model run over these in order and gradients accumulated: type and elements of the merged output, losses, gradients, parameters and buffers of every stage; dropout at 0, since a step draws its random numbers by a rule of its own |
 
@@ -64,8 +66,7 @@ _TAIL = """
   the way that it keeps for exporters; Qwen3-Next has another algorithm there, with other last bits.
 - BigBird seeds numpy's generator in training and draws its random blocks from it. The graph has the same blocks, but leaves that
   generator where it was.
-- `layerdrop` decides in Python, by a random number, whether a layer runs: no graph can. In evaluation mode, or with the rate at 0, the
-  same models are cut.
+- `layerdrop` decides in Python, by a random number, whether a layer runs: no graph can, so these models are cut by their modules.
 - In the second part, parameters that begin at zero or next to it (last layers, adapters, scales of layers) are drawn at random: else
   most gradients would be zero, and equal whatever happens.
 """
@@ -117,12 +118,12 @@ def _version(name: str) -> str:
 
 
 def _table(rows: Iterable[Row], extra: str) -> str:
-    head = ["architecture", "class", *CELLS, extra]
+    head = ["architecture", "class", "cut by", *CELLS, extra]
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for row in rows:
         cells = [_cell(row.cells[cell], extra) for cell in CELLS]
         last = _torch_word(row.torch_own) if extra == "torch" else row.batch.split(":")[0]
-        lines.append(f"| {' | '.join([row.name, f'`{row.model}`', *cells, last])} |")
+        lines.append(f"| {' | '.join([row.name, f'`{row.model}`', row.frontend, *cells, last])} |")
     return "\n".join(lines) + "\n"
 
 

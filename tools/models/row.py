@@ -22,7 +22,7 @@ from tools.models.cuts import MICROBATCHES, SAMPLES, Cuts, EagerCuts
 from tools.models.samples import is_mask
 from tools.models.torch_own import cut_by_torch
 from tools.models.zoo import PARTS, ZOO
-from torch import Tensor, nn
+from torch import Tensor
 
 from partita.errors import PartitaError, VerificationFailed
 
@@ -48,6 +48,7 @@ class Row:
         cells: by name; the empty string where all was equal, else what went wrong, in one line.
         torch_own: what torch's own ``pipeline`` makes of it: "equal", or what went wrong. First part only.
         batch: whether the batch size stays open: "open", or why not. Second part only.
+        frontend: which one cut it.
         masks: how many arguments are masks. Second part only.
         seconds: for all of it.
     """
@@ -59,6 +60,7 @@ class Row:
     cells: dict[str, str] = field(default_factory=dict)
     torch_own: str = ""
     batch: str = ""
+    frontend: str = ""
     masks: int = 0
     seconds: float = 0.0
 
@@ -90,13 +92,15 @@ def make_row(
         model.eval()(**inputs)  # in their first call some models set attributes of their own (Swin's windows)
     for count in stages:
         first = architecture in PARTS[0]
+        cuts = EagerCuts(model, make_inputs(architecture, config, SAMPLES), count)
         checks = (
-            _checks_on_example(architecture, model, config, count)
+            _checks_on_example(architecture, config, cuts)
             if first
-            else _checks_on_others(architecture, model, config, count, row)
+            else _checks_on_others(architecture, config, cuts, row)
         )
         for what, check in checks.items():
             row.cells[f"{count} {what}"] = _outcome(check)
+            row.frontend = row.frontend or cuts.frontend
             row.seconds = time.monotonic() - started
             tell(row)
     if architecture in PARTS[0]:
@@ -105,25 +109,31 @@ def make_row(
     return row
 
 
-def _checks_on_example(
-    architecture: Architecture, model: nn.Module, config: Any, stages: int
-) -> dict[str, Check]:
-    """The first part: on the inputs that it was cut with; a step against the uncut graph."""
-    cuts = Cuts(model, make_inputs(architecture, config, SAMPLES), stages)
-    batch = make_inputs(architecture, config, SAMPLES * MICROBATCHES)
+def _checks_on_example(architecture: Architecture, config: Any, cuts: EagerCuts) -> dict[str, Check]:
+    """The first part: on the inputs that it was cut with; a step against the uncut graph, or the model itself
+    where there is no graph.
+    """
+
+    def step() -> None:
+        cuts.in_mode(True)
+        if cuts.frontend == "export":
+            cuts.compare_steps(make_inputs(architecture, config, SAMPLES * MICROBATCHES))
+        else:
+            microbatches = [
+                make_inputs(architecture, config, SAMPLES, 6 + number) for number in range(MICROBATCHES)
+            ]
+            cuts.compare_eager_steps(microbatches, architecture.shared)
+
     return {
         "train": lambda: cuts.compare_calls(training=True),
         "eval": lambda: cuts.compare_calls(training=False),
-        "step": lambda: cuts.compare_steps(batch),
+        "step": step,
     }
 
 
-def _checks_on_others(
-    architecture: Architecture, model: nn.Module, config: Any, stages: int, row: Row
-) -> dict[str, Check]:
+def _checks_on_others(architecture: Architecture, config: Any, cuts: EagerCuts, row: Row) -> dict[str, Check]:
     """The second part: on inputs that it was not cut with; a step against the model itself."""
-    example = make_inputs(architecture, config, SAMPLES)
-    cuts = EagerCuts(model, example, stages)
+    example = cuts.inputs
     row.masks = sum(map(is_mask, example))
     kinds = ("own", "ones", "padded") if row.masks else ("own",)
     samples = {
@@ -137,6 +147,8 @@ def _checks_on_others(
         make_inputs(architecture, config, SAMPLES, 6 + number, kinds[number % len(kinds)])
         for number in range(MICROBATCHES)
     ]
+    # some models set the gradients of their inputs themselves, and refuse inputs that ask for them
+    leaves = _leaves if cuts.runs_with(_leaves(example)) else dict
     for name in architecture.shared:
         for microbatch in microbatches:
             microbatch[name] = example[name]
@@ -144,10 +156,10 @@ def _checks_on_others(
     def calls(training: bool) -> None:
         cuts.in_mode(training)  # what can't be cut need not be tried with each sample
         errors = {
-            what: _error(partial(cuts.compare_calls, training=training, inputs=_leaves(given)))
+            what: _error(partial(cuts.compare_calls, training=training, inputs=leaves(given)))
             for what, given in samples.items()
         }
-        errors[f"batch of {SAMPLES + 1}"] = _error(lambda: _other_batch(cuts, training, _leaves(larger), row))
+        errors[f"batch of {SAMPLES + 1}"] = _error(lambda: _other_batch(cuts, training, leaves(larger), row))
         wrong = {what: error for what, error in errors.items() if error is not None}
         if wrong:
             told = "\n".join(f"{what}: {_line(error)}" for what, error in wrong.items())

@@ -6,12 +6,13 @@ Here the trace is given an answer, and the graph keeps the tensor that was asked
     model      if mask.all():                    graph    condition = all(mask)
                    mask = None                            read_condition(condition)      answers: [True]
 
-Whoever traces decides what is done with it: trace again with the other answer, or check it in each run.
+Whoever traces decides what is done with it: trace again with the other answer, or check it in each run. A
+question about nothing but constants and sizes (are the positions, an ``arange``, consecutive?) is answered by
+computing it.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.node import has_side_effect, map_arg
 from torch.overrides import TorchFunctionMode
 
+from partita._torch.constant_nodes import from_constants
 from partita._torch.symbolic import users_line
 
 __all__ = ["Answers", "answered", "answers_given", "condition_nodes"]
@@ -40,44 +42,48 @@ class Answers:
             time.
         given: all answers, in order.
         places: the line of the model that asked, for each.
+        of_sizes: which of them follow from the sizes of the inputs, and are the same for others.
+        heard: by the line that asks, the answer of each time, repeated questions too.
     """
 
     planned: Sequence[bool] = ()
     example: Mapping[str, Sequence[bool]] = field(default_factory=dict)
     given: list[bool] = field(default_factory=list)
     places: list[str] = field(default_factory=list)
-    _asked: Counter[str] = field(default_factory=Counter)
+    of_sizes: set[int] = field(default_factory=set)
+    heard: dict[str, list[bool]] = field(default_factory=dict)
 
-    def answer(self, place: str) -> bool:
-        """The next one: as planned, after that as in the example; False where that did not ask."""
+    def answer(self, place: str, of_sizes: bool | None = None) -> bool:
+        """The next one: as planned, after that as in the example; False where that did not ask.
+
+        Args:
+            of_sizes: what follows from the sizes of the inputs, where it does: then it is that.
+        """
         number = len(self.given)
-        heard, time = self.example.get(place, ()), self._asked[place]
+        heard, time = self.example.get(place, ()), len(self.heard.get(place, ()))
         answer = heard[time] if time < len(heard) else False
+        if of_sizes is not None:
+            answer = of_sizes
+            self.of_sizes.add(number)
         self.note(self.planned[number] if number < len(self.planned) else answer, place)
-        self.repeated(place)
         return self.given[-1]
 
-    def repeated(self, place: str) -> None:
-        """A line asks (again): the example's next answer there is for the next time."""
-        self._asked[place] += 1
+    def repeated(self, answer: bool, place: str) -> None:
+        """A line asks what has been answered."""
+        self.heard.setdefault(place, []).append(answer)
 
     def note(self, answer: bool, place: str) -> None:
         """Keep one."""
         self.given.append(answer)
         self.places.append(place)
+        self.repeated(answer, place)
 
     def forget(self) -> None:
         """Start anew."""
         self.given.clear()
         self.places.clear()
-        self._asked.clear()
-
-    def by_place(self) -> dict[str, list[bool]]:
-        """All answers by the line that asked."""
-        found: dict[str, list[bool]] = {}
-        for place, answer in zip(self.places, self.given, strict=True):
-            found.setdefault(place, []).append(answer)
-        return found
+        self.of_sizes.clear()
+        self.heard.clear()
 
 
 class _ReadCondition(HigherOrderOperator):
@@ -128,10 +134,10 @@ def answered(answers: Answers) -> Iterator[None]:
             return None  # torch's own question, or a constant's
         question = _expression(proxy.node, {})
         if question in known:
-            answers.repeated(place)
+            answers.repeated(known[question], place)
         else:
+            known[question] = answers.answer(place, from_constants(proxy.node))
             tracer.create_proxy("call_function", _read, (proxy,), {}, name="condition")
-            known[question] = answers.answer(place)
         return known[question]
 
     with _Asked(ask):

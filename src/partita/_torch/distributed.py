@@ -24,6 +24,7 @@ __all__ = [
     "all_reduce_sum",
     "gloo_group",
     "group_store",
+    "group_timeout",
     "nccl_group",
     "prefixed",
 ]
@@ -86,6 +87,23 @@ def group_store(group: dist.ProcessGroup | None) -> Store:
         raise ValueError("no process group: call torch.distributed.init_process_group() first")
     store: Store = chosen.get_group_store()  # type: ignore[assignment]
     return store.clone()
+
+
+def group_timeout(group: dist.ProcessGroup | None) -> timedelta:
+    """The timeout that `group` (None: the default group) was made with, of the backend of its CPU tensors, or
+    else of its CUDA tensors.
+
+    Raises:
+        ValueError: there is no default group.
+    """
+    chosen = group if group is not None else dist.group.WORLD
+    if chosen is None:
+        raise ValueError("no process group: call torch.distributed.init_process_group() first")
+    for device in ("cpu", "cuda"):
+        with suppress(RuntimeError):
+            found: timedelta = chosen._get_backend(torch.device(device)).options._timeout
+            return found
+    return timedelta(minutes=30)
 
 
 def prefixed(store: Store, prefix: str) -> Store:

@@ -13,7 +13,6 @@ keeps in a ``functools.lru_cache`` belong to the trace, so caches that were fill
 from __future__ import annotations
 
 import functools
-import gc
 import sys
 import types
 from collections.abc import Callable, Collection, Iterator
@@ -23,6 +22,8 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+
+from partita._torch.memos import memos
 
 __all__ = ["eager_answers"]
 
@@ -89,9 +90,7 @@ class _Subclasses(types.ModuleType):
 
 def _caches() -> list[Any]:
     """All ``lru_cache`` functions that are not torch's own."""
-    kind = functools._lru_cache_wrapper
-    found = [value for value in gc.get_referrers(kind) if type(value) is kind]  # each refers to its type
-    return [cache for cache in found if not _of_torch(str(getattr(cache, "__module__", "")))]
+    return [cache for cache in memos() if not _of_torch(str(getattr(cache, "__module__", "")))]
 
 
 def _of_torch(module: str) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from keyword import iskeyword
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -25,8 +26,17 @@ from partita._torch.function_call import functions_kept, settle_functions
 from partita._torch.lazy_module import lazy_module
 from partita._torch.objects import open_objects
 from partita._torch.symbolic import batch_is_open
+from partita._torch.users_code import is_users
 
-__all__ = ["METADATA_CHECK", "Signature", "Way", "all_arguments", "export_module", "signature_of"]
+__all__ = [
+    "METADATA_CHECK",
+    "Signature",
+    "Way",
+    "all_arguments",
+    "all_keywords",
+    "export_module",
+    "signature_of",
+]
 
 METADATA_CHECK: Any = torch.ops.aten._assert_tensor_metadata.default
 """Export's check, in a graph, that a tensor has the dtype and device that it had while tracing."""
@@ -35,7 +45,6 @@ Way = Literal["eager", "exportable", "strict"]
 """How a model is traced."""
 
 _MOST_EXEMPT = 2
-_NOT_THE_MODELS = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent), "<")
 _CATCHING = inspect.Parameter.VAR_KEYWORD
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -69,6 +78,7 @@ def export_module(
         opening,
         _unmarked((args, kwargs)),
         functions_kept(),
+        _quiet(),
     ):
         program = _traced(model, args, dict(kwargs), way, dynamic_shapes, answers or Answers())
         made = program.module(check_guards=False)
@@ -113,7 +123,7 @@ def _traced(
 def _users_file(error: BaseException) -> str:
     """Which of the model's own files an error comes from."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith(_NOT_THE_MODELS):
+        if is_users(frame.filename):
             return frame.filename
     return ""
 
@@ -157,6 +167,24 @@ def _name_keywords(twin: nn.Module, kwargs: Mapping[str, Any], dynamic_shapes: A
         return dynamic_shapes
     rest = {name: shape for name, shape in dynamic_shapes.items() if name != catching[0]}
     return {**rest, **dynamic_shapes[catching[0]]}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Of what torch says while it traces, such as that attributes were set, which are put back, the caller
+    has no use; where warnings are errors, a trace would fail. And it logs the whole stack of an operator that
+    has no form that can be traced, where another way may have one.
+    """
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    level = log.level
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"(torch|contextlib)(\.|$)")
+        if not log.isEnabledFor(logging.DEBUG):  # unless somebody looks for it
+            log.setLevel(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            log.setLevel(level)
 
 
 @contextmanager
@@ -250,6 +278,23 @@ def all_arguments(target: Any, args: Sequence[Any]) -> tuple[Any, ...]:
     if not all(argument.has_default_value() for argument in rest):
         return tuple(args)
     return (*args, *(argument.default_value for argument in rest))
+
+
+def all_keywords(target: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The keyword arguments of a call of an operator, with the defaults of those that were left out. For
+    anything but an operator overload, ``kwargs``.
+
+    >>> all_keywords(torch.ops.aten.scaled_dot_product_attention.default, {"enable_gqa": True})
+    {'scale': None, 'enable_gqa': True}
+    """
+    if not isinstance(target, OpOverload):
+        return dict(kwargs)
+    defaults = {
+        argument.name: argument.default_value
+        for argument in target._schema.arguments
+        if argument.kwarg_only and argument.has_default_value()
+    }
+    return {**defaults, **kwargs}
 
 
 class Signature:

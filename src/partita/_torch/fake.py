@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,12 +16,12 @@ from torch._subclasses.fake_tensor import (
 from torch.fx import GraphModule, Interpreter, Node
 
 from partita._torch.symbolic import only_checked
+from partita._torch.users_code import is_users
 from partita.errors import CaptureError
 
 __all__ = ["UnknownNumber", "fake_values", "tracing_mode_of", "users_place"]
 
 _FRAME = re.compile(r'File "(.+)", line (\d+), in (.+)\n\s*(.+)')
-_TORCH = str(Path(torch.__file__).parent)
 
 
 class UnknownNumber:
@@ -89,7 +88,7 @@ class _Recorder(Interpreter):
 def users_place(node: Node) -> str:
     """The user's line that a node was traced from; empty where none is known."""
     frames = _FRAME.findall(str(node.meta.get("stack_trace", "")))
-    users = [frame for frame in frames if not frame[0].startswith(_TORCH)]
+    users = [frame for frame in frames if is_users(frame[0])]
     return "{3}  # {0}:{1} in {2}".format(*users[-1]) if users else ""
 
 

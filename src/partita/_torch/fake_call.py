@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.stateless import _reparametrize_module
 
+from partita._torch.modules import named_state
+
 __all__ = ["fake_call"]
 
 
@@ -25,11 +27,9 @@ def fake_call(module: nn.Module, args: Sequence[Any]) -> Any:
     >>> fake_call(nn.Linear(2, 3), [torch.empty(5, 2)]).shape
     torch.Size([5, 3])
     """
-    state = dict(module.named_parameters(remove_duplicate=False))
-    state |= dict(module.named_buffers(remove_duplicate=False))  # type: ignore[arg-type]
     with FakeTensorMode(allow_non_fake_inputs=True):
         made: dict[int, Tensor] = {}
-        fakes = {name: made.setdefault(id(value), _like(value)) for name, value in state.items()}
+        fakes = {name: made.setdefault(id(value), _like(value)) for name, value in named_state(module)}
         given = [_like(value) if isinstance(value, Tensor) else value for value in args]
         with _reparametrize_module(module, fakes):
             return module.forward(*given)

@@ -13,6 +13,7 @@ __all__ = [
     "is_buffer",
     "is_guards_module",
     "is_persistent_buffer",
+    "named_state",
     "named_tables",
     "own_module",
     "owns_attribute",
@@ -33,6 +34,16 @@ _CARRIED = (
 )
 _EXPORT_CHECK = ("torch.export._unlift", "_check_input_constraints_pre_hook")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def named_state(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters, then buffers, under each of their names.
+
+    >>> [name for name, _ in named_state(torch.nn.BatchNorm1d(2))]
+    ['weight', 'bias', 'running_mean', 'running_var', 'num_batches_tracked']
+    """
+    yield from module.named_parameters(remove_duplicate=False)
+    yield from module.named_buffers(remove_duplicate=False)
 
 
 def has_forward_hooks(module: torch.nn.Module) -> bool:

@@ -8,10 +8,12 @@ traced, and all of it can be pickled and compared.
 from __future__ import annotations
 
 import contextlib
-import traceback
-from collections.abc import Iterator, Mapping, Sequence
+import linecache
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
@@ -23,15 +25,20 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 from torch.utils._sympy.printers import PythonPrinter
 
+from partita._torch.users_code import is_users
+
 __all__ = [
     "SIZE_OF",
     "OpenSizes",
     "batch_is_open",
+    "constant_size",
     "drop_size_asserts",
+    "forget_sizes",
     "is_symbolic",
     "only_checked",
     "open_batch",
     "open_sizes",
+    "size_at",
     "users_line",
 ]
 
@@ -39,7 +46,6 @@ SIZE_OF: Any = torch.ops.aten.sym_size.int
 """The operator that reads one size of a tensor in an exported graph."""
 
 _ASSERT: Any = torch.ops.aten._assert_scalar.default
-_TORCH, _HERE = str(Path(torch.__file__).parent), str(Path(__file__).parent.parent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +69,23 @@ class OpenSizes:
     closed: str
 
 
+_ARITHMETIC = re.compile(r"[\w\s+*()-]|//")
+_NAME = re.compile(r"\b[A-Za-z_]\w*\b")
+
+
+def constant_size(text: str) -> int | None:
+    """The number that an expression over sizes is, whatever they are.
+
+    >>> constant_size("(48*batch) // batch"), constant_size("48*batch")
+    (48, None)
+    """
+    if _ARITHMETIC.sub("", text):
+        return None
+    names = {name: sympy.Symbol(name, integer=True, positive=True) for name in _NAME.findall(text)}
+    value = sympy.sympify(text, locals=names)
+    return int(value) if value.is_Integer else None
+
+
 def open_batch(tensors: Sequence[torch.Tensor]) -> ShapesCollection:
     """What ``torch.export`` takes as ``dynamic_shapes`` to leave dimension 0 of these tensors open where it
     can.
@@ -81,8 +104,10 @@ def batch_is_open() -> Iterator[None]:
     the general way. So the graph holds for a batch of 1 too, or has the condition that says it does not.
     """
     original = ShapeEnv._get_sloc
+    environments: dict[int, ShapeEnv] = {}
 
     def located(self: ShapeEnv, framework_loc: str | None = None) -> SLoc:
+        environments[id(self)] = self
         found = original(self, framework_loc)
         return SLoc(found.framework_loc, found.maybe_user_loc or users_line())
 
@@ -92,24 +117,52 @@ def batch_is_open() -> Iterator[None]:
             yield
     finally:
         ShapeEnv._get_sloc = original  # type: ignore[method-assign]
+        for environment in environments.values():
+            _untie(environment)
+
+
+def _untie(environment: ShapeEnv) -> None:
+    """Let go of the inputs of a trace that is over. Their sizes refer to the environment from within C++,
+    where Python's collector does not look, so that neither would ever be freed.
+    """
+    environment.tracked_fakes = None
+    environment.fake_tensor_cache.clear()
+
+
+def forget_sizes() -> None:
+    """Empty torch's caches of what it has worked out about sizes: each entry keeps all of a trace alive."""
+    for method in vars(ShapeEnv).values():
+        clear = getattr(method, "cache_clear", None)
+        if clear is not None:
+            clear()
 
 
 def users_line() -> str | None:
-    """The innermost line on the stack that is neither torch's nor ours."""
-    for frame in reversed(traceback.extract_stack()):
-        name = frame.filename
-        if (
-            not name.startswith((_TORCH, _HERE, "<"))
-            and "/importlib/" not in name
-            and "/contextlib" not in name
-        ):
-            return f"{frame.line}  # {name}:{frame.lineno} in {frame.name}"
+    """The innermost line on the stack that is the user's."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        name = code.co_filename
+        if is_users(name):
+            line = linecache.getline(name, frame.f_lineno, frame.f_globals).strip()
+            return f"{line}  # {name}:{frame.f_lineno} in {code.co_name}"
+        frame = frame.f_back
     return None
 
 
 def is_symbolic(value: object) -> bool:
     """Whether a number is symbolic."""
     return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def size_at(size: int | torch.SymInt, change: Callable[[int], int]) -> int:
+    """A size, while a graph is traced, where each open one is not the example's but changed."""
+    if isinstance(size, int):
+        return size
+    node = size.node
+    environment = node.shape_env
+    hints = getattr(environment, "backed_var_to_val", None) or environment.var_to_val  # torch 2.11's name
+    return int(node.expr.subs({symbol: change(int(hints[symbol])) for symbol in node.expr.free_symbols}))
 
 
 def drop_size_asserts(gm: GraphModule) -> None:

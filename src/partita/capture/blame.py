@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import traceback
-from pathlib import Path
 from traceback import FrameSummary
 from types import FrameType
 
-import torch
+from partita._torch.users_code import is_users
 
-__all__ = ["is_users", "line_of", "summary", "users_line"]
-
-_NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent), "<")
-
-
-def is_users(filename: str) -> bool:
-    """Whether a file is the user's own code, and not torch's, partita's or Python's."""
-    return not filename.startswith(_NOT_THE_USERS)
+__all__ = ["line_of", "summary", "users_line"]
 
 
 def line_of(frame: FrameType) -> str:

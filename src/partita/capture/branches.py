@@ -55,18 +55,21 @@ Heard = Mapping[str, Sequence[bool]]
 Trace = Callable[[Answers], Traced]
 
 
-def all_ways(trace: Trace, example: Callable[[], Heard | None]) -> tuple[GraphModule, Sizes]:
+def all_ways(
+    trace: Trace, example: Callable[[], Heard | None], guess: Heard | None = None
+) -> tuple[GraphModule, Sizes]:
     """Trace a model in all of its ways, and make one graph of them.
 
     Args:
         trace: with these answers; the model may ask for more, or for fewer.
         example: what the model hears, by the line that asks, when it runs with the example; None where it
             can't run.
+        guess: what it is likely to hear; a wrong one costs a trace.
 
     Raises:
         Exception: whatever ``trace`` raises for the way of the example.
     """
-    answers = Answers()
+    answers = Answers(example=dict(guess or {}))
     try:
         traced = trace(answers)
         failed = None
@@ -76,13 +79,17 @@ def all_ways(trace: Trace, example: Callable[[], Heard | None]) -> tuple[GraphMo
         failed = error
     if failed is None and not answers.given:
         return traced.module, traced.sizes
-    heard = example()
-    differs = heard is not None and heard != answers.by_place()
+    asks_data = failed is not None or len(answers.of_sizes) < len(answers.given)
+    heard = example() if asks_data else answers.heard
+    differs = heard is not None and heard != answers.heard
     if failed is not None and not differs:
         raise failed
+    ways = _Ways(trace, heard or {})
     if differs and heard is not None:
+        if failed is None:
+            ways.spare.append(traced)
         traced = trace(Answers(example=heard))
-    sizes = _Ways(trace, heard or {}).settle(traced, 0)
+    sizes = ways.settle(traced, 0)
     return traced.module, sizes
 
 
@@ -93,6 +100,8 @@ class _Ways:
         self._trace = trace
         self._heard = heard
         self._left = MOST_WAYS - 1
+        self.spare: list[Traced] = []
+        """Traces that are not used yet."""
 
     def settle(self, traced: Traced, asked: int) -> Sizes:
         """Let the graph, in place, serve all answers from the question ``asked`` on; its sizes.
@@ -104,18 +113,17 @@ class _Ways:
         sizes = self.settle(traced, asked + 1)
         condition = traced.conditions[asked]
         answer = traced.answers.given[asked]
-        reason = self._reason_against(traced, condition)
+        reason = self._reason_against(traced, asked)
         if not reason:
             self._left -= 1
             try:
-                other = self._trace(Answers([*traced.answers.given[:asked], not answer], self._heard))
+                other = self._way([*traced.answers.given[:asked], not answer])
                 if len(other.conditions) <= asked:
                     raise CaptureError("the model asks elsewhere when it is traced again")
                 other_sizes = self.settle(other, asked + 1)
                 return merge_branches(
-                    Branch(traced.module, sizes, answer),
-                    Branch(other.module, other_sizes, not answer),
-                    condition,
+                    Branch(traced.module, sizes, condition, answer),
+                    Branch(other.module, other_sizes, other.conditions[asked], not answer),
                 )
             except Exception as error:  # torch.export raises dozens of kinds
                 reason = summary(error)
@@ -126,9 +134,18 @@ class _Ways:
         traced.module.recompile()
         return sizes
 
-    def _reason_against(self, traced: Traced, condition: Node) -> str:
+    def _way(self, planned: list[bool]) -> Traced:
+        """A trace that begins with these answers."""
+        for number, traced in enumerate(self.spare):
+            if traced.answers.given[: len(planned)] == planned:
+                return self.spare.pop(number)
+        return self._trace(Answers(planned, self._heard))
+
+    def _reason_against(self, traced: Traced, asked: int) -> str:
         """Why the other way is not traced; empty where it is."""
-        if not _follows_from_inputs(traced.module, condition):
+        if asked in traced.answers.of_sizes:
+            return "the answer depends on sizes only, and is another one for these"
+        if not _follows_from_inputs(traced.module, traced.conditions[asked]):
             return "the answer depends on what the model computes"
         if not self._left:
             return f"the model has more than {MOST_WAYS} ways"

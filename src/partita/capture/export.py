@@ -14,18 +14,20 @@ from torch.fx import GraphModule
 from partita._torch.conditions import Answers, answers_given
 from partita._torch.export import Signature, Way, export_module, signature_of
 from partita._torch.pytree import tree_map
+from partita._torch.symbolic import forget_sizes
 from partita.capture.batch import Example, examples, told_apart
 from partita.capture.blame import summary, users_line
 from partita.capture.branches import Traced, all_ways
 from partita.capture.host_draws import HostGenerators
 from partita.capture.merge import merge_modes
 from partita.capture.modes import captures_training, copy_flags, in_mode, mode_flag, require_mode
-from partita.capture.proof import UNASKED, Disproof, Proof, Prove, proven, tolerance_of
+from partita.capture.proof import UNASKED, Disproof, Proof, Prove, proven, settle_single, tolerance_of
 from partita.capture.regions import settle_regions
 from partita.capture.settle_sizes import settle_sizes
 from partita.capture.sizes import Sizes
 from partita.capture.unchanged import rehearsal, unchanged
 from partita.errors import CaptureError
+from partita.verification.compare import Tolerance
 
 __all__ = ["Captured", "Modes", "capture"]
 
@@ -103,11 +105,29 @@ def capture(
     if modes not in ("both", "train", "eval"):
         raise CaptureError(f"modes is {modes!r}: give 'both', 'train' or 'eval'")
     tolerance = tolerance_of(prove)
-    exporter = _Exporter(model, *told_apart(args, kwargs or {}), dynamic_shapes)
+    exporter = _Exporter(
+        model, *told_apart(args, kwargs or {}), dynamic_shapes, provable=tolerance is not None
+    )
+    try:
+        return _proven(exporter, modes, args, kwargs or {}, tolerance)
+    finally:
+        forget_sizes()
+
+
+def _proven(
+    exporter: _Exporter,
+    modes: Modes,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    tolerance: Tolerance | None,
+) -> Captured:
+    model = exporter.model
     while True:
         captured = _captured(exporter, modes)
+        graphs = captured.graphs()
         try:
-            proof = proven(model, captured.graphs(), args, kwargs or {}, tolerance)
+            proof = proven(model, graphs, args, kwargs, tolerance)
+            settle_single(model, graphs, args, kwargs, proof, tolerance)
         except Disproof as error:
             exporter.reject(error)
         else:
@@ -160,9 +180,12 @@ class _Exporter:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     dynamic_shapes: Any
+    provable: bool = False
     used: dict[bool, _Attempt] = field(default_factory=dict)
     """The last that worked, by mode."""
     rejected: dict[tuple[bool, _Attempt], Disproof] = field(default_factory=dict)
+    heard: dict[str, list[bool]] = field(default_factory=dict)
+    """What the model heard in an earlier run, by the line that asked: likely in this one too."""
 
     def reject(self, disproof: Disproof) -> None:
         """Don't trace again what was found to be another model, but in another way."""
@@ -215,7 +238,7 @@ class _Exporter:
                         continue
                     trace = partial(self._trace, example, training, way)
                     try:
-                        module, sizes = all_ways(trace, partial(self._answers, training))
+                        module, sizes = all_ways(trace, partial(self._answers, training), self.heard)
                     except Exception as error:  # torch.export raises dozens of kinds
                         failed.append((way, error))
                         generators.reset()
@@ -254,7 +277,7 @@ class _Exporter:
             )
         settle_regions(module)
         traced = Traced(module, Sizes(), answers)
-        sizes = settle_sizes(module, Example(self.args, self.kwargs).flat)
+        sizes = settle_sizes(module, Example(self.args, self.kwargs).flat, provable=self.provable)
         if example.dynamic_shapes is not None and self.dynamic_shapes is None and not sizes.symbols:
             # the same graph without the detour: exactly what a capture of fixed sizes gives
             raise CaptureError(sizes.fixed or "no size of the batch stayed open")
@@ -274,7 +297,8 @@ class _Exporter:
             return None
         finally:
             generators.reset()
-        return answers.by_place()
+        self.heard.update(answers.heard)
+        return answers.heard
 
 
 def _detached(leaf: Any) -> Any:

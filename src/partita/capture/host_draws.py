@@ -23,7 +23,8 @@ from typing import Any
 
 from torch import nn
 
-from partita.capture.blame import is_users, line_of
+from partita._torch.users_code import is_users
+from partita.capture.blame import line_of
 from partita.errors import CaptureError
 
 __all__ = ["HostGenerators"]

@@ -13,16 +13,19 @@ from difflib import SequenceMatcher
 from itertools import zip_longest
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 
-from partita._torch.export import all_arguments
+from partita._torch.export import all_arguments, all_keywords
+from partita._torch.tensors import has_memory
 from partita.capture.origin import module_calls
 from partita.capture.sizes import Sizes
 from partita.errors import CaptureError
 from partita.graph.conditions import OnlyIf, choose, require_condition
 from partita.graph.effects import Effects, analyse, metadata
-from partita.graph.state import lookup
+from partita.graph.state import attribute, lookup
 
 __all__ = ["Branch", "merge_branches"]
 
@@ -32,67 +35,124 @@ _HELD = "of_a_branch_"
 
 @dataclass(frozen=True)
 class Branch:
-    """A model as it was traced with one answer."""
+    """A model as it was traced with one answer.
+
+    Attributes:
+        condition: the node that reads the condition.
+        truth: what it was told.
+    """
 
     module: GraphModule
     sizes: Sizes
+    condition: Node
     truth: bool
 
 
-def merge_branches(mine: Branch, theirs: Branch, condition: Node) -> Sizes:
+def merge_branches(mine: Branch, theirs: Branch) -> Sizes:
     """Write what the other branch does into the graph of ``mine``, in place; the sizes of the merged graph.
-
-    Args:
-        condition: the node of ``mine`` that reads the condition.
 
     Raises:
         CaptureError: what one of them alone does can be seen by others than those who use its value, or the
             two return something else. The graph of ``mine`` is as it was then.
     """
-    module, other, sizes, other_sizes = mine.module, theirs.module, mine.sizes, theirs.sizes
+    sizes, other_sizes = mine.sizes, theirs.sizes
     if (said := sizes.in_terms_of(other_sizes)) is not None:
-        sizes = said
+        mine = replace(mine, sizes=said)
     elif (said := other_sizes.in_terms_of(sizes)) is not None:
-        other_sizes = said
+        theirs = replace(theirs, sizes=said)
     else:
         raise CaptureError("the two ways leave other sizes open")
-    pairs = list(_aligned(module, sizes, other, other_sizes))
-    effects = (analyse(module), analyse(other))
+    pairs = list(_aligned(mine, theirs))
+    effects = (analyse(mine.module), analyse(theirs.module))
     _check_results(*pairs[-1])
     for node, twin in pairs:
         if node is None or twin is None:
             _check_alone(effects[node is None], node if node is not None else twin)
-    return _Merge(module, condition, other, mine.truth).run(pairs, sizes, other_sizes)
+    return _Merge(mine, theirs).run(pairs)
 
 
-def _aligned(
-    module: GraphModule, sizes: Sizes, other: GraphModule, other_sizes: Sizes
-) -> Iterator[tuple[Node | None, Node | None]]:
-    """The nodes of both graphs, in an order that is that of each; None where one has no such node."""
-    mine, theirs = list(module.graph.nodes), list(other.graph.nodes)
-    matcher = SequenceMatcher(
-        None,
-        [_kind(module, sizes, node) for node in mine],
-        [_kind(other, other_sizes, node) for node in theirs],
-        False,
+def _aligned(mine: Branch, theirs: Branch) -> Iterator[tuple[Node | None, Node | None]]:
+    """The nodes of both graphs, in an order that is that of each; None where one has no such node. The two
+    nodes that read the condition are a pair.
+    """
+    (asked, waiting), (other_asked, other_waiting) = (
+        (nodes[: (at := nodes.index(side.condition))], nodes[at:])
+        for side in (mine, theirs)
+        for nodes in [list(side.module.graph.nodes)]
     )
-    for tag, start, end, other_start, other_end in matcher.get_opcodes():
-        if tag == "equal":
-            yield from zip(mine[start:end], theirs[other_start:other_end], strict=True)
-            continue
-        yield from ((node, None) for node in mine[start:end])
-        yield from ((None, node) for node in theirs[other_start:other_end])
+    kinds = _Kinds()
+    before = [
+        [kinds.expression(side.module, side.sizes, node) for node in part]
+        for side, part in ((mine, asked), (theirs, other_asked))
+    ]
+    after = [
+        [kinds.of(side.module, side.sizes, node) for node in part]
+        for side, part in ((mine, waiting), (theirs, other_waiting))
+    ]
+    for part, other_part, (keys, other_keys) in (
+        (asked, other_asked, before),
+        (waiting, other_waiting, after),
+    ):
+        matcher = SequenceMatcher(None, keys, other_keys, False)
+        for tag, start, end, other_start, other_end in matcher.get_opcodes():
+            if tag == "equal":
+                yield from zip(part[start:end], other_part[other_start:other_end], strict=True)
+                continue
+            yield from ((node, None) for node in part[start:end])
+            yield from ((None, node) for node in other_part[other_start:other_end])
 
 
-def _kind(module: GraphModule, sizes: Sizes, node: Node) -> tuple[Any, ...]:
+class _Kinds:
     """What two nodes have in common that can be one."""
-    if node.op == "get_attr":
-        held = lookup(module, node)
-        return (node.op, node.target if not isinstance(held, Tensor) else id(held))
-    target = node.target if node.op == "call_function" else str(node.target)
-    opened = sizes.shapes.get(node.name), sizes.numbers.get(node.name)
-    shape = (len(all_arguments(node.target, node.args)), *node.kwargs) if node.op != "output" else ()
-    return (node.op, target, tuple(module_calls(node)), _facts(node), opened, shape)
+
+    def __init__(self) -> None:
+        self._constants: list[Tensor] = []
+        self._expressions: dict[Any, int] = {}
+        self._of_node: dict[Node, str] = {}
+
+    def expression(self, module: GraphModule, sizes: Sizes, node: Node) -> int:
+        """Equal for two that are made alike of what is made alike: what the two ways have in common before
+        the model asks. One of them may lack what only the other one uses. To be asked for in order.
+        """
+        made = repr(map_arg((node.args, node.kwargs), self._of_node.__getitem__))
+        key = (self.of(module, sizes, node), made)
+        number = self._expressions.setdefault(key, len(self._expressions))
+        # a size is the same whichever tensor it was read from
+        size = sizes.numbers.get(node.name)
+        self._of_node[node] = f"expression {number}" if size is None else f"size {size}"
+        return number
+
+    def of(self, module: GraphModule, sizes: Sizes, node: Node) -> tuple[Any, ...]:
+        """Of one node; equal for two that can be one."""
+        if node.op == "get_attr":
+            held = attribute(module, node)
+            if not isinstance(held.value, Tensor):
+                return (node.op, node.target)
+            return (node.op, self._number(held.value) if held.kind == "constant" else id(held.value))
+        target = node.target if node.op == "call_function" else str(node.target)
+        opened = sizes.shapes.get(node.name), sizes.numbers.get(node.name)
+        shape = (
+            (len(all_arguments(node.target, node.args)), *sorted(all_keywords(node.target, node.kwargs)))
+            if node.op != "output"
+            else ()
+        )
+        return (node.op, target, tuple(module_calls(node)), _facts(node), opened, shape)
+
+    def _number(self, constant: Tensor) -> int:
+        """The same for constants of equal value: each trace makes its own."""
+        for number, known in enumerate(self._constants):
+            if constant is known or _same_bits(constant, known):
+                return number
+        self._constants.append(constant)
+        return len(self._constants) - 1
+
+
+def _same_bits(left: Tensor, right: Tensor) -> bool:
+    facts = [(side.dtype, side.shape, side.device, side.layout) for side in (left, right)]
+    if facts[0] != facts[1] or left.layout != torch.strided or not (has_memory(left) and has_memory(right)):
+        return False
+    bits = [side.detach().contiguous().reshape(-1).view(torch.uint8) for side in (left, right)]
+    return torch.equal(*bits)
 
 
 def _check_alone(effects: Effects, node: Node | None) -> None:
@@ -132,12 +192,15 @@ def _facts(node: Node) -> tuple[Any, ...]:
 class _Merge:
     """The working state of one `merge_branches`."""
 
-    def __init__(self, module: GraphModule, condition: Node, other: GraphModule, truth: bool) -> None:
-        self.module = module
-        self.graph = module.graph
-        self.condition = condition
-        self.other = other
-        self.truth = truth
+    def __init__(self, mine: Branch, theirs: Branch) -> None:
+        self.module = mine.module
+        self.graph = mine.module.graph
+        self.sizes = mine.sizes
+        self.condition = mine.condition
+        self.truth = mine.truth
+        self.other = theirs
+        self.asked = False
+        """Whether the condition has been read where the merge is."""
         self.image: dict[Node, Node] = {}
         """Of each node of the other graph, the one here that stands for it."""
         self.renamed: dict[str, str] = {}
@@ -145,12 +208,14 @@ class _Merge:
         self.alike: dict[str, str] = {}
         """Of each tensor that is chosen, one of those that it is chosen from."""
 
-    def run(self, pairs: list[tuple[Node | None, Node | None]], sizes: Sizes, other_sizes: Sizes) -> Sizes:
+    def run(self, pairs: list[tuple[Node | None, Node | None]]) -> Sizes:
+        sizes, other_sizes = self.sizes, self.other.sizes
+        self._check_alike_before(pairs)
         before: Node | None = None
         for node, twin in pairs:
             if node is None:
                 assert twin is not None
-                before = self._taken_over(twin, other_sizes, before)
+                before = self._taken_over(twin, before)
                 continue
             before = node
             if twin is not None:
@@ -158,6 +223,7 @@ class _Merge:
                 self._joined(node, twin)
             elif _is_guarded(node, sizes):
                 self._guard(node, self.truth)
+            self.asked |= node is self.condition
         self.graph.lint()
         self.module.recompile()
         shapes = {**self._here(other_sizes.shapes), **sizes.shapes}
@@ -170,15 +236,30 @@ class _Merge:
             fixed=sizes.fixed or other_sizes.fixed,
         )
 
+    def _check_alike_before(self, pairs: list[tuple[Node | None, Node | None]]) -> None:
+        """Refuse two ways that differ before the condition is read."""
+        for node, twin in pairs:
+            if twin is not None:
+                self.image[twin] = node if node is not None else twin
+            if node is not None and twin is not None:
+                for left, right in zip(*_padded(node, twin), strict=True):
+                    self._merged(node, left, right)
+            if node is self.condition:
+                return
+
     def _here(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         return {self.renamed[name]: fact for name, fact in facts.items() if name in self.renamed}
 
     def _guard(self, node: Node, truth: bool) -> None:
-        """Compute it where the condition has this truth only."""
+        """Compute it where the condition has this truth only; before that is read, in both ways: that only
+        one of them uses it was not known yet.
+        """
+        if not self.asked:
+            return
         node.args = (self.condition, *node.args)
         node.target = OnlyIf(node.target, truth)  # type: ignore[arg-type]
 
-    def _taken_over(self, twin: Node, sizes: Sizes, before: Node | None) -> Node:
+    def _taken_over(self, twin: Node, before: Node | None) -> Node:
         """Copy a node that the other graph alone has, behind ``before``."""
         if before is None:
             before = next(iter(self.graph.nodes))
@@ -187,7 +268,7 @@ class _Merge:
             copied = self.graph.node_copy(twin, self.image.__getitem__)
         if twin.op == "get_attr":
             copied.target = self._held(twin)
-        elif _is_guarded(twin, sizes):
+        elif _is_guarded(twin, self.other.sizes):
             self._guard(copied, not self.truth)
         self.image[twin] = copied
         self.renamed[twin.name] = copied.name
@@ -198,17 +279,20 @@ class _Merge:
         number = 0
         while hasattr(self.module, name := f"{_HELD}{number}"):
             number += 1
-        setattr(self.module, name, lookup(self.other, twin))
+        setattr(self.module, name, lookup(self.other.module, twin))
         return name
 
     def _joined(self, node: Node, twin: Node) -> None:
         """Let a node that both graphs have use in each run what its way would."""
-        left, right = _padded(node, twin)
-        node.args = self._merged(node, left, right)
-        node.kwargs = self._merged(node, node.kwargs, twin.kwargs)
+        (args, kwargs), (other_args, other_kwargs) = _padded(node, twin)
+        node.args = self._merged(node, args, other_args)
+        node.kwargs = self._merged(node, kwargs, other_kwargs)
 
     def _merged(self, node: Node, left: Any, right: Any) -> Any:
         if isinstance(right, Node):
+            size = self.other.sizes.numbers.get(right.name)
+            if size is not None and isinstance(left, Node) and self.sizes.numbers.get(left.name) == size:
+                return left
             right = self.image[right]
         if left is right:
             return left
@@ -224,6 +308,8 @@ class _Merge:
         return self._choice(node, left, right)
 
     def _choice(self, node: Node, left: Any, right: Any) -> Node:
+        if not self.asked:
+            raise CaptureError(f"the two ways differ in {node.name!r}, before the model asks")
         in_order = (left, right) if self.truth else (right, left)
         key = tuple(side if isinstance(side, Node) else repr(side) for side in in_order)
         if key in self.choices:
@@ -245,7 +331,9 @@ def _is_guarded(node: Node, sizes: Sizes) -> bool:
     return computes and node.target is not require_condition
 
 
-def _padded(node: Node, twin: Node) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    if len(node.args) == len(twin.args):
-        return node.args, twin.args
-    return all_arguments(node.target, node.args), all_arguments(twin.target, twin.args)
+def _padded(node: Node, twin: Node) -> list[tuple[tuple[Any, ...], Mapping[str, Any]]]:
+    """The arguments of both, with the defaults of those that one of them leaves out."""
+    sides = (node, twin)
+    if len(node.args) == len(twin.args) and node.kwargs.keys() == twin.kwargs.keys():
+        return [(side.args, side.kwargs) for side in sides]
+    return [(all_arguments(side.target, side.args), all_keywords(side.target, side.kwargs)) for side in sides]

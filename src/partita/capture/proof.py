@@ -17,16 +17,17 @@ from torch.fx import GraphModule
 
 from partita._torch.memory import free_bytes
 from partita._torch.pytree import flatten
+from partita._torch.symbolic import is_symbolic
 from partita._torch.tensors import has_memory
 from partita.capture.differing_node import differing_node
 from partita.capture.modes import in_mode
-from partita.capture.samples import Sample, samples
-from partita.capture.sizes import Sizes
+from partita.capture.samples import Sample, samples, single_samples
+from partita.capture.sizes import Sizes, sizes_of
 from partita.graph.effects import metadata
 from partita.verification import Verification, verify
 from partita.verification.compare import EXACT, Tolerance
 
-__all__ = ["CLOSE", "UNASKED", "Disproof", "Proof", "Prove", "proven", "tolerance_of"]
+__all__ = ["CLOSE", "UNASKED", "Disproof", "Proof", "Prove", "proven", "settle_single", "tolerance_of"]
 
 CLOSE = Tolerance(rtol=1e-4, atol=1e-5)
 """What ``prove="close"`` accepts."""
@@ -132,6 +133,66 @@ def proven(
     return Proof(True, f"equal to the eager model {exact} in {modes} on {kinds}")
 
 
+def settle_single(
+    model: nn.Module,
+    graphs: Mapping[bool, GraphModule],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    proof: Proof,
+    tolerance: Tolerance | None,
+) -> None:
+    """Let the graphs keep to the model's own conditions, in place, unless they are the model for a batch of
+    one too; see `Condition.strict`.
+
+    Args:
+        proof: of the graphs.
+        tolerance: how it was made.
+
+    Raises:
+        Disproof: the example is such a batch, and that was not proven.
+    """
+    if not any(Sizes.of(graph).waived for graph in graphs.values()):
+        return
+    shown = proof.holds and all(
+        _is_model_for_one(model, training, graph, args, kwargs, tolerance)
+        for training, graph in graphs.items()
+    )
+    flat = flatten((args, dict(kwargs)))[0]
+    for training, graph in graphs.items():
+        if shown:
+            Sizes.of(graph).with_one().attach(graph)
+            continue
+        sizes = Sizes.of(graph).strictly()
+        names = [node.name for node in graph.graph.find_nodes(op="placeholder", sort=True)]
+        at = sizes_of(sizes.symbols, names, flat)
+        for condition in sizes.conditions:
+            if not condition.holds(at):
+                raise Disproof(training, f"the example does not meet {condition.text}: {condition.where}")
+        sizes.attach(graph)
+
+
+def _is_model_for_one(
+    model: nn.Module,
+    training: bool,
+    graph: GraphModule,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    tolerance: Tolerance | None,
+) -> bool:
+    sizes = Sizes.of(graph)
+    if not sizes.waived:
+        return True
+    if tolerance is None:
+        return False
+    names = [node.name for node in graph.graph.find_nodes(op="placeholder", sort=True)]
+    for sample in single_samples(args, kwargs, sizes, names):
+        nudged = _nudged(model) if sample.other_weights else nullcontext()
+        with in_mode(model, training), in_mode(graph, training), nudged:
+            if not isinstance(_compared(model, graph, sample, tolerance), Sample):
+                return False
+    return True
+
+
 def _compared(
     model: nn.Module, graph: GraphModule, sample: Sample, tolerance: Tolerance
 ) -> Sample | str | Proof | None:
@@ -217,4 +278,6 @@ def _bytes(graph: GraphModule) -> Iterator[int]:
     for node in graph.graph.nodes:
         value = metadata(node)
         if node.op.startswith("call_") and isinstance(value, torch.Tensor):
-            yield value.numel() * value.element_size()
+            elements = value.numel()
+            if not is_symbolic(elements):  # else it depends on data
+                yield elements * value.element_size()

@@ -20,7 +20,7 @@ from torch import Tensor
 from partita._torch.pytree import flatten_with_path, unflatten
 from partita.capture.sizes import Sizes, evaluated
 
-__all__ = ["Sample", "samples"]
+__all__ = ["Sample", "samples", "single_samples"]
 
 _TWO = 2
 
@@ -53,48 +53,73 @@ def samples(
         names: of its inputs, one for each leaf of the arguments.
         seed: of what is drawn.
     """
-    leaves, structure = flatten_with_path((args, dict(kwargs)))
-    called = dict(enumerate(names))  # "mask" says more than "[0][1]"
-    leaves = [(f"{path} {called.get(number, '')}", leaf) for number, (path, leaf) in enumerate(leaves)]
     yield Sample("the example", args, dict(kwargs))
-    shapes = _larger(sizes, names, [leaf for _, leaf in leaves])
-    generator = torch.Generator().manual_seed(seed)
-    masks = any(_is_mask(path, leaf) for path, leaf in leaves)
+    kind = _Kind(args, kwargs, names, seed)
+    larger = kind.shapes(sizes, 1)
+    more = ", and one more in the batch" if larger != kind.own_shapes else ""
+    padding = " and padding" if kind.masked else ""
+    yield kind.sample(f"a sample with other values{padding}{more}", larger, padded=True)
+    if kind.masked:
+        yield kind.sample("a sample with a mask that hides nothing", kind.own_shapes, padded=False)
 
-    def drawn(padded: bool, gentle: bool, larger: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        values = []
-        for number, (path, leaf) in enumerate(leaves):
-            if not isinstance(leaf, Tensor):
-                values.append(leaf)
-                continue
-            shape = shapes[number] if larger else tuple(leaf.shape)
-            values.append(_anew(path, leaf, shape, generator, padded=padded, gentle=gentle))
-        new_args, new_kwargs = unflatten(values, structure)
-        return new_args, new_kwargs
 
-    others = [("with other values" + (" and padding" if masks else ""), True, True)]
-    if masks:
-        others.append(("with a mask that hides nothing", False, False))
-    for kind, padded, larger in others:
-        larger = larger and shapes != [
-            tuple(leaf.shape) if isinstance(leaf, Tensor) else () for _, leaf in leaves
+def single_samples(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], sizes: Sizes, names: list[str], seed: int = 0
+) -> Iterator[Sample]:
+    """Like `samples`, with one sample in the batch."""
+    kind = _Kind(args, kwargs, names, seed)
+    shapes = kind.shapes(sizes, None)
+    for padded in (True, False):
+        yield kind.sample("a batch of one", shapes, padded=padded)
+
+
+class _Kind:
+    """What samples have in common with an example."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], names: list[str], seed: int) -> None:
+        leaves, self._structure = flatten_with_path((args, dict(kwargs)))
+        called = dict(enumerate(names))  # "mask" says more than "[0][1]"
+        self._leaves = [
+            (f"{path} {called.get(number, '')}", leaf) for number, (path, leaf) in enumerate(leaves)
         ]
-        kind = f"a sample {kind}{', and one more in the batch' if larger else ''}"
-        careful = Sample(f"{kind} (integers as in the example)", *drawn(padded, True, larger), padded)
-        yield Sample(kind, *drawn(padded, False, larger), padded, careful)
+        self._names = names
+        self._generator = torch.Generator().manual_seed(seed)
+        self.own_shapes = [tuple(leaf.shape) if isinstance(leaf, Tensor) else () for _, leaf in leaves]
+        self.masked = any(_is_mask(path, leaf) for path, leaf in self._leaves)
 
+    def shapes(self, sizes: Sizes, more: int | None) -> list[tuple[int, ...]]:
+        """The shape of each leaf with so many more in the batch, where that is open and allowed; None: with
+        one.
+        """
+        given = dict(zip(self._names, self.own_shapes, strict=False))
+        at = {
+            symbol.name: 1 if more is None else given[symbol.input][symbol.dim] + more
+            for symbol in sizes.symbols
+        }
+        if not at or not all(condition.holds(at) for condition in sizes.conditions):
+            return self.own_shapes
+        return [
+            evaluated(sizes.shapes[name], at) if name in sizes.shapes else shape
+            for name, shape in zip(self._names, self.own_shapes, strict=False)
+        ]
 
-def _larger(sizes: Sizes, names: list[str], leaves: list[Any]) -> list[tuple[int, ...]]:
-    """The shape of each leaf with one more in the batch, where that is open and allowed."""
-    shapes = [tuple(leaf.shape) if isinstance(leaf, Tensor) else () for leaf in leaves]
-    given = dict(zip(names, leaves, strict=False))
-    at = {symbol.name: int(given[symbol.input].shape[symbol.dim]) + 1 for symbol in sizes.symbols}
-    if not at or not all(condition.holds(at) for condition in sizes.conditions):
-        return shapes
-    return [
-        evaluated(sizes.shapes[name], at) if name in sizes.shapes else shape
-        for name, shape in zip(names, shapes, strict=False)
-    ]
+    def sample(self, text: str, shapes: list[tuple[int, ...]], *, padded: bool) -> Sample:
+        """One; those with padding have other weights too."""
+        gentle = self._drawn(shapes, padded=padded, gentle=True)
+        careful = Sample(f"{text} (integers as in the example)", *gentle, padded)
+        return Sample(text, *self._drawn(shapes, padded=padded, gentle=False), padded, careful)
+
+    def _drawn(
+        self, shapes: list[tuple[int, ...]], *, padded: bool, gentle: bool
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        values = [
+            _anew(path, leaf, shape, self._generator, padded=padded, gentle=gentle)
+            if isinstance(leaf, Tensor)
+            else leaf
+            for (path, leaf), shape in zip(self._leaves, shapes, strict=True)
+        ]
+        args, kwargs = unflatten(values, self._structure)
+        return args, kwargs
 
 
 def _is_mask(path: str, leaf: Any) -> bool:

@@ -23,11 +23,14 @@ from partita.errors import CaptureError
 __all__ = ["settle_sizes"]
 
 
-def settle_sizes(gm: GraphModule, flat: Sequence[Any]) -> Sizes:
+def settle_sizes(gm: GraphModule, flat: Sequence[Any], *, provable: bool = False) -> Sizes:
     """Write the example's sizes into a graph's metadata, in place, where some are open.
 
     Args:
         flat: the example's inputs, one a placeholder.
+        provable: whether the graph will be compared with the model. Then a batch of one passes conditions
+            that it does not meet (``if len(x) != 1: mask = mask.expand(...)`` changes nothing there), and it
+            has to be seen that the graph is the model for that too; see `Condition.strict`.
 
     Raises:
         CaptureError: the graph does not hold for the example, or a size depends on data.
@@ -43,10 +46,13 @@ def settle_sizes(gm: GraphModule, flat: Sequence[Any]) -> Sizes:
     names = [node.name for node in gm.graph.nodes if node.op == "placeholder"]
     given = sizes_of(sizes.symbols, names, flat)
     for condition in sizes.conditions:
-        if not condition.holds(given):
-            raise CaptureError(f"the example does not meet {condition.text}: {condition.where}")
         if any(condition.text == f"{name} == {size}" for name, size in given.items()):
             raise CaptureError(condition.where)
+    if provable:
+        sizes = _with_one(sizes)
+    for condition in sizes.conditions:
+        if not condition.holds(given):
+            raise CaptureError(f"the example does not meet {condition.text}: {condition.where}")
     shapes = _promised(gm, sizes)
     values = _checked(gm, shapes, given, flat)
     for node in gm.graph.nodes:
@@ -83,6 +89,23 @@ def _plain(found: OpenSizes, present: set[str]) -> Sizes:
         numbers={name: Size(text) for name, text in found.numbers.items() if name in present},
         conditions=tuple(Condition(*condition) for condition in found.conditions),
         fixed=found.closed,
+    )
+
+
+def _with_one(sizes: Sizes) -> Sizes:
+    """With conditions that a batch of one meets too."""
+    one = {symbol.name: 1 for symbol in sizes.symbols}
+    if any(symbol.dim for symbol in sizes.symbols):
+        return sizes
+    is_one = " and ".join(f"{name} == 1" for name in one)
+    return replace(
+        sizes,
+        conditions=tuple(
+            condition
+            if condition.holds(one)
+            else replace(condition, text=f"{is_one} or ({condition.text})", strict=condition.text)
+            for condition in sizes.conditions
+        ),
     )
 
 

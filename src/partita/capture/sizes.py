@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from partita._torch.symbolic import constant_size
 from partita.errors import SignatureMismatch
 
 __all__ = ["Condition", "Size", "Sizes", "Symbol", "evaluated", "sizes_of"]
@@ -71,11 +72,14 @@ class Condition:
         text: an expression over the sizes' names.
         where: the line that asked for it.
         training: the mode in which it was asked for; None: in both.
+        strict: the expression that the model asked for, where the text lets a batch of one pass as well; that
+            needs a proof.
     """
 
     text: str
     where: str
     training: bool | None = None
+    strict: str = ""
 
     def holds(self, sizes: Mapping[str, int]) -> bool:
         """Whether the sizes meet it."""
@@ -130,6 +134,22 @@ class Sizes:
                     "capture the model with an example of this size"
                 )
 
+    @property
+    def waived(self) -> bool:
+        """Whether a batch of one passes conditions that the model's own do not let pass."""
+        return any(condition.strict for condition in self.conditions)
+
+    def strictly(self) -> Sizes:
+        """With the model's own conditions."""
+        own = [replace(one, text=one.strict or one.text, strict="") for one in self.conditions]
+        return replace(self, conditions=tuple(own))
+
+    def with_one(self) -> Sizes:
+        """With a batch of one let through for good."""
+        says_nothing = {text for one in self.symbols for text in (f"{one.name} != 1", f"1 != {one.name}")}
+        kept = [one for one in self.conditions if one.strict not in says_nothing or len(self.symbols) > 1]
+        return replace(self, conditions=tuple(replace(one, strict="") for one in kept))
+
     def in_terms_of(self, other: Sizes) -> Sizes | None:
         """The same with the open sizes of another graph of the same model, in which some of these are one (a
         way that adds a mask to scores needs them to have the same batch); None where it has others.
@@ -146,15 +166,25 @@ class Sizes:
                 return None
             names[symbol.name] = f"({size.text})" if not size.text.isidentifier() else size.text
 
-        def said(size: Any) -> Any:
-            return Size(_renamed(size.text, names)) if isinstance(size, Size) else size
+        def said(size: Size) -> Size:
+            return Size(_renamed(size.text, names))
+
+        def dimension(size: int | Size) -> int | Size:
+            if not isinstance(size, Size):
+                return size
+            size = said(size)
+            constant = constant_size(size.text)  # such as batch * 8 // other, where they are the same now
+            return size if constant is None else constant
 
         return replace(
             self,
             symbols=other.symbols,
-            shapes={node: tuple(map(said, shape)) for node, shape in self.shapes.items()},
+            shapes={node: tuple(map(dimension, shape)) for node, shape in self.shapes.items()},
             numbers={node: said(number) for node, number in self.numbers.items()},
-            conditions=tuple(replace(one, text=_renamed(one.text, names)) for one in self.conditions),
+            conditions=tuple(
+                replace(one, text=_renamed(one.text, names), strict=_renamed(one.strict, names))
+                for one in self.conditions
+            ),
         )
 
     def joined(self, other: Sizes) -> Sizes:

@@ -49,6 +49,7 @@ from partita.ddp.trust import Trust
 from partita.errors import ExecutionError
 from partita.planning import BucketPlan
 from partita.runtime import NULL_TRACER, Comm, Recorder
+from partita.runtime.whereabouts import doing
 
 __all__ = ["Reducer"]
 
@@ -285,7 +286,9 @@ class Reducer:
         self._passed_since_forward = True
         if not state.sync:
             return
-        if self._consensus.exchange(order):
+        with doing("backward of a replicated module"):
+            is_new = self._consensus.exchange(order)
+        if is_new:
             self._buckets.lay_out(self._consensus.order, self._plan)
         reached = [will_reach(node) for node in self._accumulators]
         state.expected = [
@@ -315,7 +318,8 @@ class Reducer:
                 return
             try:
                 if state.sync:
-                    self._reduce_rest(state)
+                    with doing("backward of a replicated module"):
+                        self._reduce_rest(state)
             finally:
                 self._pass = None
             if state.sync and self.pass_ended is not None:

@@ -32,6 +32,7 @@ from partita.planning import BucketPlan, Cluster
 from partita.runtime import NULL_TRACER, Comm, ProcessGroupComm, Recorder
 from partita.runtime.same_settings import check_same
 from partita.runtime.told import closed_on_error
+from partita.runtime.whereabouts import doing
 
 __all__ = ["Replicated", "Replication", "replicate"]
 
@@ -177,7 +178,8 @@ class Replication:
             if self._buffers is not None:
                 self._buffers.forget()
                 if self._last_synced:
-                    self._buffers.run()
+                    with doing("the forward pass of a replicated module"):
+                        self._buffers.run()
             self._last_synced = self.sync
         else:
             fault = self._look(module)
@@ -326,7 +328,10 @@ def replicate(
         PeerFailed: another rank could not replicate.
         ExecutionError: the ranks can't be connected.
     """
-    comm = process_group if isinstance(process_group, Comm) else ProcessGroupComm.from_group(process_group)
+    with doing("replicate()"):
+        comm = (
+            process_group if isinstance(process_group, Comm) else ProcessGroupComm.from_group(process_group)
+        )
     with nullcontext() if comm is process_group else closed_on_error(comm, "replicate()"):
         _check_arguments(module, bucket_cap_mb, plan, initial)
         replicated_class = _replicated(type(module))

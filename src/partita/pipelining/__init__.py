@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from partita.pipelining.checkpoints.checkpoint import Restored, load_checkpoint, save_checkpoint
+from partita.pipelining.checkpoints.latest import latest_checkpoint
+from partita.pipelining.checkpoints.snapshots import Snapshots
 from partita.pipelining.checkpoints.state_report import StateReport, state_report
 from partita.pipelining.checkpoints.weight_files import load_safetensors
 from partita.pipelining.cutting.annotations import annotate_split_points, clear_split_points
@@ -34,7 +36,9 @@ from partita.pipelining.steps.schedule_kinds import (
     ScheduleZBVZeroBubble,
     get_schedule_class,
 )
+from partita.pipelining.steps.schedule_kinds import ScheduleForwardOnly as _ScheduleForwardOnly  # noqa: F401 - torch's
 from partita.pipelining.steps.schedules import PipelineSchedule
+from partita.pipelining.steps.verify_step import verify_step
 from partita.runtime import TensorChunkSpec
 
 __all__ = [
@@ -58,6 +62,7 @@ __all__ = [
     "ScheduleInterleavedZeroBubble",
     "ScheduleLoopedBFS",
     "ScheduleZBVZeroBubble",
+    "Snapshots",
     "SplitPoint",
     "Stage",
     "StateReport",
@@ -70,6 +75,7 @@ __all__ = [
     "clip_grad_norm_",
     "get_schedule_class",
     "keyed_graph",
+    "latest_checkpoint",
     "load_checkpoint",
     "load_safetensors",
     "materialise",
@@ -80,4 +86,5 @@ __all__ = [
     "save_checkpoint",
     "state_report",
     "to_torch_stage",
+    "verify_step",
 ]

@@ -5,12 +5,29 @@ import.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import add
 from typing import Any
 
-from partita.runtime import Reduce, TensorChunkSpec, merge, split_args
+import torch
+from torch.nn.attention.flex_attention import BlockMask
+
+from partita.runtime import Reduce, TensorChunkSpec, merge, split_args, split_tree
 from partita.runtime import Replicate as _Replicate
 
-__all__ = ["TensorChunkSpec", "_CustomReducer", "_Replicate", "merge_chunks", "split_args_kwargs_into_chunks"]
+__all__ = [
+    "DEFAULT_CHUNK_DIM",
+    "BlockMask",
+    "TensorChunkSpec",
+    "_CustomReducer",
+    "_Replicate",
+    "_split_block_mask",
+    "merge_chunks",
+    "split_args_kwargs_into_chunks",
+    "sum_reducer",
+]
+
+DEFAULT_CHUNK_DIM = 0
+"""Along which tensors without a spec are cut."""
 
 
 def split_args_kwargs_into_chunks(
@@ -44,3 +61,19 @@ def merge_chunks(chunks: Sequence[Any], chunk_spec: Any) -> Any:
 def _CustomReducer(init_value: Any, reduce_fn: Callable[[Any, Any], Any]) -> Reduce:  # noqa: N802 - torch's
     """`runtime.Reduce`, its arguments in torch's order."""
     return Reduce(reduce_fn, init_value)
+
+
+sum_reducer = Reduce(add, torch.tensor(0.0))
+"""The sum of what the microbatches give."""
+
+
+def _split_block_mask(block_mask: BlockMask, num_chunks: int) -> list[BlockMask]:
+    """A mask of FlexAttention in microbatches, each with the function of its own samples; one whose batch is
+    1 is the same for all.
+
+    Raises:
+        MicrobatchError: fewer samples than ``num_chunks``.
+    """
+    if block_mask.kv_num_blocks.shape[0] == 1:
+        return [block_mask] * num_chunks
+    return split_tree(block_mask, num_chunks)[0]

@@ -168,6 +168,7 @@ class Routes:
         sizes: which sizes are open, and what they must meet. See `at`.
         evaluation: what crosses in evaluation, where the model takes another path there; see `in_mode`.
         signature: how results are put together, where not as the stages' own signature says.
+        structure: of the whole model, as text; empty where nobody has seen it whole.
     """
 
     borders: tuple[StageBorder, ...]
@@ -183,6 +184,7 @@ class Routes:
     sizes: Sizes = field(default_factory=Sizes)
     evaluation: Routes | None = None
     signature: Signature | None = field(default=None, repr=False, compare=False)
+    structure: tuple[str, ...] = field(default=(), repr=False, compare=False)
     _made: dict[Any, Routes] = field(default_factory=dict, repr=False, compare=False)
 
     @property

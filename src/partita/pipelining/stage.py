@@ -2,8 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from partita.pipelining.pipe_info import PipeInfo
 from partita.pipelining.stages.build import build_stage
 from partita.pipelining.stages.manual import PipelineStage
 from partita.pipelining.stages.stage import Stage as _PipelineStageBase
 
-__all__ = ["PipelineStage", "_PipelineStageBase", "build_stage"]
+__all__ = [
+    "PipeInfo",
+    "PipelineStage",
+    "_PipelineStageBase",
+    "_normalize_model_output_as_tuple",
+    "build_stage",
+]
+
+
+def _normalize_model_output_as_tuple(output: Any) -> tuple[Any, ...]:
+    """What a module returned, as a tuple: lists become tuples, one value a tuple of one.
+
+    >>> _normalize_model_output_as_tuple([1, 2]), _normalize_model_output_as_tuple(3)
+    ((1, 2), (3,))
+    """
+    return tuple(output) if isinstance(output, (list, tuple)) else (output,)

@@ -16,6 +16,7 @@ from partita.planning.buckets import BucketPlan, Gradient, plan_buckets
 from partita.planning.cluster import Cluster
 from partita.planning.generators.registry import ScheduleKind, get_schedule, schedule_names
 from partita.planning.lower import lower
+from partita.planning.merge_backward import merge_backward
 from partita.planning.placement import loop_placement, v_placement
 from partita.planning.plan import Change, Plan, StagePlan
 from partita.planning.schedule import Schedule
@@ -24,6 +25,7 @@ from partita.planning.simulate import Simulation, Span, StageCost, simulate, sta
 from partita.planning.stages import plan_stages
 from partita.planning.units import CostModel, Unit
 from partita.planning.validate import validate
+from partita.planning.whole_stage import with_reduce_grad, with_unshard
 
 __all__ = [
     "Action",
@@ -45,6 +47,7 @@ __all__ = [
     "get_schedule",
     "loop_placement",
     "lower",
+    "merge_backward",
     "overlap",
     "plan_buckets",
     "plan_stages",
@@ -55,4 +58,6 @@ __all__ = [
     "stage_costs",
     "v_placement",
     "validate",
+    "with_reduce_grad",
+    "with_unshard",
 ]

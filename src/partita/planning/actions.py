@@ -44,6 +44,12 @@ class ActionKind(StrEnum):
     REDUCE_GRAD = "REDUCE_GRAD"
     """sum the stage's gradients over its replicas"""
 
+    # Other names of the passes, as ``torch.distributed.pipelining`` calls them.
+    FORWARD = F
+    BACKWARD_INPUT = I
+    BACKWARD_WEIGHT = W
+    FULL_BACKWARD = B
+
 
 _COMPUTE = frozenset({ActionKind.F, ActionKind.I, ActionKind.W, ActionKind.B})
 _SENDS = frozenset({ActionKind.SEND_F, ActionKind.SEND_B})
@@ -116,9 +122,39 @@ class Action:
             )
 
     @property
+    def stage_index(self) -> int:
+        """Another name of `stage`, as ``torch.distributed.pipelining`` calls it."""
+        return self.stage
+
+    @property
+    def computation_type(self) -> ActionKind:
+        """Another name of `kind`, likewise."""
+        return self.kind
+
+    @property
+    def microbatch_index(self) -> int | None:
+        """Another name of `microbatch`, likewise."""
+        return self.microbatch
+
+    @property
+    def sub_actions(self) -> tuple[Action, ...] | None:
+        """Another name of `parts`, likewise; None where there are none."""
+        return self.parts or None
+
+    @property
+    def is_compute_op(self) -> bool:
+        """Another name of `is_compute`, likewise."""
+        return self.is_compute
+
+    @property
     def is_compute(self) -> bool:
         """Whether it computes: F, I, W, B or several of them together."""
         return self.kind in _COMPUTE or self.kind is ActionKind.OVERLAP_F_B
+
+    @property
+    def is_whole_stage(self) -> bool:
+        """Whether it concerns a stage and no microbatch: UNSHARD, RESHARD, REDUCE_GRAD."""
+        return self.kind in _WHOLE_STAGE
 
     @property
     def is_send(self) -> bool:
@@ -180,6 +216,11 @@ class Action:
             None if microbatch is None else int(microbatch),
             peer=None if peer is None else int(peer),
         )
+
+    @classmethod
+    def from_str(cls, text: str) -> Action | None:
+        """`parse`, as ``torch.distributed.pipelining`` calls it; None for an empty cell."""
+        return cls.parse(text) if text.strip() else None
 
 
 def overlap(*parts: Action) -> Action:

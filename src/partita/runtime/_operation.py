@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from partita._torch.distributed import RawGroup, RawWork
 from partita.errors import ExecutionError
+from partita.runtime.whereabouts import WAITING, Wait
 
-__all__ = ["Operation", "message_words"]
+__all__ = ["Operation", "words_of"]
+
+Key = tuple[Any, ...]
+"""What an operation is: ``("send to", peer, tag, number)``, ``("recv from", peer, tag, number)``,
+``("collective", ranks, number)``. The number counts those that are alike otherwise, from 1.
+"""
 
 
 class Owner(Protocol):
@@ -19,12 +26,14 @@ class Owner(Protocol):
 
     Attributes:
         timeout: how long a wait may take.
+        name: the same on all ranks, and of no other comm.
     """
 
     timeout: timedelta
+    name: str
 
-    def explain(self, error: RuntimeError, peer: int, what: str) -> ExecutionError:
-        """What to raise for `error`, which ended an operation with `peer`."""
+    def explain(self, error: RuntimeError, wait: Wait, what: str) -> ExecutionError:
+        """What to raise for `error`, which ended an operation."""
         ...
 
     def note_launched(self, pair: RawGroup, operation: Operation) -> None:
@@ -35,28 +44,36 @@ class Owner(Protocol):
 class Operation:
     """The handle of an operation under way."""
 
-    __slots__ = ("_comm", "_finish", "_pair", "_peer", "_tensor", "_what", "_work")
+    __slots__ = ("_comm", "_finish", "_pair", "_tensor", "_what", "_work", "key", "needs")
 
     def __init__(
         self,
         comm: Owner,
         work: RawWork,
-        peer: int,
-        what: str | tuple[str, int, int],
+        key: Key,
+        needs: Sequence[int],
         tensor: torch.Tensor,
         finish: Callable[[], None] | None,
         pair: RawGroup | None = None,
+        what: str = "",
     ) -> None:
-        """``what``: for messages; that of a message (way, peer, tag) is put into words when it is needed.
-        ``pair``: the NCCL communicator of a message, whose wait is the device's and not the host's.
+        """``needs``: the ranks without whose part it can't end. ``pair``: the NCCL communicator of a message,
+        whose wait is the device's and not the host's. ``what``: in words; empty for a message, whose words
+        are found when they are needed.
         """
         self._comm = comm
         self._work: RawWork | None = work
-        self._peer = peer
+        self.key = key
+        self.needs = needs
         self._what = what
         self._tensor: torch.Tensor | None = tensor  # its memory is read or written until the wait is over
         self._finish = finish
         self._pair = pair
+
+    @property
+    def comm_name(self) -> str:
+        """Of the comm that it belongs to."""
+        return self._comm.name
 
     def wait(self) -> None:
         if self._work is None:
@@ -78,11 +95,15 @@ class Operation:
     def settle(self) -> None:
         """Until it is done, wherever it runs."""
         assert self._work is not None
+        thread = threading.get_ident()
+        WAITING[thread] = self
         try:
             self._work.wait(self._comm.timeout)
         except RuntimeError as error:
             raise self._explained(error) from error
-        self._work = None
+        finally:
+            del WAITING[thread]
+        self._work = self._tensor = None
 
     def flush(self, timeout: timedelta) -> None:
         """Waits for at most `timeout`; raises gloo's own RuntimeError, unexplained."""
@@ -90,10 +111,10 @@ class Operation:
             self._work.wait(timeout)
 
     def _explained(self, error: RuntimeError) -> ExecutionError:
-        what = self._what if isinstance(self._what, str) else message_words(*self._what)
-        return self._comm.explain(error, self._peer, what)
+        return self._comm.explain(error, self, self._what or words_of(self.key))
 
 
-def message_words(way: str, peer: int, tag: int) -> str:
-    """``way``: "send to" or "recv from"."""
+def words_of(key: Key) -> str:
+    """Of a message's key."""
+    way, peer, tag, _ = key
     return f"{way} rank {peer} (tag {tag})"

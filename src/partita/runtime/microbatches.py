@@ -170,9 +170,7 @@ def split_tree(tree: Any, chunks: int) -> tuple[list[Any], MicrobatchPlan]:
     [{'y': tensor([0, 1])}, {'y': tensor([2])}]
     """
     batch = cut_batch((tree,), None, chunks)
-    structure = flatten(tree)[1]
-    parts = [unflatten(parts, structure) for parts in batch.parts()]
-    return parts, batch.plan
+    return [args[0] for args, _ in batch.trees()], batch.plan
 
 
 def plan_microbatches(

@@ -1,7 +1,6 @@
 """The process groups that a comm makes for itself, and how it ends what they do.
 
 - data: gloo, all ranks. Its protocol is full duplex and matches by tag, so one connection a pair is enough.
-- watch: gloo, all ranks. Carries nothing, tells when a process is gone (see :mod:`~partita.runtime.failure`).
 - reduce, one a subset: gloo or NCCL, made at the first collective over that subset.
 - pair, one a direction: NCCL only, where the operations of one communicator run in order, so that each
   direction needs its own.
@@ -9,8 +8,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from functools import partial
 
 from partita._torch.distributed import (
     RawGroup,
@@ -21,6 +20,7 @@ from partita._torch.distributed import (
     nccl_group,
     prefixed,
 )
+from partita.runtime.interruptible import interruptible
 
 __all__ = ["OwnGroups"]
 
@@ -30,15 +30,22 @@ class OwnGroups:
 
     Args:
         store: where their members find each other.
-        timeout_s: of their operations.
+        timeout_s: of their operations, and of making a group.
         check_usable: raises where the comm has failed.
+        meet: returns when all members have called it.
 
     Attributes:
         made: by name.
     """
 
     def __init__(
-        self, store: Store, rank: int, size: int, timeout_s: float, check_usable: Callable[[], None]
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        timeout_s: float,
+        check_usable: Callable[[], None],
+        meet: Callable[[tuple[int, ...]], None],
     ) -> None:
         self.made: dict[str, RawGroup] = {}
         self._store = store
@@ -46,6 +53,7 @@ class OwnGroups:
         self._everybody = tuple(range(size))
         self._timeout_s = timeout_s
         self._check_usable = check_usable
+        self._meet = meet
 
     def of_all(self, name: str) -> RawGroup:
         """A gloo group of all ranks, who make it at the same time."""
@@ -63,7 +71,7 @@ class OwnGroups:
             return self.made["data"]
         name = f"reduce/{members}"
         if name not in self.made:
-            self._meet(name, members)
+            self._meet(members)
             self._gloo(name, members)
         return self.made[name]
 
@@ -72,28 +80,26 @@ class OwnGroups:
         for name, group in list(self.made.items()):
             if name.startswith("nccl/"):
                 abort_nccl(group)
-            elif name != "watch":
+            else:
                 abort_gloo(group)
 
     def _gloo(self, name: str, members: tuple[int, ...]) -> RawGroup:
         store = prefixed(self._store, name)
-        self.made[name] = gloo_group(store, members.index(self._rank), len(members), self._timeout_s)
+        make = partial(gloo_group, store, members.index(self._rank), len(members), self._timeout_s)
+        self.made[name] = self._connected(name, make)
         return self.made[name]
 
     def _nccl(self, name: str, members: tuple[int, ...]) -> RawGroup:
         if name not in self.made:
-            self._meet(name, members)  # at its first operation NCCL waits for all, deaf to failures
-            store = prefixed(self._store.clone(), name)
-            self.made[name] = nccl_group(store, members.index(self._rank), len(members), self._timeout_s)
+            self._meet(members)  # at its first operation NCCL waits for all, deaf to failures
+            place, size = members.index(self._rank), len(members)
+
+            def make() -> RawGroup:
+                return nccl_group(prefixed(self._store.clone(), name), place, size, self._timeout_s)
+
+            self.made[name] = self._connected(name, make)
         return self.made[name]
 
-    def _meet(self, name: str, members: tuple[int, ...]) -> None:
-        """Wait for all members of a new group, in a way that a failure interrupts; making the group then
-        takes no time.
-        """
-        self._store.set(f"{name}/here/{self._rank}", "1")
-        keys = [f"{name}/here/{rank}" for rank in members]
-        pause = threading.Event()
-        while not self._store.check(keys):
-            pause.wait(0.002)
-            self._check_usable()
+    def _connected(self, name: str, make: Callable[[], RawGroup]) -> RawGroup:
+        """All members are there, so this takes no time, unless the store is gone."""
+        return interruptible(make, self._timeout_s, f"connecting group {name!r}", self._check_usable)

@@ -50,10 +50,15 @@ class NearProcesses:
         poll = select.poll()
         for handle in self._ranks:
             poll.register(handle, select.POLLIN)
-        for handle, _ in poll.poll(0):
+        for handle, _ in poll.poll(0) if self._ranks else ():
             self._gone.add(self._ranks.pop(handle))
             os.close(handle)
         return frozenset(self._gone)
+
+    @property
+    def handles(self) -> tuple[int, ...]:
+        """Descriptors that can be read from as soon as `gone` has something to tell."""
+        return tuple(self._ranks)
 
     def close(self) -> None:
         """Looks no longer."""

@@ -111,6 +111,7 @@ class keyed:  # noqa: N801 - a context manager that reads as a verb
     Args:
         backward: the block is a backward pass: the key holds in autograd's threads too, and generators are
             kept from the start, since what is computed again sets their states itself. One at a time.
+        entered: is told each site that is entered.
 
     >>> def draw():
     ...     enter_site(3)
@@ -123,10 +124,13 @@ class keyed:  # noqa: N801 - a context manager that reads as a verb
     True
     """
 
-    __slots__ = ("_backward", "_token", "key")
+    __slots__ = ("_backward", "_token", "entered", "key")
 
-    def __init__(self, key: RandomKey, *, backward: bool = False) -> None:
+    def __init__(
+        self, key: RandomKey, *, backward: bool = False, entered: Callable[[int], object] | None = None
+    ) -> None:
         self.key = key
+        self.entered = entered
         self._backward = backward
         self._token: Token[keyed | None] | None = None
 
@@ -190,6 +194,8 @@ def _seed(site: int) -> None:
     block = _active.get() or (_backward[-1] if _backward else None)
     if block is None:
         return
+    if block.entered is not None:
+        block.entered(site)
     seed = site_seed(block.key, site)
     _saved.seed(block, torch.default_generator, seed)
     if torch.cuda.is_initialized():

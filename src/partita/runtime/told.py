@@ -9,21 +9,27 @@ from contextlib import contextmanager
 
 from partita.errors import SignatureMismatch
 from partita.runtime.comm import Comm
+from partita.runtime.whereabouts import doing
 
 __all__ = ["closed_on_error", "told"]
 
 
 @contextmanager
-def told(comm: Comm, where: str) -> Iterator[None]:
-    """Whatever the block raises is published to the other ranks first.
+def told(comm: Comm, where: str, alike: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
+    """Whatever the block raises is published to the other ranks first. Where they wait for this one
+    meanwhile, they are told that it is here.
 
     Args:
         where: what this rank was doing, in words that the others are shown.
+        alike: errors that every rank raises by itself. They are not told, so that each rank gets its own in
+            place of a PeerFailed.
     """
     try:
-        yield
+        with doing(where):
+            yield
     except BaseException as error:
-        comm.fail(error, where)
+        if not isinstance(error, alike):
+            comm.fail(error, where)
         raise
 
 
@@ -32,16 +38,11 @@ def closed_on_error(
     comm: Comm, where: str, alike: tuple[type[Exception], ...] = (SignatureMismatch,)
 ) -> Iterator[None]:
     """The block makes what the comm was opened for. Where it can't, the error is told and the comm closed.
-
-    Args:
-        where: as for `told`.
-        alike: errors that every rank raises by itself. They are not told, so that each rank gets its own in
-            place of a PeerFailed.
+    Arguments are those of `told`.
     """
     try:
-        yield
-    except BaseException as error:
-        if not isinstance(error, alike):
-            comm.fail(error, where)
+        with told(comm, where, alike):
+            yield
+    except BaseException:
         comm.close()
         raise

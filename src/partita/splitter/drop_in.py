@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
+from partita._torch.modules import named_state
 from partita.errors import GraphError
 from partita.splitter.analysis import analyse_split
 from partita.splitter.collection import collection_paused
@@ -108,8 +109,7 @@ def _original_names(module: GraphModule, modules: Mapping[str, str]) -> dict[str
         modules: the same for the called modules alone.
     """
     names = dict(modules)
-    state = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
-    for name, _ in state:
+    for name, _ in named_state(module):
         atoms = name.split(".")
         prefixes = [".".join(atoms[:length]) for length in range(len(atoms), 0, -1)]
         owner = next((prefix for prefix in prefixes if prefix in modules), None)

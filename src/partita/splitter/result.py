@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from partita._torch.modules import named_state
 from partita.graph.structure import structural_hash
 
 __all__ = ["Conflict", "Edge", "Piece", "Split", "SplitReport"]
@@ -39,12 +40,7 @@ class Piece:
     @cached_property
     def parameters(self) -> tuple[str, ...]:
         """Original names of the parameters and buffers that it holds; a tensor under two names has both."""
-        module = self.module
-        named = (
-            *module.named_parameters(remove_duplicate=False),
-            *module.named_buffers(remove_duplicate=False),
-        )
-        return tuple(name for name, _ in named)
+        return tuple(name for name, _ in named_state(self.module))
 
     @cached_property
     def structural_hash(self) -> str:

@@ -45,7 +45,7 @@ class Judge:
         yield from self._exceptions(candidate, reference)
         if candidate.returned and reference.returned:
             yield from self._nested(candidate.output, reference.output, "output", "output", "outputs")
-        yield from self.state.copies(mine)
+        yield from self.state.copies(mine, theirs)
         yield from self._aliasing(candidate, reference, self.state.shared(mine, theirs))
         yield from self._printed(candidate, reference)
         for name in ("args", "kwargs"):

@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -42,6 +42,7 @@ class Observation:
 
     Attributes:
         copies: callable, state and arguments as the run left them.
+        before: the tensors that the state had before the run.
         output: what was returned, or None where it raised.
         raised: what was raised.
         printed: (stream, text) pairs in order, addresses blotted out.
@@ -50,6 +51,7 @@ class Observation:
     """
 
     copies: Copies
+    before: dict[str, Held]
     output: Any = None
     raised: Raised | None = None
     printed: tuple[tuple[str, str], ...] = ()
@@ -71,7 +73,10 @@ class Observation:
 
     def tensors(self) -> dict[str, Held]:
         """The state after the run."""
-        return held_tensors(self.copies.subject)
+        return {
+            name: replace(held, made=name in self.before and held.tensor is not self.before[name].tensor)
+            for name, held in held_tensors(self.copies.subject).items()
+        }
 
     def values(self) -> dict[str, Any]:
         """Plain attributes after the run."""
@@ -98,7 +103,7 @@ def observe(
     """
     copies = copy_for_run(subject, args, kwargs)
     call = copies.subject.call if instrument is None else instrument(copies.subject)
-    seen = Observation(copies)
+    seen = Observation(copies, held_tensors(copies.subject))
     log: list[tuple[str, str]] = []
     with randomness.preserved(), _captured(log):
         randomness.seed_all(seed)

@@ -23,10 +23,12 @@ class Held:
     Attributes:
         kind: how it is registered; an attribute is a tensor that a module holds without registering it.
         tensor: the tensor itself, not a copy.
+        made: whether a run put it in the place of another one.
     """
 
     kind: Literal["parameter", "buffer", "attribute"]
     tensor: torch.Tensor
+    made: bool = False
 
 
 def held_tensors(subject: Subject) -> dict[str, Held]:

@@ -73,9 +73,13 @@ class StateComparison:
             if name in candidate
         ]
 
-    def copies(self, candidate: Mapping[str, Held]) -> Iterator[Difference]:
-        """One tensor of the reference that is several in the candidate."""
+    def copies(self, candidate: Mapping[str, Held], reference: Mapping[str, Held]) -> Iterator[Difference]:
+        """One tensor of the reference that is several in the candidate; an attribute that each call makes
+        anew may be.
+        """
         for pair in self._pairs:
+            if pair.kind == "attribute" and pair.name in reference and reference[pair.name].made:
+                continue
             found = [candidate[name].tensor for name in pair.holders if name in candidate]
             if any(tensor is not found[0] for tensor in found):
                 names = ", ".join(pair.holders)
@@ -89,9 +93,16 @@ class StateComparison:
             now, where = _now(reference, pair.name, pair.before), f"{pair.kind} {pair.name}"
             if not pair.holders and self._differs(now, pair.before):
                 yield Difference(pair.kind, where, _NO_HOLDER.format(what="changes"))
-            self.compared[_plural(pair.kind)] += len(pair.holders)
-            for name in pair.holders:
-                yield from self._differ(pair.kind, self._held(candidate, name), now, where)
+            found = [self._held(candidate, name) for name in pair.holders]
+            if pair.kind == "attribute" and pair.name in reference and reference[pair.name].made:
+                # one of several holders makes it anew; others keep what they had, or have no data
+                makers = [name for name in pair.holders if name in candidate and candidate[name].made]
+                found = [
+                    candidate[name].tensor for name in makers if not candidate[name].tensor.is_meta
+                ] or found
+            self.compared[_plural(pair.kind)] += len(found)
+            for tensor in found:
+                yield from self._differ(pair.kind, tensor, now, where)
         for name in _without(self._candidate, self._matched):
             held = self._candidate[name]
             if self._differs(self._held(candidate, name), held.tensor):

@@ -129,3 +129,14 @@ def test_switches_of_a_region_are_nothing_to_compute() -> None:
     gm = _graph(Region(), torch.ones(2))
     assignment = stage_assignment(gm, cuts_at_marks(gm))
     assert (assignment["sin"], assignment["cos"], assignment["neg"]) == (0, 1, 2)
+
+
+def test_what_is_no_split_point_is_refused_with_those_that_there_are() -> None:
+    for frontend in ("export", "modules"):
+        with pytest.raises(AssignmentError, match=r"'middle': give SplitPoint\.BEGINNING or"):
+            pipeline(
+                nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)),
+                (torch.randn(1, 2),),
+                split_spec={"1": "middle"},  # type: ignore[dict-item]
+                frontend=frontend,  # type: ignore[arg-type]
+            )

@@ -16,15 +16,10 @@ from torch.fx import GraphModule
 from torch.nn.utils import clip_grad_norm_ as torchs
 
 from partita.errors import ExecutionError, PeerFailed
-from partita.pipelining import Pipe, Schedule1F1B, UncutReference, clip_grad_norm_, keyed_graph
+from partita.pipelining import Schedule1F1B, UncutReference, clip_grad_norm_, keyed_graph
 from partita.runtime import Comm, InProcessWorld
 
 Clipped = tuple[Tensor, dict[str, Tensor | None]]
-
-
-@lru_cache(maxsize=4)
-def _pipe(case: Case, stages: int) -> Pipe:
-    return cut(case, stages)
 
 
 @lru_cache(maxsize=4)
@@ -39,7 +34,7 @@ def _noted(norm: Tensor, *modules: nn.Module) -> Clipped:
 
 
 def _piped(case: Case, placement: tuple[int, ...], max_norm: float, *options: Any) -> list[Clipped]:
-    pipe = _pipe(case, len(placement))
+    pipe = cut(case, len(placement))
 
     def body(comm: Comm) -> Clipped:
         own = copy.deepcopy(pipe)
@@ -109,7 +104,7 @@ def test_several_dtypes_are_put_together_too() -> None:
 
 
 def _overflow(comm: Comm, error_if_nonfinite: bool, found: dict[int, Any]) -> None:
-    stage = copy.deepcopy(_pipe(PLAIN, 2)).build_stage(comm.rank, comm=comm)
+    stage = copy.deepcopy(cut(PLAIN, 2)).build_stage(comm.rank, comm=comm)
     schedule = Schedule1F1B(stage, 4, PLAIN.loss)
     args, _, target = PLAIN.data(8)
     schedule.step(*args, target=target)
@@ -137,7 +132,7 @@ def test_a_norm_that_is_not_finite_passes_where_torchs_default_lets_it() -> None
 
 
 def test_a_rank_that_can_not_clip_is_an_error_on_every_rank() -> None:
-    pipe, errors = _pipe(TRANSFORMER, 2), [None, None]
+    pipe, errors = cut(TRANSFORMER, 2), [None, None]
 
     def body(comm: Comm) -> None:
         schedule = Schedule1F1B(copy.deepcopy(pipe).build_stage(comm.rank, comm=comm), 4)
@@ -154,7 +149,7 @@ def test_a_rank_that_can_not_clip_is_an_error_on_every_rank() -> None:
 
 
 def test_without_any_gradient_the_norm_is_zero() -> None:
-    pipe = _pipe(TRANSFORMER, 2)
+    pipe = cut(TRANSFORMER, 2)
 
     def body(comm: Comm) -> Tensor:
         schedule = Schedule1F1B(copy.deepcopy(pipe).build_stage(comm.rank, comm=comm), 4)

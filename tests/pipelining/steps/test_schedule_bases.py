@@ -14,7 +14,7 @@ from torch.distributed.pipelining import schedules as theirs
 from torch.nn import functional
 
 from partita.errors import ScheduleError, SignatureMismatch
-from partita.pipelining import PipelineSchedule, PipelineStage, schedules
+from partita.pipelining import PipelineSchedule, PipelineStage, get_schedule_class, schedules
 from partita.pipelining.schedules import (
     PipelineScheduleMulti,
     PipelineScheduleSingle,
@@ -109,6 +109,11 @@ def test_bases_are_bases_as_in_torch() -> None:
             for base in ("PipelineScheduleSingle", "PipelineScheduleMulti", "_PipelineScheduleRuntime"):
                 expected = issubclass(there, getattr(theirs, base))
                 assert issubclass(here, getattr(schedules, base)) == expected, (name, base)
+
+
+def test_bases_are_found_by_name_as_in_torch() -> None:
+    for name in ("PipelineScheduleSingle", "pipelineschedulemulti"):
+        assert get_schedule_class(name).__name__ == theirs.get_schedule_class(name).__name__
 
 
 def test_orders_of_ones_own_are_run(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from partita.pipelining import (
     keyed_graph,
     pipeline,
 )
+from partita.pipelining.schedules import _ScheduleForwardOnly
 from partita.runtime import Comm, InProcessWorld, Replicate, TensorChunkSpec, Tracer
 
 
@@ -384,6 +385,26 @@ def test_a_step_without_a_loss_function_runs_forward_only() -> None:
     assert also_untouched
     assert not output.requires_grad
     assert_equal(output, UncutReference(keyed_graph(PLAIN.model(), (x[:2],)), 4).step(x), "output")
+
+
+def test_a_schedule_that_only_goes_forward_has_losses_and_makes_no_step() -> None:
+    case = PLAIN
+
+    def run(comm: Comm) -> Any:
+        stage = _stage(cut(case, 2), comm)
+        args, kwargs, target = case.data(8)
+        losses: list[Tensor] = []
+        schedule = _ScheduleForwardOnly(stage, 4, case.loss)
+        output = schedule.step(*args, target=target, losses=losses, **kwargs)
+        assert schedule.state_dict() == {"steps": 0}
+        assert all(parameter.grad is None for parameter in stage.module.parameters())
+        assert not schedule.schedule().has_backward
+        again: list[Tensor] = []
+        whole = Schedule1F1B(stage, 4, case.loss).eval(*args, target=target, losses=again, **kwargs)
+        assert_equal((output, losses), (whole, again))
+        return len(losses)
+
+    assert InProcessWorld(2).run(run) == [0, 4]
 
 
 def test_a_step_with_a_loss_function_on_one_rank_only_is_an_error_on_both() -> None:

@@ -15,14 +15,9 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from partita.errors import ExecutionError, SignatureMismatch
-from partita.pipelining import Pipe, Schedule1F1B, UncutReference, get_schedule_class, keyed_graph
+from partita.pipelining import Schedule1F1B, UncutReference, get_schedule_class, keyed_graph
 from partita.pipelining.steps.tied_sum import with_chains
 from partita.runtime import Comm, InProcessWorld
-
-
-@lru_cache(maxsize=4)
-def _pipe(case: Case, stages: int) -> Pipe:
-    return cut(case, stages)
 
 
 @lru_cache(maxsize=4)
@@ -41,7 +36,7 @@ def _run(
     steps: int = 2,
 ) -> list[dict[str, Tensor | None]]:
     """Gradients by rank after steps that accumulate."""
-    pipe = _pipe(case, len(placement))
+    pipe = cut(case, len(placement))
 
     def body(comm: Comm) -> dict[str, Tensor | None]:
         own = copy.deepcopy(pipe)
@@ -86,7 +81,7 @@ def test_one_sum_a_step_is_the_gradient_of_the_uncut_model(placement: tuple[int,
 
 
 def test_copies_stay_equal_bit_for_bit_over_training() -> None:
-    pipe = _pipe(TRANSFORMER, 2)
+    pipe = cut(TRANSFORMER, 2)
 
     def body(comm: Comm) -> Tensor:
         stage = copy.deepcopy(pipe).build_stage(comm.rank, comm=comm)
@@ -103,7 +98,7 @@ def test_copies_stay_equal_bit_for_bit_over_training() -> None:
 
 
 def test_nothing_of_a_tied_parameter_travels_during_the_step() -> None:
-    pipe = _pipe(TRANSFORMER, 3)
+    pipe = cut(TRANSFORMER, 3)
     name = pipe.routes.tied[0].value.name
     exact, reduced = pipe.routes, with_chains(pipe.routes, chained=False)
     assert any(name in names for names in exact.backward.values())
@@ -136,7 +131,7 @@ def test_a_tied_parameter_that_the_loss_ignores_has_no_gradient() -> None:
 
 
 def test_ranks_that_differ_about_tied_gradients_say_so() -> None:
-    pipe = _pipe(TRANSFORMER, 2)
+    pipe = cut(TRANSFORMER, 2)
 
     def body(comm: Comm) -> None:
         how = "exact" if comm.rank else "reduced"

@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from torch import Tensor, nn
+from torch import nn
 
+from partita._torch.modules import named_state
 from partita.errors import AssignmentError, CaptureError
 from partita.pipelining.blocks.cut import BlockCut, Event, Site
 from partita.pipelining.blocks.recording import Recording
+from partita.pipelining.listing import shared_atoms
 
 __all__ = ["BlockPlan", "Edge", "Place", "plan_blocks"]
 
@@ -208,8 +210,12 @@ def _regions(
 
 
 def _idle(pairs: Sequence[tuple[Recording, _Regions]], stages: int) -> dict[int, frozenset[Site]]:
-    """For each stage the sites of values that are alive when it begins, and not used from there on."""
+    """For each stage the sites of values that are alive when it begins, and not used from there on. None
+    where random numbers leave modules out: one that no recording has called there may use them.
+    """
     idle: dict[int, set[Site]] = {stage: set() for stage in range(1, stages)}
+    if _differ_in_calls([recording for recording, _ in pairs]):
+        return {stage: frozenset() for stage in idle}
     used: dict[int, set[Site]] = {stage: set() for stage in range(1, stages)}
     for recording, region in pairs:
         last = [-1] * len(recording.made)
@@ -221,6 +227,13 @@ def _idle(pairs: Sequence[tuple[Recording, _Regions]], stages: int) -> dict[int,
             for number in recording.alive.get(event, ()) if event is not None else ():
                 (used if last[number] >= stage else idle)[stage].add(recording.sites[number])
     return {stage: frozenset(idle[stage] - used[stage]) for stage in idle}
+
+
+def _differ_in_calls(recordings: Sequence[Recording]) -> bool:
+    calls: dict[bool, set[tuple[Event, ...]]] = {}
+    for recording in recordings:
+        calls.setdefault(recording.training, set()).add(tuple(moment.event for moment in recording.moments))
+    return any(len(found) > 1 for found in calls.values())
 
 
 def _check_state(model: nn.Module, pairs: Sequence[tuple[Recording, _Regions]]) -> dict[str, set[int]]:
@@ -258,10 +271,7 @@ def _holders(
     """The stages of each parameter and buffer, under all of its names. What the example does not use goes
     where the module around it runs, or to its closest relatives.
     """
-    tensors: dict[str, Tensor] = {
-        **dict(model.named_parameters(remove_duplicate=False)),
-        **dict(model.named_buffers(remove_duplicate=False)),
-    }
+    tensors = dict(named_state(model))
     stages: dict[int, set[int]] = {}
     for name, found in used.items():
         if name in tensors:
@@ -276,15 +286,6 @@ def _holders(
     known = {name: stages[id(tensor)] for name, tensor in tensors.items() if id(tensor) in stages}
     for name, tensor in tensors.items():
         if id(tensor) not in stages:
-            nearest = max(known, key=lambda other: _shared_atoms(other, name), default=None)
+            nearest = max(known, key=lambda other: shared_atoms(other, name), default=None)
             stages[id(tensor)] = {min(known[nearest])} if nearest is not None else {0}
     return {name: tuple(sorted(stages[id(tensor)])) for name, tensor in tensors.items()}
-
-
-def _shared_atoms(left: str, right: str) -> int:
-    count = 0
-    for one, other in zip(left.split("."), right.split("."), strict=False):
-        if one != other:
-            break
-        count += 1
-    return count

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from partita._torch.ghosts import ghost_of
 from partita._torch.module_calls import watch_calls
+from partita._torch.modules import named_state
 from partita.pipelining.blocks.borders import BlockPlan
 from partita.pipelining.blocks.recording import twin_of
 from partita.pipelining.blocks.stage_module import StageModule, entering, leaving
@@ -29,13 +30,9 @@ def stage_modules_of(model: nn.Module, plan: BlockPlan) -> list[StageModule]:
 
 
 def _module(model: nn.Module, plan: BlockPlan, stage: int) -> StageModule:
-    tensors: dict[str, Tensor] = {
-        **dict(model.named_parameters(remove_duplicate=False)),
-        **dict(model.named_buffers(remove_duplicate=False)),
-    }
     ghosts: dict[int, Tensor] = {}
     instead: dict[int, Tensor] = {}
-    for name, tensor in tensors.items():
+    for name, tensor in named_state(model):
         if stage in plan.holders[name]:
             instead[id(tensor)] = tensor
         elif id(tensor) not in ghosts:
@@ -47,7 +44,7 @@ def _module(model: nn.Module, plan: BlockPlan, stage: int) -> StageModule:
     root = twin_of(model, instead)
     for path, module in root.named_modules():
         watch_calls(module, path, entering, leaving)
-    device = next((tensor.device for tensor in tensors.values()), torch.device("cpu"))
+    device = next((tensor.device for _, tensor in named_state(model)), torch.device("cpu"))
     return StageModule(root, stage, plan.cut, device, ghosts.values())
 
 

@@ -14,6 +14,8 @@ __all__ = ["block_costs"]
 
 _BACKWARD = 2.0
 """How much longer a backward pass takes than the forward pass, where nothing better is known."""
+_FEW = 2
+"""With fewer blocks than this for each stage, what lies in them counts too."""
 
 
 def block_costs(
@@ -21,15 +23,20 @@ def block_costs(
 ) -> tuple[CostModel, list[Event]]:
     """The units between the beginnings of blocks, with the seconds that the example took.
 
-    A block is a member of a ``ModuleList``, ``Sequential`` or ``ModuleDict``, or a child of the model. Where
-    these are not enough, any module that is called.
+    A block is a child of the model, or a member of a ``ModuleList``, ``Sequential`` or ``ModuleDict`` that
+    the example calls from the first to the last, each once (experts are no blocks: data decides which run).
+    Blocks in blocks count where there are few; where these are not enough, any module that is called.
 
     Returns:
         The cost model, and for each of its borders the event that it lies at.
     """
-    blocks = _blocks(model)
-    borders = _borders(recording, blocks)
-    if stages is not None and len(borders) + 1 < stages:
+    depths = _blocks(model, recording)
+    wanted = _FEW * (stages or 1)
+    for depth in sorted({*depths.values()}):
+        borders = _borders(recording, {path for path, own in depths.items() if own <= depth})
+        if len(borders) + 1 >= wanted:
+            break
+    if not depths or (stages is not None and len(borders) + 1 < stages):
         borders = _borders(recording, None)
     bytes_at = _bytes_across(recording, [moment.position for moment in borders])
     state = dict(model.named_parameters())
@@ -60,14 +67,20 @@ def block_costs(
     return CostModel(tuple(units), tuple(bytes_at)), [moment.event for moment in borders]
 
 
-def _blocks(model: nn.Module) -> set[str]:
-    found = set()
-    for path, _ in model.named_modules():
-        parent = model.get_submodule(path.rpartition(".")[0]) if "." in path else model
-        lists = isinstance(parent, (nn.ModuleList, nn.Sequential, nn.ModuleDict))
-        if path and (lists or parent is model):
-            found.add(path)
-    return found
+def _blocks(model: nn.Module, recording: Recording) -> dict[str, int]:
+    """In how many other blocks each block lies."""
+    order = [moment.event[0] for moment in recording.moments if not moment.event[2]]
+    depths = {path: 0 for path, _ in model.named_children()}
+    inner: set[str] = set()
+    for path, module in model.named_modules():
+        if not isinstance(module, (nn.ModuleList, nn.Sequential, nn.ModuleDict)):
+            continue
+        members = [f"{path}.{name}" if path else name for name, _ in module.named_children()]
+        if [called for called in order if called in set(members)] == members:
+            depth = sum(path.startswith(f"{around}.") for around in inner)
+            depths |= dict.fromkeys(members, depth)
+            inner.update(members)
+    return depths
 
 
 def _borders(recording: Recording, blocks: set[str] | None) -> list[Moment]:

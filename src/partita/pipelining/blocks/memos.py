@@ -7,7 +7,6 @@ leaves nothing.
 
 from __future__ import annotations
 
-import functools
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,9 +15,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from partita._torch.memos import memos
+
 __all__ = ["memos_found", "nothing_remembered"]
 
-_MEMO = type(functools.lru_cache(int))
 _known: dict[int, Any] = {}
 """Those that were seen to remember tensors, by identity."""
 
@@ -30,9 +30,9 @@ _CLOSED = (FunctionType, MethodType, ModuleType, type, nn.Module, str, int, floa
 @contextmanager
 def memos_found() -> Iterator[None]:
     """Notice which functions that are called in this block remember tensors afterwards."""
-    before = {id(memo): (memo, memo.cache_info()) for memo in _memos()}
+    before = {id(memo): (memo, memo.cache_info()) for memo in memos()}
     yield
-    for memo in _memos():
+    for memo in memos():
         _, info = before.get(id(memo), (memo, None))
         if memo.cache_info() != info and _holds_tensors(memo):
             _known[id(memo)] = memo
@@ -52,10 +52,6 @@ def nothing_remembered() -> Iterator[None]:
 def _clear() -> None:
     for memo in _known.values():
         memo.cache_clear()
-
-
-def _memos() -> list[Any]:
-    return [value for value in gc.get_objects() if type(value) is _MEMO]
 
 
 def _holds_tensors(memo: Any) -> bool:

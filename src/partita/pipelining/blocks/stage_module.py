@@ -20,7 +20,7 @@ from partita.pipelining.blocks.packet import Packet
 from partita.pipelining.blocks.run import Run, Stop, current_run
 from partita.runtime.rng import active_seed, enter_site
 
-__all__ = ["StageModule", "entering", "generator_states", "leaving", "set_generators"]
+__all__ = ["StageModule", "entering", "generator_states", "keyed_generators", "leaving", "set_generators"]
 
 _HOST_SITE = 2**62
 """Of the generators that are not torch's, among the call sites of random numbers."""
@@ -150,21 +150,29 @@ def set_generators(states: tuple[Any, Any]) -> None:
 
 
 @contextmanager
+def keyed_generators() -> Iterator[None]:
+    """Within it Python's and numpy's generators follow the active `RandomKey`, where there is one."""
+    seed = active_seed(_HOST_SITE)
+    if seed is None:
+        yield
+        return
+    before = generator_states()
+    random.seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed % 2**32)
+    try:
+        yield
+    finally:
+        set_generators(before)
+
+
+@contextmanager
 def _generators(packet: Packet) -> Iterator[None]:
     """Let Python's and numpy's generators stand where they stood on the first stage."""
-    seed = active_seed(_HOST_SITE)
     if packet.generators is not None:
         set_generators(packet.generators)
         yield
-    elif seed is None:
+        return
+    with keyed_generators():
         yield
-    else:
-        before = generator_states()
-        random.seed(seed)
-        numpy = sys.modules.get("numpy")
-        if numpy is not None:
-            numpy.random.seed(seed % 2**32)
-        try:
-            yield
-        finally:
-            set_generators(before)

@@ -3,42 +3,44 @@ number, or by the uncut model.
 
 They are ordinary ``torch.distributed.checkpoint`` directories. Every tensor is under the name that it has in
 the model that was never cut, in the layout of ``dcp.save({"model": model.state_dict(), "optim": ...})``, so
-what torch saved is read here, and the other way round.
+what torch saved is read here, and the other way round. Beside lies a list of all files with their checksums
+(`manifest`), which is written last.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.optim import Optimizer
 
-from partita._torch.tensors import has_memory
 from partita.errors import CheckpointError
-from partita.pipelining.checkpoints.aliased_writer import AliasedWriter
-from partita.pipelining.checkpoints.checkpoint_source import EXTRA, CheckpointSource, reason
-from partita.pipelining.checkpoints.optimizer_state import (
-    Names,
-    names_of,
-    optimizer_entries,
-    restore_optimizer,
+from partita.pipelining.checkpoints.all_or_nothing import put, unchanged_on_error
+from partita.pipelining.checkpoints.checkpoint_source import CheckpointSource, Incoming
+from partita.pipelining.checkpoints.manifest_writer import ManifestWriter
+from partita.pipelining.checkpoints.optimizer_state import Names, Restore, names_of, prepare_optimizer
+from partita.pipelining.checkpoints.prepare import (
+    Optimizers,
+    Request,
+    all_names,
+    listed_optimizers,
+    prepare,
+    refuse_second,
 )
-from partita.pipelining.checkpoints.replicas import Entry, Replicas, share_out
-from partita.pipelining.checkpoints.savers import savers_of
+from partita.pipelining.checkpoints.reasons import reason
+from partita.pipelining.checkpoints.replicas import Replicas
+from partita.pipelining.checkpoints.savers import Savers, agree, attempt, savers_of
+from partita.pipelining.checkpoints.shared_folder import check_shared
 from partita.pipelining.listing import listed
-from partita.pipelining.stages.held_state import Held, Stages, by_identity, held_state, stage_modules
+from partita.pipelining.stages.held_state import Stages, by_identity, held_state, listed_stages, stage_modules
+from partita.pipelining.stages.stage import Stage
 
 __all__ = ["Restored", "load_checkpoint", "save_checkpoint"]
-
-Optimizers = Optimizer | Sequence[Optimizer]
 
 
 @dataclass(frozen=True)
@@ -48,10 +50,13 @@ class Restored:
     Attributes:
         missing: names of parameters and buffers that the checkpoint does not have (with ``strict=False``).
         extra: what `save_checkpoint` was given as ``extra``.
+        steps: how many steps the schedule had made, from where those of the loaded stages go on; None where
+            the checkpoint was made of no stage.
     """
 
     missing: tuple[str, ...]
     extra: Mapping[str, Any]
+    steps: int | None = None
 
 
 def save_checkpoint(
@@ -64,8 +69,10 @@ def save_checkpoint(
     model_key: str = "model",
     optimizer_key: str = "optim",
     process_group: dist.ProcessGroup | None = None,
+    trust: bool = False,
 ) -> None:
-    """Write the state of stages, from all ranks into one checkpoint.
+    """Write the state of stages, from all ranks into one checkpoint, and how many steps their schedule has
+    made, on which dropout depends.
 
     Where ``torch.distributed`` is initialised this is collective over ``process_group``, whose ranks together
     hold the model (copies of it are fine: each name is written once, by one of its holders). In an
@@ -75,93 +82,41 @@ def save_checkpoint(
         path: a directory that all ranks can write to; made if it is not there.
         stages: this rank's stages, or a whole model.
         optimizers: of these stages.
-        extra: plain values and tensors to keep beside, by name; rank 0's are kept. The ``state_dict()`` of
-            the pipeline's schedule belongs here, since dropout depends on the number of the step, and that of
-            a learning rate's scheduler.
+        extra: plain values and tensors to keep beside, by name; rank 0's are kept. The ``state_dict()`` of a
+            learning rate's scheduler belongs here.
         replicas: copies of one name (tied parameters, data parallel ranks) that differ by any bit are an
             error with ``equal``; with ``first`` the lowest rank's copy is written. Sharded tensors are not
             compared.
         model_key: what the model's names stand below; empty for none.
         optimizer_key: what the optimizer's stand below.
         process_group: the default one if not given.
+        trust: pickle what is no plain data (in ``extra``, a module's extra state, an optimizer). Loading it
+            runs code, and takes ``trust=True`` too.
 
     Raises:
-        CheckpointError: on all ranks alike: the directory holds a checkpoint already, copies differ, state on
-            the meta device, an optimizer with parameters of no stage, or writing failed.
+        CheckpointError: on all ranks alike: the directory holds a checkpoint already, or is not the same one
+            for all ranks; copies differ, values are no plain data, state is on the meta device, an
+            optimizer has parameters of no stage; or writing failed.
         UsageError: ``stages`` is something else, such as a schedule.
 
-    >>> import tempfile
+    >>> import tempfile, torch
     >>> folder, model = tempfile.mkdtemp(), torch.nn.Linear(2, 2)
     >>> save_checkpoint(folder, model, extra={"step": 3})
     >>> load_checkpoint(folder, torch.nn.Linear(2, 2)).extra
     {'step': 3}
     """
     savers = savers_of(stages, process_group)
-    values, problem = _attempt(lambda: _entries(path, stages, optimizers, model_key, optimizer_key))
-    for rank, text in enumerate(savers.everywhere(problem)):
-        if text is not None:
-            raise CheckpointError(f"rank {rank}: {text}" if savers.named else text)
-    entries = [*values, *(_extra_entries(extra or {}) if savers.first else ())]
-    shares = share_out(entries, savers.rank, savers.everywhere, replicas)
+    request = Request(stages, optimizers, extra or {}, replicas, model_key, optimizer_key, trust)
+    folder = Path(path)
+    agree(savers, attempt(lambda: refuse_second(folder), folder, "written")[1])
+    prepared = prepare(request, folder, savers)
+    check_shared(folder, savers)
     try:
-        savers.write(_nested(entries, set(shares.mine)), AliasedWriter(path, shares.aliases))
+        savers.write(prepared.values, ManifestWriter(path, prepared.aliases, steps=prepared.steps))
     except (Exception, CheckpointException) as error:
         raise CheckpointError(
             f"the checkpoint {os.fspath(path)!r} could not be written: {reason(error)}"
         ) from error
-
-
-def _nested(entries: Sequence[Entry], mine: set[str]) -> dict[str, Any]:
-    """What this rank writes, in sections."""
-    nested: dict[str, Any] = {}
-    for entry in entries:
-        if entry.key in mine:
-            section = nested.setdefault(entry.section, {}) if entry.section else nested
-            value = entry.value
-            section.setdefault(entry.name, value.detach() if isinstance(value, Tensor) else value)
-    return nested
-
-
-def _attempt(action: Callable[[], list[Entry]]) -> tuple[list[Entry], str | None]:
-    """What ``action`` returns, or what went wrong: told to all ranks before any of them waits for another."""
-    try:
-        return action(), None
-    except CheckpointError as error:
-        return [], str(error)
-
-
-def _entries(
-    path: str | os.PathLike[str],
-    stages: Stages,
-    optimizers: Optimizers | None,
-    model_key: str,
-    optimizer_key: str,
-) -> list[Entry]:
-    """All that this rank holds, under the names of the checkpoint."""
-    if (Path(path) / ".metadata").exists():
-        raise CheckpointError(
-            f"{os.fspath(path)!r} holds a checkpoint already: save to another directory, or remove it first"
-        )
-    states = [by_identity(held_state(module)) for module in stage_modules(stages)]
-    entries = []
-    for held in (held for state in states for held in state):
-        if isinstance(held.value, Tensor) and not has_memory(held.value):
-            raise CheckpointError(
-                f"{held.names[0]!r} is on the meta device: materialise the stage before saving"
-            )
-        entries += [Entry(model_key, name, held.value, min(held.names)) for name in held.names]
-    entries += optimizer_entries(_listed(optimizers), _names(states), optimizer_key)
-    return entries
-
-
-def _extra_entries(extra: Mapping[str, Any]) -> list[Entry]:
-    """Each value as bytes, so that nothing looks into it."""
-    entries = []
-    for name, value in extra.items():
-        buffer = BytesIO()
-        torch.save(value, buffer)
-        entries.append(Entry(EXTRA, name, buffer.getvalue(), name))
-    return entries
 
 
 def load_checkpoint(
@@ -173,11 +128,20 @@ def load_checkpoint(
     cast: bool = False,
     model_key: str = "model",
     optimizer_key: str = "optim",
+    process_group: dist.ProcessGroup | None = None,
+    alone: bool = False,
+    trust: bool = False,
 ) -> Restored:
-    """Read this rank's stages, and nothing else, from a checkpoint of any cut.
+    """Read this rank's stages, and nothing else, from a checkpoint of any cut. All or nothing: where it
+    raises, on any rank, models, optimizers and random numbers are what they were on all.
 
-    Not collective: each rank reads for itself. Values are read into the tensors that are there, so ties and
-    optimizers stay as they are. Load into the stage before it is wrapped, or after; both work.
+    Collective as `save_checkpoint` is: the ranks compare what they are about to load, and each reads its own
+    part. Values are copied into the tensors that are there, so ties and optimizers stay as they are. Load
+    into the stage before it is wrapped, or after; both work. Schedules of the stages, made before or
+    after, go on counting their steps where those stopped that were saved.
+
+    What was saved by partita is compared with its checksums before it is used. While it is read, the model's
+    part takes its memory twice, the second time on the CPU (sharded tensors: on their device).
 
     Args:
         path: the directory.
@@ -187,29 +151,110 @@ def load_checkpoint(
         cast: convert tensors of another dtype; otherwise they are an error.
         model_key: what the model's names stand below in the checkpoint; empty for none.
         optimizer_key: what the optimizer's stand below.
+        process_group: the default one if not given.
+        alone: this process loads, and no other: nothing is compared.
+        trust: unpickle what is no plain data, which runs whatever code it names.
 
     Raises:
-        CheckpointError: names that are missing, another shape or dtype (both are shown), state on the meta
-            device, one param group of parameters with different settings, or a directory that can't be read.
+        CheckpointError: on all ranks: a damaged file, a checkpoint that was not finished, ranks with
+            different
+            checkpoints, names that are missing, another shape or dtype (both are shown), state on the meta
+            device, one param group of parameters with different settings, a pickle without ``trust``, or a
+            directory that can't be read.
     """
+    savers = savers_of(stages, process_group, alone=alone)
     modules = stage_modules(stages)
-    source = CheckpointSource(os.fspath(path))
+    every = listed_optimizers(optimizers)
+    arrived, problem = attempt(
+        lambda: _arrived(
+            CheckpointSource(os.fspath(path), trust=trust),
+            modules,
+            every,
+            (model_key, optimizer_key),
+            strict=strict,
+            cast=cast,
+        ),
+        path,
+        "read",
+    )
+    agree(savers, problem)
+    assert arrived is not None
+    _compare(savers, arrived, path)
+    with unchanged_on_error(modules, every) as undo:
+        put(arrived.tensors, undo)
+        agree(savers, attempt(lambda: _hand_over(arrived, modules), path, "read")[1])
+    if arrived.restored.steps is not None:
+        for stage in listed_stages(stages):
+            if isinstance(stage, Stage):
+                stage.step_count.load(arrived.restored.steps)
+    return arrived.restored
+
+
+@dataclass(frozen=True)
+class _Arrived:
+    """What was read, before anything is changed.
+
+    Attributes:
+        tensors: of the model.
+        opaque: modules' extra state, of each module.
+        optimizers: what puts each one's state in.
+    """
+
+    identity: str
+    tensors: Incoming
+    opaque: tuple[dict[str, Any], ...]
+    optimizers: tuple[Restore, ...]
+    restored: Restored
+
+
+def _arrived(
+    source: CheckpointSource,
+    modules: Sequence[Any],
+    optimizers: Sequence[Optimizer],
+    keys: tuple[str, str],
+    *,
+    strict: bool,
+    cast: bool,
+) -> _Arrived:
+    model_key, optimizer_key = keys
     states = [by_identity(held_state(module)) for module in modules]
     wanted, missing = source.find([held for state in states for held in state], model_key, cast=cast)
     if missing and strict:
         raise CheckpointError(source.message(missing, model_key))
-    for part in wanted:
-        source.read(part)
-    for module, state in zip(modules, states, strict=True):
-        if opaque := source.opaque(state, model_key):
+    tensors = source.fetch(wanted)
+    opaque = tuple(source.opaque(state, model_key) for state in states)
+    names = all_names(states)
+    prepared = tuple(
+        _restore(optimizer, names, source, optimizer_key, strict=strict) for optimizer in optimizers
+    )
+    restored = Restored(tuple(missing), source.extra(), source.steps)
+    return _Arrived(source.identity, tensors, opaque, prepared, restored)
+
+
+def _compare(savers: Savers, arrived: _Arrived, path: str | os.PathLike[str]) -> None:
+    """CheckpointError on all ranks where they have read different checkpoints."""
+    said = savers.everywhere((arrived.identity, os.fspath(path)))
+    for rank, (identity, other) in enumerate(said):
+        if identity != said[0][0]:
+            raise CheckpointError(
+                f"rank 0 loads the checkpoint {said[0][1]!r} and rank {rank} another one, {other!r}: "
+                "load the same "
+                "on all ranks; latest_checkpoint gives the newest that is whole on all of them"
+            )
+
+
+def _hand_over(arrived: _Arrived, modules: Sequence[Any]) -> None:
+    """What modules and optimizers take in by themselves."""
+    for module, opaque in zip(modules, arrived.opaque, strict=True):
+        if opaque:
             module.load_state_dict(opaque, strict=False)
-    names = _names(states)
-    for optimizer in _listed(optimizers):
-        _restore(optimizer, names, source, optimizer_key, strict=strict)
-    return Restored(tuple(missing), source.extra())
+    for restore in arrived.optimizers:
+        restore()
 
 
-def _restore(optimizer: Optimizer, names: Names, source: CheckpointSource, key: str, *, strict: bool) -> None:
+def _restore(
+    optimizer: Optimizer, names: Names, source: CheckpointSource, key: str, *, strict: bool
+) -> Restore:
     parameters = {names_of(p, names)[0]: p for group in optimizer.param_groups for p in group["params"]}
     tensors = {alias: p for p in parameters.values() for alias in names[id(p)]}
     settings = source.settings(key, tensors)
@@ -220,20 +265,4 @@ def _restore(optimizer: Optimizer, names: Names, source: CheckpointSource, key: 
             f"optimizers when saving, name the key that they are below (optimizer_key is {key!r}), or load "
             "with strict=False"
         )
-    restore_optimizer(optimizer, names, source.values(f"{key}.state", tensors), settings)
-
-
-def _names(states: Sequence[Sequence[Held]]) -> dict[int, tuple[str, ...]]:
-    """All names of each tensor, by its identity. A parameter that two stages hold may have a name more in
-    one.
-    """
-    found: dict[int, dict[str, None]] = {}
-    for held in (held for state in states for held in state):
-        found.setdefault(id(held.value), {}).update(dict.fromkeys(held.names))
-    return {identity: tuple(names) for identity, names in found.items()}
-
-
-def _listed(optimizers: Optimizers | None) -> list[Optimizer]:
-    if optimizers is None:
-        return []
-    return [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
+    return prepare_optimizer(optimizer, names, source.values(f"{key}.state", tensors), settings)

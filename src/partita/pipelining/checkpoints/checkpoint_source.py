@@ -2,45 +2,34 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.tensor import DTensor
 
 from partita._torch.tensors import has_memory
-from partita.errors import CheckpointError
+from partita.errors import CheckpointError, PartitaError
+from partita.pipelining.checkpoints.checked_reader import CheckedReader, PlainPlanner
 from partita.pipelining.checkpoints.optimizer_state import state_places
+from partita.pipelining.checkpoints.plain_values import plain_value
+from partita.pipelining.checkpoints.reasons import quiet_alone, reason
 from partita.pipelining.checkpoints.replicas import under
 from partita.pipelining.listing import listed
 from partita.pipelining.stages.held_state import Held, is_opaque
 
-__all__ = ["EXTRA", "CheckpointSource", "quiet_alone", "reason"]
+__all__ = ["EXTRA", "CheckpointSource", "Incoming"]
+
+Incoming = list[tuple[Tensor, Tensor]]
+"""Tensors of a model, each with the values that it is to get."""
 
 EXTRA = "partita_extra"
 """The section of what the user keeps beside."""
-
-
-@contextmanager
-def quiet_alone() -> Iterator[None]:
-    """torch warns whenever one process saves or loads alone, also where it was told to."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*in a single process.*", category=UserWarning)
-        yield
-
-
-def reason(error: BaseException) -> str:
-    """What went wrong, and on which rank where torch tells; its own text is pages of tracebacks."""
-    if isinstance(error, CheckpointException):
-        return "; ".join(f"rank {rank}: {failure[0]!r}" for rank, failure in error.failures.items())
-    return repr(error)
 
 
 class CheckpointSource:
@@ -48,29 +37,35 @@ class CheckpointSource:
 
     Args:
         path: its directory.
+        trust: unpickle what is no plain data.
+
+    Attributes:
+        identity: tells the checkpoint from any other.
+        steps: how many steps the schedule had made; None where it does not say.
 
     Raises:
         CheckpointError: the directory can't be read.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, trust: bool = False) -> None:
         self.path = path
-        self._reader = FileSystemReader(path)
-        try:
-            self._there = self._reader.read_metadata().state_dict_metadata
-        except Exception as error:
-            raise CheckpointError(f"{path!r} holds no checkpoint that can be read: {error!r}") from error
+        self._trust = trust
+        self._reader = CheckedReader(path, trust=trust)
+        self._there = self._reader.read_metadata().state_dict_metadata
+        self.identity = self._reader.identity
+        manifest = self._reader.manifest
+        self.steps = None if manifest is None else manifest.steps
 
     def find(
         self, state: Sequence[Held], key: str, *, cast: bool
-    ) -> tuple[list[dict[str, Tensor]], list[str]]:
+    ) -> tuple[list[tuple[str, Tensor]], list[str]]:
         """Where the tensors of a model are, all checked.
 
         Returns:
-            What `read` takes: from the checkpoint's name to the tensor to read into (a name twice, where two
-            stages of this process have a copy each, makes a second dict). And the names that are not there.
+            What `fetch` takes: the checkpoint's names, each with the tensor that it is for (two stages of
+            this process may have a copy each). And the names that are not there.
         """
-        rounds: list[dict[str, Tensor]] = [{}]
+        wanted: list[tuple[str, Tensor]] = []
         missing: dict[str, None] = {}
         for held in state:
             if is_opaque(held):
@@ -80,11 +75,27 @@ class CheckpointSource:
                 missing[held.names[0]] = None
                 continue
             self._check(place, held.value, cast)
-            free = next((wanted for wanted in rounds if place not in wanted), None)
-            if free is None:
-                rounds.append(free := {})
-            free[place] = held.value.detach()
-        return rounds, list(missing)
+            wanted.append((place, held.value.detach()))
+        return wanted, list(missing)
+
+    def fetch(self, wanted: Sequence[tuple[str, Tensor]]) -> Incoming:
+        """Read what `find` found into memory of its own: on the CPU, and sharded like the tensor where that
+        is.
+        """
+        rooms: dict[str, Any] = {}
+        incoming: Incoming = []
+        for place, tensor in wanted:
+            room = self._waiting(place, tensor)
+            incoming.append((tensor, rooms.setdefault(place, room)))
+        self.read(rooms)
+        return incoming
+
+    def _waiting(self, place: str, tensor: Tensor) -> Tensor:
+        saved = self._there[place]
+        assert isinstance(saved, TensorStorageMetadata)
+        if isinstance(tensor, DTensor):
+            return torch.empty_like(tensor, dtype=saved.properties.dtype)
+        return torch.empty(saved.size, dtype=saved.properties.dtype)
 
     def _check(self, place: str, tensor: Tensor, cast: bool) -> None:
         if not has_memory(tensor):
@@ -126,10 +137,14 @@ class CheckpointSource:
         """Read into the values of ``wanted``, in place; what is no tensor is replaced there."""
         if not wanted:
             return
+        planner = PlainPlanner(self.path, trust=self._trust)
         try:
             with quiet_alone():
-                load(wanted, storage_reader=self._reader, no_dist=True)
+                load(wanted, storage_reader=self._reader, planner=planner, no_dist=True)
         except (Exception, CheckpointException) as error:
+            failures = getattr(error, "failures", {}).values()
+            for failure in (failure for failure, _ in failures if isinstance(failure, PartitaError)):
+                raise failure from error
             raise CheckpointError(
                 f"the checkpoint {self.path!r} could not be read: {reason(error)}"
             ) from error
@@ -181,7 +196,9 @@ class CheckpointSource:
         wanted: dict[str, Any] = {place: None for place in self._there if place.startswith(f"{EXTRA}.")}
         self.read(wanted)
         return {
-            place.removeprefix(f"{EXTRA}."): torch.load(BytesIO(value), weights_only=True)
+            place.removeprefix(f"{EXTRA}."): plain_value(
+                BytesIO(value), f"{place!r} of {self.path!r}", trust=self._trust
+            )
             for place, value in wanted.items()
             if isinstance(value, bytes)
         }

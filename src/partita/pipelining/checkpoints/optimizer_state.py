@@ -10,7 +10,7 @@ The nested layout, where ``param_groups`` is a list, is read too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,17 @@ from partita.errors import CheckpointError
 from partita.pipelining.checkpoints.replicas import Entry
 from partita.pipelining.listing import listed
 
-__all__ = ["Names", "optimizer_entries", "restore_optimizer", "state_places"]
+__all__ = [
+    "Names",
+    "Restore",
+    "names_of",
+    "optimizer_entries",
+    "prepare_optimizer",
+    "state_places",
+]
+
+Restore = Callable[[], None]
+"""Puts into an optimizer what was read for it."""
 
 Names = Mapping[int, tuple[str, ...]]
 """All names of each parameter, by the ``id`` of the tensor."""
@@ -104,13 +114,13 @@ def state_places(keys: Iterable[str], wanted: Iterable[str]) -> dict[str, dict[s
     return places
 
 
-def restore_optimizer(
+def prepare_optimizer(
     optimizer: Optimizer,
     names: Names,
     states: Mapping[str, Mapping[str, Any]],
     settings: Mapping[str, Mapping[str, Any]],
-) -> None:
-    """Put loaded values into an optimizer through its own ``load_state_dict``.
+) -> Restore:
+    """What puts loaded values into an optimizer, through its own ``load_state_dict``. Changes nothing yet.
 
     Args:
         names: of its parameters.
@@ -132,10 +142,14 @@ def restore_optimizer(
         for identity, position in positions.items()
         if (state := _any(states, names[identity]))
     }
-    optimizer.load_state_dict(packed)
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            _keep_dtypes(optimizer.state.get(parameter, {}), _any(states, names[id(parameter)]))
+
+    def restore() -> None:
+        optimizer.load_state_dict(packed)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                _keep_dtypes(optimizer.state.get(parameter, {}), _any(states, names[id(parameter)]))
+
+    return restore
 
 
 def _keep_dtypes(state: dict[str, Any], saved: Mapping[str, Any]) -> None:

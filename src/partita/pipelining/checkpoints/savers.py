@@ -1,20 +1,31 @@
-"""Who saves a checkpoint together, how they tell each other what they hold, and who writes."""
+"""Who saves or loads a checkpoint together, how they tell each other what they hold, and who writes."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import os
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
-from partita.pipelining.checkpoints.checkpoint_source import quiet_alone, reason
+from partita.errors import CheckpointError, PartitaError
+from partita.pipelining.checkpoints.collective_save import comm_of_group, save_together
+from partita.pipelining.checkpoints.reasons import be_quiet_alone, quiet_alone, reason
+from partita.pipelining.checkpoints.staging import Staged
 from partita.pipelining.stages.held_state import Stages, listed_stages
 from partita.pipelining.stages.stage import Stage
 from partita.runtime import InProcessComm
+from partita.runtime.told import told
+from partita.runtime.whereabouts import doing
 
-__all__ = ["Savers", "savers_of"]
+__all__ = ["Savers", "agree", "attempt", "savers_of"]
+
+T = TypeVar("T")
+_WHERE = "saving or loading a checkpoint"
 
 
 class Savers(Protocol):
@@ -22,11 +33,13 @@ class Savers(Protocol):
 
     Attributes:
         rank: this one, as a sharded tensor's mesh counts.
+        place: this one, among those that save or load together.
         first: whether this is the first of them.
         named: whether messages say which rank they are about.
     """
 
     rank: int
+    place: int
     first: bool
     named: bool
 
@@ -36,11 +49,44 @@ class Savers(Protocol):
     def write(self, nested: dict[str, Any], writer: FileSystemWriter) -> None:
         """Write what each rank brings. Collective; raises what torch raises."""
 
+    def start(self, staged: dict[str, Any], writer: FileSystemWriter) -> Future[Any]:
+        """Likewise in a thread, which has ``staged`` to itself until the future is done. Collective."""
 
-def savers_of(stages: Stages, group: dist.ProcessGroup | None) -> Savers:
-    """The ranks of the `InProcessWorld` that ``stages`` run in, or of the process group; this process alone
-    where there is neither.
+
+def attempt(
+    action: Callable[[], T], path: str | os.PathLike[str], what: Literal["read", "written"]
+) -> tuple[T | None, PartitaError | None]:
+    """What ``action`` returns, or what went wrong: for `agree`, before any rank waits for another."""
+    try:
+        return action(), None
+    except PartitaError as error:
+        return None, error
+    except (Exception, CheckpointException) as error:
+        wrapped = CheckpointError(f"the checkpoint {os.fspath(path)!r} could not be {what}: {reason(error)}")
+        wrapped.__cause__ = error
+        return None, wrapped
+
+
+def agree(savers: Savers, problem: PartitaError | None) -> None:
+    """Go on if no rank has a problem. Collective.
+
+    Raises:
+        CheckpointError: the first rank's that has one, on all ranks alike.
     """
+    problems = savers.everywhere(None if problem is None else str(problem))
+    for rank, text in enumerate(problems):
+        if text is not None:
+            if not savers.named and problem is not None:
+                raise problem
+            raise CheckpointError(f"rank {rank}: {text}") from problem
+
+
+def savers_of(stages: Stages, group: dist.ProcessGroup | None, *, alone: bool = False) -> Savers:
+    """The ranks of the `InProcessWorld` that ``stages`` run in, or of the process group; this process alone
+    where there is neither, or where it is to be ``alone``.
+    """
+    if alone:
+        return _Alone()
     comms = (stage.comm for stage in listed_stages(stages) if isinstance(stage, Stage))
     comm = next((comm for comm in comms if isinstance(comm, InProcessComm) and not comm.is_over), None)
     if comm is not None:
@@ -51,7 +97,7 @@ def savers_of(stages: Stages, group: dist.ProcessGroup | None) -> Savers:
 
 
 class _Alone:
-    rank, first, named = 0, True, False
+    rank, place, first, named = 0, 0, True, False
 
     def everywhere(self, value: Any) -> list[Any]:
         return [value]
@@ -59,6 +105,13 @@ class _Alone:
     def write(self, nested: dict[str, Any], writer: FileSystemWriter) -> None:
         with quiet_alone():
             save(nested, storage_writer=writer, no_dist=True)
+
+    def start(self, staged: dict[str, Any], writer: FileSystemWriter) -> Future[Any]:
+        be_quiet_alone()
+        return cast(
+            "Future[Any]",
+            async_save(staged, storage_writer=writer, async_stager=Staged(), no_dist=True),
+        )
 
 
 class _Processes:
@@ -68,16 +121,25 @@ class _Processes:
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self._group = group
+        with doing(_WHERE):
+            self._comm = comm_of_group(group)
         self.rank = dist.get_rank()
-        self.first = dist.get_rank(group) == 0
+        self.place = dist.get_rank(group)
+        self.first = self.place == 0
 
     def everywhere(self, value: Any) -> list[Any]:
-        found: list[Any] = [None] * dist.get_world_size(self._group)
-        dist.all_gather_object(found, value, group=self._group)
-        return found
+        with told(self._comm, _WHERE):
+            return self._comm.all_gather_object(value)
 
     def write(self, nested: dict[str, Any], writer: FileSystemWriter) -> None:
-        save(nested, storage_writer=writer, process_group=self._group)
+        with told(self._comm, _WHERE, (CheckpointException,)):
+            save_together(self._comm, nested, writer)
+
+    def start(self, staged: dict[str, Any], writer: FileSystemWriter) -> Future[Any]:
+        return cast(
+            "Future[Any]",
+            async_save(staged, storage_writer=writer, async_stager=Staged(), process_group=self._group),
+        )
 
 
 class _Threads:
@@ -87,7 +149,7 @@ class _Threads:
 
     def __init__(self, comm: InProcessComm) -> None:
         self._comm = comm
-        self.rank = comm.rank
+        self.rank = self.place = comm.rank
         self.first = comm.rank == 0
 
     def everywhere(self, value: Any) -> list[Any]:
@@ -96,8 +158,7 @@ class _Threads:
     def write(self, nested: dict[str, Any], writer: FileSystemWriter) -> None:
         text = None
         if self.first:
-            for rank in range(1, self._comm.size):
-                _merge(nested, self._comm.recv_object(rank))
+            self._collect(nested)
             try:
                 _Alone().write(nested, writer)
             except (Exception, CheckpointException) as error:  # told to the others, who wait for it
@@ -107,6 +168,19 @@ class _Threads:
         text = self.everywhere(text)[0]
         if text is not None:
             raise RuntimeError(text)
+
+    def start(self, staged: dict[str, Any], writer: FileSystemWriter) -> Future[Any]:
+        if self.first:
+            self._collect(staged)
+            return _Alone().start(staged, writer)
+        self._comm.send_object(staged, 0)
+        nothing: Future[Any] = Future()
+        nothing.set_result(None)
+        return nothing
+
+    def _collect(self, nested: dict[str, Any]) -> None:
+        for rank in range(1, self._comm.size):
+            _merge(nested, self._comm.recv_object(rank))
 
 
 def _merge(nested: dict[str, Any], more: dict[str, Any]) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import nn
 from torch.fx import GraphModule
 
+from partita._torch.modules import named_state
 from partita.errors import CheckpointError
 from partita.graph.state import lookup
 from partita.pipelining.cutting.pipe import Pipe
@@ -75,7 +76,7 @@ def state_report(pipe: Pipe, model: nn.Module | None = None) -> StateReport:
     unused: dict[str, int] = {}
     used = {identity for module in modules for identity in _used(module)}
     for index, module in enumerate(modules):
-        for name, tensor in _tensors(module):
+        for name, tensor in named_state(module):
             stages.setdefault(name, []).append(index)
             if id(tensor) not in used:
                 unused.setdefault(name, index)
@@ -89,11 +90,6 @@ def state_report(pipe: Pipe, model: nn.Module | None = None) -> StateReport:
     )
 
 
-def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from module.named_parameters(remove_duplicate=False)
-    yield from module.named_buffers(remove_duplicate=False)
-
-
 def _used(module: GraphModule) -> Iterator[int]:
     """Identities of what the graph, and the graphs and modules that it calls, refer to."""
     for node in module.graph.nodes:
@@ -103,6 +99,6 @@ def _used(module: GraphModule) -> Iterator[int]:
         if isinstance(value, GraphModule):
             yield from _used(value)
         elif isinstance(value, nn.Module):
-            yield from (id(tensor) for _, tensor in _tensors(value))
+            yield from (id(tensor) for _, tensor in named_state(value))
         else:
             yield id(value)

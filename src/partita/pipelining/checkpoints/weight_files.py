@@ -11,14 +11,16 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from partita._torch.tensors import has_memory
 from partita.errors import CheckpointError
+from partita.pipelining.checkpoints.all_or_nothing import put, unchanged_on_error
 from partita.pipelining.listing import listed
 from partita.pipelining.stages.held_state import (
     Held,
@@ -75,7 +77,9 @@ def load_safetensors(
 
     Each tensor is read on its own, straight to the device that the stage's tensor is on, and copied into it.
     Any of a tied tensor's names will do. Names, shapes and dtypes are all checked before the first one is
-    read.
+    read, and an error after that leaves the stage as it was (for which what it held is kept on the CPU
+    meanwhile). The format has no checksums: a file that is too short or has a damaged header is an error,
+    other numbers in its data are not seen.
 
     Args:
         stage: one or several, or a whole model; no meta tensors (see `materialise`).
@@ -108,8 +112,10 @@ def load_safetensors(
             )
         for item in found:
             _check(item, files, cast)
-        for item in found:
-            files.read_into(item)
+        with unchanged_on_error((), ()) as undo:
+            for item in found:
+                tensor = item.held.value.detach()
+                put([(tensor, files.read(item, str(tensor.device)))], undo)
     return tuple(missing)
 
 
@@ -138,6 +144,18 @@ def _check(item: _Found, files: _Files, cast: bool) -> None:
             f"{item.key!r} is {dtype} in {str(item.file)!r}, and {tensor.dtype} in the stage: convert the "
             "stage first, or pass cast=True to convert what is read"
         )
+
+
+def _weight_map(value: Any) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise TypeError(f"weight_map is a {type(value).__name__}")
+    for key, name in value.items():
+        if not isinstance(name, str):
+            raise TypeError(f"the file of {key!r:.80} is {name!r:.80}")
+        place = PurePosixPath(name)
+        if place.is_absolute() or ".." in place.parts or "\0" in name:
+            raise ValueError(f"the file of {key!r:.80} is {name!r:.80}, which is not below the index")
+    return value
 
 
 class _Files:
@@ -169,8 +187,8 @@ class _Files:
             yield from ((name, path) for name in names)
             return
         try:
-            weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            weight_map = _weight_map(json.loads(path.read_text(encoding="utf-8"))["weight_map"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise CheckpointError(
                 f"{str(path)!r} is no index of safetensors files ({error!r}): it should be JSON with a "
                 "weight_map from names to files"
@@ -200,7 +218,11 @@ class _Files:
         name = header.get_dtype()
         return tuple(header.get_shape()), _DTYPES.get(name, name)
 
-    def read_into(self, item: _Found) -> None:
+    def read(self, item: _Found, device: str) -> Tensor:
         """Read one tensor."""
-        tensor = item.held.value.detach()
-        tensor.copy_(self._file(item.file, str(tensor.device)).get_tensor(item.key))
+        try:
+            return self._file(item.file, device).get_tensor(item.key)
+        except (SafetensorError, OSError, RuntimeError) as error:
+            raise CheckpointError(
+                f"{item.key!r} of {str(item.file)!r} can't be read: {error}; is the download whole?"
+            ) from error

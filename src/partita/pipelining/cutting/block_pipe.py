@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from partita.pipelining.blocks.stage import BlockStage, block_routes
 from partita.pipelining.blocks.stage_module import StageModule, generator_states
 from partita.pipelining.cutting.pipe import Pipe
 from partita.pipelining.loss import LossSpec, OutputLoss, checked_loss, loss_by_name
+from partita.pipelining.model_structure import structure_of
 from partita.pipelining.pipe_info import PipeInfo
 from partita.pipelining.stages.flight import detached
 from partita.pipelining.stages.own_memory import with_own_memory
@@ -64,11 +66,12 @@ class BlockPipe(Pipe):
         self.plan = plan
         self.loss_spec = loss_spec
         self.training = model.training
-        self.routes = block_routes(
+        routes = block_routes(
             len(modules),
             tied_parameters(modules),
             tuple(name for name, _ in model.named_parameters(remove_duplicate=False)),
         )
+        self.routes = replace(routes, structure=structure_of(model))
         self._homes = devices_of(model)
         self.proof = UNASKED
         self.loss = None if loss_spec is None else OutputLoss(loss_spec, output, Tensor)
@@ -110,8 +113,7 @@ class BlockPipe(Pipe):
         Raises:
             IndexError: there is no such stage.
         """
-        if not 0 <= index < self.num_stages:
-            raise IndexError(f"there is no stage {index}: this pipe has stages 0 to {self.num_stages - 1}")
+        self._check_stage(index)
         module = self.split_gm.get_submodule(f"submod_pp_{index}")
         assert isinstance(module, StageModule)
         return module

@@ -47,7 +47,7 @@ def repeat_branches(whole: GraphModule, assignment: dict[str, int]) -> None:
             for stage in wanted[user] if user in branching else (assignment.get(user.name),):
                 if stage is not None:
                     users.setdefault(stage, []).append(user)
-        wanted[node] = users
+        wanted[node] = users or {assignment[node.name]: []}  # nobody uses it: it stays where it is
         if len(users) > 1 and isinstance(node.target, OnlyIf) and _is_trained(whole, node):
             raise CaptureError(
                 f"{node.name!r} is computed in one branch on data only, is trained, and is used by "
@@ -55,7 +55,7 @@ def repeat_branches(whole: GraphModule, assignment: dict[str, int]) -> None:
             )
     copies: dict[tuple[Node, int], Node] = {}
     for node in nodes:
-        stages = sorted(wanted[node]) or [assignment[node.name]]
+        stages = sorted(wanted[node])
         for stage in stages[1:]:
             with whole.graph.inserting_after(node):
                 copied = whole.graph.node_copy(node, partial(_copy_in, copies, stage))

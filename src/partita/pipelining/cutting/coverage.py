@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from partita._torch.modules import named_state
 from partita._torch.regions import ENTER_AUTOCAST, ENTER_INFERENCE, EXIT_AUTOCAST, EXIT_INFERENCE, SET_GRAD
 from partita.errors import CaptureError
 from partita.graph.state import lookup
@@ -46,8 +47,8 @@ def check_state(model: nn.Module, stages: Iterable[nn.Module]) -> None:
     Raises:
         CaptureError: names those that are in none.
     """
-    held = {name for stage in stages for name in _named(stage)}
-    lost = [name for name in _named(model) if name not in held]
+    held = {name for stage in stages for name, _ in named_state(stage)}
+    lost = [name for name, _ in named_state(model) if name not in held]
     if lost:
         raise CaptureError(
             f"no stage holds {listed(lost)} of the model: it may have changed its parameters while it was "
@@ -68,11 +69,4 @@ def unused_state(graphs: Iterable[GraphModule], whole: nn.Module) -> list[str]:
         for node in gm.graph.find_nodes(op="get_attr"):
             if node.users and isinstance(value := lookup(whole, node), Tensor):
                 used.add(id(value))
-    return [name for name, value in _named(whole).items() if id(value) not in used]
-
-
-def _named(module: nn.Module) -> dict[str, Tensor]:
-    return {
-        **dict(module.named_parameters(remove_duplicate=False)),
-        **dict(module.named_buffers(remove_duplicate=False)),
-    }
+    return [name for name, value in named_state(whole) if id(value) not in used]

@@ -55,6 +55,12 @@ class SplitPoint(Enum):
     BEGINNING = 1
     END = 2
 
+    @classmethod
+    def _missing_(cls, value: object) -> SplitPoint:
+        raise AssignmentError(
+            f"a stage can't start at {value!r}: give SplitPoint.BEGINNING or SplitPoint.END, or both"
+        )
+
 
 def pipe_split() -> None:
     """Mark the end of a stage inside a model's ``forward``. Does nothing when the model runs."""

@@ -22,6 +22,7 @@ from partita.pipelining.cutting.coverage import check_operations, unused_state
 from partita.pipelining.cutting.state import add_aliases, add_unused
 from partita.pipelining.cutting.writes import reused_outputs, written_inputs
 from partita.pipelining.loss import LossSpec, OutputLoss, checked_loss, loss_by_name
+from partita.pipelining.model_structure import structure_of
 from partita.pipelining.pipe_info import PipeInfo
 from partita.pipelining.routes import Named, Routes, StageBorder, accept, make_routes
 from partita.pipelining.stages.build import build_stage
@@ -158,9 +159,12 @@ class Pipe(nn.Module):
         Raises:
             IndexError: there is no such stage.
         """
+        self._check_stage(index)
+        return self._pieces[index].module
+
+    def _check_stage(self, index: int) -> None:
         if not 0 <= index < self.num_stages:
             raise IndexError(f"there is no stage {index}: this pipe has stages 0 to {self.num_stages - 1}")
-        return self._pieces[index].module
 
     def build_stage(
         self,
@@ -282,7 +286,7 @@ def _routes(
         sizes,
     )
     parameters = tuple(name for name, _ in whole.named_parameters(remove_duplicate=False))
-    return replace(routes, parameters=parameters), values
+    return replace(routes, parameters=parameters, structure=structure_of(whole)), values
 
 
 def _border(piece: Piece) -> StageBorder:

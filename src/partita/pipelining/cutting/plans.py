@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from partita.errors import PlanError
 from partita.planning import CostModel, Plan
+from partita.runtime import ProcessGroupComm
 
 __all__ = ["planned_cuts", "planned_units", "same_on_all_ranks"]
 
@@ -21,9 +22,8 @@ def same_on_all_ranks(plan: Plan) -> Plan:
     """Rank 0's plan, since every rank measures other times and a cut must be the same everywhere."""
     if not dist.is_available() or not dist.is_initialized():
         return plan
-    texts = [plan.to_json()]
-    dist.broadcast_object_list(texts, src=0)
-    return Plan.from_json(texts[0])
+    with ProcessGroupComm.from_group() as comm:
+        return Plan.from_json(comm.all_gather_object(plan.to_json())[0])
 
 
 def planned_cuts(plan: Plan, costs: CostModel, ends: Sequence[int]) -> list[int]:

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor, nn
+from torch import nn
 
-from partita._torch.modules import is_buffer, is_persistent_buffer
+from partita._torch.modules import is_buffer, is_persistent_buffer, named_state
+from partita.pipelining.listing import shared_atoms
 
 __all__ = ["add_aliases", "add_unused"]
 
@@ -18,40 +19,23 @@ def add_aliases(whole: nn.Module, stages: Sequence[nn.Module]) -> None:
     whole model, which has every name, can be put together from the stages.
     """
     names: dict[int, list[str]] = {}
-    for name, tensor in _state(whole).items():
+    for name, tensor in named_state(whole):
         names.setdefault(id(tensor), []).append(name)
     aliases = {identity: group for identity, group in names.items() if len(group) > 1}
     for stage in stages:
-        for tensor in list(_state(stage).values()):
+        for tensor in [held for _, held in named_state(stage)]:
             for name in aliases.get(id(tensor), ()):
                 _hold(stage, whole, name)
 
 
 def add_unused(whole: nn.Module, stages: Sequence[nn.Module]) -> None:
     """Put what no stage uses into the stage that holds its closest relatives, so that nothing is lost."""
-    held = [(name, stage) for stage in stages for name in _state(stage)]
+    held = [(name, stage) for stage in stages for name, _ in named_state(stage)]
     known = {name for name, _ in held}
-    for name in _state(whole):
+    for name, _ in named_state(whole):
         if name not in known:
-            _, nearest = max(held, key=lambda item: _shared_atoms(item[0], name), default=("", stages[0]))
+            _, nearest = max(held, key=lambda item: shared_atoms(item[0], name), default=("", stages[0]))
             _hold(nearest, whole, name)
-
-
-def _state(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers under all of their names."""
-    return {
-        **dict(module.named_parameters(remove_duplicate=False)),
-        **dict(module.named_buffers(remove_duplicate=False)),
-    }
-
-
-def _shared_atoms(left: str, right: str) -> int:
-    count = 0
-    for one, other in zip(left.split("."), right.split("."), strict=False):
-        if one != other:
-            break
-        count += 1
-    return count
 
 
 def _hold(stage: nn.Module, whole: nn.Module, name: str) -> None:

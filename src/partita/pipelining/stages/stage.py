@@ -22,6 +22,7 @@ from partita.pipelining.stages.data_parallel import GradientReduction, gradient_
 from partita.pipelining.stages.flight import Flight, hand_to_caller, roots_of
 from partita.pipelining.stages.saved_buffers import SavedBuffers
 from partita.pipelining.stages.split_backward import WeightPass, input_pass
+from partita.pipelining.stages.step_count import StepCount
 from partita.pipelining.stages.tied_share import TiedShare, kept_apart
 from partita.planning import ActionKind
 from partita.runtime import Comm
@@ -44,6 +45,7 @@ class Stage:
             REDUCE_GRAD); those without a hook do nothing.
         dw_builder: for a module that puts gradients of weights off by itself: called after each backward pass
             (B or I), it returns what computes those of that pass, which is run in W, or at once after B.
+        step_count: how many steps the last schedule that was made with the stage has run.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Stage:
         self.loss_fn: Callable[..., Tensor] | None = None
         self.hooks: dict[ActionKind, Callable[[], object]] = {}
         self.dw_builder: Callable[[], Callable[[], object]] | None = None
+        self.step_count = StepCount()
         self.by_mode = routes
         self.follow(routes.in_mode(module.training))
         self._flights: dict[int, Flight] = {}

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import torch
 
@@ -39,16 +40,33 @@ def agree_on_placement(
         tuple(stage.index for stage in held),
         {name: repr(value) for name, value in settings.items()},
         digest(routes.describe()),
+        digest("\n".join(routes.structure)),
     )
     said = comm.all_gather_object(mine)
-    refuse_differences([others for _, others, _ in said])
-    for rank, (_, _, cut) in enumerate(said):
+    refuse_differences([others for _, others, _, _ in said])
+    if any(model != said[0][3] for *_, model in said):
+        _refuse_models(comm.all_gather_object(routes.structure))
+    for rank, (_, _, cut, _) in enumerate(said):
         if cut != said[0][2]:
             raise SignatureMismatch(
                 f"ranks 0 and {rank} hold stages of different cuts: cut the same model in the same way "
                 "on both"
             )
-    return _placement([indices for indices, _, _ in said], routes.stages)
+    return _placement([indices for indices, *_ in said], routes.stages)
+
+
+def _refuse_models(structures: Sequence[tuple[str, ...]]) -> None:
+    """Names the first line in which two of them differ."""
+    for rank, structure in enumerate(structures):
+        if structure == structures[0]:
+            continue
+        here, there = next(
+            pair for pair in zip_longest(structures[0], structure, fillvalue="nothing") if pair[0] != pair[1]
+        )
+        raise SignatureMismatch(
+            f"ranks 0 and {rank} have cut different models: {here} on rank 0, and {there} on rank {rank}. "
+            "Build the same model on every rank"
+        )
 
 
 def _placement(held: Sequence[tuple[int, ...]], stages: int) -> tuple[int, ...]:

@@ -18,10 +18,11 @@ from torch import Tensor
 
 from partita.errors import PartitaError
 from partita.pipelining.stages.stage import Stage
+from partita.pipelining.steps.custom_functions import CustomFunction
 from partita.pipelining.steps.instructions import Instruction
 from partita.pipelining.steps.program import AHEAD, Program
 from partita.pipelining.steps.step import StepInputs, StepResults
-from partita.planning import Action, Schedule
+from partita.planning import Action, ActionKind, Schedule
 from partita.runtime import NULL_TRACER, Comm, NullTracer, Recorder
 
 __all__ = ["Executor", "StepInputs", "StepResults"]
@@ -35,6 +36,7 @@ class Executor:
         stages: those of this rank, by index.
         loss_fn: from (output, target) to a 0-d tensor; None to run forward only.
         defer_receives: post none ahead.
+        functions: what takes the place of the actions of a kind.
     """
 
     def __init__(
@@ -45,12 +47,14 @@ class Executor:
         loss_fn: Callable[..., Tensor] | None,
         *,
         defer_receives: bool = False,
+        functions: Mapping[ActionKind, CustomFunction] | None = None,
     ) -> None:
         self.schedule = schedule
         self.comm = comm
         self.train = schedule.has_backward
         self._stages = tuple(stages.values())
-        self._program = Program(schedule, dict(stages), comm, loss_fn, ahead=0 if defer_receives else AHEAD)
+        ahead = 0 if defer_receives else AHEAD
+        self._program = Program(schedule, dict(stages), comm, loss_fn, ahead, functions)
 
     def run(self, inputs: StepInputs, tracer: Recorder = NULL_TRACER) -> StepResults:
         """Run one step.

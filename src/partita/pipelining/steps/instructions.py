@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from partita._torch.autograd import hooks_made
-from partita.errors import ExecutionError
+from partita.errors import ExecutionError, PartitaError, SignatureMismatch
 from partita.pipelining.blocks.transfer import receive_bundle, send_bundle
 from partita.pipelining.layout import header_of, header_room, packed
 from partita.pipelining.routes import Value
@@ -102,7 +102,7 @@ class Forward:
             return
         before = hooks_made()
         target = targets[microbatch] if targets else None
-        loss = _checked(self._loss_fn(output, target, **step.inputs.loss_kwargs))
+        loss = _checked(_loss_of(self._loss_fn, output, target, step.inputs.loss_kwargs))
         # A copy: what a reduction returns may lie in memory as large as what was reduced (mse_loss).
         step.losses[microbatch] = loss.detach().clone()
         if self._train:
@@ -300,6 +300,24 @@ class Call:
         hook = self._stage.hooks.get(self.action.kind)
         if hook is not None:
             hook()
+
+
+def _loss_of(loss_fn: Callable[..., Tensor], output: Any, target: Any, keywords: Mapping[str, Any]) -> Tensor:
+    """Where it fails over tensors of different sizes, the error says which."""
+    try:
+        return loss_fn(output, target, **keywords)
+    except (RuntimeError, ValueError) as error:
+        is_about_sizes = "size" in str(error) or "shape" in str(error)
+        if isinstance(error, PartitaError) or not is_about_sizes or not _differ(output, target):
+            raise
+        raise SignatureMismatch(
+            f"loss_fn fails on a microbatch's output of shape {list(output.shape)} and its target of shape "
+            f"{list(target.shape)}: {error}. Give targets of the batch's size"
+        ) from error
+
+
+def _differ(output: Any, target: Any) -> bool:
+    return isinstance(output, Tensor) and isinstance(target, Tensor) and output.shape != target.shape
 
 
 def _checked(loss: Any) -> Tensor:

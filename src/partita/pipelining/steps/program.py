@@ -8,6 +8,7 @@ from torch import Tensor
 
 from partita.pipelining.routes import HEADER, Routes, Value
 from partita.pipelining.stages.stage import Stage
+from partita.pipelining.steps.custom_functions import CustomAction, CustomFunction
 from partita.pipelining.steps.instructions import (
     Backward,
     Call,
@@ -50,6 +51,7 @@ class Program:
         stages: those of this rank, by index.
         loss_fn: from (output, target) to a 0-d tensor; None to run forward only.
         ahead: how far ahead receives are posted; see `receives_ahead`.
+        functions: what takes the place of the actions of a kind.
 
     Attributes:
         instructions: in order.
@@ -63,12 +65,14 @@ class Program:
         comm: Comm,
         loss_fn: Callable[..., Tensor] | None,
         ahead: int = AHEAD,
+        functions: Mapping[ActionKind, CustomFunction] | None = None,
     ) -> None:
         self.step = StepState(stages)
         self._schedule = schedule
         self._stages = stages
         self._comm = comm
         self._loss_fn = loss_fn
+        self._functions = functions or {}
         self._routes: Routes = next(iter(stages.values())).routes
         self._inboxes: dict[tuple[str, int, int], Inbox] = {}
         self._outboxes: dict[tuple[str, int, int, int], Outbox] = {}
@@ -100,6 +104,10 @@ class Program:
         ends = send_ends(self._schedule, self._routes.edges)[self._comm.rank]
         sends: dict[Action, Send] = {}
         for action in actions:
+            function = self._functions.get(action.kind)
+            if function is not None:
+                self.instructions.append(self._custom(action, function))
+                continue
             for part in action.parts or (action,):
                 instruction = self._instruction(part)
                 if instruction is None:
@@ -109,6 +117,14 @@ class Program:
                     instruction.ends = tuple(sends[end] for end in ends.get(part, ()) if end in sends)
                     sends[part] = instruction
         self._sends = list(sends.values())
+
+    def _custom(self, action: Action, function: CustomFunction) -> CustomAction:
+        own: dict[Action, Instruction] = {}
+        for part in action.parts or (action,):
+            instruction = self._instruction(part)
+            assert instruction is not None  # no message
+            own[part] = instruction
+        return CustomAction(action, function, own, self.step)
 
     def _instruction(self, action: Action) -> Instruction | None:
         """None for a message of nothing."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from partita._torch.export import signature_of
@@ -15,6 +16,7 @@ from partita._torch.pytree import tree_map
 from partita.capture.sizes import Sizes, sizes_of
 from partita.graph.effects import metadata
 from partita.pipelining.routes import Constant, Value, accept
+from partita.pipelining.steps.eager_model import EagerModel
 from partita.pipelining.steps.loss_weights import LossWeights, checked_weights
 from partita.pipelining.steps.precision import fresh_casts
 from partita.pipelining.two_modes import TwoModes
@@ -24,27 +26,40 @@ __all__ = ["UncutReference", "graph_inputs"]
 
 
 class UncutReference:
-    """Runs the whole captured graph over microbatches in order, gradients accumulated, random numbers by the
+    """Runs the whole model over microbatches in order, gradients accumulated, random numbers by the
     pipeline's rule.
 
     A pipeline's step gives the same outputs, losses and gradients, bit for bit on CPU.
 
     Args:
-        whole: ``Pipe.whole``, or what `keyed_graph` returns.
+        whole: the model itself; or its graph, ``Pipe.whole`` or what `keyed_graph` returns, which can't tell
+            what the capture may have got wrong.
         n_microbatches: into how many the batch is cut.
         loss_fn: from (output, target) to one number.
         seed: of the random numbers.
+        graph: of a model that draws random numbers: ``Pipe.whole``, which says which of them a step draws
+            where. What it computes is not used.
+
+    >>> import torch
+    >>> from partita.pipelining import UncutReference, pipeline
+    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.5), torch.nn.Linear(2, 1))
+    >>> pipe = pipeline(model, (torch.randn(1, 2),), stages=2)
+    >>> reference = UncutReference(model, 4, torch.nn.functional.mse_loss, graph=pipe.whole)
+    >>> reference.step(torch.randn(8, 2), target=torch.randn(8, 1)).shape
+    torch.Size([8, 1])
     """
 
     def __init__(
         self,
-        whole: GraphModule | TwoModes,
+        whole: nn.Module,
         n_microbatches: int,
         loss_fn: Callable[..., Tensor] | None = None,
         *,
         seed: int = 0,
+        graph: nn.Module | None = None,
     ) -> None:
         self.whole = whole
+        self._eager = None if isinstance(whole, (GraphModule, TwoModes)) else EagerModel(whole, graph)
         self.n_microbatches = n_microbatches
         self.loss_fn = loss_fn
         self.seed = seed
@@ -101,21 +116,30 @@ class UncutReference:
             weights = checked_weights(loss_weights, count)
         outputs, found = [], []
         for microbatch, (given, named) in enumerate(map(batch.tree, batch.parts())):
-            self._accept(given, named, microbatch)
-            with fresh_casts(), keyed(RandomKey(self.seed, self._steps, microbatch)):
-                output = self.whole(*given, **named)
+            key = RandomKey(self.seed, self._steps, microbatch)
+            with fresh_casts():
+                output = self._called(given, named, key)
             if self.loss_fn is not None and (train or target is not None):
                 loss = self.loss_fn(output, targets[microbatch], **loss_kwargs)
                 if train:
-                    torch.autograd.backward(loss, torch.full_like(loss, weights[microbatch]))
+                    with nullcontext() if self._eager is None else self._eager.backward_pass():
+                        torch.autograd.backward(loss, torch.full_like(loss, weights[microbatch]))
                 found.append(loss.detach())
             outputs.append(tree_map(_copied, output))  # the next microbatch may write to it
         if losses is not None:
             losses[:] = found
         return merge(outputs)
 
+    def _called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: RandomKey) -> Any:
+        if self._eager is not None:
+            return self._eager.call(args, kwargs, key)
+        self._accept(args, kwargs, key.microbatch)
+        with keyed(key):
+            return self.whole(*args, **kwargs)
+
     def _accept(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], microbatch: int) -> None:
         whole = self.whole
+        assert isinstance(whole, (GraphModule, TwoModes))
         graph, signature = (
             (whole.current, whole.signature)
             if isinstance(whole, TwoModes)

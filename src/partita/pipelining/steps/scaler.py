@@ -12,6 +12,7 @@ from partita.errors import ExecutionError
 from partita.pipelining.steps.schedules import PipelineSchedule
 from partita.runtime.same_settings import check_same
 from partita.runtime.told import told
+from partita.runtime.whereabouts import doing
 
 __all__ = ["GradScaler"]
 
@@ -69,7 +70,10 @@ class GradScaler(torch.amp.GradScaler):
             "growth_interval": growth_interval,
             "enabled": self.is_enabled(),
         }
-        check_same(self._comm, {f"the gradient scaler's {name}": repr(it) for name, it in settings.items()})
+        with doing("making a gradient scaler"):
+            check_same(
+                self._comm, {f"the gradient scaler's {name}": repr(it) for name, it in settings.items()}
+            )
         if self.is_enabled():
             schedule.loss_scale = self.get_scale
 

@@ -4,6 +4,7 @@ from a user's subclass, or from a file.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -13,9 +14,10 @@ from torch import Tensor
 
 from partita.errors import ScheduleError
 from partita.pipelining.stages.stage import Stage
+from partita.pipelining.steps.custom_functions import CustomFunction, checked_kind
 from partita.pipelining.steps.messages import with_messages
 from partita.pipelining.steps.schedules import PipelineSchedule
-from partita.planning import Action, Schedule
+from partita.planning import Action, ActionKind, Schedule
 
 __all__ = [
     "Order",
@@ -217,8 +219,11 @@ class PipelineScheduleMulti(_Ordered):
         """
         if format not in ("compute_only", "compute_comms"):
             raise ScheduleError(f"format is {format!r}: give 'compute_only' or 'compute_comms'")
-        text = Path(filename).read_text(encoding="utf-8")
-        loaded = Schedule.from_csv(text, stage_ranks=self.stage_ranks, microbatches=self.n_microbatches)
+        try:
+            text = Path(filename).read_text(encoding="utf-8")
+            loaded = Schedule.from_csv(text, stage_ranks=self.stage_ranks, microbatches=self.n_microbatches)
+        except (OSError, UnicodeDecodeError, ScheduleError) as error:
+            raise ScheduleError(f"{str(filename)!r} can't be read as a schedule: {error}") from error
         if format == "compute_only" and loaded.is_lowered:
             raise ScheduleError(f"{filename} has sends and receives: load it with format='compute_comms'")
         self._use(_order_of(loaded))
@@ -255,6 +260,36 @@ class PipelineScheduleRuntime(PipelineScheduleMulti):
     def _dump_csv(self, filename: str | Path, format: ScheduleFormat = "compute_comms") -> None:  # noqa: A002 - torch's
         """Write what each rank does to a file that `_load_csv` reads."""
         super()._dump_csv(filename, format)
+
+    def register_custom_function(self, computation_type: ActionKind, custom_function: CustomFunction) -> None:
+        """Call a function in place of each action of a kind, in training and, where the kind occurs, in
+        evaluation. It does what the schedule would do by ``ctx.run(action)``, and what else it likes around
+        it::
+
+            def timed(action, ctx):
+                start = time.perf_counter()
+                ctx.run(action)
+                print(action, time.perf_counter() - start)
+
+            schedule.register_custom_function(ActionKind.F, timed)
+
+        UNSHARD, RESHARD and REDUCE_GRAD are written into the order where they are not in it. The parts of an
+        OVERLAP_F_B are one action, and no F and B. Ranks may have different functions.
+
+        Args:
+            computation_type: any kind but sends and receives.
+            custom_function: takes the action and a ``PipelineContext``; in place of an earlier one, which is
+                told by a warning.
+
+        Raises:
+            ScheduleError: a kind that can't have one. In a step: a pass that the function has not run, or has
+                run twice.
+        """
+        kind = checked_kind(computation_type)
+        if kind in self._functions:
+            warnings.warn(f"the custom function for {kind} is replaced by another", UserWarning, stacklevel=2)
+        self._functions[kind] = custom_function
+        self._executors.clear()
 
     def _prepare_schedule_with_comms(
         self,

@@ -9,7 +9,11 @@ from torch import Tensor
 
 from partita.errors import ScheduleError
 from partita.pipelining.stages.stage import Stage
-from partita.pipelining.steps.schedule_bases import PipelineScheduleRuntime, PipelineScheduleSingle
+from partita.pipelining.steps.schedule_bases import (
+    PipelineScheduleMulti,
+    PipelineScheduleRuntime,
+    PipelineScheduleSingle,
+)
 from partita.pipelining.steps.schedules import PipelineSchedule
 from partita.planning import Schedule
 from partita.runtime.same_settings import short_digest
@@ -18,6 +22,7 @@ __all__ = [
     "CustomSchedule",
     "Schedule1F1B",
     "ScheduleDualPipeV",
+    "ScheduleForwardOnly",
     "ScheduleGPipe",
     "ScheduleInterleaved1F1B",
     "ScheduleInterleavedZeroBubble",
@@ -42,6 +47,12 @@ class Schedule1F1B(PipelineScheduleSingle):
     """
 
     kind = "1F1B"
+
+
+class ScheduleForwardOnly(PipelineScheduleSingle):
+    """Forward passes alone, for inference: `step` is `eval`."""
+
+    kind = "ForwardOnly"
 
 
 class _SeveralStages(PipelineScheduleRuntime):
@@ -80,6 +91,28 @@ class ScheduleLoopedBFS(_SeveralStages):
     """
 
     kind = "LoopedBFS"
+
+    def __init__(
+        self,
+        stages: _Stages,
+        n_microbatches: int,
+        loss_fn: _Loss = None,
+        output_merge_spec: Any = None,  # no specs for the arguments before it, in torch neither
+        scale_grads: bool = True,
+        backward_requires_autograd: bool = True,
+        defer_pp_recv: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            stages,
+            n_microbatches,
+            loss_fn,
+            output_merge_spec=output_merge_spec,
+            scale_grads=scale_grads,
+            backward_requires_autograd=backward_requires_autograd,
+            defer_pp_recv=defer_pp_recv,
+            **options,
+        )
 
 
 class ScheduleInterleaved1F1B(_SeveralStages):
@@ -166,7 +199,7 @@ _KINDS = (
 
 
 def get_schedule_class(name: str) -> type[PipelineSchedule]:
-    """The schedule class of that name; capital and small letters are the same.
+    """The schedule class of that name, or the base of that name; capital and small letters are the same.
 
     Raises:
         ScheduleError: there is none.
@@ -174,7 +207,8 @@ def get_schedule_class(name: str) -> type[PipelineSchedule]:
     >>> get_schedule_class("gpipe").__name__
     'ScheduleGPipe'
     """
-    classes = {kind.kind.lower(): kind for kind in _KINDS}
+    classes: dict[str, type[PipelineSchedule]] = {kind.kind.lower(): kind for kind in _KINDS}
+    classes |= {base.__name__.lower(): base for base in (PipelineScheduleSingle, PipelineScheduleMulti)}
     wanted = name.lower().removeprefix("schedule")
     if wanted not in classes:
         known = ", ".join(kind.kind for kind in _KINDS)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -13,6 +15,7 @@ from partita.errors import ScheduleError, SignatureMismatch
 from partita.pipelining.blocks.stage import BlockStage
 from partita.pipelining.routes import Routes
 from partita.pipelining.stages.stage import Stage
+from partita.pipelining.stages.step_count import StepCount
 from partita.pipelining.steps.agreement import (
     Relay,
     agree_on_placement,
@@ -27,6 +30,7 @@ from partita.pipelining.steps.arguments import (
     cut_arguments,
     given_arguments,
 )
+from partita.pipelining.steps.custom_functions import CustomFunction, PipelineContext, with_whole_stages
 from partita.pipelining.steps.executor import Executor, StepInputs
 from partita.pipelining.steps.loss_weights import LossWeights, step_weights
 from partita.pipelining.steps.messages import with_messages
@@ -34,7 +38,7 @@ from partita.pipelining.steps.precision import Precision, current_autocast, fres
 from partita.pipelining.steps.settle import Settling
 from partita.pipelining.steps.tied import share_gradients
 from partita.pipelining.steps.tied_sum import TiedGradients, TiedSums, with_chains
-from partita.planning import Schedule, get_schedule
+from partita.planning import ActionKind, Schedule, get_schedule
 from partita.runtime import (
     NULL_TRACER,
     Comm,
@@ -44,11 +48,16 @@ from partita.runtime import (
 )
 from partita.runtime.same_settings import short_digest
 from partita.runtime.told import closed_on_error, told
+from partita.runtime.whereabouts import doing
 
 __all__ = ["PipelineSchedule"]
 
 _ALIKE = (SignatureMismatch, ScheduleError)
 """What every rank raises by itself where a schedule can't be made."""
+
+
+_places: WeakKeyDictionary[Comm, int] = WeakKeyDictionary()
+"""How many schedules have been made on each comm."""
 
 
 class PipelineSchedule:
@@ -115,12 +124,17 @@ class PipelineSchedule:
         self.tracer = tracer
         self.loss_scale: Callable[[], float] = lambda: 1.0
         self._defer_receives = False
+        self._functions: dict[ActionKind, CustomFunction] = {}
         self._precision = Precision()
         self._executors: dict[tuple[bool, bool], Executor] = {}
         self._is_given = False
-        self._steps = 0
+        self._count = StepCount(*[max(stage.step_count.start for stage in held)] * 2)
+        for stage in held:
+            stage.step_count = self._count
         self._owns_comm = held[0].comm is None
-        self.comm: Comm = held[0].comm or ProcessGroupComm.from_group(held[0].group)
+        with doing("making a schedule"):
+            self.comm: Comm = held[0].comm or ProcessGroupComm.from_group(held[0].group)
+        self._place = _places[self.comm] = _places.get(self.comm, 0) + 1
         with closed_on_error(self.comm, "making a schedule", _ALIKE) if self._owns_comm else nullcontext():
             self._join(held)
 
@@ -150,17 +164,23 @@ class PipelineSchedule:
         self._loss_fn = loss_fn
         self._executors.clear()
 
+    @property
+    def _is_forward_only(self) -> bool:
+        return self._plain is not None and not self._plain.has_backward
+
     def schedule(self, *, train: bool = True) -> Schedule:
         """What every rank does in one step, sends and receives included."""
         return self._executor(train).schedule
 
     def state_dict(self) -> dict[str, int]:
-        """How many steps have been made: random numbers depend on it, so a resumed training needs it."""
-        return {"steps": self._steps}
+        """How many steps have been made: random numbers depend on it, so a resumed training needs it.
+        `save_checkpoint` and `load_checkpoint` of the stages keep it without being asked.
+        """
+        return {"steps": self._count.steps}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Go on counting where ``state`` stopped."""
-        self._steps = state["steps"]
+        self._count.steps = state["steps"]
 
     def close(self) -> None:
         """Leave the pipeline: closes the communicator where the schedule made it. Done at exit if not
@@ -183,7 +203,7 @@ class PipelineSchedule:
         **kwargs: Any,
     ) -> Any:
         """Forward and backward of one batch; gradients are added to ``.grad``. Collective. In a schedule
-        without ``loss_fn`` it is `eval`.
+        without ``loss_fn``, or without a backward pass, it is `eval`.
 
         A batch is given whole, and cut here, or as the microbatches that it is made of, which may be of sizes
         of their own. Each rank gives what it has in one of the two ways.
@@ -219,7 +239,7 @@ class PipelineSchedule:
         given = StepArguments(
             args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs, loss_weights, loss_kwargs or {}
         )
-        if self.loss_fn is None:
+        if self.loss_fn is None or self._is_forward_only:
             with torch.no_grad():
                 return self._run(given, losses, return_outputs=return_outputs, train=False)
         return self._run(given, losses, return_outputs=return_outputs, train=True)
@@ -251,7 +271,14 @@ class PipelineSchedule:
     def _run(
         self, given: StepArguments, losses: list[Tensor] | None, *, return_outputs: bool, train: bool
     ) -> Any:
+        with doing(f"{'step()' if train else 'eval()'} number {self._count.steps} of {type(self).__name__}"):
+            return self._run_step(given, losses, return_outputs=return_outputs, train=train)
+
+    def _run_step(
+        self, given: StepArguments, losses: list[Tensor] | None, *, return_outputs: bool, train: bool
+    ) -> Any:
         with told(self.comm, "preparing a step"):
+            self._check_stages()
             self._follow_modes()
             if train:
                 self._plain = self._ordered()
@@ -268,6 +295,8 @@ class PipelineSchedule:
             else:
                 arguments, samples, sized = self._settle(plain)
             inputs = self._inputs(given, loss_side, arguments, samples, sized, return_outputs)
+            if self._functions:
+                inputs = replace(inputs, context=self._context(given, made, loss_side.targets, losses))
             executor = self._executor(train)
             sums = TiedSums(self.comm, self.stages, self.stage_ranks)
             if train:
@@ -276,7 +305,7 @@ class PipelineSchedule:
             results = executor.run(inputs, self.tracer)
         if train:
             self._share_gradients(sums)
-            self._steps += 1
+            self._count.steps += 1
         if losses is not None:
             losses[:] = results.losses
         return merge(results.outputs, self.output_merge_spec) if results.outputs else None
@@ -295,7 +324,18 @@ class PipelineSchedule:
         what = "step()" if train else "eval()" if self.loss_fn else "eval() or step() without loss_fn"
         if train and self._is_given and self._plain is not None:  # the others may have been given another
             what += f" of {self._plain.name} ({short_digest(self._plain.to_csv(), 6)})"
-        return f"{what} number {self._steps} in {mode}{under}"
+        of = f" of schedule {self._place}" if self._place > 1 else ""
+        return f"{what} number {self._count.steps}{of} in {mode}{under}"
+
+    def _check_stages(self) -> None:
+        """A schedule made later may have changed what its stages send."""
+        for index, stage in self.stages.items():
+            if any(group.chained != (self.tied_gradients == "exact") for group in stage.by_mode.tied):
+                raise ScheduleError(
+                    f"stage {index} was given to another schedule since, with other tied_gradients than "
+                    f"{self.tied_gradients!r}, and follows that one: make both with the same, or give each "
+                    "a stage of its own"
+                )
 
     def _follow_modes(self) -> None:
         """Where a model takes another path in evaluation: let its stages take and make what they do in their
@@ -319,14 +359,31 @@ class PipelineSchedule:
         key = (train, self.routes is self._by_mode.evaluation)
         if key not in self._executors:
             plain = self._ordered() if train else self._generate("ForwardOnly")
+            if train and self._functions:
+                plain = with_whole_stages(plain, self._functions)
             self._executors[key] = Executor(
                 with_messages(plain, self.routes.edges),
                 self.stages,
                 self.comm,
                 self.loss_fn,
                 defer_receives=self._defer_receives or self.routes.bundled,
+                functions=self._functions,
             )
         return self._executors[key]
+
+    def _context(
+        self,
+        given: StepArguments,
+        made: Microbatches | None,
+        targets: Sequence[Any] | None,
+        losses: list[Tensor] | None,
+    ) -> PipelineContext:
+        """What custom functions are given in a step."""
+        if made is None:
+            specs = (self.args_chunk_spec, self.kwargs_chunk_spec)
+            made = Microbatches.of(given.cut(self.n_microbatches, *specs, first=0 in self.stages))
+        args, kwargs = [part[0] for part in made.parts], [part[1] for part in made.parts]
+        return PipelineContext(self, args, kwargs, None if targets is None else list(targets), losses)
 
     def _ordered(self) -> Schedule:
         """What is run, without sends and receives where they have not been given."""
@@ -410,7 +467,7 @@ class PipelineSchedule:
             loss_side.targets,
             tuple(share * scale for share in shares),
             self.seed,
-            self._steps,
+            self._count.steps,
             sized,
             keep_outputs,
             given.loss_keywords,

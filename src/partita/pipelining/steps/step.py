@@ -30,6 +30,7 @@ class StepInputs:
         routes: for each microbatch, with its sizes; empty where no size is open.
         keep_outputs: whether the model's results are wanted.
         loss_kwargs: what the loss function is called with besides.
+        context: what custom functions are given; None where there are none.
     """
 
     arguments: Sequence[Mapping[str, Tensor]] | None
@@ -40,6 +41,7 @@ class StepInputs:
     routes: tuple[Routes, ...] = ()
     keep_outputs: bool = True
     loss_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    context: Any = None
 
 
 @dataclass(frozen=True)

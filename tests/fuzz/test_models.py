@@ -1,6 +1,4 @@
-"""A step of ranks equals the eager model over the microbatches bit for bit, however values and gradients lie
-in memory where they cross.
-"""
+"""A step of ranks equals the eager model over the microbatches bit for bit, or is refused with a word."""
 
 from __future__ import annotations
 
@@ -11,10 +9,10 @@ from typing import Any
 
 import torch
 from hypothesis import HealthCheck, Phase, assume, event, given, settings
-from tests.fuzz.layouts import CHANNELS, LOSSES, SIDE, Layouts, Program, programs
+from tests.fuzz.models import CHANNELS, LOSSES, SIDE, Program, RandomModel, programs
 from torch import Tensor, nn
 
-from partita.errors import CaptureError, InfeasiblePlan
+from partita.errors import CaptureError, ExecutionError, InfeasiblePlan, PeerFailed
 from partita.pipelining import get_schedule_class, pipeline
 from partita.runtime import Comm, InProcessWorld
 
@@ -36,9 +34,9 @@ OUTCOMES: collections.Counter[str] = collections.Counter()
 
 @SETTINGS
 @given(programs())
-def test_a_step_of_ranks_is_the_eager_model_however_values_lie(program: Program) -> None:
+def test_a_step_of_ranks_is_the_eager_model(program: Program) -> None:
     torch.manual_seed(0)
-    model = Layouts(program)
+    model = RandomModel(program)
     x, target = torch.randn(8, CHANNELS, SIDE, SIDE), torch.randn(8, CHANNELS, SIDE, SIDE)
     try:
         pipe = pipeline(model, (x[:2].requires_grad_(program.wants_input),))
@@ -65,7 +63,13 @@ def test_a_step_of_ranks_is_the_eager_model_however_values_lie(program: Program)
         modules = [stage.module for stage in stages]
         return output, _gradients(modules), {k: v for module in modules for k, v in module.named_buffers()}
 
-    ranks = InProcessWorld(max(program.placement) + 1).run(body)
+    try:
+        ranks = InProcessWorld(max(program.placement) + 1).run(body)
+    except (ExecutionError, PeerFailed) as refusal:
+        if "takes another way now" not in str(refusal):
+            raise
+        _note("refused: a microbatch goes another way")
+        assume(False)
     _same("output", next(output for output, _, _ in ranks if output is not None), torch.cat(outputs))
     if program.wants_input:
         _same("gradient of the input", given_x.grad, own.grad)

@@ -1,5 +1,5 @@
-"""Strategies: random models of pictures whose values and gradients lie oddly in memory, where to cut them,
-and how to run them.
+"""Strategies: random models of pictures whose values and gradients lie oddly in memory, that have backward
+passes of their own (`tests.fuzz.functions`) and branch on data; where to cut them, and how to run them.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from dataclasses import dataclass
 
 import torch
 from hypothesis import strategies as st
+from tests.fuzz.functions import FUNCTIONS
 from torch import Tensor, nn
 from torch.nn import functional
 
 from partita.pipelining import pipe_split
 from partita.planning import loop_placement, v_placement
 
-__all__ = ["CHANNELS", "LOSSES", "SIDE", "Layouts", "Program", "programs"]
+__all__ = ["CHANNELS", "LOSSES", "PLACEMENTS", "SIDE", "Program", "RandomModel", "programs"]
 
 CHANNELS, SIDE = 4, 5
 
@@ -48,6 +49,14 @@ UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "flip": lambda x: x.flip(1),
     "constant": lambda x: (x.detach() > 0).to(torch.int64),
 }
+BRANCHES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    # from what is computed, and the model's input
+    "asks the input": lambda x, given: x * 2 if (given.mean((1, 2, 3)) > 0).all() else x.sin(),
+    "skips": lambda x, given: x if given[:, 0].sum() > 0 else x.cumsum(2) * given,
+    "asks what it computes": lambda x, _: x.tanh() if (x.detach().abs() < 3).all() else x / 8,
+    "guards": lambda x, _: x if torch.isfinite(x.detach()).all() else x.nan_to_num(),
+}
+MOST_BRANCHES = 2
 BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "add": torch.add,
     "multiply": torch.mul,
@@ -96,7 +105,10 @@ def programs(draw: st.DrawFn) -> Program:
     count = draw(st.integers(4, 9))
     ops = []
     for position in range(count):
-        kind = draw(st.sampled_from([*LAYERS, *UNARY, *BINARY]))
+        kinds = [*LAYERS, *UNARY, *BINARY, *FUNCTIONS]
+        if sum(kind in BRANCHES for kind, _ in ops) < MOST_BRANCHES:
+            kinds += BRANCHES
+        kind = draw(st.sampled_from(kinds))
         # values near the end are taken more often, so that most of them are used
         operand = st.integers(max(0, position - 2), position) | st.integers(0, position)
         ops.append((kind, tuple(draw(operand) for _ in range(2 if kind in ("cat", *BINARY) else 1))))
@@ -108,7 +120,7 @@ def programs(draw: st.DrawFn) -> Program:
     return Program(tuple(ops), frozenset(cuts), loss, schedule, placement, draw(st.booleans()))
 
 
-class Layouts(nn.Module):
+class RandomModel(nn.Module):
     """Runs a program; value 0 is made of the input. What an op takes is made a picture of numbers where it is
     taken, so that windows that overlap, bfloat16 and integers cross borders too.
     """
@@ -125,7 +137,10 @@ class Layouts(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         values = [self.first(x)]
         for number, (kind, operands) in enumerate(self.program.ops):
-            values.append(self._apply(number, kind, *(_picture(values[operand]) for operand in operands)))
+            taken = [_picture(values[operand]) for operand in operands]
+            if kind in BRANCHES:
+                taken.append(x.detach())
+            values.append(self._apply(number, kind, *taken))
             if number in self.program.cuts:
                 pipe_split()
         return self.last(_picture(values[-1]))
@@ -133,9 +148,11 @@ class Layouts(nn.Module):
     def _apply(self, number: int, kind: str, x: Tensor, y: Tensor | None = None) -> Tensor:
         if kind in UNARY:
             return UNARY[kind](x)
-        if kind in BINARY:
+        if kind in FUNCTIONS:
+            return FUNCTIONS[kind](x)
+        if kind in BINARY or kind in BRANCHES:
             assert y is not None
-            return BINARY[kind](x, y)
+            return (BINARY | BRANCHES)[kind](x, y)
         layer = self.layers[str(number)]
         if kind == "widen":
             return layer(x).chunk(2, 1)[number % 2]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import pytest
 import torch
-from hypothesis import Phase, assume, given, seed, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from tests.fuzz.test_models import SETTINGS
 from tests.pipelining.models import WIDTH, Case
 from tests.pipelining.running import Record, assert_same, piped, uncut
 from torch import Tensor, nn
@@ -101,17 +101,9 @@ def _loss(output: tuple[Tensor, ...], target: Tensor) -> Tensor:
     return nn.functional.mse_loss(output[0], target)
 
 
-@pytest.mark.parametrize("number", range(5))
-def test_random_models_cut_anywhere_equal_the_uncut_ones(number: int) -> None:
-    check = given(programs(), st.sampled_from([ScheduleGPipe, Schedule1F1B]))(_check)
-    # Making a failing program smaller takes an hour: it is told as it is.
-    check = settings(max_examples=5, phases=[Phase.generate])(check)
-    if settings.default is not None and settings.default.derandomize:
-        check = seed(number)(check)
-    check()
-
-
-def _check(program: Program, kind: type) -> None:
+@SETTINGS
+@given(programs(), st.sampled_from([ScheduleGPipe, Schedule1F1B]))
+def test_random_models_cut_anywhere_equal_the_uncut_ones(program: Program, kind: type) -> None:
     case = Case("random", lambda: Running(program), loss=_loss)
     args, kwargs, _ = case.data(2)
     assume(any(op.split for op in program.ops))

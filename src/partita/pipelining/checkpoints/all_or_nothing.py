@@ -1,0 +1,75 @@
+"""Changes to a model and its optimizers that are taken back where something goes wrong on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from partita.pipelining.checkpoints.checkpoint_source import Incoming
+from partita.pipelining.stages.held_state import by_identity, held_state, is_opaque
+
+__all__ = ["Undo", "put", "unchanged_on_error"]
+
+Undo = list[Callable[[], object]]
+"""What takes changes back, in the order in which they were made."""
+
+
+@contextmanager
+def unchanged_on_error(modules: Iterable[nn.Module], optimizers: Sequence[Optimizer]) -> Iterator[Undo]:
+    """Where the block raises, modules' own state, optimizers and random numbers are as they were before, and
+    so is what the block has put into the list that it is given.
+    """
+    undo: Undo = [_random_numbers()]
+    undo += [_extra_state(module) for module in modules]
+    undo += [_optimizer(optimizer) for optimizer in optimizers]
+    try:
+        yield undo
+    except BaseException:
+        for action in reversed(undo):
+            action()
+        raise
+
+
+def _random_numbers() -> Callable[[], object]:
+    cpu = torch.get_rng_state()
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+
+    def restore() -> None:
+        torch.set_rng_state(cpu)
+        if devices:
+            torch.cuda.set_rng_state_all(devices)
+
+    return restore
+
+
+def _extra_state(module: nn.Module) -> Callable[[], object]:
+    """What ``get_extra_state`` returns."""
+    state = {held.names[0]: held.value for held in by_identity(held_state(module)) if is_opaque(held)}
+    return lambda: module.load_state_dict(state, strict=False) if state else None
+
+
+def _optimizer(optimizer: Optimizer) -> Callable[[], object]:
+    """Its ``load_state_dict`` puts new objects in the place of these, so keeping them is enough."""
+    state, groups = optimizer.state, optimizer.param_groups
+
+    def restore() -> None:
+        optimizer.state, optimizer.param_groups = state, groups
+
+    return restore
+
+
+def put(incoming: Incoming, undo: Undo) -> None:
+    """Copy values into a model's tensors. They are released one by one for what was there before (on the CPU,
+    but for sharded tensors), so that the memory that both take does not grow.
+    """
+    while incoming:
+        tensor, value = incoming.pop()
+        before = tensor.clone() if isinstance(tensor, DTensor) else tensor.to("cpu", copy=True)
+        undo.append(partial(tensor.copy_, before))
+        tensor.copy_(value)

@@ -1,0 +1,95 @@
+"""Writing a ``torch.distributed.checkpoint`` directory together, over a comm: what torch's ``save`` does, but
+a rank that dies meanwhile is an error on all others at once.
+"""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+
+from partita.runtime import Comm, ProcessGroupComm
+
+__all__ = ["comm_of_group", "save_together"]
+
+T = TypeVar("T")
+_comms: dict[tuple[int, ...], ProcessGroupComm] = {}
+_world: list[object] = [None]
+
+
+def comm_of_group(group: dist.ProcessGroup | None) -> Comm:
+    """The comm over which checkpoints of a group are written: made at the first, used for all. Collective."""
+    if _world[0] is not dist.group.WORLD:  # torch.distributed was initialised anew
+        _comms.clear()
+        _world[0] = dist.group.WORLD
+    ranks = tuple(dist.get_process_group_ranks(group))
+    if ranks not in _comms or _comms[ranks].has_failed:
+        _comms[ranks] = ProcessGroupComm.from_group(group)
+    return _comms[ranks]
+
+
+def save_together(comm: Comm, state: dict[str, Any], writer: FileSystemWriter) -> None:
+    """Write what each rank brings. Collective.
+
+    Raises:
+        CheckpointException: with what went wrong on each rank, on all of them.
+        PeerFailed: a rank failed elsewhere, or died.
+    """
+    is_first = comm.rank == 0
+    planner = DefaultSavePlanner()
+
+    def plan() -> Any:
+        planner.set_up_planner(state_dict=state, storage_meta=writer.storage_meta(), is_coordinator=is_first)
+        writer.set_up_storage_writer(is_first)
+        return writer.prepare_local_plan(planner.create_local_plan())
+
+    plans = _each(comm, "planning", plan)
+    shared: list[Any] = []
+
+    def plan_for_all() -> Any:
+        if not is_first:
+            return None
+        global_plans, metadata = planner.create_global_plan(plans)
+        shared.append(metadata)
+        return writer.prepare_global_plan(global_plans)
+
+    mine = _each(comm, "planning for all", plan_for_all)[0][comm.rank]
+
+    def write() -> Any:
+        return writer.write_data(planner.finish_plan(mine), planner).wait()
+
+    results = _each(comm, "writing", write)
+
+    def finish() -> None:
+        if is_first:
+            writer.finish(metadata=shared[0], results=results)
+
+    _each(comm, "finishing", finish)
+
+
+def _each(comm: Comm, step: str, action: Callable[[], T]) -> list[T]:
+    """What ``action`` returns on each rank; raises on all of them where it raises on one."""
+    result, problem = None, None
+    try:
+        result = action()
+    except Exception as error:
+        problem = (_sendable(error), traceback.extract_tb(error.__traceback__))
+    said = comm.all_gather_object((result, problem))
+    failures = {rank: problem for rank, (_, problem) in enumerate(said) if problem is not None}
+    if failures:
+        raise CheckpointException(step, failures)
+    return [result for result, _ in said]
+
+
+def _sendable(error: Exception) -> Exception:
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(repr(error))
+    return error

@@ -1,0 +1,73 @@
+"""Values that are no tensors, as bytes: plain data, which nothing has to run for."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import Any
+
+import torch
+
+from partita.errors import CheckpointError
+
+__all__ = ["check_plain", "plain_bytes", "plain_value"]
+
+_PLAIN = (bool, int, float, str, bytes, type(None))
+_KINDS = "numbers, text, bytes, tensors, and lists, tuples and dicts of these"
+
+
+def check_plain(value: Any, what: str) -> None:
+    """Check that a value comes back from `plain_value`.
+
+    Raises:
+        CheckpointError: code would have to run for it.
+    """
+    if type(value) in _PLAIN or (type(value) is tuple and all(type(item) in _PLAIN for item in value)):
+        return
+    plain_bytes(value, what, trust=False)
+
+
+def plain_bytes(value: Any, what: str, *, trust: bool) -> bytes:
+    """What ``torch.save`` makes of a value.
+
+    Args:
+        what: it is, for the message.
+        trust: pickle anything that can be pickled.
+
+    Raises:
+        CheckpointError: it can't be saved, or not as plain data.
+    """
+    buffer = BytesIO()
+    try:
+        torch.save(value, buffer)
+        if not trust:
+            torch.load(BytesIO(buffer.getvalue()), map_location="cpu", weights_only=True)
+    except Exception as error:  # pickling runs the value's own code
+        can = "which can't be saved" if trust else "which can't be saved as plain data"
+        cure = (
+            "give plain values"
+            if trust
+            else "give plain values, or pass trust=True to save and load a pickle"
+        )
+        raise CheckpointError(
+            f"{what} is a {type(value).__name__}, {can} ({_KINDS}): {cure} ({str(error)[:200]})"
+        ) from error
+    return buffer.getvalue()
+
+
+def plain_value(stream: BytesIO, what: str, *, trust: bool) -> Any:
+    """What `plain_bytes` or ``torch.save`` wrote.
+
+    Args:
+        what: it is, for the message.
+        trust: anything, whatever is run to make it.
+
+    Raises:
+        CheckpointError: it is no plain data, or damaged.
+    """
+    try:
+        return torch.load(stream, map_location="cpu", weights_only=not trust)
+    except Exception as error:  # damaged pickles raise all kinds
+        raise CheckpointError(
+            f"{what} is damaged, or no plain data ({_KINDS}), so code would run to load it: take another "
+            f"checkpoint, or pass trust=True if you know who wrote it ({str(error)[:200]})"
+        ) from error

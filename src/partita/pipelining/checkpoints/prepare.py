@@ -1,0 +1,154 @@
+"""What a rank will write, found out together with all others before anything is written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from partita._torch.tensors import has_memory
+from partita.errors import CheckpointError
+from partita.pipelining.checkpoints.checkpoint_source import EXTRA
+from partita.pipelining.checkpoints.manifest import MANIFEST
+from partita.pipelining.checkpoints.manifest_writer import METADATA
+from partita.pipelining.checkpoints.optimizer_state import optimizer_entries
+from partita.pipelining.checkpoints.plain_values import check_plain, plain_bytes
+from partita.pipelining.checkpoints.replicas import Entry, Replicas, share_out
+from partita.pipelining.checkpoints.savers import Savers, agree, attempt
+from partita.pipelining.stages.held_state import (
+    Held,
+    Stages,
+    by_identity,
+    held_state,
+    listed_stages,
+    stage_modules,
+)
+from partita.pipelining.stages.stage import Stage
+
+__all__ = ["Optimizers", "Prepared", "Request", "all_names", "listed_optimizers", "prepare", "refuse_second"]
+
+Optimizers = Optimizer | Sequence[Optimizer]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be saved; see `save_checkpoint`."""
+
+    stages: Stages
+    optimizers: Optimizers | None
+    extra: Mapping[str, Any]
+    replicas: Replicas
+    model_key: str
+    optimizer_key: str
+    trust: bool
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What this rank writes.
+
+    Attributes:
+        values: in sections.
+        aliases: names that point to another one's bytes; the same on every rank.
+        steps: how many steps the schedule has made; None where no rank has a stage.
+    """
+
+    values: dict[str, Any]
+    aliases: Mapping[str, str]
+    steps: int | None
+
+
+def prepare(request: Request, path: Path, savers: Savers) -> Prepared:
+    """Collect and compare. Collective.
+
+    Args:
+        path: where it goes, for messages.
+
+    Raises:
+        CheckpointError: on all ranks alike.
+    """
+    entries, problem = attempt(lambda: _entries(request, first=savers.first), path, "written")
+    agree(savers, problem)
+    assert entries is not None
+    steps = _same_steps(savers, request.stages)
+    shares = share_out(entries, savers.rank, savers.everywhere, request.replicas)
+    return Prepared(_nested(entries, set(shares.mine)), shares.aliases, steps)
+
+
+def refuse_second(path: Path) -> None:
+    """CheckpointError where the directory holds a checkpoint."""
+    if any((path / name).exists() for name in (METADATA, MANIFEST)):
+        raise CheckpointError(
+            f"{os.fspath(path)!r} holds a checkpoint already: save to another directory, or remove it first"
+        )
+
+
+def _same_steps(savers: Savers, stages: Stages) -> int | None:
+    own = {stage.step_count.steps for stage in listed_stages(stages) if isinstance(stage, Stage)}
+    said = savers.everywhere(sorted(own))
+    first: tuple[int, int] | None = None
+    for rank, steps in ((rank, steps) for rank, counts in enumerate(said) for steps in counts):
+        if first is None:
+            first = rank, steps
+        elif steps != first[1]:
+            raise CheckpointError(
+                f"the schedule of rank {first[0]} has made {first[1]} steps, and that of rank {rank} "
+                f"{steps}: "
+                "save where all ranks have made the same, since random numbers depend on it"
+            )
+    return None if first is None else first[1]
+
+
+def _entries(request: Request, *, first: bool) -> list[Entry]:
+    """All that this rank holds, under the names of the checkpoint; ``extra`` on the first."""
+    states = [by_identity(held_state(module)) for module in stage_modules(request.stages)]
+    entries = []
+    for held in (held for state in states for held in state):
+        if isinstance(held.value, Tensor) and not has_memory(held.value):
+            raise CheckpointError(
+                f"{held.names[0]!r} is on the meta device: materialise the stage before saving"
+            )
+        entries += [Entry(request.model_key, name, held.value, min(held.names)) for name in held.names]
+    entries += optimizer_entries(
+        listed_optimizers(request.optimizers), all_names(states), request.optimizer_key
+    )
+    for entry in entries:
+        if not isinstance(entry.value, Tensor) and not request.trust:
+            check_plain(entry.value, repr(entry.key))
+    for name, value in request.extra.items() if first else ():
+        text = plain_bytes(value, f"extra[{name!r}]", trust=request.trust)
+        entries.append(Entry(EXTRA, name, text, name))  # as bytes, so that nothing looks into it
+    return entries
+
+
+def _nested(entries: Sequence[Entry], mine: set[str]) -> dict[str, Any]:
+    """What this rank writes, in sections."""
+    nested: dict[str, Any] = {}
+    for entry in entries:
+        if entry.key in mine:
+            section = nested.setdefault(entry.section, {}) if entry.section else nested
+            value = entry.value
+            section.setdefault(entry.name, value.detach() if isinstance(value, Tensor) else value)
+    return nested
+
+
+def all_names(states: Sequence[Sequence[Held]]) -> dict[int, tuple[str, ...]]:
+    """All names of each tensor, by its identity. A parameter that two stages hold may have a name more in
+    one.
+    """
+    found: dict[int, dict[str, None]] = {}
+    for held in (held for state in states for held in state):
+        found.setdefault(id(held.value), {}).update(dict.fromkeys(held.names))
+    return {identity: tuple(names) for identity, names in found.items()}
+
+
+def listed_optimizers(optimizers: Optimizers | None) -> list[Optimizer]:
+    """As a list, also where it is one."""
+    if optimizers is None:
+        return []
+    return [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)

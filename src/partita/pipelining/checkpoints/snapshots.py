@@ -1,0 +1,191 @@
+"""Checkpoints at intervals, written while training goes on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch.distributed as dist
+
+from partita.errors import UsageError
+from partita.pipelining.checkpoints.manifest import MANIFEST
+from partita.pipelining.checkpoints.manifest_writer import ManifestWriter
+from partita.pipelining.checkpoints.prepare import Optimizers, Request, prepare
+from partita.pipelining.checkpoints.replicas import Replicas
+from partita.pipelining.checkpoints.savers import Savers, agree, attempt, savers_of
+from partita.pipelining.checkpoints.shared_folder import check_shared
+from partita.pipelining.checkpoints.staging import Copies
+from partita.pipelining.stages.held_state import Stages
+
+__all__ = ["Snapshots"]
+
+
+class Snapshots:
+    """Saves a checkpoint at every so many steps, beside training, and keeps the newest.
+
+    A snapshot is what `save_checkpoint` writes, in a directory of its own (``step-000000100``), which appears
+    when it is whole: `latest_checkpoint` finds it, `load_checkpoint` reads it. `save` copies this rank's part
+    on the CPU, and a thread writes the copy. The next snapshot waits for the one before it.
+
+    Making one is collective where ``torch.distributed`` is initialised, and so are `save`, `wait` and
+    `close`.
+
+    Args:
+        folder: on a file system that all ranks share; made if it is not there. Nothing else should be in it.
+        every: at how many steps a snapshot is made.
+        keep: how many are kept; older ones are removed when a new one is whole.
+        process_group: of the ranks that hold the model; the default one if not given.
+        replicas: what becomes of copies that differ; see `save_checkpoint`. ``first`` compares none, which
+            takes
+            less of a step where ranks hold large copies (data parallel training).
+        model_key: what the model's names stand below.
+        optimizer_key: what the optimizer's stand below.
+
+    Raises:
+        UsageError: ``every`` or ``keep`` is less than 1.
+
+    >>> import tempfile, torch
+    >>> folder, model = Path(tempfile.mkdtemp()), torch.nn.Linear(2, 2)
+    >>> with Snapshots(folder, every=2, keep=2) as snapshots:
+    ...     saved = [snapshots.save(step, model) for step in range(1, 7)]
+    >>> saved, sorted(path.name for path in folder.iterdir())
+    ([False, True, False, True, False, True], ['step-000000004', 'step-000000006'])
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        every: int = 1,
+        keep: int = 3,
+        process_group: dist.ProcessGroup | None = None,
+        replicas: Replicas = "equal",
+        model_key: str = "model",
+        optimizer_key: str = "optim",
+    ) -> None:
+        for name, value in (("every", every), ("keep", keep)):
+            if value < 1:
+                raise UsageError(f"{name} is {value}: give at least 1")
+        self._folder = Path(folder)
+        self._every = every
+        self._keep = keep
+        self._options: tuple[Replicas, str, str] = (replicas, model_key, optimizer_key)
+        self._group = _own_group(process_group)
+        self._copies = Copies()
+        self._running: tuple[Savers, Future[Any], Path] | None = None
+        self._has_begun = False
+
+    def save(
+        self,
+        step: int,
+        stages: Stages,
+        optimizers: Optimizers | None = None,
+        *,
+        extra: Mapping[str, Any] | None = None,
+    ) -> bool:
+        """Begin a snapshot if it is time for one. Collective; all ranks call it with the same step.
+
+        Args:
+            step: the number of steps made.
+            stages: this rank's stages, or a whole model; these and the others as for `save_checkpoint`.
+
+        Returns:
+            Whether it was time.
+
+        Raises:
+            CheckpointError: on all ranks: this one can't be saved (as for `save_checkpoint`), or the one
+                before
+                could not be written.
+        """
+        if step % self._every:
+            return False
+        self.wait()
+        savers = savers_of(stages, self._group)
+        target = self._folder / f"step-{step:09d}"
+        if not self._has_begun:
+            check_shared(self._folder, savers)
+        agree(savers, attempt(lambda: self._clear(target) if savers.first else None, target, "written")[1])
+        self._has_begun = True
+        replicas, model_key, optimizer_key = self._options
+        request = Request(stages, optimizers, extra or {}, replicas, model_key, optimizer_key, trust=False)
+        prepared = prepare(request, target, savers)
+        staged, problem = attempt(lambda: self._copies.of(prepared.values), target, "written")
+        agree(savers, problem)
+        assert staged is not None
+        writer = ManifestWriter(
+            _unfinished(target),
+            prepared.aliases,
+            steps=prepared.steps,
+            done=lambda: self._publish(target),
+        )
+        self._running = savers, savers.start(staged, writer), target
+        return True
+
+    def wait(self) -> None:
+        """Until the last snapshot is written. Collective.
+
+        Raises:
+            CheckpointError: on all ranks: it could not be.
+        """
+        if self._running is None:
+            return
+        (savers, running, target), self._running = self._running, None
+        agree(savers, attempt(running.result, target, "written")[1])
+
+    def close(self) -> None:
+        """As `wait`; then leave the group that the ranks talk in."""
+        self.wait()
+        if self._group is not None:
+            dist.destroy_process_group(self._group)
+            self._group = None
+
+    def __enter__(self) -> Snapshots:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        if kind is None:  # after an error others may not come, and nobody should wait for them
+            self.close()
+
+    def _clear(self, target: Path) -> None:
+        """Remove what was not finished: of this snapshot; at first of all that an earlier run has left."""
+        old = [_unfinished(target)] if self._has_begun else self._folder.glob(".step-*")
+        for path in old:
+            if path.exists():
+                shutil.rmtree(path)
+
+    def _publish(self, target: Path) -> None:
+        """Give what is whole its name, and remove what is too old. On the first rank, in its thread."""
+        if target.exists():  # trained again from an earlier one
+            _remove(target)
+        _unfinished(target).rename(target)
+        finished = [path for path in self._folder.glob("step-*") if (path / MANIFEST).exists()]
+        finished.sort(key=lambda path: ((path / MANIFEST).stat().st_mtime_ns, path.name))
+        for path in finished[: -self._keep]:
+            _remove(path)
+
+
+def _unfinished(target: Path) -> Path:
+    return target.with_name(f".{target.name}")
+
+
+def _remove(path: Path) -> None:
+    """Under another name, so that nobody takes half of it for a checkpoint."""
+    aside = path.with_name(f".{path.name}.old")
+    path.rename(aside)
+    shutil.rmtree(aside)
+
+
+def _own_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
+    """A group of the same ranks for the thread that writes: its messages are not to meet those of "
+    "training."""
+    if not dist.is_available() or not dist.is_initialized():
+        return None
+    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+    return dist.new_group(ranks, backend="gloo", use_local_synchronization=True)

@@ -1,0 +1,65 @@
+"""Copies of what is to be written, so that training goes on while it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.staging import AsyncStager, BlockingAsyncStager
+from torch.distributed.tensor import DTensor
+
+__all__ = ["Copies", "Staged"]
+
+
+class Copies:
+    """Memory on the CPU that is used again for each snapshot. It takes as much as the rank writes."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Tensor] = {}
+
+    def of(self, nested: Mapping[str, Any]) -> dict[str, Any]:
+        """The same with copies of the tensors. What was returned before is overwritten."""
+        copied = self._copied("", nested)
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        return copied
+
+    def _copied(self, prefix: str, nested: Mapping[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, value in nested.items():
+            key = f"{prefix}.{name}"
+            if isinstance(value, DTensor):
+                found |= BlockingAsyncStager().stage({name: value})
+            elif isinstance(value, Tensor):
+                found[name] = self._room(key, value).copy_(value, non_blocking=True)
+            else:
+                found[name] = self._copied(key, value) if type(value) is dict else value
+        return found
+
+    def _room(self, key: str, value: Tensor) -> Tensor:
+        kept = self._kept.get(key)
+        if kept is None or kept.shape != value.shape or kept.dtype != value.dtype:
+            pinned = value.device.type == "cuda"  # only then is a copy from there quick
+            kept = torch.empty(value.shape, dtype=value.dtype, pin_memory=pinned)
+            self._kept[key] = kept
+        return kept
+
+
+class Staged(AsyncStager):
+    """For torch's ``async_save``: what it is given has been copied already."""
+
+    _synchronize_after_execute = False
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """The same."""
+        return state_dict
+
+    def synchronize_staging(self) -> None:
+        """Nothing to wait for."""
+        return
+
+    def close(self) -> None:
+        """Nothing to release."""
+        return
