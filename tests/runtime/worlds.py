@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import faulthandler
 import io
 import multiprocessing
 import os
 import runpy
+import signal
 import socket
 import sys
 import tempfile
@@ -112,14 +114,41 @@ def endings(size: int, fn: Callable[..., Any], *args: Any) -> list[Ending]:
     return _endings(size, _body, fn, args)
 
 
+def _begin(
+    body: Callable[..., None], rank: int, size: int, path: str, started: float, pipe: Any, *given: Any
+) -> None:
+    # A process that does not end says where it stands.
+    with open(_stacks_file(path, rank), "w") as stacks:
+        faulthandler.register(signal.SIGUSR2, stacks)
+        body(rank, size, path, started, pipe, *given)
+
+
+def _stacks_file(path: str, rank: int) -> Path:
+    return Path(path).with_name(f"stacks of rank {rank}")
+
+
+def _stands_at(process: Any, stacks: Path) -> str:
+    """The stacks of all threads of a process that should have ended."""
+    if process.exitcode is not None or not stacks.exists():
+        return f"{process.name}: exit code {process.exitcode}"
+    os.kill(process.pid, signal.SIGUSR2)
+    deadline = time.monotonic() + 5.0
+    before = -1
+    while time.monotonic() < deadline and (size := stacks.stat().st_size) != before:
+        before = size or -1
+        process.join(0.2)
+    return f"{process.name}:\n{stacks.read_text()}"
+
+
 def _endings(size: int, body: Callable[..., None], *given: Any) -> list[Ending]:
     with tempfile.TemporaryDirectory() as folder:
         started = time.monotonic()
+        path = str(Path(folder) / "store")
         pipes = [_CONTEXT.Pipe(duplex=False) for _ in range(size)]
         processes = []
         for rank, (_, there) in enumerate(pipes):
-            own = (rank, size, str(Path(folder) / "store"), started, there)
-            processes.append(_CONTEXT.Process(target=body, args=(*own, *given), daemon=True))
+            own = (body, rank, size, path, started, there)
+            processes.append(_CONTEXT.Process(target=_begin, args=(*own, *given), daemon=True))
         for process in processes:
             process.start()
         for _, there in pipes:
@@ -128,6 +157,10 @@ def _endings(size: int, body: Callable[..., None], *given: Any) -> list[Ending]:
             found = [
                 _collect(here, process, started) for (here, _), process in zip(pipes, processes, strict=True)
             ]
+        except AssertionError as error:
+            for rank, process in enumerate(processes):
+                error.add_note(_stands_at(process, _stacks_file(path, rank)))
+            raise
         finally:
             for process in processes:
                 process.kill()
