@@ -199,6 +199,10 @@ class Lookout:
         if self._decides_at is not None and now >= self._decides_at:
             self._decide()
 
+    def broke(self, error: Exception) -> None:
+        """See there."""
+        self.publish(FailureRecord.of(self.team.rank, error, "the watch over the other ranks"))
+
     def forget(self) -> None:
         """See there."""
         self._release()

@@ -41,6 +41,10 @@ class Watched(Protocol):
         """It wants a tick in so many seconds, or before."""
         ...
 
+    def broke(self, error: Exception) -> None:
+        """The watch itself has failed, and looks after nothing any more."""
+        ...
+
     def forget(self) -> None:
         """This is a child that the process has forked: close what it has inherited, without a word."""
         ...
@@ -110,21 +114,35 @@ class _Watch:
     _turn = threading.Lock()
 
     def _run(self, wake: tuple[socket.socket, socket.socket]) -> None:
-        while True:
+        try:
+            while self._wait_and_look(wake):
+                pass
+        except Exception as error:  # a rank that is deaf would wait for the others for good
             with self._lock:
-                if self._wake is not wake:
-                    return
-                watched = tuple(self._watched)
-            poll, owners, due = select.poll(), {}, _TICK_S
-            poll.register(wake[0], select.POLLIN)
+                watched, self._watched = self._watched, []
+                self._wake, self._thread = None, None
+            for end in wake:
+                end.close()
             for one in watched:
-                for handle, events in one.handles().items():
-                    poll.register(handle, events)
-                    owners[handle] = one
-                due = min(due, one.due_s)
-            ready = poll.poll(1000 * max(due, 0.0))
-            with self._turn:
-                self._look(wake, watched, owners, [handle for handle, _ in ready])
+                one.broke(error)
+
+    def _wait_and_look(self, wake: tuple[socket.socket, socket.socket]) -> bool:
+        """False: this thread is not needed any more."""
+        with self._lock:
+            if self._wake is not wake:
+                return False
+            watched = tuple(self._watched)
+        poll, owners, due = select.poll(), {}, _TICK_S
+        poll.register(wake[0], select.POLLIN)
+        for one in watched:
+            for handle, events in one.handles().items():
+                poll.register(handle, events)
+                owners[handle] = one
+            due = min(due, one.due_s)
+        ready = poll.poll(1000 * max(due, 0.0))
+        with self._turn:
+            self._look(wake, watched, owners, [handle for handle, _ in ready])
+        return True
 
     def _look(
         self,

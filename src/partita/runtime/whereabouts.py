@@ -58,7 +58,7 @@ def doing(what: str) -> Iterator[None]:
 
 def doing_now(thread: int) -> str:
     """What that thread does, in words; empty where it runs code that is none of partita's."""
-    stack = _doing.get(thread)
+    stack = tuple(_doing.get(thread, ()))  # a copy: that thread goes on meanwhile
     return stack[0] if stack else ""
 
 
