@@ -4,6 +4,7 @@ traces.
 
 from __future__ import annotations
 
+from partita.runtime._operation import wait_all
 from partita.runtime.comm import MAX_TAG, Comm, Handle
 from partita.runtime.failure import FailureRecord
 from partita.runtime.in_process import InProcessComm, InProcessWorld
@@ -68,4 +69,5 @@ __all__ = [
     "site_seed",
     "split_args",
     "split_tree",
+    "wait_all",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -11,9 +11,14 @@ import torch
 
 from partita._torch.distributed import RawGroup, RawWork
 from partita.errors import ExecutionError
+from partita.runtime.comm import Handle
+from partita.runtime.waiters import Waiters
 from partita.runtime.whereabouts import WAITING, Wait
 
-__all__ = ["Operation", "words_of"]
+__all__ = ["Operation", "wait_all", "words_of"]
+
+_PACKET_BYTES = 1024
+"""A message of so many bytes arrives whole or not at all."""
 
 Key = tuple[Any, ...]
 """What an operation is: ``("send to", peer, tag, number)``, ``("recv from", peer, tag, number)``,
@@ -27,10 +32,14 @@ class Owner(Protocol):
     Attributes:
         timeout: how long a wait may take.
         name: the same on all ranks, and of no other comm.
+        waiters: what waits that no failure ends are made in.
+        collectives: those under way.
     """
 
     timeout: timedelta
     name: str
+    waiters: Waiters
+    collectives: set[Operation]
 
     def explain(self, error: RuntimeError, wait: Wait, what: str) -> ExecutionError:
         """What to raise for `error`, which ended an operation."""
@@ -44,7 +53,7 @@ class Owner(Protocol):
 class Operation:
     """The handle of an operation under way."""
 
-    __slots__ = ("_comm", "_finish", "_pair", "_tensor", "_what", "_work", "key", "needs")
+    __slots__ = ("_finish", "_pair", "_tensor", "_what", "_work", "comm", "key", "needs")
 
     def __init__(
         self,
@@ -61,7 +70,7 @@ class Operation:
         whose wait is the device's and not the host's. ``what``: in words; empty for a message, whose words
         are found when they are needed.
         """
-        self._comm = comm
+        self.comm = comm
         self._work: RawWork | None = work
         self.key = key
         self.needs = needs
@@ -73,7 +82,15 @@ class Operation:
     @property
     def comm_name(self) -> str:
         """Of the comm that it belongs to."""
-        return self._comm.name
+        return self.comm.name
+
+    @property
+    def may_block_for_good(self) -> bool:
+        """Whether the wait for it may go on though its connection has ended."""
+        if self._work is None or self._pair is not None:
+            return False
+        assert self._tensor is not None
+        return self.key[0] != "recv from" or self._tensor.nbytes > _PACKET_BYTES
 
     def wait(self) -> None:
         if self._work is None:
@@ -84,34 +101,80 @@ class Operation:
             try:
                 self._work.wait()  # a timeout would make the host wait
             except RuntimeError as error:
-                raise self._explained(error) from error
+                raise self.explained(error) from error
             self._tensor = None  # later work on the device comes after it
-            self._comm.note_launched(self._pair, self)
-        else:
-            return
-        if self._finish is not None:
-            self._finish()
+            self.comm.note_launched(self._pair, self)
+            self._finished()
 
     def settle(self) -> None:
         """Until it is done, wherever it runs."""
-        assert self._work is not None
+        if self.may_block_for_good:
+            _settle(self.comm, (self,))
+            return
         thread = threading.get_ident()
         WAITING[thread] = self
         try:
-            self._work.wait(self._comm.timeout)
+            self.block()
         except RuntimeError as error:
-            raise self._explained(error) from error
+            raise self.explained(error) from error
         finally:
             del WAITING[thread]
+        self.settled()
+
+    def block(self) -> None:
+        """Until it is done, without holding the interpreter lock."""
+        assert self._work is not None
+        self._work.wait(self.comm.timeout)
+
+    def settled(self) -> None:
+        """It is done."""
         self._work = self._tensor = None
+        self.comm.collectives.discard(self)
+        self._finished()
 
     def flush(self, timeout: timedelta) -> None:
         """Waits for at most `timeout`; raises gloo's own RuntimeError, unexplained."""
         if self._work is not None:
             self._work.wait(timeout)
 
-    def _explained(self, error: RuntimeError) -> ExecutionError:
-        return self._comm.explain(error, self, self._what or words_of(self.key))
+    def explained(self, error: RuntimeError) -> ExecutionError:
+        """What to raise for `error`, which has ended it."""
+        return self.comm.explain(error, self, self._what or words_of(self.key))
+
+    def _finished(self) -> None:
+        finish, self._finish = self._finish, None
+        if finish is not None:
+            finish()
+
+
+def wait_all(handles: Sequence[Handle]) -> None:
+    """Waits for all of them; between processes that takes hardly longer than to wait for one."""
+    blocking = [it for it in handles if isinstance(it, Operation) and it.may_block_for_good]
+    for comm in {id(it.comm): it.comm for it in blocking}.values():
+        _settle(comm, [it for it in blocking if it.comm is comm])
+    for handle in handles:
+        handle.wait()
+
+
+def _settle(comm: Owner, operations: Sequence[Operation]) -> None:
+    """Waits for them one after the other, in a thread that may stay behind after a failure."""
+    thread = threading.get_ident()
+    current = operations[0]
+
+    def calls() -> Iterator[Callable[[], None]]:
+        nonlocal current
+        for operation in operations:
+            WAITING[thread] = current = operation
+            yield operation.block
+
+    try:
+        comm.waiters.wait(calls())
+    except RuntimeError as error:
+        raise current.explained(error) from error
+    finally:
+        WAITING.pop(thread, None)
+    for operation in operations:
+        operation.settled()
 
 
 def words_of(key: Key) -> str:

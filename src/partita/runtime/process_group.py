@@ -42,6 +42,7 @@ from partita.runtime.lookout import Lookout, Team
 from partita.runtime.meeting import meet_all
 from partita.runtime.own_groups import OwnGroups
 from partita.runtime.stalls import STALLS, Absent
+from partita.runtime.waiters import Waiters
 from partita.runtime.whereabouts import Wait, place_of
 
 __all__ = ["ProcessGroupComm"]
@@ -88,11 +89,13 @@ class ProcessGroupComm:
         self._gave_up: ExecutionError | None = None
         self._process = os.getpid()
         self._unsent: deque[Operation] = deque()
+        self.waiters = Waiters()
+        self.collectives: set[Operation] = set()
         self._launched: dict[RawGroup, Operation] = {}
         self._groups = OwnGroups(store, rank, size, timeout_s, self._check_usable, self._meet)
         team = Team(self.name, rank, processes or tuple(range(size)), lost_after_s)
         connections, near = meet_all(store, team, timeout_s)
-        self._lookout = Lookout(team, connections, near, self._groups.abort)
+        self._lookout = Lookout(team, connections, near, self._abort)
         self._began = self._lookout.began
         self._lookout.start()
         try:
@@ -278,6 +281,7 @@ class ProcessGroupComm:
             self._groups.abort()
             self._lookout.wait_until_all_left(_CLOSE_GRACE_S)
         self._lookout.stop()
+        self._end_waits()
         self._groups.made.clear()
         self._launched.clear()
 
@@ -336,9 +340,11 @@ class ProcessGroupComm:
     ) -> Operation:
         key: Key = ("collective", members, self._begin(("collective", members)))
         try:
-            return Operation(self, post(), key, needs, tensor, finish, None, what)
+            operation = Operation(self, post(), key, needs, tensor, finish, None, what)
         except RuntimeError as error:
             raise self._explained(error, needs, what) from error
+        self.collectives.add(operation)
+        return operation
 
     def _begin(self, kind: tuple[Any, ...]) -> int:
         """Counts an operation of that kind, for those who ask whether this rank has come."""
@@ -362,6 +368,17 @@ class ProcessGroupComm:
             raise ExecutionError(f"rank {self.rank} uses a comm that it has closed: make a new one")
 
     # Failure.
+
+    def _abort(self) -> None:
+        """Ends whatever this rank waits for."""
+        self._groups.abort()
+        self.waiters.release()
+
+    def _end_waits(self) -> None:
+        """A group is destroyed only when nothing runs in it: that would wait for it, deaf to everything."""
+        running = [operation.block for operation in self.collectives]
+        self.waiters.end(running, kept=list(self._groups.made.values()))
+        self.collectives.clear()
 
     def explain(self, error: RuntimeError, wait: Wait, what: str) -> ExecutionError:
         """What to raise for `error`, which ended a wait of this thread. Tells the other ranks too."""
@@ -439,6 +456,7 @@ class ProcessGroupComm:
             self._lookout.leave(ending=True)
             self._lookout.wait_until_all_left(_EXIT_GRACE_S)
         self._lookout.stop()
+        self._end_waits()
 
     @property
     def _is_own(self) -> bool:

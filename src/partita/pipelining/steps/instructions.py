@@ -18,7 +18,7 @@ from partita.pipelining.stages.stage import Stage
 from partita.pipelining.steps.mailbox import Delivery, Inbox, Outbox
 from partita.pipelining.steps.step import StepState
 from partita.planning import Action
-from partita.runtime import Comm, Handle, keyed
+from partita.runtime import Comm, Handle, keyed, wait_all
 
 __all__ = [
     "Backward",
@@ -208,21 +208,22 @@ class Send(_Transfer):
 
     Attributes:
         ends: earlier sends that are waited for first (see ``partita.planning.send_ends``).
+        handles: of what is under way.
     """
 
-    __slots__ = ("_handles", "_outbox", "ends")
+    __slots__ = ("_outbox", "ends", "handles")
 
     def __init__(self, message: Message, outbox: Outbox) -> None:
         """``outbox``: where the values wait."""
         super().__init__(message)
         self.ends: tuple[Send, ...] = ()
         self._outbox = outbox
-        self._handles: list[Handle] = []
+        self.handles: list[Handle] = []
 
     def run(self) -> None:
         for earlier in self.ends:
             earlier.end()
-        outbox, send, rank, sends = self._outbox, self._comm.send, self._rank, self._handles
+        outbox, send, rank, sends = self._outbox, self._comm.send, self._rank, self.handles
         values, data, tags = [], [], []
         for name, value, tag in self._values:
             tensor = outbox.get(name)
@@ -244,13 +245,12 @@ class Send(_Transfer):
 
     def end(self) -> None:
         """Wait until it has left, and let its memory go."""
-        for handle in self._handles:
-            handle.wait()
-        self._handles.clear()
+        wait_all(self.handles)
+        self.handles.clear()
 
     def clear(self) -> None:
         """Forget it, after a failure."""
-        self._handles.clear()
+        self.handles.clear()
 
 
 class Receive(_Transfer):

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from partita.pipelining.layout import laid_out
-from partita.runtime import Handle
+from partita.runtime import Handle, wait_all
 
 __all__ = ["Delivery", "Inbox", "Outbox"]
 
@@ -42,8 +42,7 @@ class Inbox:
 
     def wait(self) -> None:
         """Until all of it is here."""
-        for handle in self.handles:
-            handle.wait()
+        wait_all(self.handles)
         self.handles.clear()
 
     def take(self) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from partita.pipelining.steps.instructions import (
 from partita.pipelining.steps.mailbox import Delivery, Inbox, Outbox
 from partita.pipelining.steps.step import StepResults, StepState
 from partita.planning import Action, ActionKind, Schedule, send_ends
-from partita.runtime import Comm
+from partita.runtime import Comm, wait_all
 
 __all__ = ["AHEAD", "Program", "receives_ahead"]
 
@@ -83,8 +83,9 @@ class Program:
 
     def finish(self) -> StepResults:
         """Wait until everything that was sent has left, and hand out the results of the step."""
+        wait_all([handle for send in self._sends for handle in send.handles])
         for send in self._sends:
-            send.end()
+            send.clear()
         self._comm.settle()
         return self.step.finish()
 

@@ -1,0 +1,129 @@
+"""Threads that wait in the caller's place, so that the caller hears of a failure whatever the wait does.
+
+A wait in C++ can't be ended from Python, and gloo does not end all of them: where a connection closes while a
+large message is half way through it, neither its sender nor its receiver is woken before the operation's own
+timeout, half an hour as a rule (torch 2.13). So the C++ call is made in a thread of its own; the caller waits
+for a reply, which comes from there or, after a failure, from :meth:`Waiters.release`::
+
+    caller     wait(calls) -------- blocks ------------------ goes on
+    thread         calls() in C++ ----------------- reply --'    |
+    watch thread                       release() ----------------'
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from queue import SimpleQueue
+from typing import Any
+
+__all__ = ["Waiters"]
+
+_END_S = 0.5
+"""So long `Waiters.end` waits for calls that a failure should have ended."""
+
+
+class _Job:
+    """Calls that one thread makes, one after the other.
+
+    Attributes:
+        is_left: nobody waits for it any more.
+        kept: what must not be destroyed before it has ended.
+    """
+
+    def __init__(self, calls: Iterable[Callable[[], object]]) -> None:
+        self.calls = calls
+        self.replies: SimpleQueue[BaseException | None] = SimpleQueue()
+        self.is_left = False
+        self.kept: Any = None
+
+    def run(self) -> None:
+        """In the thread."""
+        error = None
+        try:
+            calls = iter(self.calls)
+            while not self.is_left and (call := next(calls, None)) is not None:
+                call()
+        except RuntimeError as raised:
+            error = raised
+        self.replies.put(error)
+
+
+class Waiters:
+    """The threads of one comm, made as they are needed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[SimpleQueue[_Job | None]] = []
+        self._busy: set[_Job] = set()
+        self._threads: list[threading.Thread] = []
+        self._released = False
+
+    def wait(self, calls: Iterable[Callable[[], object]]) -> None:
+        """Returns when all `calls` have been made, one after the other.
+
+        Raises:
+            RuntimeError: a call's; or there was a failure, and the call has not ended.
+        """
+        job = _Job(calls)
+        with self._lock:
+            if self._released:
+                raise RuntimeError("the comm has failed")
+            self._start(job)
+        error = job.replies.get()
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # which holds this frame
+
+    def release(self) -> None:
+        """After a failure: whoever waits goes on, and nobody waits any more."""
+        with self._lock:
+            self._released = True
+            for job in self._busy:
+                job.is_left = True
+                job.replies.put(RuntimeError("the comm has failed"))
+
+    def end(self, calls: Iterable[Callable[[], object]] = (), kept: Any = None) -> None:
+        """The threads end. One whose call never ends is left behind.
+
+        Args:
+            calls: whose end is waited for, where a failure should have ended them.
+            kept: what must not be destroyed before all calls have ended.
+        """
+        with self._lock:
+            for call in calls:
+                self._start(_Job((call,)))
+            for job in self._busy:
+                job.kept = kept
+            for inbox in self._idle:
+                inbox.put(None)
+            self._released = True
+            self._idle.clear()
+            threads, self._threads = self._threads, []
+        end = time.monotonic() + _END_S
+        for thread in threads:
+            thread.join(max(end - time.monotonic(), 0.0))
+
+    def _start(self, job: _Job) -> None:
+        if self._idle:
+            inbox = self._idle.pop()
+        else:
+            inbox = SimpleQueue()
+            thread = threading.Thread(target=self._work, args=(inbox,), name="partita-wait", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        self._busy.add(job)
+        inbox.put(job)
+
+    def _work(self, inbox: SimpleQueue[_Job | None]) -> None:
+        while (job := inbox.get()) is not None:
+            job.run()
+            with self._lock:
+                self._busy.discard(job)
+                if self._released:
+                    return
+                self._idle.append(inbox)
+            del job
