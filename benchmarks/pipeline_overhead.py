@@ -33,6 +33,7 @@ from benchmarks.harness import MIN_ROUNDS, Ratio, in_turn, ratio, write_json
 from partita.pipelining import Pipe, PipelineSchedule, SplitPoint, get_schedule_class, pipeline
 from partita.planning import Schedule, get_schedule
 from partita.runtime import Handle, ProcessGroupComm
+from partita.runtime.waiters import Waiters
 
 __all__ = ["Row", "main", "measure"]
 
@@ -175,6 +176,8 @@ class _FakeComm(ProcessGroupComm):
         self._began = {}
         self._launched = {}
         self._unsent = deque()
+        self.waiters = Waiters()
+        self.collectives = set()
         self._data = group  # type: ignore[assignment]
         self._lookout: Any = SimpleNamespace(failure=None)
         self._stage_ranks = stage_ranks
@@ -195,7 +198,7 @@ class _FakeComm(ProcessGroupComm):
 
     def recv(self, buffer: Tensor, src: int, tag: int = 0) -> Handle:
         handle = super().recv(buffer, src, tag)
-        if buffer.dtype == torch.int64:  # a header: all values lie plainly
+        if buffer.dtype == torch.int64:  # a trailer: all values lie plainly
             buffer.fill_(1)
         return handle if tag else _Echo(self, buffer)
 

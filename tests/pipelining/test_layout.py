@@ -24,7 +24,7 @@ from partita.pipelining import (
     get_schedule_class,
     pipeline,
 )
-from partita.pipelining.layout import copied, header_length, header_of, laid_out, lies_plainly, packed
+from partita.pipelining.layout import copied, laid_out, lies_plainly, packed, trailer_length, trailer_of
 from partita.runtime import Comm, InProcessWorld
 
 LAYOUTS = {
@@ -57,9 +57,9 @@ def _lies(tensor: Tensor) -> tuple[Any, ...]:
 
 def _sent(values: list[Tensor | None], data: list[Tensor]) -> list[Tensor | None]:
     """What the receiver has."""
-    header = header_of(values, data)
-    assert header.numel() == header_length(data)
-    return laid_out(header, [numbers.resolve_conj().contiguous().clone() for numbers in data])
+    trailer = trailer_of(values, data)
+    assert trailer.numel() == trailer_length(data)
+    return laid_out(trailer, [numbers.resolve_conj().contiguous().clone() for numbers in data])
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -109,7 +109,7 @@ def test_what_lies_without_gaps_is_neither_copied_for_sending_nor_behind() -> No
         data = packed(value)
         assert data.is_contiguous()
         assert data.data_ptr() == value.data_ptr()
-        (found,) = laid_out(header_of([value], [data]), [data])
+        (found,) = laid_out(trailer_of([value], [data]), [data])
         assert found is not None
         assert found.data_ptr() == value.data_ptr()
 

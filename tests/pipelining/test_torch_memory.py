@@ -140,7 +140,7 @@ def _theirs(comm: Comm, microbatches: int) -> Found:
 def _measure(comm: Comm, pickled: bytes) -> dict[str, list[Found]]:
     """With few and with many microbatches."""
     torch.set_num_threads(1)
-    _ours(comm, pickled, FEW, train=True)  # one header is kept for all messages that lie alike
+    _ours(comm, pickled, FEW, train=True)  # one trailer is kept for all messages that lie alike
     return {
         "training": [_ours(comm, pickled, microbatches, train=True) for microbatches in (FEW, MANY)],
         "evaluation": [_ours(comm, pickled, microbatches, train=False) for microbatches in (SOME, MANY)],

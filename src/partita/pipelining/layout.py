@@ -2,12 +2,12 @@
 
 What a kernel computes depends in its last bits on strides (a sum adds in the order of memory, a normalisation
 takes another path for a slice) and, where matrices are multiplied, on how the first element is aligned. So
-each message starts with a header: for each value whether it is there, and how it lies. The data goes without
+each message ends with a trailer: for each value whether it is there, and how it lies. The data goes without
 gaps, and most values lie that way anyway; others are put in place where they arrive::
 
     sent      x[:, 8:] of x [2, 16, 4]      shape [2, 8, 4], stride [64, 4, 1], 128 bytes into x
-    header    there, laid out, its storage, where in it, 64, 4, 1
     data      its 64 numbers
+    trailer   there, laid out, its storage, where in it, 64, 4, 1
     rebuilt   memory for what lies between its first and its last number, as_strided, copy_
 
 Values of one message that share a storage, such as the pieces of one ``chunk``, share one again, so that what
@@ -24,7 +24,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-__all__ = ["copied", "header_length", "header_of", "header_room", "laid_out", "lies_plainly", "packed"]
+__all__ = ["copied", "laid_out", "lies_plainly", "packed", "trailer_length", "trailer_of", "trailer_room"]
 
 _ALIGNED = 64
 """To so many bytes torch aligns what it allocates on a CPU; results were seen to differ within (matrix
@@ -32,7 +32,7 @@ products of MKL and oneDNN)."""
 
 _MISSING, _PLAIN, _LAID_OUT = 0, 1, 2
 _FIXED = 3
-"""A header has for each value: which of these it is, the number of its storage, its place in there, and its
+"""A trailer has for each value: which of these it is, the number of its storage, its place in there, and its
 strides. Of a plain value all are 1."""
 
 
@@ -45,8 +45,8 @@ def lies_plainly(tensor: Tensor) -> bool:
     return tensor.stride() == _plain_strides(tensor.shape) and not tensor.data_ptr() % _ALIGNED
 
 
-def header_length(data: Sequence[Tensor]) -> int:
-    """How many numbers the header of a message has.
+def trailer_length(data: Sequence[Tensor]) -> int:
+    """How many numbers the trailer of a message has.
 
     Args:
         data: tensors of the values' shapes.
@@ -57,18 +57,18 @@ def header_length(data: Sequence[Tensor]) -> int:
     return length
 
 
-def header_room(data: Sequence[Tensor]) -> Tensor:
-    """Where a header is received.
+def trailer_room(data: Sequence[Tensor]) -> Tensor:
+    """Where a trailer is received.
 
     Args:
         data: tensors of the values' shapes.
     """
     with torch.inference_mode(False):
-        return torch.empty(header_length(data), dtype=torch.int64, device="cpu")
+        return torch.empty(trailer_length(data), dtype=torch.int64, device="cpu")
 
 
-def header_of(values: Sequence[Tensor | None], data: Sequence[Tensor]) -> Tensor:
-    """The header of a message. It may be shared with other messages: don't write to it.
+def trailer_of(values: Sequence[Tensor | None], data: Sequence[Tensor]) -> Tensor:
+    """The trailer of a message. It may be shared with other messages: don't write to it.
 
     Args:
         values: None for one that is not there.
@@ -80,11 +80,11 @@ def header_of(values: Sequence[Tensor | None], data: Sequence[Tensor]) -> Tensor
     for value in values:
         if value is None or not lies_plainly(value):
             return _as_tensor(_numbers(values, data))
-    return _as_tensor((_PLAIN,) * header_length(data))
+    return _as_tensor((_PLAIN,) * trailer_length(data))
 
 
 def _numbers(values: Sequence[Tensor | None], data: Sequence[Tensor]) -> tuple[int, ...]:
-    """Of a header."""
+    """Of a trailer."""
     places = _places([None if value is None or lies_plainly(value) else value for value in values])
     numbers: list[int] = []
     for value, place, sent in zip(values, places, data, strict=True):
@@ -106,17 +106,17 @@ def packed(tensor: Tensor) -> Tensor:
     return tensor.contiguous()
 
 
-def laid_out(header: Tensor, data: Sequence[Tensor]) -> list[Tensor | None]:
+def laid_out(trailer: Tensor, data: Sequence[Tensor]) -> list[Tensor | None]:
     """The values of a message, as they lie at the sender.
 
     Args:
-        header: as it was received.
+        trailer: as it was received.
         data: as it was received, in plain order; what lies so is not copied.
 
     Returns:
         None for a value that is not there.
     """
-    numbers = header.tolist()
+    numbers = trailer.tolist()
     if numbers.count(_PLAIN) == len(numbers):
         return [*data]
     values: list[Tensor | None] = []
@@ -157,7 +157,7 @@ class _Copy(torch.autograd.Function):
     @staticmethod
     def forward(tensor: Tensor) -> Tensor:
         data = [packed(tensor).clone(memory_format=torch.contiguous_format)]
-        (result,) = laid_out(header_of([tensor], data), data)
+        (result,) = laid_out(trailer_of([tensor], data), data)
         assert result is not None
         # autograd lets nobody write into a view that a Function returns
         return tensor.new_empty(0).set_(

@@ -26,7 +26,7 @@ from partita.capture.sizes import Size, Sizes, Symbol, evaluated, sizes_of
 from partita.errors import SignatureMismatch
 
 __all__ = [
-    "HEADER",
+    "TRAILER",
     "Constant",
     "Named",
     "Routes",
@@ -38,8 +38,8 @@ __all__ = [
     "make_routes",
 ]
 
-HEADER = ""
-"""Among the tags: the name of a message's header (see ``layout``)."""
+TRAILER = ""
+"""Among the tags: the name of a message's trailer (see ``layout``)."""
 
 _KEPT = 256
 """For how many sizes routes are kept."""
@@ -314,7 +314,7 @@ def make_routes(
         if group.value.requires_grad:
             _chain(backward, group.value.name, group.stages)
     ways = (*forward.items(), *backward.items())
-    links = sorted((name, *pair) for pair, names in ways for name in (*names, HEADER))
+    links = sorted((name, *pair) for pair, names in ways for name in (*names, TRAILER))
     return Routes(
         borders=borders,
         values=crossing,

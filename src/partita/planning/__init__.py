@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from partita.planning.actions import Action, ActionKind, overlap
-from partita.planning.arrivals import send_ends
+from partita.planning.arrivals import SendEnds, send_ends
 from partita.planning.buckets import BucketPlan, Gradient, plan_buckets
 from partita.planning.cluster import Cluster
 from partita.planning.generators.registry import ScheduleKind, get_schedule, schedule_names
@@ -39,6 +39,7 @@ __all__ = [
     "Plan",
     "Schedule",
     "ScheduleKind",
+    "SendEnds",
     "Simulation",
     "Span",
     "StageCost",

@@ -18,23 +18,35 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from partita.planning._program import Key, Step, compile_steps, message_of, run
 from partita.planning.actions import Action
 from partita.planning.edges import edge_table
 from partita.planning.schedule import Schedule
 
-__all__ = ["send_ends"]
+__all__ = ["SendEnds", "send_ends"]
 
 _HELD = 16
 """How many unanswered messages a rank holds on to."""
 
 
+class SendEnds(NamedTuple):
+    """For one rank, by send, the earlier sends to wait for before it.
+
+    Attributes:
+        answered: those that have been received for certain: to wait for them takes no time.
+        unanswered: others, waited for so that memory does not grow.
+    """
+
+    answered: dict[Action, tuple[Action, ...]]
+    unanswered: dict[Action, tuple[Action, ...]]
+
+
 def send_ends(
     schedule: Schedule, edges: Iterable[tuple[int, int]] | None = None, *, held: int = _HELD
-) -> tuple[dict[Action, tuple[Action, ...]], ...]:
-    """For each rank, by send, the earlier sends to wait for before it. Those that are left out are waited for
-    at the end of the step.
+) -> tuple[SendEnds, ...]:
+    """The `SendEnds` of each rank. Sends that are left out are waited for at the end of the step.
 
     Args:
         schedule: valid, with sends and receives written out.
@@ -43,9 +55,9 @@ def send_ends(
 
     >>> from partita.planning import get_schedule, lower
     >>> first, last = send_ends(lower(get_schedule("1F1B")(2, 4)))
-    >>> {str(send): [str(end) for end in ends] for send, ends in first.items()}
+    >>> {str(send): [str(end) for end in ends] for send, ends in first.answered.items()}
     {'0SEND_F2': ['0SEND_F0'], '0SEND_F3': ['0SEND_F1']}
-    >>> {str(send): [str(end) for end in ends] for send, ends in last.items()}
+    >>> {str(send): [str(end) for end in ends] for send, ends in last.answered.items()}
     {'1SEND_B2': ['1SEND_B0'], '1SEND_B3': ['1SEND_B1']}
     """
     table = edge_table(schedule.stages, edges)
@@ -56,9 +68,9 @@ def send_ends(
     for program, known in zip(programs, clocks.found, strict=True):
         answered.append(_at_next_send(program, known))
         forced.append(_after_others(program, known.keys(), held))
-    if any(forced) and _ends(_waiting(programs, forced)):
-        answered = [_joined(one, other) for one, other in zip(answered, forced, strict=True)]
-    return tuple(answered)
+    if not _ends(_waiting(programs, forced)):
+        forced = [{} for _ in programs]
+    return tuple(map(SendEnds, answered, forced))
 
 
 def _at_next_send(
@@ -112,12 +124,6 @@ def _ends(programs: Sequence[Sequence[Step]]) -> bool:
 def _posted(action: Action) -> Key:
     what, sender, receiver, microbatch = message_of(action)
     return (what[0] + "<", sender, receiver, microbatch)
-
-
-def _joined(
-    one: dict[Action, tuple[Action, ...]], other: Mapping[Action, tuple[Action, ...]]
-) -> dict[Action, tuple[Action, ...]]:
-    return one | {send: one.get(send, ()) + ends for send, ends in other.items()}
 
 
 class _Clocks:

@@ -4,7 +4,7 @@ traces.
 
 from __future__ import annotations
 
-from partita.runtime._operation import wait_all
+from partita.runtime._operation import finish_all, wait_all
 from partita.runtime.comm import MAX_TAG, Comm, Handle
 from partita.runtime.failure import FailureRecord
 from partita.runtime.in_process import InProcessComm, InProcessWorld
@@ -60,6 +60,7 @@ __all__ = [
     "align",
     "cut_batch",
     "enter_site",
+    "finish_all",
     "gather",
     "key_random_nodes",
     "keyed",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ from partita.runtime.comm import Handle
 from partita.runtime.waiters import Waiters
 from partita.runtime.whereabouts import WAITING, Wait
 
-__all__ = ["Operation", "wait_all", "words_of"]
+__all__ = ["Operation", "finish_all", "wait_all", "words_of"]
 
 _PACKET_BYTES = 1024
 """A message of so many bytes arrives whole or not at all."""
@@ -114,11 +114,22 @@ class Operation:
         thread = threading.get_ident()
         WAITING[thread] = self
         try:
+            self._block_here()
+        finally:
+            del WAITING[thread]
+
+    def finish(self) -> None:
+        """Like `wait`, where it is known to have ended."""
+        if self._pair is not None:
+            self.wait()
+        elif self._work is not None:
+            self._block_here()
+
+    def _block_here(self) -> None:
+        try:
             self.block()
         except RuntimeError as error:
             raise self.explained(error) from error
-        finally:
-            del WAITING[thread]
         self.settled()
 
     def block(self) -> None:
@@ -154,6 +165,15 @@ def wait_all(handles: Sequence[Handle]) -> None:
         _settle(comm, [it for it in blocking if it.comm is comm])
     for handle in handles:
         handle.wait()
+
+
+def finish_all(handles: Iterable[Handle]) -> None:
+    """What `wait_all` does, where all are known to have ended: faster, but deaf to failures."""
+    for handle in handles:
+        if isinstance(handle, Operation):
+            handle.finish()
+        else:
+            handle.wait()
 
 
 def _settle(comm: Owner, operations: Sequence[Operation]) -> None:

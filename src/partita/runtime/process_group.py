@@ -33,7 +33,7 @@ from partita._torch.distributed import (
 )
 from partita.errors import ExecutionError
 from partita.runtime._objects import HEADER_BYTES, as_tensor, pack, rest_bytes, unpack
-from partita.runtime._operation import Key, Operation, words_of
+from partita.runtime._operation import Key, Operation, wait_all, words_of
 from partita.runtime._staging import as_bytes, copied_back, staged_for_receiving, staged_for_sending
 from partita.runtime.comm import MAX_TAG, Handle, check_peer, check_ranks, check_tag, gather_through_rank_0
 from partita.runtime.failure import FailureRecord
@@ -358,8 +358,7 @@ class ProcessGroupComm:
         token = torch.zeros(1, dtype=torch.uint8)
         handles = [self._send(token, other, _MEET_TAG) for other in others]
         handles += [self._recv(torch.empty_like(token), other, _MEET_TAG) for other in others]
-        for handle in handles:
-            handle.wait()
+        wait_all(handles)
 
     def _check_usable(self) -> None:
         if self._lookout.failure is not None:

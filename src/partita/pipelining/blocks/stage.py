@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from partita._torch.autograd import hooks_made
 from partita._torch.export import Signature
 from partita.pipelining.blocks.packet import Gradients, given
-from partita.pipelining.routes import HEADER, Routes, StageBorder, Tied, Value
+from partita.pipelining.routes import TRAILER, Routes, StageBorder, Tied, Value
 from partita.pipelining.stages.flight import Flight
 from partita.pipelining.stages.stage import Stage
 from partita.runtime import Comm
@@ -173,7 +173,10 @@ def block_routes(stages: int, tied: tuple[Tied, ...], parameters: tuple[str, ...
             for earlier, later in pairwise(group.stages):
                 backward[later, earlier] = (*backward.get((later, earlier), ()), group.value.name)
     links = sorted(
-        (name, *pair) for way in (forward, backward) for pair, sent in way.items() for name in (*sent, HEADER)
+        (name, *pair)
+        for way in (forward, backward)
+        for pair, sent in way.items()
+        for name in (*sent, TRAILER)
     )
     return Routes(
         borders=tuple(

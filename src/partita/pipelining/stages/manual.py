@@ -14,7 +14,7 @@ from torch.nn import Module
 from partita._torch.export import Signature
 from partita._torch.pytree import flatten
 from partita.pipelining.layout import copied
-from partita.pipelining.routes import HEADER, Routes, StageBorder, Tied
+from partita.pipelining.routes import TRAILER, Routes, StageBorder, Tied
 from partita.pipelining.stages.crossing import (
     Crossing,
     arguments_of,
@@ -225,13 +225,13 @@ def draft_routes(stages: int, tied: Sequence[Tied] = ()) -> Routes:
 
 
 def tag_of(start: int, to: int, number: int) -> int:
-    """Of the value of that number among those that cross from one stage to its neighbour; 0 is the header."""
+    """Of the value of that number among those that cross between two neighbours; 0 is the trailer."""
     return 2 * (min(start, to) * MOST_VALUES + number) + (start > to)
 
 
 def _tags(backward: Mapping[tuple[int, int], Sequence[str]]) -> dict[tuple[str, int, int], int]:
     """Of tied parameters' gradients: after those of all borders."""
-    links = [(name, *pair) for pair, names in sorted(backward.items()) for name in (HEADER, *names)]
+    links = [(name, *pair) for pair, names in sorted(backward.items()) for name in (TRAILER, *names)]
     last = 2 * MOST_VALUES * (1 + max((start for start, _ in backward), default=0))
     return {link: last + number for number, link in enumerate(links)}
 

@@ -13,7 +13,7 @@ import torch
 from partita.errors import SignatureMismatch
 from partita.pipelining.routes import Routes
 from partita.pipelining.stages.stage import Stage
-from partita.runtime import Comm
+from partita.runtime import Comm, wait_all
 from partita.runtime.same_settings import digest, refuse_differences
 
 __all__ = ["Relay", "agree_on_placement", "agree_on_step", "neighbours", "rank_pairs"]
@@ -187,8 +187,7 @@ def agree_on_step(
         padding = [0] * (length - len(numbers))
         message = torch.tensor([number, *numbers, *padding], dtype=torch.int64)
         handles += [comm.send(message, child, _TAG) for child in children]
-    for handle in (*received.values(), *handles):
-        handle.wait()
+    wait_all([*received.values(), *handles])
     for peer, buffer in theirs.items():
         if buffer[0].item() != number:
             comm.send_object(what, peer)

@@ -11,14 +11,14 @@ from torch import Tensor
 from partita._torch.autograd import hooks_made
 from partita.errors import ExecutionError, PartitaError, SignatureMismatch
 from partita.pipelining.blocks.transfer import receive_bundle, send_bundle
-from partita.pipelining.layout import header_of, header_room, packed
+from partita.pipelining.layout import packed, trailer_of, trailer_room
 from partita.pipelining.routes import Value
 from partita.pipelining.stages.flight import detached
 from partita.pipelining.stages.stage import Stage
 from partita.pipelining.steps.mailbox import Delivery, Inbox, Outbox
 from partita.pipelining.steps.step import StepState
 from partita.planning import Action
-from partita.runtime import Comm, Handle, keyed, wait_all
+from partita.runtime import Comm, Handle, finish_all, keyed, wait_all
 
 __all__ = [
     "Backward",
@@ -175,7 +175,7 @@ class Message:
     Attributes:
         rank: the other one.
         values: what the message is made of, each with its tag.
-        header_tag: of what goes ahead of them.
+        trailer_tag: of what is sent after them.
     """
 
     action: Action
@@ -184,13 +184,13 @@ class Message:
     comm: Comm
     rank: int
     values: Sequence[tuple[Value, int]]
-    header_tag: int
+    trailer_tag: int
 
 
 class _Transfer:
     """What sending and receiving have in common: the message, laid out for the step."""
 
-    __slots__ = ("_comm", "_header_tag", "_microbatch", "_rank", "_step", "_values", "action", "inbox")
+    __slots__ = ("_comm", "_microbatch", "_rank", "_step", "_trailer_tag", "_values", "action", "inbox")
 
     def __init__(self, message: Message) -> None:
         self.action = message.action
@@ -200,29 +200,35 @@ class _Transfer:
         self._comm = message.comm
         self._rank = message.rank
         self._values = tuple((value.name, value, tag) for value, tag in message.values)
-        self._header_tag = message.header_tag
+        self._trailer_tag = message.trailer_tag
 
 
 class Send(_Transfer):
     """SEND_F or SEND_B: starts sending, and leaves.
 
     Attributes:
-        ends: earlier sends that are waited for first (see ``partita.planning.send_ends``).
+        answered: earlier sends that are let go of first (see ``partita.planning.SendEnds``).
+        unanswered: earlier sends that are waited for first (see there).
         handles: of what is under way.
     """
 
-    __slots__ = ("_outbox", "ends", "handles")
+    __slots__ = ("_outbox", "answered", "handles", "unanswered")
 
     def __init__(self, message: Message, outbox: Outbox) -> None:
         """``outbox``: where the values wait."""
         super().__init__(message)
-        self.ends: tuple[Send, ...] = ()
+        self.answered: tuple[Send, ...] = ()
+        self.unanswered: tuple[Send, ...] = ()
         self._outbox = outbox
         self.handles: list[Handle] = []
 
     def run(self) -> None:
-        for earlier in self.ends:
-            earlier.end()
+        for earlier in self.answered:
+            finish_all(earlier.handles)
+            earlier.clear()
+        for earlier in self.unanswered:
+            wait_all(earlier.handles)
+            earlier.clear()
         outbox, send, rank, sends = self._outbox, self._comm.send, self._rank, self.handles
         values, data, tags = [], [], []
         for name, value, tag in self._values:
@@ -234,23 +240,36 @@ class Send(_Transfer):
             data.append(self._blank(value) if tensor is None else packed(tensor))
             tags.append(tag)
         if tags:
-            sends.append(send(header_of(values, data), rank, self._header_tag))
             for numbers, tag in zip(data, tags, strict=True):
                 sends.append(send(numbers, rank, tag))
+            sends.append(send(trailer_of(values, data), rank, self._trailer_tag))
         outbox.clear()
 
     def _blank(self, value: Value) -> Tensor:
         """A message has all of its values: zeros stand for what is not there."""
         return self._step.room(self.action.stage, self._microbatch, value).zero_()
 
-    def end(self) -> None:
-        """Wait until it has left, and let its memory go."""
-        wait_all(self.handles)
+    def clear(self) -> None:
+        """Let its memory go: it has left, or there was a failure."""
         self.handles.clear()
 
-    def clear(self) -> None:
-        """Forget it, after a failure."""
-        self.handles.clear()
+
+class _Arrival:
+    """The handle of a message: of its numbers, and of the trailer, which has been sent after them.
+
+    The numbers are here when the trailer is. That is short, and so arrives whole or not at all: only of such
+    messages gloo tells for certain when their connection ends (see ``partita.runtime.waiters``).
+    """
+
+    __slots__ = ("_numbers", "_trailer")
+
+    def __init__(self, numbers: list[Handle], trailer: Handle) -> None:
+        self._numbers = numbers
+        self._trailer = trailer
+
+    def wait(self) -> None:
+        self._trailer.wait()
+        finish_all(self._numbers)
 
 
 class Receive(_Transfer):
@@ -258,7 +277,7 @@ class Receive(_Transfer):
 
     Room is made when the receive is posted and belongs to whoever takes the value: autograd keeps some of it
     for the backward pass. So it is never used for another microbatch; torch's allocator has it back when its
-    last user lets go. The header is read and done with.
+    last user lets go. The trailer is read and done with.
     """
 
     __slots__ = ("_bundles", "_names", "_tensors", "_to")
@@ -279,11 +298,10 @@ class Receive(_Transfer):
         if not self._tensors:
             return
         data = [room(stage, microbatch, value) for value, _ in self._tensors]
-        header = header_room(data)
-        self._to.messages.append((self._names, header, data))
-        handles.append(receive(header, rank, self._header_tag))
-        for (_, tag), buffer in zip(self._tensors, data, strict=True):
-            handles.append(receive(buffer, rank, tag))
+        numbers = [receive(to, rank, tag) for (_, tag), to in zip(self._tensors, data, strict=True)]
+        trailer = trailer_room(data)
+        self._to.messages.append((self._names, trailer, data))
+        handles.append(_Arrival(numbers, receive(trailer, rank, self._trailer_tag)))
 
 
 class Call:

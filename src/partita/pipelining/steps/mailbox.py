@@ -29,7 +29,7 @@ class Inbox:
 
     Attributes:
         values: by name, from passes on this rank.
-        messages: from other ranks, still being received: the names, the header, the data (see ``layout``).
+        messages: from other ranks, still being received: the names, the trailer, the data (see ``layout``).
         handles: what must be waited for before ``messages`` may be read.
     """
 
@@ -50,8 +50,8 @@ class Inbox:
         if self.handles:
             self.wait()
         values, self.values = self.values, {}
-        for names, header, data in self.messages:
-            for name, value in zip(names, laid_out(header, data), strict=True):
+        for names, trailer, data in self.messages:
+            for name, value in zip(names, laid_out(trailer, data), strict=True):
                 if value is not None:
                     values[name] = value
         self.messages.clear()

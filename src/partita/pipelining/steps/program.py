@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
-from partita.pipelining.routes import HEADER, Routes, Value
+from partita.pipelining.routes import TRAILER, Routes, Value
 from partita.pipelining.stages.stage import Stage
 from partita.pipelining.steps.custom_functions import CustomAction, CustomFunction
 from partita.pipelining.steps.instructions import (
@@ -104,6 +104,10 @@ class Program:
     def _compile(self, actions: Sequence[Action]) -> None:
         ends = send_ends(self._schedule, self._routes.edges)[self._comm.rank]
         sends: dict[Action, Send] = {}
+
+        def ended(by_send: Mapping[Action, Sequence[Action]], send: Action) -> tuple[Send, ...]:
+            return tuple(sends[earlier] for earlier in by_send.get(send, ()) if earlier in sends)
+
         for action in actions:
             function = self._functions.get(action.kind)
             if function is not None:
@@ -115,7 +119,8 @@ class Program:
                     continue
                 self.instructions.append(instruction)
                 if isinstance(instruction, Send):
-                    instruction.ends = tuple(sends[end] for end in ends.get(part, ()) if end in sends)
+                    instruction.answered = ended(ends.answered, part)
+                    instruction.unanswered = ended(ends.unanswered, part)
                     sends[part] = instruction
         self._sends = list(sends.values())
 
@@ -155,8 +160,8 @@ class Program:
             return None
         rank = self._schedule.stage_ranks[other]
         values = [(self._value(name), self._tag(name, pair, microbatch)) for name in names]
-        header_tag = self._tag(HEADER, pair, microbatch)
-        message = Message(action, microbatch, self.step, self._comm, rank, values, header_tag)
+        trailer_tag = self._tag(TRAILER, pair, microbatch)
+        message = Message(action, microbatch, self.step, self._comm, rank, values, trailer_tag)
         if action.is_send:
             return Send(message, self._outbox(which, stage, other, microbatch))
         return Receive(message, self._inbox(which, stage, microbatch))

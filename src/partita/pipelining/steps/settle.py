@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from partita.errors import SignatureMismatch
-from partita.pipelining.routes import HEADER, Routes, StageBorder, Value
+from partita.pipelining.routes import TRAILER, Routes, StageBorder, Value
 from partita.pipelining.stages.crossing import Crossing, output_name
 from partita.pipelining.stages.manual import MOST_VALUES, PipelineStage, tag_of
 from partita.pipelining.stages.stage import Stage
@@ -213,7 +213,7 @@ class Settling:
                 forward[start, start + 1] = names
                 trained = tuple(value.name for value in crossing if value.requires_grad)
                 backward[start + 1, start] = (*draft.backward.get((start + 1, start), ()), *trained)
-                for number, name in enumerate((HEADER, *names)):
+                for number, name in enumerate((TRAILER, *names)):
                     tags[name, start, start + 1] = tag_of(start, start + 1, number)
                     tags[name, start + 1, start] = tag_of(start + 1, start, number)
         inputs = tuple(incoming[0][microbatch].values) if 0 in self._stages else ()

@@ -16,7 +16,7 @@ from partita._torch.backward_pass import has_hooks
 from partita.errors import ExecutionError
 from partita.pipelining.routes import Routes, Tied, Value
 from partita.pipelining.stages.stage import Stage
-from partita.runtime import Comm, Handle
+from partita.runtime import Comm, Handle, wait_all
 
 __all__ = ["share_gradients", "tied_parameters"]
 
@@ -60,8 +60,7 @@ def share_gradients(
             elif destination == comm.rank:
                 received.append(_Received(stages[holder].parameter(group), group.names[0]))
                 handles += received[-1].start(comm, source, tag)
-    for handle in handles:
-        handle.wait()
+    wait_all(handles)
     for message in received:
         message.finish()
 

@@ -24,7 +24,7 @@ from partita._torch.backward_pass import has_hooks
 from partita.errors import ExecutionError
 from partita.pipelining.routes import Routes, Tied
 from partita.pipelining.stages.stage import Stage
-from partita.runtime import Comm
+from partita.runtime import Comm, wait_all
 
 __all__ = ["TiedGradients", "TiedSums", "with_chains"]
 
@@ -93,8 +93,7 @@ class TiedSums:
         for held, share, count in totals:
             if len(held.ranks) > 1:
                 handles += [self._comm.all_reduce(tensor, held.ranks) for tensor in (count, _local(share))]
-        for handle in handles:
-            handle.wait()
+        wait_all(handles)
         for held, share, count in totals:
             held.settle(share if count.item() else None)
         self._held.clear()
