@@ -126,7 +126,7 @@ class PeerFailed(ExecutionError, ConnectionError):
 
 
 class DeadlockError(ExecutionError):
-    """Every rank waits for another. Raised by the in-process comm, which can see all of them."""
+    """Ranks wait for each other."""
 
 
 class SignatureMismatch(ExecutionError, ValueError):

@@ -106,12 +106,12 @@ def script_endings(size: int, script: Path) -> list[Ending]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    return _endings(size, _script, str(script), port)
+    return endings_of(size, _script, str(script), port)
 
 
 def endings(size: int, fn: Callable[..., Any], *args: Any) -> list[Ending]:
     """Calls ``fn(comm, *args)`` in `size` processes and tells how each ended. None outlives the call."""
-    return _endings(size, _body, fn, args)
+    return endings_of(size, _body, fn, args)
 
 
 def _begin(
@@ -140,32 +140,37 @@ def _stands_at(process: Any, stacks: Path) -> str:
     return f"{process.name}:\n{stacks.read_text()}"
 
 
-def _endings(size: int, body: Callable[..., None], *given: Any) -> list[Ending]:
-    with tempfile.TemporaryDirectory() as folder:
-        started = time.monotonic()
-        path = str(Path(folder) / "store")
-        pipes = [_CONTEXT.Pipe(duplex=False) for _ in range(size)]
-        processes = []
-        for rank, (_, there) in enumerate(pipes):
-            own = (body, rank, size, path, started, there)
-            processes.append(_CONTEXT.Process(target=_begin, args=(*own, *given), daemon=True))
+def endings_of(size: int, body: Callable[..., None], *given: Any, folder: str | None = None) -> list[Ending]:
+    """Calls ``body(rank, size, path, started, pipe, *given)`` in `size` processes, each of which sends its
+    `Ending` through the pipe.
+
+    Args:
+        folder: that ``path`` is in; a temporary one if not given.
+    """
+    if folder is None:
+        with tempfile.TemporaryDirectory() as temporary:
+            return endings_of(size, body, *given, folder=temporary)
+    started = time.monotonic()
+    path = str(Path(folder) / "store")
+    pipes = [_CONTEXT.Pipe(duplex=False) for _ in range(size)]
+    processes = []
+    for rank, (_, there) in enumerate(pipes):
+        own = (body, rank, size, path, started, there)
+        processes.append(_CONTEXT.Process(target=_begin, args=(*own, *given), daemon=True))
+    for process in processes:
+        process.start()
+    for _, there in pipes:
+        there.close()
+    try:
+        return [_collect(here, process, started) for (here, _), process in zip(pipes, processes, strict=True)]
+    except AssertionError as error:
+        for rank, process in enumerate(processes):
+            error.add_note(_stands_at(process, _stacks_file(path, rank)))
+        raise
+    finally:
         for process in processes:
-            process.start()
-        for _, there in pipes:
-            there.close()
-        try:
-            found = [
-                _collect(here, process, started) for (here, _), process in zip(pipes, processes, strict=True)
-            ]
-        except AssertionError as error:
-            for rank, process in enumerate(processes):
-                error.add_note(_stands_at(process, _stacks_file(path, rank)))
-            raise
-        finally:
-            for process in processes:
-                process.kill()
-                process.join()
-    return found
+            process.kill()
+            process.join()
 
 
 def _collect(here: Any, process: Any, started: float) -> Ending:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.optim import Optimizer
 
-from partita.errors import CheckpointError
+from partita.errors import CheckpointError, ExecutionError
 from partita.pipelining.checkpoints.all_or_nothing import put, unchanged_on_error
 from partita.pipelining.checkpoints.checkpoint_source import CheckpointSource, Incoming
 from partita.pipelining.checkpoints.manifest_writer import ManifestWriter
@@ -97,6 +97,7 @@ def save_checkpoint(
         CheckpointError: on all ranks alike: the directory holds a checkpoint already, or is not the same one
             for all ranks; copies differ, values are no plain data, state is on the meta device, an
             optimizer has parameters of no stage; or writing failed.
+        PeerFailed: another rank failed or died meanwhile.
         UsageError: ``stages`` is something else, such as a schedule.
 
     >>> import tempfile, torch
@@ -113,6 +114,9 @@ def save_checkpoint(
     check_shared(folder, savers)
     try:
         savers.write(prepared.values, ManifestWriter(path, prepared.aliases, steps=prepared.steps))
+    except ExecutionError as error:  # of another rank, which it names
+        error.add_note(f"(the checkpoint {os.fspath(path)!r} was not written)")
+        raise
     except (Exception, CheckpointException) as error:
         raise CheckpointError(
             f"the checkpoint {os.fspath(path)!r} could not be written: {reason(error)}"
