@@ -73,7 +73,7 @@ class Lookout:
         failure: of the comm, once there is one.
         began: how many operations of each kind this rank has begun: ``("sent", peer, tag)``, ``("received",
             peer, tag)``, ``("collective", ranks)``.
-        thread: that drives the comm.
+        thread: that drives the comm, or did last.
     """
 
     def __init__(

@@ -348,6 +348,7 @@ class ProcessGroupComm:
 
     def _begin(self, kind: tuple[Any, ...]) -> int:
         """Counts an operation of that kind, for those who ask whether this rank has come."""
+        self._lookout.thread = threading.get_ident()
         number = self._began.get(kind, 0) + 1
         self._began[kind] = number
         return number

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.pipelining.resuming import CASE, MICROBATCHES, pipe_of
-from tests.runtime.worlds import ProcessWorld
+from tests.runtime.worlds import ProcessWorld, endings
 from torch import nn
 
-from partita.errors import CheckpointError, UsageError
+from partita.errors import CheckpointError, PeerFailed, UsageError
 from partita.pipelining import Schedule1F1B, Snapshots, latest_checkpoint, load_checkpoint
 from partita.pipelining.checkpoints import manifest_writer
 from partita.runtime import Comm, InProcessWorld
@@ -115,3 +116,26 @@ def test_processes_snapshot_together_and_go_on(tmp_path: Path) -> None:
 def test_ranks_of_one_process_snapshot_together(tmp_path: Path) -> None:
     InProcessWorld(2).run(_train, pipe_of(2), str(tmp_path))
     assert _names(tmp_path) == ["step-000000002", "step-000000004"]
+
+
+def _one_dies(comm: Comm, folder: str) -> None:
+    """Rank 1 ends while the others write."""
+    module = nn.Linear(2, 2)
+    with Snapshots(folder) as snapshots:
+        snapshots.save(1, module)
+        snapshots.wait()
+        if comm.rank == 1:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(manifest_writer.ManifestWriter, "write_data", lambda *_: os._exit(1))
+                snapshots.save(2, module)
+                snapshots.wait()
+        snapshots.save(2, module)
+        snapshots.wait()
+
+
+def test_a_rank_that_dies_while_it_writes_is_named_and_the_snapshot_before_stays(tmp_path: Path) -> None:
+    first, _, third = endings(3, _one_dies, str(tmp_path))
+    for ending in (first, third):
+        assert isinstance(ending.error, PeerFailed), ending.text
+        assert ending.error.rank == 1
+    assert latest_checkpoint(tmp_path) == tmp_path / "step-000000001"

@@ -161,10 +161,9 @@ def load_checkpoint(
 
     Raises:
         CheckpointError: on all ranks: a damaged file, a checkpoint that was not finished, ranks with
-            different
-            checkpoints, names that are missing, another shape or dtype (both are shown), state on the meta
-            device, one param group of parameters with different settings, a pickle without ``trust``, or a
-            directory that can't be read.
+            different checkpoints, names that are missing, another shape or dtype (both are shown), state on
+            the meta device, one param group of parameters with different settings, a pickle without
+            ``trust``, or a directory that can't be read.
     """
     savers = savers_of(stages, process_group, alone=alone)
     modules = stage_modules(stages)

@@ -19,19 +19,23 @@ from partita.runtime import Comm, ProcessGroupComm
 __all__ = ["comm_of_group", "save_together"]
 
 T = TypeVar("T")
-_comms: dict[tuple[int, ...], ProcessGroupComm] = {}
+_comms: dict[tuple[bool, tuple[int, ...]], ProcessGroupComm] = {}
 _world: list[object] = [None]
 
 
-def comm_of_group(group: dist.ProcessGroup | None) -> Comm:
-    """The comm over which checkpoints of a group are written: made at the first, used for all. Collective."""
+def comm_of_group(group: dist.ProcessGroup | None, *, beside_training: bool = False) -> Comm:
+    """The comm over which checkpoints of a group are written: made at the first, used for all. Collective.
+
+    Args:
+        beside_training: one for the thread that writes, whose messages are not to meet those of training.
+    """
     if _world[0] is not dist.group.WORLD:  # torch.distributed was initialised anew
         _comms.clear()
         _world[0] = dist.group.WORLD
-    ranks = tuple(dist.get_process_group_ranks(group))
-    if ranks not in _comms or _comms[ranks].has_failed:
-        _comms[ranks] = ProcessGroupComm.from_group(group)
-    return _comms[ranks]
+    key = beside_training, tuple(dist.get_process_group_ranks(group))
+    if key not in _comms or _comms[key].has_failed:
+        _comms[key] = ProcessGroupComm.from_group(group)
+    return _comms[key]
 
 
 def save_together(comm: Comm, state: dict[str, Any], writer: FileSystemWriter) -> None:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Any, Literal, Protocol, TypeVar, cast
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.state_dict_saver import async_save, save
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from partita.errors import CheckpointError, PartitaError
 from partita.pipelining.checkpoints.collective_save import comm_of_group, save_together
 from partita.pipelining.checkpoints.reasons import be_quiet_alone, quiet_alone, reason
-from partita.pipelining.checkpoints.staging import Staged
 from partita.pipelining.stages.held_state import Stages, listed_stages
 from partita.pipelining.stages.stage import Stage
-from partita.runtime import InProcessComm
+from partita.runtime import Comm, InProcessComm
 from partita.runtime.told import told
 from partita.runtime.whereabouts import doing
 
@@ -26,6 +26,7 @@ __all__ = ["Savers", "agree", "attempt", "savers_of"]
 
 T = TypeVar("T")
 _WHERE = "saving or loading a checkpoint"
+_BESIDE = "writing a snapshot"
 
 
 class Savers(Protocol):
@@ -108,10 +109,7 @@ class _Alone:
 
     def start(self, staged: dict[str, Any], writer: FileSystemWriter) -> Future[Any]:
         be_quiet_alone()
-        return cast(
-            "Future[Any]",
-            async_save(staged, storage_writer=writer, async_stager=Staged(), no_dist=True),
-        )
+        return _thread().submit(save, staged, storage_writer=writer, no_dist=True)
 
 
 class _Processes:
@@ -132,14 +130,26 @@ class _Processes:
             return self._comm.all_gather_object(value)
 
     def write(self, nested: dict[str, Any], writer: FileSystemWriter) -> None:
-        with told(self._comm, _WHERE, (CheckpointException,)):
-            save_together(self._comm, nested, writer)
+        _write(self._comm, _WHERE, nested, writer)
 
     def start(self, staged: dict[str, Any], writer: FileSystemWriter) -> Future[Any]:
-        return cast(
-            "Future[Any]",
-            async_save(staged, storage_writer=writer, async_stager=Staged(), process_group=self._group),
-        )
+        with doing(_BESIDE):
+            comm = comm_of_group(self._group, beside_training=True)
+        return _thread().submit(_write, comm, _BESIDE, staged, writer)
+
+
+def _write(comm: Comm, where: str, nested: dict[str, Any], writer: FileSystemWriter) -> None:
+    with told(comm, where, (CheckpointException,)):
+        save_together(comm, nested, writer)
+
+
+@cache
+def _thread() -> ThreadPoolExecutor:
+    """One for all that is written beside training: ranks write in the order in which they began to."""
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="partita-snapshot")
+
+
+os.register_at_fork(after_in_child=_thread.cache_clear)
 
 
 class _Threads:

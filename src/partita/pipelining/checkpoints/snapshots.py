@@ -32,8 +32,7 @@ class Snapshots:
     when it is whole: `latest_checkpoint` finds it, `load_checkpoint` reads it. `save` copies this rank's part
     on the CPU, and a thread writes the copy. The next snapshot waits for the one before it.
 
-    Making one is collective where ``torch.distributed`` is initialised, and so are `save`, `wait` and
-    `close`.
+    Where ``torch.distributed`` is initialised `save`, `wait` and `close` are collective.
 
     Args:
         folder: on a file system that all ranks share; made if it is not there. Nothing else should be in it.
@@ -41,8 +40,7 @@ class Snapshots:
         keep: how many are kept; older ones are removed when a new one is whole.
         process_group: of the ranks that hold the model; the default one if not given.
         replicas: what becomes of copies that differ; see `save_checkpoint`. ``first`` compares none, which
-            takes
-            less of a step where ranks hold large copies (data parallel training).
+            takes less of a step where ranks hold large copies (data parallel training).
         model_key: what the model's names stand below.
         optimizer_key: what the optimizer's stand below.
 
@@ -75,7 +73,7 @@ class Snapshots:
         self._every = every
         self._keep = keep
         self._options: tuple[Replicas, str, str] = (replicas, model_key, optimizer_key)
-        self._group = _own_group(process_group)
+        self._group = process_group
         self._copies = Copies()
         self._running: tuple[Savers, Future[Any], Path] | None = None
         self._has_begun = False
@@ -99,8 +97,8 @@ class Snapshots:
 
         Raises:
             CheckpointError: on all ranks: this one can't be saved (as for `save_checkpoint`), or the one
-                before
-                could not be written.
+                before could not be written.
+            PeerFailed: another rank failed or died meanwhile.
         """
         if step % self._every:
             return False
@@ -138,11 +136,8 @@ class Snapshots:
         agree(savers, attempt(running.result, target, "written")[1])
 
     def close(self) -> None:
-        """As `wait`; then leave the group that the ranks talk in."""
+        """As `wait`."""
         self.wait()
-        if self._group is not None:
-            dist.destroy_process_group(self._group)
-            self._group = None
 
     def __enter__(self) -> Snapshots:
         return self
@@ -180,12 +175,3 @@ def _remove(path: Path) -> None:
     aside = path.with_name(f".{path.name}.old")
     path.rename(aside)
     shutil.rmtree(aside)
-
-
-def _own_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
-    """A group of the same ranks for the thread that writes: its messages are not to meet those of "
-    "training."""
-    if not dist.is_available() or not dist.is_initialized():
-        return None
-    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-    return dist.new_group(ranks, backend="gloo", use_local_synchronization=True)

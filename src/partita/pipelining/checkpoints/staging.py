@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.staging import AsyncStager, BlockingAsyncStager
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.tensor import DTensor
 
-__all__ = ["Copies", "Staged"]
+__all__ = ["Copies"]
 
 
 class Copies:
@@ -45,21 +45,3 @@ class Copies:
             kept = torch.empty(value.shape, dtype=value.dtype, pin_memory=pinned)
             self._kept[key] = kept
         return kept
-
-
-class Staged(AsyncStager):
-    """For torch's ``async_save``: what it is given has been copied already."""
-
-    _synchronize_after_execute = False
-
-    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """The same."""
-        return state_dict
-
-    def synchronize_staging(self) -> None:
-        """Nothing to wait for."""
-        return
-
-    def close(self) -> None:
-        """Nothing to release."""
-        return
