@@ -31,6 +31,7 @@ from partita.errors import ExecutionError, UsageError
 from partita.planning import BucketPlan, Cluster
 from partita.runtime import NULL_TRACER, Comm, ProcessGroupComm, Recorder
 from partita.runtime.same_settings import check_same
+from partita.runtime.shared_memory import leave_shared_memory
 from partita.runtime.told import closed_on_error
 from partita.runtime.whereabouts import doing
 
@@ -334,6 +335,7 @@ def replicate(
         )
     with nullcontext() if comm is process_group else closed_on_error(comm, "replicate()"):
         _check_arguments(module, bucket_cap_mb, plan, initial)
+        leave_shared_memory([*module.parameters(), *module.buffers()])
         replicated_class = _replicated(type(module))
         cap = max(1, int(bucket_cap_mb * MIB))
         replication = Replication(

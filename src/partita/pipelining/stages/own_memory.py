@@ -1,4 +1,6 @@
-"""What ranks in one process share by mistake: two stages with a tied weight are two memories on a network."""
+"""What ranks share by mistake, in one process or through ``torch.multiprocessing``: two stages with a tied
+weight are two memories on a network.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,15 @@ from partita._torch.tensors import has_memory
 from partita.errors import ExecutionError
 from partita.pipelining.stages.materialise import tensor_slots
 from partita.runtime import Comm, InProcessComm
+from partita.runtime.shared_memory import leave_shared_memory
 
 __all__ = ["with_own_memory"]
 
 
 def with_own_memory(module: nn.Module, comm: Comm | None, *, wrapped: bool = False) -> nn.Module:
     """``module`` itself, or, where another rank of an `InProcessWorld` holds some of its tensors, a copy with
-    copies of these. Two stages on one rank go on sharing theirs.
+    copies of these. Two stages on one rank go on sharing theirs. What other processes can write to is moved
+    out of their reach.
 
     Args:
         wrapped: it is inside of another module, so that it can't be replaced by a copy.
@@ -25,6 +29,7 @@ def with_own_memory(module: nn.Module, comm: Comm | None, *, wrapped: bool = Fal
         ExecutionError: a wrapped module would have to be copied.
     """
     if not isinstance(comm, InProcessComm):
+        leave_shared_memory(tensor for *_, tensor in tensor_slots(module))
         return module
     tensors: dict[int, Tensor] = {}
     for _, _, name, tensor in tensor_slots(module):
