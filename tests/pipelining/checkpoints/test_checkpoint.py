@@ -39,7 +39,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from partita.errors import CheckpointError, UsageError
-from partita.pipelining import Schedule1F1B
+from partita.pipelining import Schedule1F1B, latest_checkpoint
+from partita.pipelining.checkpoints import manifest_writer
 from partita.pipelining.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from partita.runtime import Comm, InProcessWorld
 
@@ -222,6 +223,25 @@ def test_state_of_higher_precision_than_its_parameter_stays_so(tmp_path: Path) -
     load_checkpoint(tmp_path, other, into)
     assert [state["momentum_buffer"].dtype for state in into.state.values()] == [torch.float32] * 2
     assert float(into.state[other.weight]["momentum_buffer"][0, 0]) == pytest.approx(1 / 3, abs=1e-7)
+
+
+def test_a_save_that_was_cut_off_at_its_end_can_be_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Linear(1, 1)
+    for last in ("write_manifest", "checksums"):
+        with monkeypatch.context() as patch:
+            patch.setattr(manifest_writer, last, _cut_off)
+            with pytest.raises(CheckpointError, match="could not be written"):
+                save_checkpoint(tmp_path / "step", model)
+        assert latest_checkpoint(tmp_path) is None
+    save_checkpoint(tmp_path / "step", model)
+    assert latest_checkpoint(tmp_path) == tmp_path / "step"
+    assert not list(tmp_path.glob("step/*unfinished*"))
+
+
+def _cut_off(*_args: Any) -> None:
+    raise OSError("the disk is gone")
 
 
 def test_a_second_save_to_one_place_is_refused(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from partita.errors import CheckpointError
 
 __all__ = [
     "MANIFEST",
+    "UNFINISHED",
     "Manifest",
     "Part",
     "check_part",
@@ -29,6 +30,9 @@ __all__ = [
 ]
 
 MANIFEST = "partita.json"
+UNFINISHED = "partita.unfinished"
+"""There while the last files of a checkpoint are written."""
+
 _FORMAT, _VERSION = "partita.checkpoint", 1
 _BLOCK = 2**20
 

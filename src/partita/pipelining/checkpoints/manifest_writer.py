@@ -16,7 +16,7 @@ from torch.futures import Future
 
 from partita._torch.checkpoint_metadata import storage_place
 from partita.pipelining.checkpoints.aliased_writer import AliasedWriter
-from partita.pipelining.checkpoints.manifest import Manifest, Part, checksums, write_manifest
+from partita.pipelining.checkpoints.manifest import UNFINISHED, Manifest, Part, checksums, write_manifest
 
 __all__ = ["PREFIX", "ManifestWriter"]
 
@@ -80,7 +80,11 @@ class ManifestWriter(AliasedWriter):
         return checked
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write the table of contents, and last of all the manifest."""
+        """Write the table of contents, and last of all the manifest. Until that is there, a note says that the
+        save can be made again.
+        """
+        note = Path(self.path) / UNFINISHED
+        note.touch()
         super().finish(metadata, results)
         files: dict[str, tuple[Part, ...]] = {}
         for result in (result for part in results for result in part):
@@ -89,5 +93,6 @@ class ManifestWriter(AliasedWriter):
         folder = Path(self.path)
         files[METADATA] = checksums(folder / METADATA, ())
         write_manifest(folder, Manifest(self._identity, time.time(), self._steps, files))
+        note.unlink()
         if self._done is not None:
             self._done()

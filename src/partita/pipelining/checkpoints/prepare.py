@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from partita._torch.tensors import has_memory
 from partita.errors import CheckpointError
 from partita.pipelining.checkpoints.checkpoint_source import EXTRA
-from partita.pipelining.checkpoints.manifest import MANIFEST
+from partita.pipelining.checkpoints.manifest import MANIFEST, UNFINISHED
 from partita.pipelining.checkpoints.manifest_writer import METADATA
 from partita.pipelining.checkpoints.optimizer_state import optimizer_entries
 from partita.pipelining.checkpoints.plain_values import check_plain, plain_bytes
@@ -81,8 +81,9 @@ def prepare(request: Request, path: Path, savers: Savers) -> Prepared:
 
 
 def refuse_second(path: Path) -> None:
-    """CheckpointError where the directory holds a checkpoint."""
-    if any((path / name).exists() for name in (METADATA, MANIFEST)):
+    """CheckpointError where the directory holds a checkpoint; one that was not finished is written anew."""
+    begun = (path / METADATA).exists() and not (path / UNFINISHED).exists()
+    if begun or (path / MANIFEST).exists():
         raise CheckpointError(
             f"{os.fspath(path)!r} holds a checkpoint already: save to another directory, or remove it first"
         )
