@@ -109,7 +109,7 @@ def save_checkpoint(
     savers = savers_of(stages, process_group)
     request = Request(stages, optimizers, extra or {}, replicas, model_key, optimizer_key, trust)
     folder = Path(path)
-    agree(savers, attempt(lambda: refuse_second(folder), folder, "written")[1])
+    agree(savers, attempt(lambda: refuse_second(folder, first=savers.first), folder, "written")[1])
     prepared = prepare(request, folder, savers)
     check_shared(folder, savers)
     try:

@@ -80,8 +80,8 @@ class ManifestWriter(AliasedWriter):
         return checked
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write the table of contents, and last of all the manifest. Until that is there, a note says that the
-        save can be made again.
+        """Write the table of contents, and last of all the manifest. Until then a note says that it may be
+        written anew.
         """
         note = Path(self.path) / UNFINISHED
         note.touch()

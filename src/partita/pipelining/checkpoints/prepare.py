@@ -80,10 +80,14 @@ def prepare(request: Request, path: Path, savers: Savers) -> Prepared:
     return Prepared(_nested(entries, set(shares.mine)), shares.aliases, steps)
 
 
-def refuse_second(path: Path) -> None:
-    """CheckpointError where the directory holds a checkpoint; one that was not finished is written anew."""
-    begun = (path / METADATA).exists() and not (path / UNFINISHED).exists()
-    if begun or (path / MANIFEST).exists():
+def refuse_second(path: Path, *, first: bool) -> None:
+    """CheckpointError where the directory holds a checkpoint. One that was not finished the first rank takes
+    away.
+    """
+    is_unfinished = (path / UNFINISHED).exists() and not (path / MANIFEST).exists()
+    if is_unfinished and first:
+        (path / METADATA).unlink(missing_ok=True)
+    if not is_unfinished and any((path / name).exists() for name in (METADATA, MANIFEST)):
         raise CheckpointError(
             f"{os.fspath(path)!r} holds a checkpoint already: save to another directory, or remove it first"
         )
