@@ -12,7 +12,7 @@ help:
 	@echo "make demo    set up, then cut a transformer in two, train it on two processes, compare with the uncut one"
 	@echo "make test    set up, then all the checks that CI runs"
 	@echo "make format  rewrite the sources in the project's format"
-	@echo "make fuzz    $(FUZZ_EXAMPLES) random graphs through the splitter, a twentieth as many models through a pipeline (FUZZ_EXAMPLES=n)"
+	@echo "make fuzz    $(FUZZ_EXAMPLES) random graphs through the splitter, a twentieth as many models through a pipeline (FUZZ_EXAMPLES=n), 60 faults, 30 kills with resume"
 	@echo "make clean   remove .venv, caches and out/"
 
 $(STAMP): pyproject.toml constraints.txt
