@@ -55,7 +55,7 @@ _CLOSE_GRACE_S = 5.0
 _EXIT_GRACE_S = 2.0
 _ASK_S = 0.9
 """So long a rank whose time is over asks the others where they are, before it says who did not come."""
-_SLOW = ("Timed out", "timing out")
+_SLOW = ("timed out", "timing out")
 """What gloo and NCCL say when an operation takes longer than it may."""
 LOST_AFTER_S = 15.0
 """After so many seconds without an answer another host counts as lost."""
@@ -382,7 +382,7 @@ class ProcessGroupComm:
 
     def explain(self, error: RuntimeError, wait: Wait, what: str) -> ExecutionError:
         """What to raise for `error`, which ended a wait of this thread. Tells the other ranks too."""
-        if not any(words in str(error) for words in _SLOW):
+        if not any(words in str(error).lower() for words in _SLOW):
             return self._explained(error, tuple(wait.needs), what)
         if self._lookout.failure is None:
             self._give_up(STALLS.absent(wait, _ASK_S), tuple(wait.needs), what)
