@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch.distributed as dist
 from tests.runtime.worlds import endings
 
 from partita.errors import ExecutionError, PeerFailed
-from partita.runtime import Comm, ProcessGroupComm
+from partita.runtime import Comm, ProcessGroupComm, own_groups
 
 
 def _several_comms(comm: Comm) -> Any:
@@ -78,3 +79,25 @@ def test_more_objects_than_are_held_back_wait_for_the_receiver_and_none_is_lost_
 def test_without_a_default_group_the_next_step_is_named() -> None:
     with pytest.raises(ValueError, match=r"torch.distributed.init_process_group\(\)"):
         ProcessGroupComm.from_group()
+
+
+def _dies_while_connecting(comm: Comm) -> None:
+    """Rank 1 ends when the sum over it and rank 0 is to be connected; the system's text reaches rank 0."""
+    if comm.rank == 2:
+        comm.recv(torch.zeros(1), 0).wait()
+
+    def end(*_args: Any) -> Any:
+        if comm.rank == 1:
+            os._exit(1)
+        raise RuntimeError("[../gloo/transport/tcp/pair.cc:1] Connection reset by peer")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(own_groups, "gloo_group", end)
+        comm.all_reduce(torch.zeros(1), (0, 1)).wait()
+
+
+def test_a_rank_that_dies_while_some_ranks_connect_is_named() -> None:
+    first, _, third = endings(3, _dies_while_connecting)
+    for ending in (first, third):
+        assert isinstance(ending.error, PeerFailed), ending.text
+        assert ending.error.rank == 1

@@ -15,6 +15,8 @@ from typing import Any, Protocol, cast
 import torch
 import torch.distributed as dist
 
+from partita.errors import ExecutionError
+
 __all__ = [
     "RawGroup",
     "RawWork",
@@ -140,10 +142,10 @@ def nccl_group(store: Store, rank: int, size: int, timeout_s: float) -> RawGroup
     """An NCCL group of `size` ranks that meet in `store` at their first operation.
 
     Raises:
-        RuntimeError: this torch was built without NCCL.
+        ExecutionError: this torch was built without NCCL.
     """
     if not dist.is_nccl_available():
-        raise RuntimeError(
+        raise ExecutionError(
             "this build of torch has no NCCL: move the tensors to the CPU, or install a CUDA build"
         )
     options = dist.ProcessGroupNCCL.Options()

@@ -20,6 +20,7 @@ from partita._torch.distributed import (
     nccl_group,
     prefixed,
 )
+from partita.errors import ExecutionError
 from partita.runtime.interruptible import interruptible
 
 __all__ = ["OwnGroups"]
@@ -33,6 +34,7 @@ class OwnGroups:
         timeout_s: of their operations, and of making a group.
         check_usable: raises where the comm has failed.
         meet: returns when all members have called it.
+        explain: what to raise for an error of the system's with these members, in words what failed.
 
     Attributes:
         made: by name.
@@ -46,6 +48,7 @@ class OwnGroups:
         timeout_s: float,
         check_usable: Callable[[], None],
         meet: Callable[[tuple[int, ...]], None],
+        explain: Callable[[RuntimeError, tuple[int, ...], str], ExecutionError],
     ) -> None:
         self.made: dict[str, RawGroup] = {}
         self._store = store
@@ -54,6 +57,7 @@ class OwnGroups:
         self._timeout_s = timeout_s
         self._check_usable = check_usable
         self._meet = meet
+        self._explain = explain
 
     def of_all(self, name: str) -> RawGroup:
         """A gloo group of all ranks, who make it at the same time."""
@@ -86,7 +90,7 @@ class OwnGroups:
     def _gloo(self, name: str, members: tuple[int, ...]) -> RawGroup:
         store = prefixed(self._store, name)
         make = partial(gloo_group, store, members.index(self._rank), len(members), self._timeout_s)
-        self.made[name] = self._connected(name, make)
+        self.made[name] = self._connected(name, members, make)
         return self.made[name]
 
     def _nccl(self, name: str, members: tuple[int, ...]) -> RawGroup:
@@ -97,9 +101,16 @@ class OwnGroups:
             def make() -> RawGroup:
                 return nccl_group(prefixed(self._store.clone(), name), place, size, self._timeout_s)
 
-            self.made[name] = self._connected(name, make)
+            self.made[name] = self._connected(name, members, make)
         return self.made[name]
 
-    def _connected(self, name: str, make: Callable[[], RawGroup]) -> RawGroup:
-        """All members are there, so this takes no time, unless the store is gone."""
-        return interruptible(make, self._timeout_s, f"connecting group {name!r}", self._check_usable)
+    def _connected(self, name: str, members: tuple[int, ...], make: Callable[[], RawGroup]) -> RawGroup:
+        """All members are there, so this takes no time, unless one of them or the store is gone."""
+        what = f"connecting group {name!r}"
+        try:
+            return interruptible(make, self._timeout_s, what, self._check_usable)
+        except ExecutionError:
+            raise
+        except RuntimeError as error:
+            others = tuple(member for member in members if member != self._rank)
+            raise self._explain(error, others, what) from error

@@ -92,7 +92,9 @@ class ProcessGroupComm:
         self.waiters = Waiters()
         self.collectives: set[Operation] = set()
         self._launched: dict[RawGroup, Operation] = {}
-        self._groups = OwnGroups(store, rank, size, timeout_s, self._check_usable, self._meet)
+        self._groups = OwnGroups(
+            store, rank, size, timeout_s, self._check_usable, self._meet, self._explained
+        )
         team = Team(self.name, rank, processes or tuple(range(size)), lost_after_s)
         connections, near = meet_all(store, team, timeout_s)
         self._lookout = Lookout(team, connections, near, self._abort)
