@@ -38,16 +38,15 @@ class _Job:
         self.is_left = False
         self.kept: Any = None
 
-    def run(self) -> None:
-        """In the thread."""
-        error = None
+    def run(self) -> BaseException | None:
+        """In the thread; returns what has ended it."""
         try:
             calls = iter(self.calls)
             while not self.is_left and (call := next(calls, None)) is not None:
                 call()
-        except RuntimeError as raised:
-            error = raised
-        self.replies.put(error)
+        except RuntimeError as error:
+            return error
+        return None
 
 
 class Waiters:
@@ -120,10 +119,13 @@ class Waiters:
 
     def _work(self, inbox: SimpleQueue[_Job | None]) -> None:
         while (job := inbox.get()) is not None:
-            job.run()
+            error = job.run()
             with self._lock:
                 self._busy.discard(job)
-                if self._released:
-                    return
-                self._idle.append(inbox)
-            del job
+                is_last = self._released
+                if not is_last:
+                    self._idle.append(inbox)  # before the reply: who gets that may come again at once
+            job.replies.put(error)
+            del job, error
+            if is_last:
+                return
