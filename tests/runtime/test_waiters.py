@@ -30,13 +30,14 @@ def test_calls_are_made_in_turn_in_another_thread_which_serves_again() -> None:
     assert threads[0] not in {thread.ident for thread in threading.enumerate()}
 
 
-def test_an_error_of_a_call_is_the_callers_and_ends_the_rest() -> None:
+@pytest.mark.parametrize("kind", [RuntimeError, ValueError, SystemExit])
+def test_an_error_of_a_call_is_the_callers_and_ends_the_rest(kind: type[BaseException]) -> None:
     waiters, made = Waiters(), []
 
     def fails() -> None:
-        raise RuntimeError("connection closed by peer")
+        raise kind("connection closed by peer")
 
-    with pytest.raises(RuntimeError, match="connection closed by peer"):
+    with pytest.raises(kind, match="connection closed by peer"):
         waiters.wait([lambda: made.append(1), fails, lambda: made.append(2)])
     assert made == [1]
     waiters.end()

@@ -44,7 +44,7 @@ class _Job:
             calls = iter(self.calls)
             while not self.is_left and (call := next(calls, None)) is not None:
                 call()
-        except RuntimeError as error:
+        except BaseException as error:  # the caller's, whatever it is: it waits for a reply
             return error
         return None
 
@@ -63,7 +63,7 @@ class Waiters:
         """Returns when all `calls` have been made, one after the other.
 
         Raises:
-            RuntimeError: a call's; or there was a failure, and the call has not ended.
+            RuntimeError: there was a failure, and the calls have not ended; or what a call raised.
         """
         job = _Job(calls)
         with self._lock:
