@@ -64,6 +64,10 @@ def _schedule(rows: Iterable[str]) -> Schedule:
     return Schedule.from_csv("\n".join(rows) + "\n", microbatches=3)
 
 
+def _as_text(ends: dict[Action, tuple[Action, ...]]) -> dict[str, list[str]]:
+    return {str(send): list(map(str, earlier)) for send, earlier in ends.items()}
+
+
 def test_a_wait_that_would_never_end_is_left_out() -> None:
     """Rank 0 feeds stage 3 on rank 2 first, but rank 2 posts that receive only after stage 2, which waits
     for what rank 0 sends last.
@@ -91,3 +95,13 @@ def test_a_wait_that_would_never_end_is_left_out() -> None:
     assert {str(send): list(map(str, ends)) for send, ends in second.unanswered.items()} == {
         "1SEND_F2": ["1SEND_F0"]
     }
+
+
+def test_from_a_message_of_nothing_nothing_is_heard() -> None:
+    """No gradients go back to a frozen stage: that it may go on says nothing about what it has sent."""
+    schedule = lower(get_schedule("1F1B")(2, 6), {(0, 1)})
+    assert send_ends(schedule, {(0, 1)})[0].answered
+    first, last = send_ends(schedule, {(0, 1)}, links={(0, 1)}, held=2)
+    assert not first.answered
+    assert _as_text(first.unanswered)["0SEND_F2"] == ["0SEND_F0"]
+    assert not last.answered

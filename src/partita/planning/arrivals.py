@@ -17,7 +17,7 @@ as the schedule comes to its end that way too.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from partita.planning._program import Key, Step, compile_steps, message_of, run
@@ -44,7 +44,11 @@ class SendEnds(NamedTuple):
 
 
 def send_ends(
-    schedule: Schedule, edges: Iterable[tuple[int, int]] | None = None, *, held: int = _HELD
+    schedule: Schedule,
+    edges: Iterable[tuple[int, int]] | None = None,
+    *,
+    held: int = _HELD,
+    links: Collection[tuple[int, int]] | None = None,
 ) -> tuple[SendEnds, ...]:
     """The `SendEnds` of each rank. Sends that are left out are waited for at the end of the step.
 
@@ -52,6 +56,8 @@ def send_ends(
         schedule: valid, with sends and receives written out.
         edges: as in `lower`.
         held: after how many unanswered sends to wait for the oldest.
+        links: from which stage to which something is sent; None: along all edges, both ways. From a message
+            of nothing (no gradients go back to a frozen stage) nothing is heard.
 
     >>> from partita.planning import get_schedule, lower
     >>> first, last = send_ends(lower(get_schedule("1F1B")(2, 4)))
@@ -62,7 +68,7 @@ def send_ends(
     """
     table = edge_table(schedule.stages, edges)
     programs = compile_steps(schedule, table, lowered=True, blocking=False)
-    clocks = _Clocks(programs)
+    clocks = _Clocks(programs, links)
     run(programs, clocks.step)
     answered, forced = [], []
     for program, known in zip(programs, clocks.found, strict=True):
@@ -133,7 +139,8 @@ class _Clocks:
         found: of each rank, by send, the action that can't have begun before the message was received.
     """
 
-    def __init__(self, programs: Sequence[Sequence[Step]]) -> None:
+    def __init__(self, programs: Sequence[Sequence[Step]], links: Collection[tuple[int, int]] | None) -> None:
+        self._links = links
         self._seen = [[0] * len(programs) for _ in programs]
         self._attached: dict[Key, tuple[int, ...]] = {}
         self._takers = {
@@ -156,6 +163,8 @@ class _Clocks:
             self._settle(rank, step.action)
         seen[rank] = position + 1
         for key in step.sends:
+            if self._links is not None and key[1:3] not in self._links:
+                continue
             taker, place = self._takers[key]
             self._attached[key] = tuple(seen)
             self._open[rank].setdefault(taker, deque()).append((step.action, place))

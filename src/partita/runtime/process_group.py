@@ -373,8 +373,10 @@ class ProcessGroupComm:
 
     def _abort(self) -> None:
         """Ends whatever this rank waits for."""
-        self._groups.abort()
-        self.waiters.release()
+        try:
+            self._groups.abort()
+        finally:
+            self.waiters.release()
 
     def _end_waits(self) -> None:
         """A group is destroyed only when nothing runs in it: that would wait for it, deaf to everything."""

@@ -12,6 +12,7 @@ for a reply, which comes from there or, after a failure, from :meth:`Waiters.rel
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -70,7 +71,11 @@ class Waiters:
             if self._released:
                 raise RuntimeError("the comm has failed")
             self._start(job)
-        error = job.replies.get()
+        try:
+            error = job.replies.get()
+        except BaseException:  # a signal's
+            job.is_left = True
+            raise
         if error is not None:
             try:
                 raise error
@@ -80,10 +85,7 @@ class Waiters:
     def release(self) -> None:
         """After a failure: whoever waits goes on, and nobody waits any more."""
         with self._lock:
-            self._released = True
-            for job in self._busy:
-                job.is_left = True
-                job.replies.put(RuntimeError("the comm has failed"))
+            self._release()
 
     def end(self, calls: Iterable[Callable[[], object]] = (), kept: Any = None) -> None:
         """The threads end. One whose call never ends is left behind.
@@ -93,18 +95,27 @@ class Waiters:
             kept: what must not be destroyed before all calls have ended.
         """
         with self._lock:
-            for call in calls:
-                self._start(_Job((call,)))
+            self._release()
+            try:
+                for call in calls:
+                    self._start(_Job((call,)))
+            except RuntimeError:  # the interpreter is shutting down, and starts none
+                _never_destroy(kept)
             for job in self._busy:
                 job.kept = kept
             for inbox in self._idle:
                 inbox.put(None)
-            self._released = True
             self._idle.clear()
             threads, self._threads = self._threads, []
         end = time.monotonic() + _END_S
         for thread in threads:
             thread.join(max(end - time.monotonic(), 0.0))
+
+    def _release(self) -> None:
+        self._released = True
+        for job in self._busy:
+            job.is_left = True
+            job.replies.put(RuntimeError("the comm has failed"))
 
     def _start(self, job: _Job) -> None:
         if self._idle:
@@ -112,8 +123,8 @@ class Waiters:
         else:
             inbox = SimpleQueue()
             thread = threading.Thread(target=self._work, args=(inbox,), name="partita-wait", daemon=True)
-            self._threads.append(thread)
             thread.start()
+            self._threads.append(thread)
         self._busy.add(job)
         inbox.put(job)
 
@@ -125,7 +136,12 @@ class Waiters:
                 is_last = self._released
                 if not is_last:
                     self._idle.append(inbox)  # before the reply: who gets that may come again at once
-            job.replies.put(error)
+            if not job.is_left:
+                job.replies.put(error)
             del job, error
             if is_last:
                 return
+
+
+def _never_destroy(kept: Any) -> None:
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))

@@ -30,10 +30,14 @@ def comm_of_group(group: dist.ProcessGroup | None, *, beside_training: bool = Fa
         beside_training: one for the thread that writes, whose messages are not to meet those of training.
     """
     if _world[0] is not dist.group.WORLD:  # torch.distributed was initialised anew
+        for old in _comms.values():
+            old.close()
         _comms.clear()
         _world[0] = dist.group.WORLD
     key = beside_training, tuple(dist.get_process_group_ranks(group))
-    if key not in _comms or _comms[key].has_failed:
+    if key in _comms and _comms[key].has_failed:
+        _comms.pop(key).close()
+    if key not in _comms:
         _comms[key] = ProcessGroupComm.from_group(group)
     return _comms[key]
 

@@ -132,8 +132,10 @@ class Snapshots:
         """
         if self._running is None:
             return
-        (savers, running, target), self._running = self._running, None
-        agree(savers, attempt(running.result, target, "written")[1])
+        savers, running, target = self._running
+        _, problem = attempt(running.result, target, "written")
+        self._running = None
+        agree(savers, problem)
 
     def close(self) -> None:
         """As `wait`."""
@@ -157,21 +159,23 @@ class Snapshots:
 
     def _publish(self, target: Path) -> None:
         """Give what is whole its name, and remove what is too old. On the first rank, in its thread."""
-        if target.exists():  # trained again from an earlier one
-            _remove(target)
+        aside = _set_aside(target) if target.exists() else None  # trained again from an earlier one
         _unfinished(target).rename(target)
+        if aside is not None:
+            shutil.rmtree(aside)
         finished = [path for path in self._folder.glob("step-*") if (path / MANIFEST).exists()]
         finished.sort(key=lambda path: ((path / MANIFEST).stat().st_mtime_ns, path.name))
         for path in finished[: -self._keep]:
-            _remove(path)
+            shutil.rmtree(_set_aside(path))
 
 
 def _unfinished(target: Path) -> Path:
     return target.with_name(f".{target.name}")
 
 
-def _remove(path: Path) -> None:
+def _set_aside(path: Path) -> Path:
     """Under another name, so that nobody takes half of it for a checkpoint."""
     aside = path.with_name(f".{path.name}.old")
-    path.rename(aside)
-    shutil.rmtree(aside)
+    if aside.exists():
+        shutil.rmtree(aside)
+    return path.rename(aside)

@@ -102,7 +102,9 @@ class Program:
             stage.forget()
 
     def _compile(self, actions: Sequence[Action]) -> None:
-        ends = send_ends(self._schedule, self._routes.edges)[self._comm.rank]
+        links = {**self._routes.forward, **self._routes.backward}
+        carried = {pair for pair, names in links.items() if names}
+        ends = send_ends(self._schedule, self._routes.edges, links=carried)[self._comm.rank]
         sends: dict[Action, Send] = {}
 
         def ended(by_send: Mapping[Action, Sequence[Action]], send: Action) -> tuple[Send, ...]:
