@@ -41,8 +41,9 @@ def _ip(*words: str) -> None:
 
 def _may_make_hosts() -> bool:
     try:
-        _ip("netns", "add", "partita-probe")
-        _ip("netns", "del", "partita-probe")
+        name = f"partita-probe-{os.getpid()}"  # several processes ask at once
+        _ip("netns", "add", name)
+        _ip("netns", "del", name)
     except (OSError, subprocess.SubprocessError):
         return False
     return True
