@@ -6,16 +6,13 @@ import ctypes
 import itertools
 import os
 import random
-import secrets
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -23,6 +20,7 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+from tests.runtime.hosts import FIRST_ADDRESS, hosts_on_a_switch, set_cable
 from tests.runtime.worlds import Ending, endings_of, patience
 from torch import nn
 from torch.nn import functional
@@ -122,7 +120,7 @@ def _rank(
     folder = Path(path).parent
     address = "127.0.0.1"
     if hosts:
-        address = "10.78.0.1"
+        address = FIRST_ADDRESS
         with open(f"/var/run/netns/{hosts[rank]}") as host:
             if ctypes.CDLL(None, use_errno=True).setns(host.fileno(), _NET):
                 raise OSError(ctypes.get_errno(), "setns")
@@ -179,9 +177,7 @@ def _pipeline(comm: Comm, fault: Fault) -> Saved:
         if rank == comm.rank:
             module = _Layer(index, width if index < count - 1 else 1)
             stages.append(PipelineStage(module, index, count, torch.device("cpu"), comm=comm))
-    schedule = get_schedule_class(fault.schedule)(
-        stages if len(set(fault.placement)) < count else stages[0], MICROBATCHES, functional.mse_loss
-    )
+    schedule = get_schedule_class(fault.schedule)(stages, MICROBATCHES, functional.mse_loss)
     batch = torch.randn(2 * MICROBATCHES, 1)
     args = (batch,) if fault.placement[0] == comm.rank else ()
     target = batch if fault.placement[-1] == comm.rank else None
@@ -231,15 +227,6 @@ def _until_others_know(fault: Fault, folder: Path) -> None:
 # In the test's.
 
 
-def may_make_hosts() -> bool:
-    """Whether this process may make network namespaces."""
-    try:
-        with _hosts(1):
-            return True
-    except (OSError, subprocess.SubprocessError):
-        return False
-
-
 def check(fault: Fault) -> str:
     """Lets it happen.
 
@@ -251,7 +238,7 @@ def check(fault: Fault) -> str:
         port = probe.getsockname()[1]
     with (
         tempfile.TemporaryDirectory() as folder,
-        _hosts(fault.ranks if fault.how == "network" else 0) as hosts,
+        hosts_on_a_switch(fault.ranks if fault.how == "network" else 0) as hosts,
         patience(60.0),
     ):
         if hosts:
@@ -270,7 +257,7 @@ def _cut(fault: Fault, folder: Path, hosts: list[str]) -> None:
         pause.wait(0.01)
     pause.wait(fault.after)
     _clock(folder)
-    _ip("-n", hosts[fault.victim], "link", "set", "cable", "down")
+    set_cable(hosts[fault.victim], up=False)
 
 
 def _wrong(fault: Fault, rank: int, ending: Ending, failed_s: float) -> str:
@@ -283,31 +270,3 @@ def _wrong(fault: Fault, rank: int, ending: Ending, failed_s: float) -> str:
         return f"rank {rank} was told {known.error!r}"
     late = known.at_s - failed_s - LIMIT_S[fault.how]
     return f"rank {rank} knew {late:.1f} s too late" if late > 0 else ""
-
-
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=20)
-
-
-@contextmanager
-def _hosts(count: int) -> Iterator[list[str]]:
-    """So many network namespaces on one switch."""
-    own = secrets.token_hex(4)  # what was deleted is there for a while
-    names = [f"partita{own}n{number}" for number in range(count)]
-    switch = f"p{own}s"
-    try:
-        if names:
-            _ip("link", "add", switch, "type", "bridge")
-            _ip("link", "set", switch, "up")
-        for number, name in enumerate(names):
-            end = f"p{own}e{number}"
-            _ip("netns", "add", name)
-            _ip("link", "add", end, "type", "veth", "peer", "name", "cable", "netns", name)
-            _ip("link", "set", end, "master", switch, "up")
-            _ip("-n", name, "addr", "add", f"10.78.0.{number + 1}/24", "dev", "cable")
-            _ip("-n", name, "link", "set", "cable", "up")
-            _ip("-n", name, "link", "set", "lo", "up")
-        yield names
-    finally:
-        for command in [["netns", "del", name] for name in names] + [["link", "del", switch]] * bool(names):
-            subprocess.run(["ip", *command], check=False, capture_output=True, timeout=20)

@@ -95,8 +95,7 @@ def _train(comm: Comm, leg: Leg, saving: str, pipe: Pipe, folder: Path) -> State
     stages = [pipe.build_stage(n, comm=comm) for n, rank in enumerate(leg.placement) if rank == comm.rank]
     # one, since stages of one rank may share a tied parameter
     optimizer = optimizer_for(nn.ModuleList(stage.module for stage in stages))
-    one_each = len(set(leg.placement)) == len(leg.placement)
-    schedule = get_schedule_class(leg.schedule)(stages[0] if one_each else stages, MICROBATCHES, CASE.loss)
+    schedule = get_schedule_class(leg.schedule)(stages, MICROBATCHES, CASE.loss)
     latest, first = latest_checkpoint(folder), 0
     if latest is not None:
         first = load_checkpoint(latest, stages, optimizer).extra["step"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 import pytest
-from tests.fuzz.faults import Fault, check, may_make_hosts
+from tests.fuzz.faults import Fault, check
+from tests.runtime.hosts import may_make_hosts
 
 COUNT = 60 if os.environ.get("PARTITA_FUZZ_EXAMPLES") else 12
 FIRST = int(os.environ.get("PARTITA_FUZZ_SEED", "0"))

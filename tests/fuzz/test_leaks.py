@@ -68,7 +68,7 @@ def _pipeline(comm: Comm, kind: str) -> dict[str, int]:
         for index, rank in enumerate(placement)
         if rank == comm.rank
     ]
-    schedule: Any = get_schedule_class(kind)(stages if len(stages) > 1 else stages[0], 4, functional.mse_loss)
+    schedule: Any = get_schedule_class(kind)(stages, 4, functional.mse_loss)
     batch = torch.randn(8, 4)
     args = (batch,) if placement[0] == comm.rank else ()
     return _more(lambda: schedule.step(*args, target=batch))

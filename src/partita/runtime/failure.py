@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import traceback
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 from partita.errors import DeadlockError, ExecutionError, PeerFailed
@@ -89,12 +88,3 @@ class FailureRecord:
 
     def _in_where(self) -> str:
         return f" in {self.where}" if self.where else ""
-
-    def to_json(self) -> str:
-        """One line of JSON."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> FailureRecord:
-        """The record that :meth:`to_json` wrote."""
-        return cls(**json.loads(text))
