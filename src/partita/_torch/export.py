@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 from partita._torch.conditions import Answers, answered
 from partita._torch.eager_answers import eager_answers
 from partita._torch.function_call import functions_kept, settle_functions
+from partita._torch.generated_sources import sources_dropped
 from partita._torch.lazy_module import lazy_module
 from partita._torch.objects import open_objects
 from partita._torch.symbolic import batch_is_open
@@ -78,17 +79,19 @@ def export_module(
         opening,
         _unmarked((args, kwargs)),
         functions_kept(),
+        sources_dropped() as keep_sources,
         _quiet(),
     ):
         program = _traced(model, args, dict(kwargs), way, dynamic_shapes, answers or Answers())
         made = program.module(check_guards=False)
         assert isinstance(made, GraphModule)
         settle_functions(made)
-    module = lazy_module(made.graph, type(model).__name__, training=made.training)
-    state = vars(module)
-    for holder in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
-        state[holder].update(vars(made)[holder])
-    state.update({key: value for key, value in vars(made).items() if isinstance(value, torch.Tensor)})
+        module = lazy_module(made.graph, type(model).__name__, training=made.training)
+        state = vars(module)
+        for holder in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            state[holder].update(vars(made)[holder])
+        state.update({key: value for key, value in vars(made).items() if isinstance(value, torch.Tensor)})
+        keep_sources(module)
     return module
 
 
