@@ -39,6 +39,7 @@ SCHEDULES = sorted(PLACEMENTS) if LONG else ["1F1B", "ZBVZeroBubble"]
 
 def _there() -> dict[str, int]:
     gc.collect()
+    objects = len(gc.get_objects())  # first: of the list's megabytes not all go back to the system
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return {
         "bytes": pages * os.sysconf("SC_PAGE_SIZE"),
@@ -46,7 +47,7 @@ def _there() -> dict[str, int]:
         "threads": len(os.listdir("/proc/self/task")),
         "python threads": threading.active_count(),
         "shared memory": sum(f"_{os.getpid()}_" in name for name in os.listdir("/dev/shm")),
-        "objects": len(gc.get_objects()),
+        "objects": objects,
     }
 
 
@@ -55,7 +56,7 @@ def _more(step: Callable[[], object]) -> dict[str, int]:
     before: dict[str, int] = {}
     for number in range(STEPS):
         if number == SETTLED:
-            _there()  # a list of all objects takes megabytes itself, not all of which go back to the system
+            _there()  # malloc treats the first list in another way than those after it
             before = _there()
         step()
     return {name: count - before[name] for name, count in _there().items()}
