@@ -30,6 +30,11 @@ __all__ = [
 _WATCH = -1
 """Not the number of any other hook: torch counts from 0."""
 
+_NEVER_IN_PART = ("NativeGroupNormBackward0",)
+"""Asked for the gradients of the weights alone, where the input is channels-last, it reads what is not there
+and ends the process (torch 2.13, CPU).
+"""
+
 
 class AsSaved:
     """For ``torch.autograd.graph.saved_tensors_hooks``: gives back what was packed, so it may run twice."""
@@ -77,13 +82,14 @@ def hooks_made() -> int:
 
 
 def is_opaque(node: Node) -> bool:
-    """Whether running the node twice, each time for some of its inputs, costs more than running it once.
+    """Whether running the node twice, each time for some of its inputs, costs more than running it once, or
+    can't be done.
 
-    So it is where Python code (a custom ``autograd.Function``, what ``torch.compile`` made) or unknown C++
-    computes the gradients of all inputs together, and where unpacking a saved tensor runs a hook: a
-    checkpoint computes its forward again, an offloaded tensor is fetched.
+    The former is so where Python code (a custom ``autograd.Function``, what ``torch.compile`` made) or
+    unknown C++ computes the gradients of all inputs together, and where unpacking a saved tensor runs a hook:
+    a checkpoint computes its forward again, an offloaded tensor is fetched.
     """
-    if isinstance(node, BackwardCFunction) or type(node).__name__ == "CppFunction":
+    if isinstance(node, BackwardCFunction) or type(node).__name__ in ("CppFunction", *_NEVER_IN_PART):
         return True
     return any(_is_hooked(getattr(node, name)) for name in _saved_names(type(node)))
 

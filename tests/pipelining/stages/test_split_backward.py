@@ -394,3 +394,19 @@ def test_a_weight_that_many_layers_share_adds_up_in_the_order_of_the_whole_pass(
     weights.run()
     assert first.counts["aten.mm"] == 6  # no gradient of the weight among them
     assert torch.equal(weight.grad, expected)
+
+
+def test_a_group_normalisation_of_channels_last_goes_back() -> None:
+    """torch ends the process where it is asked for the gradients of the weights alone."""
+    norm = nn.GroupNorm(2, 4)
+    whole = copy.deepcopy(norm)
+    x = torch.randn(2, 4, 5, 5).contiguous(memory_format=torch.channels_last).requires_grad_()
+    out, expected = norm(x), whole(x)
+    seed = torch.randn_like(out)
+    expected.backward(seed)
+    found = input_pass([out], [seed], [x])
+    assert norm.weight.grad is None
+    found.weights.run()
+    assert torch.equal(found.gradients[0], x.grad)
+    for parameter, other in zip(norm.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(parameter.grad, other.grad)
