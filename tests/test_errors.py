@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
 import pickle
 import re
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -53,3 +56,46 @@ def test_errors_travel_between_processes(error: errors.PartitaError) -> None:
     assert type(copy) is type(error)
     assert str(copy) == str(error)
     assert vars(copy) == vars(error)
+
+
+INTERNAL = {
+    "checked_reader.py": "becomes a CheckpointError that names the file",
+    "weight_files.py": "becomes a CheckpointError that names the index",
+    "savers.py": "travels to the ranks that wait, where it becomes a CheckpointError",
+    "waiters.py": "becomes the failure of the comm",
+    "connections.py": "is told as a rank that is gone",
+}
+"""Files that raise built-ins which none of their callers lets through."""
+PROTOCOLS = ("__getattr__", "__get__")
+"""Python itself wants an AttributeError of these."""
+
+
+def _raised(node: ast.AST, function: str = "") -> Iterator[tuple[str, str, int]]:
+    """The name of each class that is raised by name, with the function around it and the line."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        function = node.name
+    if isinstance(node, ast.Raise) and node.exc is not None:
+        raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+        if isinstance(raised, ast.Name):
+            yield raised.id, function, node.lineno
+    for child in ast.iter_child_nodes(node):
+        yield from _raised(child, function)
+
+
+def test_what_is_raised_on_purpose_is_a_partita_error() -> None:
+    bare = []
+    for path in Path(errors.__file__).parent.rglob("*.py"):
+        if path.name in INTERNAL:
+            continue
+        for name, function, line in _raised(ast.parse(path.read_text(encoding="utf-8"))):
+            kind = getattr(builtins, name, None)
+            is_bare = isinstance(kind, type) and issubclass(kind, Exception)
+            asks_for_it = kind is AttributeError and function in PROTOCOLS
+            unreachable = kind is AssertionError
+            if is_bare and not asks_for_it and not unreachable:
+                bare.append(f"{path}:{line}: {name}")
+    assert not bare, "\n".join(bare)
+
+
+def test_a_name_that_is_no_piece_is_told_without_quotes() -> None:
+    assert str(errors.PieceNameError("no piece called 'x'")) == "no piece called 'x'"

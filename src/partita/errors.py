@@ -3,6 +3,12 @@
 Each also subclasses the built-in that a caller would reach for, so ``except ValueError`` works as expected::
 
     PartitaError
+    ├── ArgumentError (ValueError)            an argument that can't be used as given
+    │   ├── ArgumentTypeError (TypeError)     of a type that can't be used
+    │   ├── ModuleNameError (AttributeError)  a model has no submodule of that name
+    │   ├── PieceNameError (KeyError)         no piece of that name
+    │   ├── StageIndexError (IndexError)      no stage of that number
+    │   └── UsageError                        an option of a command
     ├── CaptureError (RuntimeError)           a model could not be turned into a graph
     ├── GraphError (ValueError)               a graph that is malformed, or misses an attribute
     ├── SplitError (ValueError)
@@ -18,9 +24,9 @@ Each also subclasses the built-in that a caller would reach for, so ``except Val
     │   └── SignatureMismatch (ValueError)    two sides of an edge disagree about what crosses it
     ├── CheckpointError (ValueError)          state that can't be saved or loaded as asked
     ├── MicrobatchError (ValueError)          a batch that can't be cut as asked
+    ├── NotSupported (NotImplementedError)    what partita, or a subclass of the user's, does not do
     ├── ReportError (ValueError)              report data that contradicts itself, or can't be read
-    ├── VerificationFailed (AssertionError)   `Verification.check()` found a difference
-    └── UsageError (ValueError)               a command-line option that can't be used
+    └── VerificationFailed (AssertionError)   `Verification.check()` found a difference
 
     NotProven (UserWarning)                   what was captured could not be compared with the model
 """
@@ -30,6 +36,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 __all__ = [
+    "ArgumentError",
+    "ArgumentTypeError",
     "AssignmentError",
     "CaptureError",
     "CheckpointError",
@@ -38,16 +46,20 @@ __all__ = [
     "GraphError",
     "InfeasiblePlan",
     "MicrobatchError",
+    "ModuleNameError",
     "NotProven",
+    "NotSupported",
     "OrderConflict",
     "PartitaError",
     "PeerFailed",
+    "PieceNameError",
     "PlanError",
     "RegionError",
     "ReportError",
     "ScheduleError",
     "SignatureMismatch",
     "SplitError",
+    "StageIndexError",
     "UsageError",
     "VerificationFailed",
 ]
@@ -55,6 +67,32 @@ __all__ = [
 
 class PartitaError(Exception):
     """The root of the tree: whatever partita raises on purpose is one of these."""
+
+
+class ArgumentError(PartitaError, ValueError):
+    """An argument that can't be used as given: out of its range, unknown, or one that another excludes."""
+
+
+class ArgumentTypeError(ArgumentError, TypeError):
+    """An argument of a type that can't be used."""
+
+
+class ModuleNameError(ArgumentError, AttributeError):
+    """A model has no submodule of that name."""
+
+
+class PieceNameError(ArgumentError, KeyError):
+    """A split has no piece of that name."""
+
+    __str__ = Exception.__str__  # a KeyError shows its message in quotes
+
+
+class StageIndexError(ArgumentError, IndexError):
+    """A pipe has no stage of that number."""
+
+
+class UsageError(ArgumentError):
+    """An option of a command that can't be used as given."""
 
 
 class CaptureError(PartitaError, RuntimeError):
@@ -141,16 +179,16 @@ class MicrobatchError(PartitaError, ValueError):
     """A batch that can't be cut into microbatches as asked."""
 
 
+class NotSupported(PartitaError, NotImplementedError):
+    """What partita does not do, or what a subclass has to do and does not."""
+
+
 class ReportError(PartitaError, ValueError):
     """The data of a report contradicts itself, or a kept report can't be read."""
 
 
 class VerificationFailed(PartitaError, AssertionError):
     """`Verification.check()` found a difference between candidate and reference."""
-
-
-class UsageError(PartitaError, ValueError):
-    """A command-line option that can't be used as given."""
 
 
 class NotProven(UserWarning):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -19,6 +21,7 @@ from partita._torch.distributed import (
     group_timeout,
     nccl_group,
     prefixed,
+    world_number,
 )
 
 LIMIT = timedelta(seconds=20)
@@ -92,3 +95,16 @@ def test_a_build_without_nccl_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
     with pytest.raises(RuntimeError, match="this build of torch has no NCCL"):
         nccl_group(prefixed(dist.HashStore(), "x"), 0, 1, 1.0)  # type: ignore[arg-type]
+
+
+def test_a_world_that_is_made_anew_has_another_number_and_the_old_one_is_let_go() -> None:
+    numbers, worlds = [world_number()], []
+    for _ in range(2):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        numbers += [world_number(), world_number()]
+        worlds.append(weakref.ref(dist.group.WORLD))
+        dist.destroy_process_group()
+    assert numbers[0] == world_number() == 0
+    assert numbers[1] == numbers[2] != numbers[3] == numbers[4]
+    gc.collect()
+    assert [world() for world in worlds] == [None, None]

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.attention.flex_attention import flex_attention
 
 from partita.cudagraphs import CudaGraphsBackend, ReplayRecorder, SavingModel, backend, cudagraphs
-from partita.errors import UsageError
+from partita.errors import ArgumentError
 
 
 @pytest.fixture(autouse=True)
@@ -359,5 +359,5 @@ def test_options_come_through_torch_compile() -> None:
     ],
 )
 def test_an_option_that_can_not_be_used_is_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(ArgumentError, match=message):
         CudaGraphsBackend(**options)

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from partita.cudagraphs import CudaGraphsBackend, PaddedGraph, StableMemory
 from partita.cudagraphs.padding import plan_padding
-from partita.errors import UsageError
+from partita.errors import ArgumentError
 
 
 class Decoder(nn.Module):
@@ -293,5 +293,5 @@ def test_a_word_that_does_not_hold_is_found_out_and_the_results_are_right(
     ],
 )
 def test_buckets_that_can_not_be_used_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(ArgumentError, match=message):
         CudaGraphsBackend(**options)

@@ -18,7 +18,7 @@ from partita._torch import training_graphs
 from partita.ddp import replicate
 from partita.ddp.backend import partita_ddp
 from partita.ddp.owners import last_used
-from partita.errors import UsageError
+from partita.errors import ArgumentError
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ from partita.errors import UsageError
     ],
 )
 def test_unknown_modes_and_options_are_refused(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(ArgumentError, match=message):
         partita_ddp(GraphModule(nn.Module(), Graph()), [], **given)
 
 

@@ -56,8 +56,8 @@ def test_all_ranks_learn_what_they_disagree_about(
 
 
 def test_a_rank_that_can_not_replicate_is_an_error_to_the_others(texts: list[dict[str, str]]) -> None:
-    assert texts[1]["refused"].startswith("UsageError: bucket_cap_mb is 0")
-    assert texts[1]["unknown"].startswith("UsageError: ignored names 'no'")
+    assert texts[1]["refused"].startswith("ArgumentError: bucket_cap_mb is 0")
+    assert texts[1]["unknown"].startswith("ArgumentError: ignored names 'no'")
     for case in ("refused", "unknown"):
         assert texts[0][case].startswith("PeerFailed: rank 1 failed in replicate()")
 

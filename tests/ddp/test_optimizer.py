@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from partita.ddp import DDPOptimizer, use_partita_ddp_optimizer
 from partita.ddp.optimizer_buckets import group_by_caps
-from partita.errors import UsageError
+from partita.errors import ArgumentError
 
 SIDE = 512
 """A square matrix of float32 of this side is 1 MiB, and torch takes no caps below that."""
@@ -400,7 +400,7 @@ def test_small_graphs_are_compiled_whole() -> None:
 
 
 def test_a_cap_below_one_byte_is_refused() -> None:
-    with pytest.raises(UsageError, match="bucket_bytes_cap is 0: give at least 1 byte"):
+    with pytest.raises(ArgumentError, match="bucket_bytes_cap is 0: give at least 1 byte"):
         DDPOptimizer(0, lambda gm, _inputs: gm.forward)
 
 

@@ -11,7 +11,7 @@ from tests.ddp.alone import alone
 from torch import nn
 
 from partita.ddp import replicate
-from partita.errors import UsageError
+from partita.errors import ArgumentError
 
 
 def _scripted() -> Any:
@@ -37,7 +37,7 @@ def _scripted() -> Any:
 )
 def test_what_can_not_be_replicated_is_refused(make: Any, options: dict[str, Any], message: str) -> None:
     def body(comm: Any) -> None:
-        with pytest.raises(UsageError, match=message):
+        with pytest.raises(ArgumentError, match=message):
             replicate(make(), comm, **options)
 
     alone(body)
@@ -47,9 +47,9 @@ def test_a_module_is_replicated_once() -> None:
     def body(comm: Any) -> None:
         inner = nn.Linear(2, 2)
         module = replicate(inner, comm)
-        with pytest.raises(UsageError, match="replicated already"):
+        with pytest.raises(ArgumentError, match="replicated already"):
             replicate(module, comm)
-        with pytest.raises(UsageError, match=r"'0.weight' belongs to a replicated module already"):
+        with pytest.raises(ArgumentError, match=r"'0.weight' belongs to a replicated module already"):
             replicate(nn.Sequential(inner), comm)
 
     alone(body)

@@ -12,7 +12,7 @@ from tests.ddp.models import seeded
 
 from partita.ddp import partita_ddp, replicate
 from partita.ddp.tuning import measure_links
-from partita.errors import PlanError, UsageError
+from partita.errors import ArgumentError, PlanError
 from partita.planning import Cluster
 
 
@@ -87,7 +87,7 @@ def test_a_parameter_that_nobody_uses_comes_last() -> None:
 
 def test_another_word_for_a_plan_is_refused() -> None:
     def body(comm: Any) -> None:
-        with pytest.raises(UsageError, match="plan is a BucketPlan, 'measured' or None, got 'best'"):
+        with pytest.raises(ArgumentError, match="plan is a BucketPlan, 'measured' or None, got 'best'"):
             replicate(seeded(models.mlp), comm, plan="best")  # type: ignore[arg-type]
 
     alone(body)

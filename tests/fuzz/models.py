@@ -57,6 +57,12 @@ BRANCHES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "guards": lambda x, _: x if torch.isfinite(x.detach()).all() else x.nan_to_num(),
 }
 MOST_BRANCHES = 2
+MODES: dict[str, Callable[[Tensor, bool], Tensor]] = {
+    # from whether the model is in training
+    "another way in training": lambda x, training: x.tanh() if training else x.sin(),
+    "another number in training": lambda x, training: x * (0.5 if training else 2.0),
+    "the same another way": lambda x, training: x.cos() if training else torch.cos(x),
+}
 BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "add": torch.add,
     "multiply": torch.mul,
@@ -105,7 +111,7 @@ def programs(draw: st.DrawFn) -> Program:
     count = draw(st.integers(4, 9))
     ops = []
     for position in range(count):
-        kinds = [*LAYERS, *UNARY, *BINARY, *FUNCTIONS]
+        kinds = [*LAYERS, *UNARY, *BINARY, *FUNCTIONS, *MODES]
         if sum(kind in BRANCHES for kind, _ in ops) < MOST_BRANCHES:
             kinds += BRANCHES
         kind = draw(st.sampled_from(kinds))
@@ -150,6 +156,8 @@ class RandomModel(nn.Module):
             return UNARY[kind](x)
         if kind in FUNCTIONS:
             return FUNCTIONS[kind](x)
+        if kind in MODES:
+            return MODES[kind](x, self.training)
         if kind in BINARY or kind in BRANCHES:
             assert y is not None
             return (BINARY | BRANCHES)[kind](x, y)

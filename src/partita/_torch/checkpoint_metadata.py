@@ -15,6 +15,8 @@ import torch
 from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint.metadata import Metadata
 
+from partita.errors import ArgumentTypeError
+
 __all__ = ["read_metadata", "storage_place"]
 
 _METADATA = (
@@ -79,11 +81,11 @@ def storage_place(info: Any) -> tuple[str, int, int]:
     """Where a stored value lies: the file, the offset and the length in bytes.
 
     Raises:
-        TypeError: it is nothing that says so.
+        ArgumentTypeError: it is nothing that says so.
     """
     if not isinstance(info, filesystem._StorageInfo):
-        raise TypeError(f"a {type(info).__name__} does not say where a value lies")
+        raise ArgumentTypeError(f"a {type(info).__name__} does not say where a value lies")
     place = (info.relative_path, info.offset, info.length)
     if not (isinstance(place[0], str) and type(place[1]) is int and type(place[2]) is int):
-        raise TypeError(f"{place!r:.80} is no place in a file")
+        raise ArgumentTypeError(f"{place!r:.80} is no place in a file")
     return place

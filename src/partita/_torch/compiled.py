@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch._dynamo.eval_frame import OptimizedModule
 
+from partita.errors import ArgumentTypeError
+
 __all__ = ["compile_in_place_like", "compiled_like", "inside_compiled"]
 
 
@@ -21,10 +23,10 @@ def compiled_like(compiled: torch.nn.Module, inner: torch.nn.Module) -> torch.nn
     """``inner`` compiled with the backend and options of ``compiled``.
 
     Raises:
-        TypeError: ``compiled`` is not what ``torch.compile`` returned for a module.
+        ArgumentTypeError: ``compiled`` is not what ``torch.compile`` returned for a module.
     """
     if not isinstance(compiled, OptimizedModule):
-        raise TypeError(f"a {type(compiled).__name__} is not what torch.compile returns for a module")
+        raise ArgumentTypeError(f"a {type(compiled).__name__} is not what torch.compile returns for a module")
     return OptimizedModule(inner, compiled.dynamo_ctx)
 
 
@@ -32,12 +34,12 @@ def compile_in_place_like(original: torch.nn.Module, copied: torch.nn.Module) ->
     """Where ``original`` was compiled in place, compile ``copied`` in place with the same options.
 
     Raises:
-        TypeError: the options can't be found.
+        ArgumentTypeError: the options can't be found.
     """
     call = vars(original).get("_compiled_call_impl")
     if call is None:
         return
     cells = dict(zip(call.__code__.co_freevars, call.__closure__ or (), strict=True))
     if "self" not in cells:
-        raise TypeError(f"can't find out how this {type(original).__name__} was compiled in place")
+        raise ArgumentTypeError(f"can't find out how this {type(original).__name__} was compiled in place")
     copied._compiled_call_impl = cells["self"].cell_contents(copied._call_impl)

@@ -7,6 +7,7 @@ the world. A comm wants groups of its own, made by their members alone, that end
 from __future__ import annotations
 
 import os
+import weakref
 from contextlib import suppress
 from datetime import timedelta
 from functools import cache
@@ -15,7 +16,7 @@ from typing import Any, Protocol, cast
 import torch
 import torch.distributed as dist
 
-from partita.errors import ExecutionError
+from partita.errors import ArgumentError, ExecutionError
 
 __all__ = [
     "RawGroup",
@@ -29,9 +30,11 @@ __all__ = [
     "group_timeout",
     "nccl_group",
     "prefixed",
+    "world_number",
 ]
 
 _ABORT_TAG = 2**31 - 1
+_worlds: list[weakref.ref[object]] = []
 
 
 class Store(Protocol):
@@ -74,17 +77,30 @@ class RawGroup(Protocol):
     def size(self) -> int: ...
 
 
+def world_number() -> int:
+    """Another number each time that ``torch.distributed`` has been initialised anew; 0 where it was not.
+
+    What belongs to a world that is gone can be told by it, without keeping that world's groups alive.
+    """
+    world: object = dist.group.WORLD
+    if world is None:
+        return 0
+    if not _worlds or _worlds[-1]() is not world:
+        _worlds.append(weakref.ref(world))
+    return len(_worlds)
+
+
 def group_store(group: dist.ProcessGroup | None) -> Store:
     """A connection of one's own to the key-value store of `group` (None: the default group).
 
     A call on a store blocks other calls on the same connection; a clone does not.
 
     Raises:
-        ValueError: there is no default group.
+        ArgumentError: there is no default group.
     """
     chosen = group if group is not None else dist.group.WORLD
     if chosen is None:
-        raise ValueError("no process group: call torch.distributed.init_process_group() first")
+        raise ArgumentError("no process group: call torch.distributed.init_process_group() first")
     store: Store = chosen.get_group_store()  # type: ignore[assignment]
     return store.clone()
 
@@ -94,11 +110,11 @@ def group_timeout(group: dist.ProcessGroup | None) -> timedelta:
     else of its CUDA tensors.
 
     Raises:
-        ValueError: there is no default group.
+        ArgumentError: there is no default group.
     """
     chosen = group if group is not None else dist.group.WORLD
     if chosen is None:
-        raise ValueError("no process group: call torch.distributed.init_process_group() first")
+        raise ArgumentError("no process group: call torch.distributed.init_process_group() first")
     for device in ("cpu", "cuda"):
         with suppress(RuntimeError):
             found: timedelta = chosen._get_backend(torch.device(device)).options._timeout

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from keyword import iskeyword
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
@@ -28,10 +28,12 @@ from partita._torch.lazy_module import lazy_module
 from partita._torch.objects import open_objects
 from partita._torch.symbolic import batch_is_open
 from partita._torch.users_code import is_users
+from partita.errors import ArgumentError
 
 __all__ = [
     "METADATA_CHECK",
     "Signature",
+    "Watch",
     "Way",
     "all_arguments",
     "all_keywords",
@@ -45,7 +47,28 @@ METADATA_CHECK: Any = torch.ops.aten._assert_tensor_metadata.default
 Way = Literal["eager", "exportable", "strict"]
 """How a model is traced."""
 
+
+class Watch(Protocol):
+    """Sees a model run while it is traced."""
+
+    def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """``forward`` is about to run."""
+
+    def end(self, again: Callable[[], Any], result: Any) -> Any:
+        """It has run; what is returned, unless it is None, takes the place of its result.
+
+        Args:
+            again: runs ``forward`` once more.
+        """
+
+    def stop(self) -> None:
+        """The trace is over, whether ``forward`` has come to its end or not."""
+
+
 _MOST_EXEMPT = 2
+_HOOKS = tuple(
+    f"_forward{when}_hooks{kind}" for when in ("", "_pre") for kind in ("", "_with_kwargs", "_always_called")
+)
 _CATCHING = inspect.Parameter.VAR_KEYWORD
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -58,6 +81,7 @@ def export_module(
     way: Way,
     dynamic_shapes: Any = None,
     answers: Answers | None = None,
+    watch: Watch | None = None,
 ) -> GraphModule:
     """Export ``model``: a flat graph that owns the model's parameters and buffers under their original names.
 
@@ -70,6 +94,9 @@ def export_module(
             ``"strict"`` reads the bytecode of all that runs.
         dynamic_shapes: as ``torch.export`` has it; see ``symbolic.open_sizes`` for what becomes of it.
         answers: what the model is told where it branches on data (not in strict mode).
+        watch: sees the model run; it is given the model that is traced, which shares the submodules of the
+            user's (not in strict mode, nor where somebody has hooked on to the model, who would see more than
+            one run).
     """
     opening = nullcontext() if dynamic_shapes is None else batch_is_open()
     with (
@@ -82,7 +109,7 @@ def export_module(
         sources_dropped() as keep_sources,
         _quiet(),
     ):
-        program = _traced(model, args, dict(kwargs), way, dynamic_shapes, answers or Answers())
+        program = _traced(model, args, dict(kwargs), way, dynamic_shapes, answers or Answers(), watch)
         made = program.module(check_guards=False)
         assert isinstance(made, GraphModule)
         settle_functions(made)
@@ -102,11 +129,14 @@ def _traced(
     way: Way,
     dynamic_shapes: Any,
     answers: Answers,
+    watch: Watch | None,
 ) -> torch.export.ExportedProgram:
     if way == "strict":  # would stumble over what opens objects
         return torch.export.export(model, args, kwargs, strict=True, dynamic_shapes=dynamic_shapes)
     opening = _opening_outputs(model)
     dynamic_shapes = _name_keywords(opening, kwargs, dynamic_shapes)
+    if watch is not None and not _hooked(model):
+        _watch(opening, watch)
     exempt: set[str] = set()
     first: Exception | None = None
     while True:
@@ -121,6 +151,9 @@ def _traced(
                 # one part of the model (an expert's kernel) has no form that can be traced but the exportable
                 exempt.add(file)
                 answers.forget()
+            finally:  # before the blocks around it end: each leaves what was entered last
+                if watch is not None:
+                    watch.stop()
 
 
 def _users_file(error: BaseException) -> str:
@@ -136,9 +169,34 @@ def _opening_outputs(model: nn.Module) -> nn.Module:
     class.
     """
     twin = object.__new__(type(model))
-    vars(twin).update(vars(model), _forward_hooks=model._forward_hooks.copy())
+    vars(twin).update(
+        vars(model), **{name: vars(model)[name].copy() for name in _HOOKS if name in vars(model)}
+    )
     twin.register_forward_hook(lambda _module, _args, result: open_objects(result))
     return twin
+
+
+def _hooked(model: nn.Module) -> bool:
+    everywhere = nn.modules.module
+    return bool(
+        model._forward_hooks
+        or model._forward_pre_hooks
+        or everywhere._global_forward_hooks
+        or everywhere._global_forward_pre_hooks
+    )
+
+
+def _watch(twin: nn.Module, watch: Watch) -> None:
+    """Let ``watch`` see the run of ``twin``'s ``forward``."""
+    twin.register_forward_pre_hook(
+        lambda _module, args, kwargs: watch.begin(twin, args, kwargs), with_kwargs=True
+    )
+    twin.register_forward_hook(
+        # of `module`, which stands for the twin: it knows by which name a module is reached that has two
+        lambda module, args, kwargs, result: watch.end(lambda: module.forward(*args, **kwargs), result),
+        with_kwargs=True,
+        prepend=True,
+    )
 
 
 def _name_keywords(twin: nn.Module, kwargs: Mapping[str, Any], dynamic_shapes: Any) -> Any:
@@ -151,20 +209,27 @@ def _name_keywords(twin: nn.Module, kwargs: Mapping[str, Any], dynamic_shapes: A
     Returns:
         dynamic_shapes: the same, of the parameters as they are now.
     """
-    forward = twin.forward
-    parameters = inspect.signature(forward).parameters
+    parameters = inspect.signature(twin.forward).parameters
     catching = [name for name, parameter in parameters.items() if parameter.kind is _CATCHING]
     extra = [name for name in kwargs if name not in parameters]
     if not catching or not extra or not all(name.isidentifier() and not iskeyword(name) for name in extra):
         return dynamic_shapes
 
-    def named(*args: Any, **given: Any) -> Any:
-        return forward(*args, **given)
-
     kept = [parameter for parameter in parameters.values() if parameter.kind is not _CATCHING]
-    named.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    shown = inspect.Signature(
         [*kept, *(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in extra)]
     )
+    running: list[Any] = []
+    twin.register_forward_pre_hook(lambda module, _args: running.append(module))
+    own = vars(twin).get("forward")
+    written = inspect.getattr_static(type(twin), "forward")
+
+    def named(*args: Any, **given: Any) -> Any:
+        # export calls a stand-in, which knows by which name a module is reached that has two
+        forward = written.__get__(running[-1], type(running[-1])) if own is None else own
+        return forward(*args, **given)
+
+    named.__signature__ = shown  # type: ignore[attr-defined]
     vars(twin)["forward"] = named
     if not isinstance(dynamic_shapes, dict) or catching[0] not in dynamic_shapes:
         return dynamic_shapes
@@ -325,12 +390,13 @@ class Signature:
         """One value a placeholder, in order.
 
         Raises:
-            ValueError: arguments that the model was captured without, that are missing, or built otherwise.
+            ArgumentError: arguments that the model was captured without, that are missing, or built
+                otherwise.
         """
         args, kwargs = self.bind(args, kwargs)
         flat, spec = pytree.tree_flatten((args, kwargs))
         if spec != self.in_spec:
-            raise ValueError(
+            raise ArgumentError(
                 f"the arguments are built like {spec}, but the model was captured with {self.in_spec}: give "
                 "tuples, lists and dicts of the same lengths and keys, or capture it again"
             )
@@ -346,7 +412,7 @@ class Signature:
         """The same arguments, each given by position or by name as at capture.
 
         Raises:
-            ValueError: an argument is missing, given twice, or was not there at capture.
+            ArgumentError: an argument is missing, given twice, or was not there at capture.
         """
         positional, named = self._captured()
         names = self.parameters[:positional]
@@ -358,7 +424,9 @@ class Signature:
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Sequence[str], named: Sequence[str]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if len(args) > len(self.parameters):
-            raise ValueError(f"the model takes {len(self.parameters)} positional arguments, got {len(args)}")
+            raise ArgumentError(
+                f"the model takes {len(self.parameters)} positional arguments, got {len(args)}"
+            )
         given = dict(zip(self.parameters, args, strict=False))
         twice = sorted(given.keys() & kwargs.keys())
         given.update(kwargs)
@@ -368,7 +436,7 @@ class Signature:
         if twice or missing or extra:
             problems = {"given twice": twice, "missing": missing, "not there at capture": extra}
             told = "; ".join(f"{what}: {', '.join(found)}" for what, found in problems.items() if found)
-            raise ValueError(
+            raise ArgumentError(
                 f"arguments {told}. The model was captured with {', '.join(wanted)}: give exactly these, or "
                 "capture it again with the others"
             )

@@ -97,8 +97,6 @@ def _unknown(node: Node) -> str:
     place = f" (at {line})" if line else ""
     return (
         f"what {node.name!r} returns depends on the values of tensors{place}, and not on shapes alone: take "
-        f"it out of "
-        "forward (.item(), nonzero(), a mask as an index), for example with torch.where, or compute it "
-        "before and pass "
-        "it in"
+        "it out of forward (.item(), nonzero(), a mask as an index), for example with torch.where, or "
+        "compute it before and pass it in"
     )

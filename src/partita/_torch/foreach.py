@@ -12,6 +12,8 @@ from torch.utils._foreach_utils import (
     _has_foreach_support,
 )
 
+from partita.errors import ExecutionError
+
 __all__ = ["each_norm"]
 
 
@@ -24,7 +26,7 @@ def each_norm(tensors: Sequence[Tensor], norm_type: float, foreach: bool | None 
         foreach: one kernel for many tensors; None: wherever torch can.
 
     Raises:
-        RuntimeError: ``foreach=True`` for a device that has no such kernels.
+        ExecutionError: ``foreach=True`` for a device that has no such kernels.
 
     >>> each_norm([torch.tensor([3.0, 4.0]), torch.zeros(2)], 2.0)
     [tensor(5.), tensor(0.)]
@@ -36,7 +38,7 @@ def each_norm(tensors: Sequence[Tensor], norm_type: float, foreach: bool | None 
         group = [tensor for tensor in optional if tensor is not None]
         chosen = [places[index] for index in indices]
         if foreach and not _device_has_foreach_support(device):
-            raise RuntimeError(f"foreach=True, but {device.type} has no such kernels: pass foreach=None")
+            raise ExecutionError(f"foreach=True, but {device.type} has no such kernels: pass foreach=None")
         if foreach or (foreach is None and _has_foreach_support(group, device)):
             norms = list(torch._foreach_norm(group, norm_type))
         else:

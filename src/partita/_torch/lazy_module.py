@@ -15,7 +15,7 @@ from partita._torch.graph_pickle import GraphRecord
 from partita._torch.guards_module import recorded, restored
 from partita._torch.quick_code import quick_forward
 
-__all__ = ["LazyGraphModule", "forward_of", "lazy_module", "mark_impure", "plain_arguments"]
+__all__ = ["LazyGraphModule", "forward_of", "generate_code", "lazy_module", "mark_impure", "plain_arguments"]
 
 
 class _ReadByDynamo:
@@ -94,6 +94,8 @@ class LazyGraphModule(_LazyGraphModule):
             copy.deepcopy({key: value for key, value in vars(self).items() if key != "_graph"}, memo)
         )
         result.graph = copy_graph(self._graph)
+        if not self._needs_recompile():  # one code for all copies, until their graphs are changed
+            type(result).forward = type(self).forward
         for hook in self._deepcopy_hooks:
             hook(result)
         return result
@@ -108,6 +110,12 @@ def lazy_module(graph: Graph, name: str, *, training: bool) -> LazyGraphModule:
     type(module).__name__ = name
     graph.owning_module = module
     return module
+
+
+def generate_code(module: GraphModule) -> None:
+    """Generate the code that ``module`` runs now, so that its copies have it."""
+    if isinstance(module, LazyGraphModule):
+        module.real_recompile()
 
 
 def forward_of(module: LazyGraphModule) -> Callable[..., Any]:

@@ -22,6 +22,7 @@ __all__ = [
     "is_node",
     "node_children",
     "register_leaves",
+    "same_structure",
     "tree_map",
     "unflatten",
 ]
@@ -73,6 +74,15 @@ def unflatten(leaves: Sequence[Any], spec: TreeSpec) -> Any:
         ValueError: not as many leaves as the structure has.
     """
     return torch_pytree.tree_unflatten(leaves, spec)
+
+
+def same_structure(left: TreeSpec, right: TreeSpec) -> bool:
+    """Whether two structures are one; as equality has it, ``{1: x}`` and ``{True: x}`` would be.
+
+    >>> same_structure(flatten({1: 0})[1], flatten({True: 0})[1])
+    False
+    """
+    return bool(left == right and repr(left) == repr(right))
 
 
 def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:

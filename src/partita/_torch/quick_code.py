@@ -1,8 +1,8 @@
 """Code for a graph's first run, shared by all graphs of equal structure.
 
 torch generates Python source for each graph and compiles it. Most of that time goes into names and into the
-compiler, so here the
-source is canonical: values, operators, constants and attribute names are numbered and not spelled::
+compiler, so here the source is canonical: values, operators, constants and attribute names are numbered and
+not spelled::
 
     graph                                      canonical source
     h = layers.3.norm(x)                       v0=self.q0.q1.q2(a0);a0=None

@@ -19,6 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils import _pytree as pytree
 
 from partita._torch.closure_copy import with_closures
+from partita.errors import NotSupported
 
 __all__ = ["unsharded_copy"]
 
@@ -31,7 +32,7 @@ def unsharded_copy(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
         mode: parameters that are sharded become fake tensors of it, of the size of the whole.
 
     Raises:
-        NotImplementedError: parameters that were distributed before they were sharded.
+        NotSupported: parameters that were distributed before they were sharded.
     """
     sharded = [child for child in module.modules() if isinstance(child, FSDPModule)]
     with with_closures() as memo:
@@ -61,7 +62,7 @@ def _whole_parameters(module: FSDPModule, mode: FakeTensorMode) -> dict[int, nn.
     dtype = module._get_fsdp_state()._mp_policy.param_dtype
     for parameter in (parameter for group in _groups(module) for parameter in group.fsdp_params):
         if parameter.is_dtensor:
-            raise NotImplementedError("tensor parallel parameters under fully_shard can't be made whole")
+            raise NotSupported("tensor parallel parameters under fully_shard can't be made whole")
         info = parameter._module_info
         held = getattr(info.module, info.param_name)
         gathered = dtype if dtype is not None and held.is_floating_point() else held.dtype

@@ -21,6 +21,7 @@ from partita.capture.branches import Traced, all_ways
 from partita.capture.host_draws import HostGenerators
 from partita.capture.merge import merge_modes
 from partita.capture.modes import captures_training, copy_flags, in_mode, mode_flag, require_mode
+from partita.capture.other_mode import OtherMode
 from partita.capture.proof import UNASKED, Disproof, Proof, Prove, proven, settle_single, tolerance_of
 from partita.capture.regions import settle_regions
 from partita.capture.settle_sizes import settle_sizes
@@ -106,7 +107,11 @@ def capture(
         raise CaptureError(f"modes is {modes!r}: give 'both', 'train' or 'eval'")
     tolerance = tolerance_of(prove)
     exporter = _Exporter(
-        model, *told_apart(args, kwargs or {}), dynamic_shapes, provable=tolerance is not None
+        model,
+        *told_apart(args, kwargs or {}),
+        dynamic_shapes,
+        provable=tolerance is not None,
+        both=modes == "both",
     )
     try:
         return _proven(exporter, modes, args, kwargs or {}, tolerance)
@@ -143,7 +148,7 @@ def _captured(exporter: _Exporter, modes: Modes) -> Captured:
     train, evaluation = graphs.get(True), graphs.get(False)
     if train is not None and evaluation is not None:
         sizes = Sizes.of(train).joined(Sizes.of(evaluation))
-        if merge_modes(train, evaluation, model):
+        if train is evaluation or merge_modes(train, evaluation, model):
             sizes.attach(train)
             copy_flags(model, train)
             return Captured(train, signature_of(train, model.forward), True)
@@ -181,9 +186,13 @@ class _Exporter:
     kwargs: dict[str, Any]
     dynamic_shapes: Any
     provable: bool = False
+    both: bool = False
+    """Whether either mode is asked for."""
     used: dict[bool, _Attempt] = field(default_factory=dict)
     """The last that worked, by mode."""
     rejected: dict[tuple[bool, _Attempt], Disproof] = field(default_factory=dict)
+    same_in_both: dict[_Attempt, bool] = field(default_factory=dict)
+    """Whether what was traced in training is what the model does in evaluation, as far as that was seen."""
     heard: dict[str, list[bool]] = field(default_factory=dict)
     """What the model heard in an earlier run, by the line that asked: likely in this one too."""
 
@@ -202,6 +211,9 @@ class _Exporter:
             graphs: dict[bool, GraphModule] = {}
             reason = ""
             for training in (True, False):
+                if not training and self._serves_evaluation(graphs):
+                    graphs[False], self.used[False] = graphs[True], self.used[True]
+                    continue
                 try:
                     graphs[training] = self.export(training, closed)
                 except CaptureError as error:
@@ -212,6 +224,12 @@ class _Exporter:
             if not still:
                 return graphs, reason
             closed |= still
+
+    def _serves_evaluation(self, graphs: Mapping[bool, GraphModule]) -> bool:
+        attempt = self.used.get(True)
+        if True not in graphs or attempt is None or (False, attempt) in self.rejected:
+            return False
+        return self.same_in_both.get(attempt, False)
 
     def _open_in_one_mode_only(self, graphs: Mapping[bool, GraphModule]) -> frozenset[int]:
         if self.dynamic_shapes is not None or len(graphs) < 2:
@@ -266,6 +284,7 @@ class _Exporter:
 
     def _trace(self, example: Example, training: bool, way: Way, answers: Answers) -> Traced:
         """One way through the model, with these answers where it branches on data."""
+        other = OtherMode(self.model, other=False) if training and self.both else None
         with unchanged(self.model), torch.enable_grad(), in_mode(self.model, training):
             module = export_module(
                 self.model,
@@ -274,7 +293,12 @@ class _Exporter:
                 way=way,
                 dynamic_shapes=example.dynamic_shapes,
                 answers=answers,
+                watch=other,
             )
+        if other is not None:
+            # to questions about data each mode goes ways of its own
+            by_sizes = len(answers.of_sizes) == len(answers.given)
+            self.same_in_both[way, example.dynamic_shapes is not None] = other.same and by_sizes
         settle_regions(module)
         traced = Traced(module, Sizes(), answers)
         sizes = settle_sizes(module, Example(self.args, self.kwargs).flat, provable=self.provable)

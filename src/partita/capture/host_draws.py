@@ -38,6 +38,11 @@ class HostGenerators:
         self._named = dict(_generators(model))
         self._before = self._states()
 
+    @property
+    def moved(self) -> bool:
+        """Whether any of them stands elsewhere by now."""
+        return self._states() != self._before
+
     def reset(self) -> None:
         """Put all of them back to where they stood."""
         for name, generator in self._named.items():
@@ -52,9 +57,9 @@ class HostGenerators:
         Raises:
             CaptureError: names the generator and the line that drew.
         """
-        after = self._states()
-        if after == self._before:
+        if not self.moved:
             return
+        after = self._states()
         self.reset()
         for generator in self._named.values():
             generator.random()

@@ -23,7 +23,8 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from partita._torch.export import all_arguments
+from partita._torch.export import all_arguments, signature_of
+from partita._torch.pytree import same_structure
 from partita.capture.modes import mode_flag
 from partita.capture.origin import module_paths
 from partita.capture.sizes import Sizes
@@ -44,6 +45,11 @@ def merge_modes(train: GraphModule, evaluation: GraphModule, model: nn.Module) -
     Returns:
         Whether that was possible. If not, ``train`` is as it was.
     """
+    called, other_called = (signature_of(module, model.forward) for module in (train, evaluation))
+    if not same_structure(called.in_spec, other_called.in_spec):
+        return False
+    if not same_structure(called.out_spec, other_called.out_spec):
+        return False
     pairs = list(_aligned(train, evaluation))
     twin = {other: node for node, other in pairs if other is not None}
     if len(twin) != len(evaluation.graph.nodes):
@@ -159,7 +165,8 @@ def _merged(module: GraphModule, node: Node, path: str, left: Any, right: Any) -
         return {key: _merged(module, node, path, value, right[key]) for key, value in left.items()}
     if isinstance(left, (list, tuple)):
         return type(left)([_merged(module, node, path, a, b) for a, b in zip(left, right, strict=True)])
-    return left if left == right else _choice(module, node, path, left, right)
+    # 0.0 and -0.0 are equal
+    return left if left == right and repr(left) == repr(right) else _choice(module, node, path, left, right)
 
 
 def _choice(module: GraphModule, node: Node, path: str, in_train: Any, in_eval: Any) -> Node:

@@ -10,7 +10,7 @@ so ``train()``, ``eval()``, and ``eval()`` on a part of it work. A flag is a ``g
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from torch import nn
@@ -23,6 +23,7 @@ __all__ = [
     "captures_training",
     "copy_flags",
     "drop_mode_check",
+    "flags_kept",
     "in_mode",
     "mode_flag",
     "require_mode",
@@ -45,8 +46,7 @@ def require_mode(training: bool, captured: bool, reason: str = "") -> None:
         raise CaptureError(
             f"this graph was captured in {has} mode and can't run in {wanted} mode, because "
             f"{reason or 'the model takes another path there'}: call .{has}() on it, or capture the model "
-            f"again "
-            f"after model.{wanted}()"
+            f"again after model.{wanted}()"
         )
 
 
@@ -74,9 +74,16 @@ def drop_mode_check(module: GraphModule) -> None:
 @contextmanager
 def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
     """Switch a model between training and evaluation; every module gets its own flag back."""
-    flags = [(module, module.training) for module in model.modules()]
-    try:
+    with flags_kept(model.modules()):
         model.train(training)
+        yield
+
+
+@contextmanager
+def flags_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Give each module its own flag back at the end."""
+    flags = [(module, module.training) for module in modules]
+    try:
         yield
     finally:
         for module, flag in flags:

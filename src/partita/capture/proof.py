@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from partita._torch.lazy_module import generate_code
 from partita._torch.memory import free_bytes
 from partita._torch.pytree import flatten
 from partita._torch.symbolic import is_symbolic
@@ -23,6 +24,7 @@ from partita.capture.differing_node import differing_node
 from partita.capture.modes import in_mode
 from partita.capture.samples import Sample, samples, single_samples
 from partita.capture.sizes import Sizes, sizes_of
+from partita.errors import ArgumentError
 from partita.graph.effects import metadata
 from partita.verification import Verification, verify
 from partita.verification.compare import EXACT, Tolerance
@@ -77,7 +79,7 @@ def tolerance_of(prove: Prove) -> Tolerance | None:
     """How far apart numbers may be; None where nothing is to be proven.
 
     Raises:
-        ValueError: another value.
+        ArgumentError: another value.
     """
     if isinstance(prove, Tolerance):
         return prove
@@ -85,7 +87,7 @@ def tolerance_of(prove: Prove) -> Tolerance | None:
         return CLOSE
     if prove is True or prove is False:
         return EXACT if prove else None
-    raise ValueError(
+    raise ArgumentError(
         f'prove is {prove!r}: give True (bit for bit), "close", a Tolerance(rtol=..., atol=...), or False'
     )
 
@@ -116,6 +118,7 @@ def proven(
         return Proof(False, reason)
     seen: list[str] = []
     for training, graph in graphs.items():
+        generate_code(graph)  # for all of its copies
         names = [node.name for node in graph.graph.find_nodes(op="placeholder", sort=True)]
         for sample in samples(args, kwargs, Sizes.of(graph), names):
             nudged = _nudged(model) if sample.other_weights else nullcontext()

@@ -110,6 +110,10 @@ class Sizes:
         found = gm.meta.get(_KEY)
         return found if isinstance(found, Sizes) else cls()
 
+    def __deepcopy__(self, memo: dict[int, object]) -> Sizes:
+        """Itself: it never changes."""
+        return self
+
     def attach(self, gm: GraphModule) -> None:
         """Keep them with a graph, in place."""
         gm.meta[_KEY] = self
@@ -130,8 +134,7 @@ class Sizes:
                 asker = f" (asked for by {condition.where})" if condition.where else ""
                 raise SignatureMismatch(
                     f"{given}, but the graph was captured for {condition.text}{asker}: use sizes that meet "
-                    f"it, or "
-                    "capture the model with an example of this size"
+                    "it, or capture the model with an example of this size"
                 )
 
     @property
@@ -217,8 +220,7 @@ def sizes_of(symbols: Sequence[Symbol], names: Sequence[str], flat: Sequence[Any
         if not isinstance(value, torch.Tensor) or value.dim() <= symbol.dim:
             raise SignatureMismatch(
                 f"the input {symbol.input!r} is {_described(value)}, but the model was captured with a "
-                f"tensor of more "
-                f"than {symbol.dim} dimensions there: give what the model was captured with"
+                f"tensor of more than {symbol.dim} dimensions there: give what the model was captured with"
             )
         found[symbol.name] = int(value.shape[symbol.dim])
     return found

@@ -7,7 +7,7 @@ another one; left there they would break the model's next run.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -17,8 +17,9 @@ import torch
 from torch import nn
 
 from partita._torch.containers import content_of, fill, kind_of
+from partita._torch.same_calls import alike
 
-__all__ = ["rehearsal", "unchanged"]
+__all__ = ["Attributes", "rehearsal", "unchanged"]
 
 _PASSED_BY = (
     type(None),
@@ -48,12 +49,11 @@ def unchanged(model: nn.Module) -> Iterator[None]:
     ``update`` gets its items back too. The values themselves are not copied: what is written into a tensor
     stays (tracing writes nothing).
     """
-    snapshots = _snapshots(model)
+    before = Attributes.of(model)
     try:
         yield
     finally:
-        for snapshot in snapshots:
-            snapshot.restore()
+        before.put_back()
 
 
 @contextmanager
@@ -73,6 +73,40 @@ def rehearsal(model: nn.Module) -> Iterator[None]:
                         buffer.copy_(value)
 
 
+class Attributes:
+    """What a model held at some time, with all that it leads to; see `unchanged`.
+
+    Attributes:
+        snapshots: of each container.
+    """
+
+    def __init__(self, snapshots: Sequence[_Snapshot]) -> None:
+        self.snapshots = snapshots
+
+    @classmethod
+    def of(cls, model: Any) -> Attributes:
+        """As they are now; of a list, those of all that is in it."""
+        return cls(_snapshots(model))
+
+    def put_back(self) -> Attributes:
+        """Put it back, where it has changed; what was there instead."""
+        replaced = [snapshot.exchange() for snapshot in self.snapshots]
+        return Attributes([snapshot for snapshot in replaced if snapshot is not None])
+
+    def same_as(self, other: Attributes) -> bool:
+        """Whether both are sure to be the same."""
+        here, there = (
+            {id(snapshot.container): snapshot.content for snapshot in side.snapshots}
+            for side in (self, other)
+        )
+        return here.keys() == there.keys() and all(_all_same(here[key], there[key]) for key in here)
+
+
+def _all_same(left: Sequence[Any], right: Sequence[Any]) -> bool:
+    pairs = zip(left, right, strict=False)
+    return len(left) == len(right) and all(one is other or alike(one, other) for one, other in pairs)
+
+
 @dataclass(frozen=True)
 class _Snapshot:
     """What a container held, flat."""
@@ -80,14 +114,17 @@ class _Snapshot:
     container: Any
     content: list[Any]
 
-    def restore(self) -> None:
+    def exchange(self) -> _Snapshot | None:
+        """Put it back; what was there instead, if it was anything else."""
         now = content_of(self.container)
         same = len(now) == len(self.content)
-        if not same or any(new is not old for new, old in zip(now, self.content, strict=True)):
-            fill(self.container, self.content)
+        if same and all(new is old for new, old in zip(now, self.content, strict=True)):
+            return None
+        fill(self.container, self.content)
+        return _Snapshot(self.container, now)
 
 
-def _snapshots(model: nn.Module) -> list[_Snapshot]:
+def _snapshots(model: Any) -> list[_Snapshot]:
     """Of everything that can be reached from ``model`` and changed in place."""
     snapshots: list[_Snapshot] = []
     seen: set[int] = set()

@@ -209,7 +209,7 @@ def cudagraphs(
         options: see `BackendOptions`; ``torch.compile(..., options={...})`` hands them on.
 
     Raises:
-        UsageError: an option that can't be used.
+        ArgumentError: an option that can't be used.
     """
     return CudaGraphsBackend(**dict(options or {}))(gm, inputs)
 

@@ -19,6 +19,7 @@ from partita._torch.capture_ops import CaptureFacts, capture_facts, operator_of
 from partita._torch.ops import is_higher_order, is_operator
 from partita.cudagraphs.origin import source_line
 from partita.cudagraphs.values import DATA_DEPENDENT, Holding, holding_of
+from partita.errors import ArgumentError
 from partita.graph.effects import Effects, metadata
 from partita.graph.state import lookup
 from partita.graph.use import PLAIN, Use, nodes_in
@@ -79,7 +80,7 @@ class CaptureRules:
     def __post_init__(self) -> None:
         wrong = [name for name in self.allow if "::" not in name]
         if wrong:
-            raise ValueError(
+            raise ArgumentError(
                 f"allow names operators as 'namespace::name', got {wrong[0]!r}: print(op._schema.name) "
                 f"shows it"
             )

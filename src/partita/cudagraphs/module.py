@@ -47,10 +47,9 @@ class CudaGraphModule(nn.Module):
 
     Parameters and buffers that the graph holds, and inputs in ``static_inputs``, are used where they lie;
     where they lie elsewhere (one has moved; equal layers share the graph), that is another recording. Other
-    inputs are copied to fixed addresses; those that the
-    graph writes are copied back. Outputs are the caller's to keep. What can't be replayed (an input of an
-    unknown tensor class, a written input that shares memory with another one) runs as it is. One call at a
-    time, and not under autograd.
+    inputs are copied to fixed addresses; those that the graph writes are copied back. Outputs are the
+    caller's to keep. What can't be replayed (an input of an unknown tensor class, a written input that shares
+    memory with another one) runs as it is. One call at a time, and not under autograd.
 
     It can be pickled and copied: recordings, shared memory and a compiled ``run`` stay behind, so that a copy
     warms up anew and runs ``gm``.
@@ -196,8 +195,7 @@ class CudaGraphModule(nn.Module):
         if self._unused >= self.max_recordings:
             self._give_up(
                 f"its last {self._unused} recordings were not used a second time: shapes, numbers or "
-                f"addresses of "
-                "its inputs change at each call. Fix them, or raise max_recordings"
+                "addresses of its inputs change at each call. Fix them, or raise max_recordings"
             )
             return self._as_it_is(args)
         try:

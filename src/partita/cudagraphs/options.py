@@ -15,7 +15,7 @@ from partita.cudagraphs.cuda import CudaRecorder
 from partita.cudagraphs.recorder import GraphRecorder
 from partita.cudagraphs.replay import ReplayRecorder
 from partita.cudagraphs.saving import SavingModel
-from partita.errors import UsageError
+from partita.errors import ArgumentError
 
 __all__ = ["BackendOptions"]
 
@@ -52,39 +52,41 @@ class BackendOptions:
 
     def __post_init__(self) -> None:
         if isinstance(self.recorder, str) and self.recorder not in ("cuda", "replay"):
-            raise UsageError(
+            raise ArgumentError(
                 f"recorder is 'cuda', 'replay' or a function from a device to a recorder, got "
                 f"{self.recorder!r}"
             )
         if self.inner not in (None, *_INNER) and not callable(self.inner):
-            raise UsageError(
+            raise ArgumentError(
                 f"inner is 'eager', 'inductor' or a function (gm, example_inputs) -> callable, got "
                 f"{self.inner!r}: leave it out to run the graph as it is"
             )
         if any(size < 1 for size in self.buckets) or list(self.buckets) != sorted(set(self.buckets)):
-            raise UsageError(
+            raise ArgumentError(
                 f"buckets are {self.buckets}: give sizes of 1 or more in rising order, each once"
             )
         if len(self.buckets) > self.max_recordings:
-            raise UsageError(
+            raise ArgumentError(
                 f"{len(self.buckets)} buckets need a recording each, and max_recordings is "
                 f"{self.max_recordings}: raise it, or give fewer buckets"
             )
         if self.max_recordings < 1:
-            raise UsageError(f"max_recordings is {self.max_recordings}: a region needs room for at least 1")
+            raise ArgumentError(
+                f"max_recordings is {self.max_recordings}: a region needs room for at least 1"
+            )
 
     @classmethod
     def of(cls, options: Mapping[str, Any] | None) -> BackendOptions:
         """From a mapping.
 
         Raises:
-            UsageError: an unknown option, or a value that can't be used.
+            ArgumentError: an unknown option, or a value that can't be used.
         """
         given = dict(options or {})
         known = [item.name for item in fields(cls)]
         unknown = sorted(given.keys() - set(known))
         if unknown:
-            raise UsageError(f"unknown option {unknown[0]!r}: partita_cudagraphs takes {', '.join(known)}")
+            raise ArgumentError(f"unknown option {unknown[0]!r}: partita_cudagraphs takes {', '.join(known)}")
         if "allow" in given:
             given["allow"] = frozenset(given["allow"])
         if "buckets" in given:

@@ -72,8 +72,7 @@ def example_values(gm: GraphModule, inputs: Sequence[Any]) -> GraphModule:
     if len(inputs) != len(placeholders):
         raise GraphError(
             f"the graph has {len(placeholders)} inputs ({', '.join(placeholders)}), got {len(inputs)} "
-            f"values: "
-            "give one for each"
+            "values: give one for each"
         )
     if _fits(gm, inputs):
         return gm

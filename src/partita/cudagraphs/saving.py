@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from partita.errors import ArgumentError
+
 __all__ = ["SavingModel"]
 
 
@@ -32,13 +34,12 @@ class SavingModel:
 
     def __post_init__(self) -> None:
         if min(self.launch_s, self.replay_s) < 0 or self.bandwidth <= 0:
-            raise ValueError(
+            raise ArgumentError(
                 f"launch_s ({self.launch_s}) and replay_s ({self.replay_s}) must not be negative, and "
-                f"bandwidth "
-                f"({self.bandwidth}) must be positive: all are of one device"
+                f"bandwidth ({self.bandwidth}) must be positive: all are of one device"
             )
         if self.min_launches < 0:
-            raise ValueError(f"min_launches ({self.min_launches}) must not be negative")
+            raise ArgumentError(f"min_launches ({self.min_launches}) must not be negative")
 
     def saved_s(self, launches: int, copies: int = 0, copied_bytes: int = 0) -> float:
         """Seconds saved at each run; negative where it costs.

@@ -103,8 +103,7 @@ def agree(comm: Comm, proposal: Proposal, *, check_graphs: bool) -> tuple[Propos
         if other.step != first.step:
             raise SignatureMismatch(
                 f"rank 0 is in synchronised backward pass {first.step}, rank {rank} in {other.step}: see "
-                f"that "
-                "all ranks take the same number of steps, and enter no_sync() in the same ones"
+                "that all ranks take the same number of steps, and enter no_sync() in the same ones"
             )
         mine = [graph for graph in first.graphs if not graph.fits(other.graphs)]
         theirs = [graph for graph in other.graphs if not graph.fits(first.graphs)]
@@ -152,13 +151,11 @@ def check_same_replicas(comm: Comm, options: Mapping[str, str], facts: Sequence[
                 raise SignatureMismatch(
                     f"rank 0 and rank {rank} replicate different models: {name!r} is "
                     f"{_described(here.get(name))} on rank 0 and {_described(there.get(name))} on rank "
-                    f"{rank}; "
-                    "build the same model on every rank"
+                    f"{rank}; build the same model on every rank"
                 )
         raise SignatureMismatch(
             f"rank 0 and rank {rank} name the same parameters in another order: build the same model on "
-            f"every "
-            "rank"
+            "every rank"
         )
 
 

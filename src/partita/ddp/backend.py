@@ -54,7 +54,7 @@ def partita_ddp(
             Inductor's configuration has, such as ``{"max_autotune": True}``.
 
     Raises:
-        UsageError: an unknown mode, option or compiler, or one that asks for Inductor's CUDA graphs.
+        ArgumentError: an unknown mode, option or compiler, or one that asks for Inductor's CUDA graphs.
     """
     given = dict(options or {})
     owners = [owner_of(value) for value in inputs]

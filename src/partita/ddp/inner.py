@@ -9,7 +9,7 @@ from torch.fx import GraphModule
 
 from partita._torch.aot import forward_returns, static_placeholders
 from partita._torch.inductor import inductor_settings
-from partita.errors import UsageError
+from partita.errors import ArgumentError
 from partita.runtime import PieceRunner
 
 __all__ = ["InnerCompiler", "RunThrough", "check_inner", "inductors_settings", "resolve_inner"]
@@ -53,11 +53,11 @@ def check_inner(inner: InnerCompiler) -> InnerCompiler:
     """``inner`` itself.
 
     Raises:
-        UsageError: a name that is not known, or what can't be called.
+        ArgumentError: a name that is not known, or what can't be called.
     """
     known = inner in ("inductor", "aot_eager") if isinstance(inner, str) else callable(inner)
     if not known and not isinstance(inner, PieceRunner):
-        raise UsageError(
+        raise ArgumentError(
             "inner is 'inductor', 'aot_eager', a PieceRunner, or a function (gm, example_inputs) -> "
             f"callable, got {inner!r}"
         )
@@ -70,7 +70,7 @@ def resolve_inner(
     """What compiles the graphs of one training graph: ``"inductor"``, or a function.
 
     Raises:
-        UsageError: see `check_inner`.
+        ArgumentError: see `check_inner`.
     """
     checked = check_inner(inner)
     if isinstance(checked, PieceRunner):
@@ -82,10 +82,10 @@ def inductors_settings(inner: InnerCompiler, mode: str | None, options: Mapping[
     """The configuration that a mode and options of ``torch.compile`` stand for.
 
     Raises:
-        UsageError: torch does not know them, they ask for CUDA graphs, or ``inner`` is not Inductor.
+        ArgumentError: torch does not know them, they ask for CUDA graphs, or ``inner`` is not Inductor.
     """
     if inner != "inductor" and (options or mode is not None):
-        raise UsageError(
+        raise ArgumentError(
             f"mode and options other than inner are Inductor's, and inner is {inner!r}: leave out "
             f"{'mode' if mode is not None else sorted(options)[0]!r}"
         )
@@ -93,12 +93,12 @@ def inductors_settings(inner: InnerCompiler, mode: str | None, options: Mapping[
         settings = inductor_settings(mode, options)
     except RuntimeError as error:
         reason = str(error).partition(", known options are")[0]  # several hundred of them
-        raise UsageError(
+        raise ArgumentError(
             f"partita_ddp takes inner, and mode and options that Inductor knows: {reason}; see "
             "torch._inductor.list_mode_options() and list_options()"
         ) from error
     if settings.get(_CUDA_GRAPHS):
-        raise UsageError(
+        raise ArgumentError(
             "Inductor's CUDA graphs can't be cut where buckets are sent: pass "
             "inner=partita.cudagraphs.CudaGraphsRunner() to replicate(), or "
             "mode='max-autotune-no-cudagraphs' to torch.compile"

@@ -31,7 +31,7 @@ from partita._torch.reducer import FIRST_BUCKET_BYTES, active_reducer, replace_o
 from partita._torch.storage import storage_key
 from partita.ddp.optimizer_buckets import Bucket, assign_buckets
 from partita.ddp.optimizer_writes import joined_over_writes
-from partita.errors import SplitError, UsageError
+from partita.errors import ArgumentError, SplitError
 from partita.graph.effects import metadata
 from partita.graph.state import lookup
 from partita.graph.structure import structural_hash
@@ -59,7 +59,7 @@ class DDPOptimizer:
         compiled: how many pieces of it went to the backend.
 
     Raises:
-        UsageError: a cap below 1.
+        ArgumentError: a cap below 1.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class DDPOptimizer:
     ) -> None:
         for what, cap in (("bucket_bytes_cap", bucket_bytes_cap), ("first_bucket_cap", first_bucket_cap)):
             if cap is not None and cap < 1:
-                raise UsageError(f"{what} is {cap}: give at least 1 byte")
+                raise ArgumentError(f"{what} is {cap}: give at least 1 byte")
         self.bucket_bytes_cap = bucket_bytes_cap
         self.first_bucket_cap = first_bucket_cap or min(FIRST_BUCKET_BYTES, bucket_bytes_cap)
         self.backend_compile_fn = backend_compile_fn

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from torch import nn
 
 from partita.ddp.owners import owner_of
-from partita.errors import UsageError
+from partita.errors import ArgumentError
 
 __all__ = ["check_replicable"]
 
@@ -26,30 +26,34 @@ def check_replicable(
         ignored: names of parameters and buffers.
 
     Raises:
-        UsageError: the message names the parameter, and what to do.
+        ArgumentError: the message names the parameter, and what to do.
     """
     known = named.keys() | {name for name, _ in module.named_buffers()}
     unknown = sorted(set(ignored) - known)
     if unknown:
-        raise UsageError(f"ignored names {unknown[0]!r}, which the module does not have")
+        raise ArgumentError(f"ignored names {unknown[0]!r}, which the module does not have")
     if not trained:
-        raise UsageError("the module has no parameter that requires a gradient: there is nothing to reduce")
+        raise ArgumentError(
+            "the module has no parameter that requires a gradient: there is nothing to reduce"
+        )
     for name, parameter in trained.items():
         if owner_of(parameter) is not None:
-            raise UsageError(
+            raise ArgumentError(
                 f"parameter {name!r} belongs to a replicated module already: replicate the outer one only"
             )
         if isinstance(parameter, nn.parameter.UninitializedParameter):
-            raise UsageError(f"parameter {name!r} has no shape yet: run the module once before replicate()")
+            raise ArgumentError(
+                f"parameter {name!r} has no shape yet: run the module once before replicate()"
+            )
         if parameter.device.type == "meta":
-            raise UsageError(
+            raise ArgumentError(
                 f"parameter {name!r} is on the meta device: load or initialise it before replicate()"
             )
     for name, child in module.named_modules():
         if isinstance(child, (nn.Embedding, nn.EmbeddingBag)) and child.sparse:
             weight = f"{name}.weight" if name else "weight"
             if weight in trained:
-                raise UsageError(
+                raise ArgumentError(
                     f"{weight!r} has sparse gradients, and buckets are dense: build the embedding with "
                     f"sparse=False, or leave it out with ignored=[{weight!r}] and reduce it yourself"
                 )

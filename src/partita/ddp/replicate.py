@@ -27,7 +27,7 @@ from partita.ddp.replicable import check_replicable
 from partita.ddp.settings import MIB, ReducerSettings, describe_plan
 from partita.ddp.state import StateBroadcast
 from partita.ddp.tuning import MARGIN, measure_links_of, plan_from_samples, tune_itself
-from partita.errors import ExecutionError, UsageError
+from partita.errors import ArgumentError, ExecutionError
 from partita.planning import BucketPlan, Cluster
 from partita.runtime import NULL_TRACER, Comm, ProcessGroupComm, Recorder
 from partita.runtime.same_settings import check_same
@@ -323,7 +323,7 @@ def replicate(
         ``module``.
 
     Raises:
-        UsageError: an argument that can't be used, a module that is replicated or compiled already.
+        ArgumentError: an argument that can't be used, a module that is replicated or compiled already.
         PlanError: a plan for other parameters.
         SignatureMismatch: ranks replicate different models, or with different options; on every rank.
         PeerFailed: another rank could not replicate.
@@ -384,23 +384,23 @@ def _replicated(plain: type[nn.Module]) -> type[nn.Module]:
 
 def _check_arguments(module: nn.Module, bucket_cap_mb: float, plan: object, initial: str) -> None:
     if inside_compiled(module) is not None:
-        raise UsageError(
+        raise ArgumentError(
             "the module is compiled already: replicate it first and compile it then, "
             'torch.compile(replicate(module), backend="partita_ddp")'
         )
     if isinstance(module, torch.jit.ScriptModule):
-        raise UsageError(
+        raise ArgumentError(
             "the module is a TorchScript one, whose class can't be another: replicate the nn.Module that it "
             "was made from, and compile that with torch.compile"
         )
     if isinstance(module, Replicated):
-        raise UsageError("the module is replicated already: call replicate() once, on the plain module")
+        raise ArgumentError("the module is replicated already: call replicate() once, on the plain module")
     if not bucket_cap_mb > 0:
-        raise UsageError(f"bucket_cap_mb is {bucket_cap_mb}: give a size above 0, in MiB")
+        raise ArgumentError(f"bucket_cap_mb is {bucket_cap_mb}: give a size above 0, in MiB")
     if not (plan is None or plan == "measured" or isinstance(plan, BucketPlan)):
-        raise UsageError(f"plan is a BucketPlan, 'measured' or None, got {plan!r}")
+        raise ArgumentError(f"plan is a BucketPlan, 'measured' or None, got {plan!r}")
     if initial not in ("broadcast", "check"):
-        raise UsageError(f"initial is 'broadcast' or 'check', got {initial!r}")
+        raise ArgumentError(f"initial is 'broadcast' or 'check', got {initial!r}")
 
 
 def _nothing() -> None:

@@ -97,8 +97,7 @@ class StateBroadcast:
             if dtype_name is not None:
                 raise SignatureMismatch(
                     f"parameters or buffers ({dtype_name}, {len(names)} in all) of rank {rank} have other "
-                    f"values "
-                    "than those of rank 0: load the same checkpoint, or pass initial='broadcast'"
+                    "values than those of rank 0: load the same checkpoint, or pass initial='broadcast'"
                 )
 
 

@@ -69,9 +69,8 @@ def read_corpus(folder: Path | None = None) -> ByteCorpus:
             break
     if min(len(train), len(validation)) < 10_000:
         raise UsageError(
-            f"{root} has {len(paths)} Python source files with {len(train) + len(validation)} bytes, too "
-            f"few to "
-            "train on: install the standard library's sources (Debian and Ubuntu: libpython3-stdlib)"
+            f"{root} has {len(paths)} Python source files with {len(train) + len(validation)} bytes, too few "
+            "to train on: install the standard library's sources (Debian and Ubuntu: libpython3-stdlib)"
         )
     return ByteCorpus(_tensor(train), _tensor(validation), (counts[0], counts[1]))
 

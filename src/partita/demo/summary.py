@@ -84,8 +84,7 @@ def build_report(
         title=f"A transformer in {settings.stages} stages",
         subtitle=(
             f"partita demo: {settings.steps} steps, {settings.schedule}, {settings.microbatches} "
-            f"microbatches, "
-            "one thread a process"
+            "microbatches, one thread a process"
         ),
         stages=_rows(plan),
         losses=_points(cut.losses, uncut.losses),
@@ -147,8 +146,7 @@ def conclude(
     cut, uncut = (float(speed) for speed in speeds)
     console.print(
         f"samples/s: cut {cut:.1f}, uncut {uncut:.1f} ({cut / uncut:.2f}×; {settings.stages} processes "
-        f"against "
-        "one, one thread each)"
+        "against one, one thread each)"
     )
     console.print(
         f"bubble: measured {format_share(report.measured.bubble)}, simulated "

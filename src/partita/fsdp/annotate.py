@@ -13,8 +13,7 @@ __all__ = ["annotate_modules_for_dynamo"]
 
 _EAGER = (
     "use_orig_params=False: torch.compile makes no graph of such a module and runs it eagerly without a "
-    "word. Wrap it "
-    "with FullyShardedDataParallel(..., use_orig_params=True), or use fully_shard"
+    "word. Wrap it with FullyShardedDataParallel(..., use_orig_params=True), or use fully_shard"
 )
 
 

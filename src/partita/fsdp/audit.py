@@ -55,14 +55,12 @@ class Audit:
         if self.missed:
             lines.append(
                 f"missed: {_some(self.missed)}: added after wrapping? FSDP neither shards them nor tells "
-                f"Dynamo. Add "
-                "them before wrapping, or name them in ignored_modules"
+                "Dynamo. Add them before wrapping, or name them in ignored_modules"
             )
         if self.eager:
             lines.append(
-                f"eager: {_some(self.eager)}: wrapped with use_orig_params=False, so torch.compile makes "
-                f"no graph of "
-                "them. Wrap with use_orig_params=True, or use fully_shard"
+                f"eager: {_some(self.eager)}: wrapped with use_orig_params=False, so torch.compile makes no "
+                "graph of them. Wrap with use_orig_params=True, or use fully_shard"
             )
         return "\n".join(lines)
 

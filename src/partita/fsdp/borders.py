@@ -7,6 +7,7 @@ from typing import Literal
 from torch import nn
 
 from partita._torch.fsdp_marks import fsdp_wrapped_name, is_border
+from partita.errors import ArgumentError
 
 __all__ = ["split_points_at_fsdp"]
 
@@ -25,7 +26,7 @@ def split_points_at_fsdp(module: nn.Module, num_stages: int | None = None) -> di
         model.
 
     Raises:
-        ValueError: there are fewer borders than the stages need.
+        ArgumentError: there are fewer borders than the stages need.
 
     >>> from torch import nn
     >>> split_points_at_fsdp(nn.Sequential(nn.Linear(2, 2)))
@@ -49,13 +50,12 @@ def _chosen(module: nn.Module, borders: dict[str, nn.Module], num_stages: int) -
     come.
     """
     if num_stages < 1:
-        raise ValueError(f"num_stages is {num_stages}: a pipeline has at least 1")
+        raise ArgumentError(f"num_stages is {num_stages}: a pipeline has at least 1")
     wanted = num_stages - 1
     if len(borders) < wanted:
-        raise ValueError(
-            f"{num_stages} stages need {wanted} borders, and FSDP has {len(borders)}: shard more modules "
-            f"of their own, "
-            "or ask for fewer stages"
+        raise ArgumentError(
+            f"{num_stages} stages need {wanted} borders, and FSDP has {len(borders)}: shard more modules of "
+            "their own, or ask for fewer stages"
         )
     before, total = _bytes_before(module, borders)
     names, chosen = list(borders), list[str]()

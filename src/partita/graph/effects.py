@@ -2,8 +2,7 @@
 
 Rules come from operator schemas, fake tensors' storages where the metadata is there, known functions and
 modules; what is unknown counts as reading and writing everything that it is given (see ``use.opaque``). One
-pass; a rule is
-looked up once per target. Nothing given is changed.
+pass; a rule is looked up once per target. Nothing given is changed.
 """
 
 from __future__ import annotations

@@ -106,14 +106,13 @@ WRITING_FUNCTIONALS = {
 
 PLAIN_METHODS = frozenset(
     _words(
-        "dim ndimension nelement numel size stride is_contiguous get_device element_size "
-        "storage_offset item tolist __len__ __contains__ __bool__ __int__ __float__ __index__ "
-        "__hash__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __add__ __sub__ __mul__ __truediv__ "
-        "__floordiv__ __mod__ __pow__ __matmul__ __neg__ __abs__ __invert__ __radd__ __rsub__ "
-        "__rmul__ __rtruediv__ __rdiv__ __rfloordiv__ __rmod__ __rpow__ __rmatmul__ __rand__ __ror__ "
-        "__rxor__ __rlshift__ __rrshift__ is_floating_point is_complex is_shared has_names dim_order "
-        "new_tensor lower upper startswith endswith index count lu unique unique_consecutive stft "
-        "istft"
+        "dim ndimension nelement numel size stride is_contiguous get_device element_size storage_offset item "
+        "tolist __len__ __contains__ __bool__ __int__ __float__ __index__ __hash__ __eq__ __ne__ __lt__ "
+        "__le__ __gt__ __ge__ __add__ __sub__ __mul__ __truediv__ __floordiv__ __mod__ __pow__ __matmul__ "
+        "__neg__ __abs__ __invert__ __radd__ __rsub__ __rmul__ __rtruediv__ __rdiv__ __rfloordiv__ __rmod__ "
+        "__rpow__ __rmatmul__ __rand__ __ror__ __rxor__ __rlshift__ __rrshift__ is_floating_point is_complex "
+        "is_shared has_names dim_order new_tensor lower upper startswith endswith index count lu unique "
+        "unique_consecutive stft istft"
     )
 )
 PASSING_METHODS = frozenset(

@@ -36,9 +36,8 @@ def lookup(root: nn.Module, node: Node) -> Any:
     for atom in target.split("."):
         if not hasattr(value, atom):
             raise GraphError(
-                f"node {node.name!r} refers to {target!r}, but {type(value).__name__} has no "
-                f"attribute {atom!r}: "
-                "set it on the module that the graph belongs to, or remove the node"
+                f"node {node.name!r} refers to {target!r}, but {type(value).__name__} has no attribute "
+                f"{atom!r}: set it on the module that the graph belongs to, or remove the node"
             )
         value = getattr(value, atom)
     return value

@@ -3,8 +3,8 @@ to it.
 
 What counts: operators and their order, constants, which value goes where, and of every value that is known
 its shape, dtype, strides, device and whether it needs a gradient; of parameters and buffers the same, and
-which of them are one and the same tensor. What does
-not: names (of nodes, attributes, keyword-less inputs, symbols) and the numbers in parameters and buffers.
+which of them are one and the same tensor. What does not: names (of nodes, attributes, keyword-less inputs,
+symbols) and the numbers in parameters and buffers.
 """
 
 from __future__ import annotations

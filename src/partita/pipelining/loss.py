@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from partita.errors import ExecutionError
+from partita.errors import ArgumentError, ExecutionError, NotSupported
 
 __all__ = ["LossSpec", "LossWrapper", "OutputLoss", "TrivialLossWrapper", "checked_loss", "loss_by_name"]
 
@@ -33,9 +33,9 @@ class LossWrapper(nn.Module):
         self.module = module
         self.loss_fn = loss_fn
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *_args: Any, **_kwargs: Any) -> Any:
         """To be written by subclasses."""
-        raise NotImplementedError(
+        raise NotSupported(
             f"{type(self).__name__} has no forward: write one that runs self.module, then self.loss_fn, and "
             "returns the loss; or take TrivialLossWrapper"
         )
@@ -60,7 +60,7 @@ class OutputLoss:
         leaf: the type of a leaf that can.
 
     Raises:
-        ValueError: the tree does not fit the output, or does not mark exactly one tensor.
+        ArgumentError: the tree does not fit the output, or does not mark exactly one tensor.
 
     >>> OutputLoss((False, True), ("prediction", "loss"), str)(("prediction", 3.0))
     3.0
@@ -69,7 +69,7 @@ class OutputLoss:
     def __init__(self, spec: LossSpec, output: Any, leaf: type) -> None:
         found = list(_marked(spec, output, leaf, ()))
         if len(found) != 1:
-            raise ValueError(
+            raise ArgumentError(
                 f"the loss_spec {spec!r} marks {len(found)} outputs as the loss: mark exactly one with True"
             )
         self.spec = spec
@@ -121,14 +121,14 @@ def _marked(spec: Any, output: Any, leaf: type, path: tuple[Any, ...]) -> Any:
         return
     if spec is True:
         if not isinstance(output, leaf):
-            raise ValueError(
+            raise ArgumentError(
                 f"the loss_spec marks {where} as the loss, which is a {type(output).__name__} and no tensor"
             )
         yield path
     elif isinstance(spec, Mapping):
         if not isinstance(output, Mapping) or output.keys() != spec.keys():
             found = f"keys {list(output)}" if isinstance(output, Mapping) else f"a {type(output).__name__}"
-            raise ValueError(
+            raise ArgumentError(
                 f"the loss_spec has keys {list(spec)} for {where}, which has {found}: give the same keys"
             )
         for key, item in spec.items():
@@ -136,13 +136,13 @@ def _marked(spec: Any, output: Any, leaf: type, path: tuple[Any, ...]) -> Any:
     elif isinstance(spec, (tuple, list)):
         if not isinstance(output, (tuple, list)) or len(output) != len(spec):
             found = f"{len(output)}" if isinstance(output, (tuple, list)) else f"a {type(output).__name__}"
-            raise ValueError(
+            raise ArgumentError(
                 f"the loss_spec has {len(spec)} items for {where}, which has {found}: give one for each"
             )
         for number, item in enumerate(spec):
             yield from _marked(item, output[number], leaf, (*path, number))
     else:
-        raise ValueError(
+        raise ArgumentError(
             f"the loss_spec has a {type(spec).__name__} for {where}: it is made of bools, tuples, lists and "
             "dicts"
         )

@@ -4,6 +4,7 @@ alike where parts that other ranks hold do not.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 
@@ -11,7 +12,7 @@ from partita._torch.modules import named_state
 
 __all__ = ["structure_of"]
 
-_PLAIN = (int, float, bool, str, complex, type(None))
+_PLAIN = (int, float, bool, str, complex, type(None), torch.dtype, torch.memory_format, torch.layout)
 
 
 def structure_of(model: nn.Module) -> tuple[str, ...]:

@@ -124,10 +124,8 @@ class TwoModes(nn.Module):
             if child.training is not self.training:
                 raise ExecutionError(
                     f"{name!r} is in {_mode(child.training)} mode and the whole in {_mode(self.training)} "
-                    f"mode: this "
-                    "model takes another path in each, so its parts can't be switched alone; call train() or "
-                    "eval() "
-                    "on the whole"
+                    "mode: this model takes another path in each, so its parts can't be switched alone; call "
+                    "train() or eval() on the whole"
                 )
         run = forward_of(self.graphs[self.training])
         if self._signatures is None:

@@ -228,8 +228,7 @@ class _Clock:
                 missing = next(key for key in step.needs if key not in self._ready_s)
                 raise ScheduleError(
                     f"rank {rank} waits at action {self._at[rank]} ({step.action}) for "
-                    f"{describe_key(missing)}, for ever: "
-                    "validate() says who waits for whom"
+                    f"{describe_key(missing)}, for ever: validate() says who waits for whom"
                 )
 
     def _start_next(self, rank: int) -> None:

@@ -78,8 +78,7 @@ def _check_passes(schedule: Schedule) -> None:
                 if key in where:
                     raise ScheduleError(
                         f"rank {rank}, position {position} ({action}): {part} is already at position "
-                        f"{where[key][1]}; "
-                        "keep one of the two"
+                        f"{where[key][1]}; keep one of the two"
                     )
                 where[key] = (rank, position)
     for stage, rank in enumerate(schedule.stage_ranks):
@@ -107,8 +106,7 @@ def _check_pass(rank: int, stage: int, microbatch: int, kinds: dict[ActionKind, 
         extra = _I if _I in kinds else _W
         raise ScheduleError(
             f"{of}: {text(_B)} at position {kinds[_B]} and {text(extra)} at position {kinds[extra]} both go "
-            "back; "
-            "give B, or I and W"
+            "back; give B, or I and W"
         )
     if _B not in kinds:
         for kind in (_I, _W):
@@ -146,8 +144,7 @@ def _check_messages(schedule: Schedule, table: EdgeTable) -> None:
             if message not in due:
                 raise ScheduleError(
                     f"rank {rank}, position {position} ({action}): nothing goes there from stage "
-                    f"{message[1]} to stage "
-                    f"{message[2]} (no edge, or one rank holds both); remove it"
+                    f"{message[1]} to stage {message[2]} (no edge, or one rank holds both); remove it"
                 )
             count = sent if action.is_send else received
             count[message] += 1

@@ -13,6 +13,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from partita.errors import ArgumentError
+
 __all__ = ["MAX_TAG", "Comm", "Handle", "check_peer", "check_ranks", "check_tag", "gather_through_rank_0"]
 
 MAX_TAG = 2**31 - 17
@@ -135,24 +137,24 @@ class Comm(Protocol):
 def check_peer(rank: int, size: int, peer: int) -> None:
     """Raises ValueError where `peer` is not another rank."""
     if not 0 <= peer < size:
-        raise ValueError(f"no rank {peer} here: this comm has ranks 0 to {size - 1}")
+        raise ArgumentError(f"no rank {peer} here: this comm has ranks 0 to {size - 1}")
     if peer == rank:
-        raise ValueError(f"rank {rank} sends to itself: hand the value over without the comm")
+        raise ArgumentError(f"rank {rank} sends to itself: hand the value over without the comm")
 
 
 def check_tag(tag: int) -> None:
     """Raises ValueError where `tag` is not in ``0 .. MAX_TAG``."""
     if not 0 <= tag <= MAX_TAG:
-        raise ValueError(f"tag ({tag}) must lie between 0 and {MAX_TAG}")
+        raise ArgumentError(f"tag ({tag}) must lie between 0 and {MAX_TAG}")
 
 
 def check_ranks(rank: int, size: int, ranks: tuple[int, ...]) -> tuple[int, ...]:
     """`ranks` sorted. Raises ValueError for an unknown or doubled rank, or where `rank` itself is missing."""
     ordered = tuple(sorted(ranks))
     if len(set(ordered)) != len(ordered) or not all(0 <= r < size for r in ordered):
-        raise ValueError(f"ranks {ranks} must be distinct and lie between 0 and {size - 1}")
+        raise ArgumentError(f"ranks {ranks} must be distinct and lie between 0 and {size - 1}")
     if rank not in ordered:
-        raise ValueError(f"rank {rank} calls a collective over {ranks}, to which it does not belong")
+        raise ArgumentError(f"rank {rank} calls a collective over {ranks}, to which it does not belong")
     return ordered
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 from dataclasses import dataclass
 from typing import Literal
 
 from partita.errors import DeadlockError, ExecutionError, PeerFailed
 
-__all__ = ["FailureRecord", "Kind"]
+__all__ = ["FailureRecord", "Kind", "ending_error"]
 
 Kind = Literal["raised", "died", "lost", "silent", "left", "deadlock"]
 _ORDER: tuple[Kind, ...] = ("raised", "died", "lost", "silent", "left", "deadlock")
@@ -88,3 +89,13 @@ class FailureRecord:
 
     def _in_where(self) -> str:
         return f" in {self.where}" if self.where else ""
+
+
+def ending_error() -> BaseException | None:
+    """What this process fails with, where it ends; None where it ends in order.
+
+    In a process of multiprocessing's that is ``sys.exit(3)`` too. At the top of a script it looks like an
+    ordinary end: Python drops the SystemExit, and its code, before it calls anybody.
+    """
+    error = sys.exception() or getattr(sys, "last_value", None)
+    return None if isinstance(error, SystemExit) and not error.code else error

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from partita.errors import ExecutionError, SignatureMismatch
+from partita.errors import ArgumentError, ExecutionError, SignatureMismatch
 from partita.runtime._baton import Baton
 from partita.runtime.comm import Handle, check_peer, check_ranks, check_tag, gather_through_rank_0
 
@@ -85,7 +85,7 @@ class InProcessWorld:
 
     def __init__(self, size: int) -> None:
         if size < 1:
-            raise ValueError(f"a world has at least one rank, not {size}")
+            raise ArgumentError(f"a world has at least one rank, not {size}")
         self.size = size
 
     def run(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
@@ -220,7 +220,7 @@ class InProcessComm:
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> Handle:
         if not 0 <= src < self.size:
-            raise ValueError(f"no rank {src} here: this comm has ranks 0 to {self.size - 1}")
+            raise ArgumentError(f"no rank {src} here: this comm has ranks 0 to {self.size - 1}")
         return self._collective("broadcast", tensor, tuple(range(self.size)), src)
 
     def barrier(self) -> None:
@@ -281,9 +281,8 @@ class InProcessComm:
             return
         src, dst, tag = key
         buffer.error = SignatureMismatch(
-            f"rank {src} sent {_describe(message.tensor)}, but rank {dst} expects "
-            f"{_describe(buffer.tensor)} (tag {tag}): "
-            "give the receiver a buffer of the sender's shape and dtype"
+            f"rank {src} sent {_describe(message.tensor)}, but rank {dst} expects {_describe(buffer.tensor)} "
+            f"(tag {tag}): give the receiver a buffer of the sender's shape and dtype"
         )
 
     def _collective(self, kind: str, tensor: torch.Tensor, ranks: tuple[int, ...], src: int | None) -> Handle:

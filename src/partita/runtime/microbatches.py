@@ -353,9 +353,8 @@ def _plan(leaves: Sequence[_Leaf], chunks: int) -> MicrobatchPlan:
     if len(set(counted.values())) > 1:
         listed = ", ".join(f"{path} has {size}" for path, size in counted.items())
         raise MicrobatchError(
-            f"the tensors disagree about the size of the batch: {listed}. Give a TensorChunkSpec(dim) "
-            "where the batch is not in dim 0, or to cut a tensor by itself, and Replicate() for what has no "
-            "batch"
+            f"the tensors disagree about the size of the batch: {listed}. Give a TensorChunkSpec(dim) where "
+            "the batch is not in dim 0, or to cut a tensor by itself, and Replicate() for what has no batch"
         )
     samples = [*counted.values(), *(size for size, _ in larger.values()), chunks]
     plan = MicrobatchPlan.even(samples[0], chunks)

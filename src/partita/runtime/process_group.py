@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -30,18 +29,19 @@ from partita._torch.distributed import (
     group_store,
     group_timeout,
     prefixed,
+    world_number,
 )
-from partita.errors import ExecutionError
+from partita.errors import ArgumentError, ExecutionError
 from partita.runtime._objects import HEADER_BYTES, as_tensor, pack, rest_bytes, unpack
 from partita.runtime._operation import Key, Operation, wait_all, words_of
 from partita.runtime._staging import as_bytes, copied_back, staged_for_receiving, staged_for_sending
 from partita.runtime.comm import MAX_TAG, Handle, check_peer, check_ranks, check_tag, gather_through_rank_0
-from partita.runtime.failure import FailureRecord
+from partita.runtime.failure import FailureRecord, ending_error
 from partita.runtime.interruptible import interruptible
 from partita.runtime.lookout import Lookout, Team
 from partita.runtime.meeting import meet_all
 from partita.runtime.own_groups import OwnGroups
-from partita.runtime.stalls import STALLS, Absent
+from partita.runtime.stalls import STALLS
 from partita.runtime.waiters import Waiters
 from partita.runtime.whereabouts import Wait, place_of
 
@@ -128,21 +128,23 @@ class ProcessGroupComm:
                 counts as lost. What the processes there do makes no difference to it.
 
         Raises:
-            ValueError: there is no default group, this process is not in `group`, or a limit is too small.
+            ArgumentError: there is no default group, this process is not in `group`, or a limit is too small.
             DeadlockError: the other ranks wait for this one elsewhere.
             PeerFailed: another rank ended before it came.
             ExecutionError: the ranks could not be connected, or some did not come in time.
         """
         rank = dist.get_rank(group) if dist.is_initialized() else 0
         if rank < 0:
-            raise ValueError("this process is not a member of the group: make the comm on its members only")
+            raise ArgumentError(
+                "this process is not a member of the group: make the comm on its members only"
+            )
         if lost_after_s < 3:
-            raise ValueError(f"lost_after_s is {lost_after_s:g}: give at least 3 seconds")
+            raise ArgumentError(f"lost_after_s is {lost_after_s:g}: give at least 3 seconds")
         store = group_store(group)
         if timeout_s is None:
             timeout_s = group_timeout(group).total_seconds()
         size = dist.get_world_size(group)
-        STALLS.in_world(id(dist.group.WORLD))
+        STALLS.in_world(world_number())
         processes = tuple(dist.get_process_group_ranks(group))
         try:
             # All members make their comms on a group in the same order, so each one's own count names the
@@ -224,7 +226,7 @@ class ProcessGroupComm:
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> Handle:
         if not 0 <= src < self.size:
-            raise ValueError(f"no rank {src} here: this comm has ranks 0 to {self.size - 1}")
+            raise ArgumentError(f"no rank {src} here: this comm has ranks 0 to {self.size - 1}")
         self._check_usable()
         on_nccl = self._on_nccl(tensor)
         members = tuple(range(self.size))
@@ -389,7 +391,7 @@ class ProcessGroupComm:
         if not any(words in str(error).lower() for words in _SLOW):
             return self._explained(error, tuple(wait.needs), what)
         if self._lookout.failure is None:
-            self._give_up(STALLS.absent(wait, _ASK_S), tuple(wait.needs), what)
+            self._give_up(wait, what)
         assert self._lookout.failure is not None
         return self._own_or_peers()
 
@@ -411,12 +413,22 @@ class ProcessGroupComm:
             return self._gave_up
         return record.to_error()
 
-    def _give_up(self, absent: list[Absent], needs: tuple[int, ...], what: str) -> None:
-        """The time is over. A rank that does not answer is to blame; where all do, this one says where they
-        are.
+    def _give_up(self, wait: Wait, what: str) -> None:
+        """The time is over. A rank that does not answer is to blame, be it this one that waits for it or
+        another; where all do, this one says where they are.
         """
+        absent, needs = STALLS.absent(wait, _ASK_S), tuple(wait.needs)
         silent = [one for one in absent if one.silent_s]
         seconds = self.timeout.total_seconds()
+        behind = None if silent else STALLS.silent_behind(wait)
+        if behind is not None and behind[0] in self._lookout.team.processes:
+            rank = self._lookout.team.processes.index(behind[0])
+            summary = (
+                f"a rank for which rank {self.rank} has waited {seconds:g} s in {what} waits for it, and it "
+                f"has not answered for {behind[1]:.1f} s"
+            )
+            self._lookout.publish(FailureRecord(rank, "silent", summary=summary))
+            return
         if silent:
             summary = (
                 f"rank {self.rank} has waited {seconds:g} s for it in {what}, and it has not answered "
@@ -443,17 +455,14 @@ class ProcessGroupComm:
 
     def _at_exit(self) -> None:
         """The process ends with the comm open. An exception that ends it is a failure to the others at
-        once. Else it leaves, and where others have not left too within seconds, that is a failure to them.
-
-        In a process of multiprocessing's that goes for ``sys.exit(3)`` too. At the top of a script it looks
-        like an ordinary end: Python drops the SystemExit, and its code, before it calls anybody. There, only
-        a ``with`` block around the training sees it.
+        once (what `ending_error` can't see, only a ``with`` block around the training sees). Else it leaves,
+        and where others have not left too within seconds, that is a failure to them.
         """
         self._forget_exit()
         if not self._is_own:
             return
-        error = sys.exception() or getattr(sys, "last_value", None)
-        if error is not None and not (isinstance(error, SystemExit) and not error.code):
+        error = ending_error()
+        if error is not None:
             self.fail(error, "the main program")
         elif self._lookout.failure is None:
             self._flush_objects()

@@ -37,6 +37,8 @@ from types import TracebackType
 import torch
 from torch.fx import GraphModule, Node, has_side_effect
 
+from partita.errors import ArgumentError
+
 __all__ = ["RandomKey", "active_seed", "enter_site", "key_random_nodes", "keyed", "site_seed"]
 
 _MASK = 2**64 - 1
@@ -58,7 +60,7 @@ class RandomKey:
 
     def __post_init__(self) -> None:
         if self.step < 0 or self.microbatch < 0:
-            raise ValueError(f"step ({self.step}) and microbatch ({self.microbatch}) count from 0")
+            raise ArgumentError(f"step ({self.step}) and microbatch ({self.microbatch}) count from 0")
 
 
 _active: ContextVar[keyed | None] = ContextVar("partita_keyed", default=None)

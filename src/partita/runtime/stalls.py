@@ -86,12 +86,14 @@ class Facts:
         rank: of who waits, in that comm.
         place: where that is, in words.
         blocked_by: the waits of those that have not begun their part.
+        silent: the processes among those that have not answered, and for how many seconds.
     """
 
     comm: str
     rank: int
     place: str
     blocked_by: tuple[Node, ...]
+    silent: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass
@@ -178,6 +180,19 @@ class _Stalls:
                 found.append(Absent(rank, silent_s=max(now - since, 0.001)))
         return found
 
+    def silent_behind(self, wait: Wait) -> tuple[int, float] | None:
+        """The process that does not answer and keeps those waiting whom a wait of the calling thread is for,
+        and for how many seconds; None where nobody has told of one. Call `absent` before.
+        """
+        stall = self._stalls.get((threading.get_ident(), wait.comm_name, wait.key))
+        ahead = [] if stall is None else list(stall.blocked_by.values())
+        for node in ahead:
+            facts = self._facts.get(node)
+            if facts is not None and facts.silent:
+                return max(facts.silent, key=lambda one: one[1])
+            ahead += [other for other in (() if facts is None else facts.blocked_by) if other not in ahead]
+        return None
+
     # The watch thread.
 
     def look(self, now: float) -> None:
@@ -261,21 +276,21 @@ class _Stalls:
             self._note(stall)
         # Where there is no comm, it is being made here too, or was, or nobody has thought of it yet.
         came = name in self._begun if comm is None else comm.has_come(message["rank"], key)
-        if stall is not None and WAITING.get(stall.thread) is not stall.wait:
-            blocked = None
+        if stall is not None and WAITING.get(stall.thread) is not stall.wait:  # which has ended meanwhile
+            blocked = stall = None
         return {
             "answer": message["ask"],
             "peer": message["peer"],
             "came": came,
             "place": _words(thread, stall),
             "wait": blocked,
-            "facts": [[list(node), f.comm, f.rank, f.place, f.blocked_by] for node, f in self._facts.items()],
+            "facts": [[list(node), *vars(facts).values()] for node, facts in self._facts.items()],
         }
 
     def _hear_answer(self, process: int, message: dict[str, Any]) -> None:
-        for node, comm, rank, place, blocked_by in message["facts"]:
+        for node, comm, rank, place, blocked_by, silent in message["facts"]:
             if tuple(node) not in self._own_nodes():
-                self._facts[tuple(node)] = Facts(comm, rank, place, _tuples(blocked_by))
+                self._facts[tuple(node)] = Facts(comm, rank, place, _tuples(blocked_by), _tuples(silent))
         stall = next((it for it in self._stalls.values() if it.number == message["answer"]), None)
         if stall is None:
             return
@@ -300,10 +315,15 @@ class _Stalls:
     def _note(self, stall: _Stall) -> Node:
         """What this process knows of its own wait."""
         node = (self._process(stall), stall.number)
-        team = self._team_of(stall.wait.comm_name)
-        rank = -1 if team is None else team[0]
+        rank, processes = self._team_of(stall.wait.comm_name) or (-1, ())
+        now = time.monotonic()
+        silent = [(peer, now - since) for peer, since in stall.asked.items() if now - since > _LONG_S]
         self._facts[node] = Facts(
-            stall.wait.comm_name, rank, place_of(stall.thread), tuple(stall.blocked_by.values())
+            stall.wait.comm_name,
+            rank,
+            place_of(stall.thread),
+            tuple(stall.blocked_by.values()),
+            tuple((processes[peer], seconds) for peer, seconds in silent if processes),
         )
         return node
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
+from partita.errors import ArgumentError
 from partita.runtime.comm import Comm
 
 __all__ = [
@@ -44,7 +45,7 @@ class TraceEvent:
 
     def __post_init__(self) -> None:
         if self.end_s < self.start_s:
-            raise ValueError(f"{self.name} ends ({self.end_s} s) before it starts ({self.start_s} s)")
+            raise ArgumentError(f"{self.name} ends ({self.end_s} s) before it starts ({self.start_s} s)")
 
     @property
     def duration_s(self) -> float:

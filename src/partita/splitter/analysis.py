@@ -225,8 +225,7 @@ def _check(nodes: list[Node]) -> None:
             if operand not in index:
                 raise GraphError(
                     f"node {node.name!r} uses {operand.name!r}, which is not in the graph (erased, or of "
-                    "another graph): replace its "
-                    "use with node.replace_input_with(...)"
+                    "another graph): replace its use with node.replace_input_with(...)"
                 )
             if index[operand] >= position:
                 raise GraphError(

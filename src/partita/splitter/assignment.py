@@ -40,8 +40,7 @@ def assigned_keys(assignment: Assignment, nodes: Sequence[Node], switches: Seque
     if not callable(assignment):
         raise AssignmentError(
             f"an assignment is a function or a mapping, got {type(assignment).__name__}: pass a function "
-            "from a node to the key "
-            "of its piece, or a dict from node (or node name) to key"
+            "from a node to the key of its piece, or a dict from node (or node name) to key"
         )
     return [_checked(assignment(node), node) if is_assignable(node) else None for node in nodes]
 
@@ -64,8 +63,7 @@ def _from_mapping(
     if foreign:
         raise AssignmentError(
             f"the assignment names {_some(foreign)}, which the graph does not have: use the names of "
-            "graph.nodes "
-            "(print(gm.graph) shows them)"
+            "graph.nodes (print(gm.graph) shows them)"
         )
     missing = [
         node.name
@@ -94,8 +92,7 @@ def _checked(key: Any, node: Node) -> Any:
     except TypeError:
         raise AssignmentError(
             f"the assignment returns {key!r} for node {node.name!r}, a {type(key).__name__}, which can't be "
-            "hashed: "
-            "return an int, a str or a tuple"
+            "hashed: return an int, a str or a tuple"
         ) from None
     return key
 

@@ -80,8 +80,7 @@ def split_module(
     if not isinstance(m, GraphModule):
         raise GraphError(
             f"split_module takes a torch.fx.GraphModule, got {type(m).__name__}: capture the model first, "
-            "for example with "
-            "torch.fx.symbolic_trace(model)"
+            "for example with torch.fx.symbolic_trace(model)"
         )
     prefix = "" if partition_affix is None else f"{partition_affix}_"
     m, assignment = settle_rebinding(m, lambda node: prefix + str(split_callback(node)))

@@ -1,8 +1,8 @@
 """Checks at run time of what could not be known when a graph was cut.
 
 An input without metadata may be given the same tensor as another, a view of it, or one of the model's own
-tensors. Where the pieces can be ordered as if that may be so, they are. Only
-where they can't, a check is put at the head of the stitched graph.
+tensors. Where the pieces can be ordered as if that may be so, they are. Only where they can't, a check is put
+at the head of the stitched graph.
 """
 
 from __future__ import annotations
@@ -71,10 +71,9 @@ def require_distinct(
             if first != number and first < written and not (places and places[first] == places[number]):
                 raise ExecutionError(
                     f"inputs {names[first]!r} and {names[number]!r} share memory, and the graph writes "
-                    f"{names[first]!r}; it was cut so that "
-                    "nodes run in another order, which is right only for inputs that share none: pass a "
-                    "clone() of one of them, or "
-                    "put the nodes that use both into one piece"
+                    f"{names[first]!r}; it was cut so that nodes run in another order, which is right only "
+                    "for inputs that share none: pass a clone() of one of them, or put the nodes that use "
+                    "both into one piece"
                 )
 
 

@@ -253,8 +253,7 @@ def _conflict(
     edges = [step[before][after] for before, after in zip(path, [*path[1:], start], strict=True)]
     lines = [
         f"  {nodes[edge.before].name!r} in {names[piece_of[edge.before]]} must run before "
-        f"{nodes[edge.after].name!r} "
-        f"in {names[piece_of[edge.after]]}: {edge.why}"
+        f"{nodes[edge.after].name!r} in {names[piece_of[edge.after]]}: {edge.why}"
         for edge in edges
     ]
     chain = tuple(nodes[position].name for edge in edges for position in (edge.before, edge.after))

@@ -11,6 +11,7 @@ import torch
 from torch.fx import GraphModule
 
 from partita._torch.modules import named_state
+from partita.errors import PieceNameError
 from partita.graph.structure import structural_hash
 
 __all__ = ["Conflict", "Edge", "Piece", "Split", "SplitReport"]
@@ -85,8 +86,8 @@ class SplitReport:
     Attributes:
         conflicts: cycles that were found and, under ``on_conflict="repair"``, repaired.
         reordered: whether nodes run in another order than in the original graph. Only then may a gradient
-            that is summed from
-            three or more uses differ in its last bits: floating-point addition is not associative.
+            that is summed from three or more uses differ in its last bits: floating-point addition is not
+            associative.
         shared: original names of the parameters and buffers that several pieces use, with the names of those
             pieces.
         notes: anything else that a user may want to know, a line each.
@@ -129,6 +130,6 @@ class Split:
         for piece in self.pieces:
             if piece.name == name:
                 return piece
-        raise KeyError(
+        raise PieceNameError(
             f"no piece called {name!r}; there are {', '.join(piece.name for piece in self.pieces)}"
         )

@@ -76,8 +76,7 @@ def split(
     if not isinstance(gm, GraphModule):
         raise GraphError(
             f"split takes a torch.fx.GraphModule, got {type(gm).__name__}: capture the model first, for "
-            "example with "
-            "torch.export.export(model, args).module() or torch.fx.symbolic_trace(model)"
+            "example with torch.export.export(model, args).module() or torch.fx.symbolic_trace(model)"
         )
     if on_conflict not in ("error", "repair"):
         raise SplitError(f"on_conflict is 'error' or 'repair', got {on_conflict!r}")

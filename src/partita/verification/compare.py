@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from partita._torch.tensors import has_memory
+from partita.errors import ArgumentError
 from partita.verification.tree import children, has_equality, is_leaf
 
 __all__ = ["EXACT", "Mismatch", "Tolerance", "compare_tensors", "compare_values", "count_leaves"]
@@ -38,7 +39,7 @@ class Tolerance:
     def __post_init__(self) -> None:
         for name, value in (("rtol", self.rtol), ("atol", self.atol)):
             if not 0.0 <= value < float("inf"):
-                raise ValueError(f"{name} is {value!r}; give a finite number that is at least 0")
+                raise ArgumentError(f"{name} is {value!r}; give a finite number that is at least 0")
 
     @property
     def exact(self) -> bool:

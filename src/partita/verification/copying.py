@@ -18,8 +18,9 @@ from typing import Any
 import torch
 
 from partita._torch.compiled import compile_in_place_like, compiled_like, inside_compiled
+from partita.errors import ArgumentTypeError
 from partita.verification.subject import Subject, holds_state, is_empty, state_globals
-from partita.verification.tree import tensors
+from partita.verification.tree import children, tensors
 
 __all__ = ["Copies", "copy_for_run"]
 
@@ -50,7 +51,7 @@ def copy_for_run(subject: Subject, args: tuple[Any, ...], kwargs: Mapping[str, A
     """Copy all that a run could change.
 
     Raises:
-        TypeError: something can't be copied.
+        ArgumentTypeError: something can't be copied.
     """
     copier = _Copier()
     # Normal tensors stay normal where the caller is in inference mode. What torch warns of while it is copied
@@ -63,7 +64,7 @@ def copy_for_run(subject: Subject, args: tuple[Any, ...], kwargs: Mapping[str, A
             call = copier.copy(subject.call)
         except Exception as error:
             name = getattr(subject.call, "__qualname__", type(subject.call).__name__)
-            raise TypeError(
+            raise ArgumentTypeError(
                 f"can't copy {name} or its arguments ({type(error).__name__}: {error}); verify runs copies, "
                 "so give modules, functions over modules, and arguments that copy.deepcopy takes"
             ) from error
@@ -92,7 +93,8 @@ class _Copier:
     def __init__(self) -> None:
         self.sources: dict[int, torch.Tensor] = {}
         self._memo: dict[int, Any] = {}
-        self._kept: list[Any] = []  # the memo goes by id: no id that it knows may be used again
+        self._searched: set[int] = set()
+        self._kept: list[Any] = []  # both go by id: no id that they know may be used again
         self._globals: dict[int, dict[str, Any]] = {}
 
     def copy(self, value: Any) -> Any:
@@ -136,9 +138,16 @@ class _Copier:
 
     def _copy_tensors_in(self, value: Any) -> None:
         """Tensors that deepcopy refuses, or copies in part, must lie in its memo before it meets them."""
-        for _, tensor in tensors(value, ""):
-            if not tensor.is_leaf or type(tensor) is torch.nn.Parameter:
-                self.copy(tensor)
+        waiting = [value]
+        while waiting:
+            item = waiting.pop()
+            if isinstance(item, torch.Tensor):
+                if not item.is_leaf or type(item) is torch.nn.Parameter:
+                    self.copy(item)
+            elif id(item) not in self._searched and (parts := children(item)) is not None:
+                self._searched.add(id(item))
+                self._kept.append(item)
+                waiting += [part for _, part in reversed(parts)]
 
     def _complete(self, module: torch.nn.Module) -> None:
         """Give the copy of a module what its own copying left out or set anew: hooks, what a graph does not
@@ -195,7 +204,7 @@ class _Copier:
             return function
         home = str(function.__globals__.get("__name__", ""))
         if home.startswith("torch._dynamo"):
-            raise TypeError(
+            raise ArgumentTypeError(
                 f"{function.__qualname__} is a compiled function over modules or tensors; "
                 "compile the module instead"
             )

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from partita.errors import ArgumentTypeError
 from partita.verification.compare import Mismatch, Tolerance, compare_values
 from partita.verification.observe import observe
 from partita.verification.result import Difference
@@ -166,7 +167,7 @@ def _recording(
 
     def instrument(subject: Subject) -> Callable[..., Any]:
         if not isinstance(subject.call, torch.fx.GraphModule):
-            raise TypeError(f"a {type(subject.call).__name__} has no nodes to run one by one")
+            raise ArgumentTypeError(f"a {type(subject.call).__name__} has no nodes to run one by one")
         return _Recorder(subject.call, notes, pieces).run_bound
 
     return instrument

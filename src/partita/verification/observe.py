@@ -99,7 +99,8 @@ def observe(
     ``instrument``, where given, makes the callable that runs in place of the copied subject's own.
 
     Raises:
-        TypeError: the subject or its arguments can't be copied. What the run itself raises is an observation.
+        ArgumentTypeError: the subject or its arguments can't be copied. What the run itself raises is an
+            observation.
     """
     copies = copy_for_run(subject, args, kwargs)
     call = copies.subject.call if instrument is None else instrument(copies.subject)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
-from partita.errors import VerificationFailed
+from partita.errors import ArgumentError, VerificationFailed
 
 __all__ = ["Difference", "DifferenceKind", "Verification"]
 
@@ -85,7 +85,7 @@ class Verification:
 
     def __post_init__(self) -> None:
         if self.ok != (not self.differences):
-            raise ValueError(f"ok is {self.ok}, but there are {len(self.differences)} differences")
+            raise ArgumentError(f"ok is {self.ok}, but there are {len(self.differences)} differences")
         object.__setattr__(self, "compared", MappingProxyType(dict(self.compared)))
 
     def __str__(self) -> str:

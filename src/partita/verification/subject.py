@@ -10,6 +10,8 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 
+from partita.errors import ArgumentTypeError
+
 __all__ = [
     "PieceLike",
     "Root",
@@ -76,12 +78,12 @@ def subject_of(value: Any) -> Subject:
     same file.
 
     Raises:
-        TypeError: ``value`` can't be called.
+        ArgumentTypeError: ``value`` can't be called.
     """
     if not isinstance(value, torch.nn.Module) and isinstance(value, SplitLike):
         value = value.module
     if not callable(value):
-        raise TypeError(f"can't run a {type(value).__name__}: give a module, a split or a function")
+        raise ArgumentTypeError(f"can't run a {type(value).__name__}: give a module, a split or a function")
     found = _state_in(value)
     modules = [name for name, root in found if isinstance(root, torch.nn.Module)]
     # One module is the state: its names are its own, whatever the function calls it.

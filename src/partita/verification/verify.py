@@ -6,6 +6,7 @@ import gc
 from collections.abc import Mapping
 from typing import Any
 
+from partita.errors import ArgumentError, ArgumentTypeError
 from partita.verification import ambient
 from partita.verification.compare import Tolerance
 from partita.verification.explain import explain as locate
@@ -65,8 +66,8 @@ def verify(
         differs.
 
     Raises:
-        TypeError: bad usage: ``args`` is not a tuple, something can't be called or copied.
-        ValueError: a tolerance or seed out of range.
+        ArgumentTypeError: bad usage: ``args`` is not a tuple, something can't be called or copied.
+        ArgumentError: a tolerance or seed out of range.
 
     Not seen: text printed by compiled code past ``sys.stdout``, attributes that are neither tensors nor plain
     values, private plain attributes (they begin with an underscore), hooks on tensors (copies lose them), and
@@ -117,14 +118,14 @@ def _verify(
 
 def _check_usage(args: object, kwargs: object, seed: object) -> None:
     if not isinstance(args, tuple):
-        raise TypeError(
+        raise ArgumentTypeError(
             f"args is a {type(args).__name__}; give a tuple of the positional arguments, such as (x,)"
         )
     if not isinstance(kwargs, Mapping):
-        raise TypeError(
+        raise ArgumentTypeError(
             f"kwargs is a {type(kwargs).__name__}; give a mapping from names to keyword arguments"
         )
     if not isinstance(seed, int):
-        raise TypeError(f"seed is a {type(seed).__name__}; give an int in [0, 2**32)")
+        raise ArgumentTypeError(f"seed is a {type(seed).__name__}; give an int in [0, 2**32)")
     if not 0 <= seed < 2**32:
-        raise ValueError(f"seed is {seed}; give an int in [0, 2**32)")
+        raise ArgumentError(f"seed is {seed}; give an int in [0, 2**32)")

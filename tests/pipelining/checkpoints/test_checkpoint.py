@@ -38,7 +38,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from partita.errors import CheckpointError, UsageError
+from partita.errors import ArgumentError, CheckpointError
 from partita.pipelining import Schedule1F1B, latest_checkpoint
 from partita.pipelining.checkpoints import manifest_writer
 from partita.pipelining.checkpoints.checkpoint import load_checkpoint, save_checkpoint
@@ -414,9 +414,11 @@ def test_what_to_give_is_said_where_stages_are_something_else(tmp_path: Path) ->
     def body(comm: Comm) -> None:
         schedule = Schedule1F1B(copy.deepcopy(pipe_of(1)).build_stage(0, comm=comm), 4, CASE.loss)
         for stages in (schedule, [schedule]):
-            with pytest.raises(UsageError, match=r"stages holds a Schedule1F1B: give what pipe\.build_stage"):
+            with pytest.raises(
+                ArgumentError, match=r"stages holds a Schedule1F1B: give what pipe\.build_stage"
+            ):
                 save_checkpoint(tmp_path / "never", stages)  # type: ignore[arg-type]
 
     InProcessWorld(1).run(body)
-    with pytest.raises(UsageError, match="stages holds a str"):
+    with pytest.raises(ArgumentError, match="stages holds a str"):
         load_checkpoint(tmp_path / "never", "model")  # type: ignore[arg-type]

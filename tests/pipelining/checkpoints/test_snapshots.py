@@ -13,7 +13,7 @@ from tests.pipelining.resuming import CASE, MICROBATCHES, pipe_of
 from tests.runtime.worlds import ProcessWorld, endings
 from torch import nn
 
-from partita.errors import CheckpointError, PeerFailed, UsageError
+from partita.errors import ArgumentError, CheckpointError, PeerFailed
 from partita.pipelining import Schedule1F1B, Snapshots, latest_checkpoint, load_checkpoint
 from partita.pipelining.checkpoints import manifest_writer
 from partita.runtime import Comm, InProcessWorld
@@ -74,9 +74,9 @@ def test_one_that_fails_is_not_there_and_is_told_at_the_next(
 
 
 def test_numbers_below_one_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="every is 0: give at least 1"):
+    with pytest.raises(ArgumentError, match="every is 0: give at least 1"):
         Snapshots(tmp_path, every=0)
-    with pytest.raises(UsageError, match="keep is 0: give at least 1"):
+    with pytest.raises(ArgumentError, match="keep is 0: give at least 1"):
         Snapshots(tmp_path, keep=0)
 
 

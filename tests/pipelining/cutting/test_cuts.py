@@ -87,6 +87,17 @@ def test_calls_of_shared_and_nested_modules_are_counted_for_each_name() -> None:
     assert _after(gm, cuts_at_points(gm, model, {("a.inner", 1): SplitPoint.END})) == ["linear_1"]
 
 
+def test_both_names_of_a_shared_module_are_known_where_arguments_have_no_names_of_their_own() -> None:
+    class Catching(Shared):
+        def forward(self, **given: Tensor) -> Tensor:
+            return super().forward(given["x"])
+
+    model, x = Catching(), torch.randn(3, 4)
+    pipe = pipeline(model, (), {"x": x}, split_spec={"b": SplitPoint.BEGINNING})
+    assert pipe.num_stages == 2
+    assert torch.equal(pipe(x=x), model(x=x))
+
+
 def test_marks_are_taken_out_of_the_graph() -> None:
     class Marked(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -80,9 +80,8 @@ class CheckedReader(FileSystemReader):
             _check_contents(found)
         except pickle.UnpicklingError as error:
             raise CheckpointError(
-                f"{str(path)!r} is damaged, or is not what torch writes ({error}): take another "
-                "checkpoint, or "
-                "pass trust=True if you know who wrote it and let it run what it names"
+                f"{str(path)!r} is damaged, or is not what torch writes ({error}): take another checkpoint, "
+                "or pass trust=True if you know who wrote it and let it run what it names"
             ) from error
         except OSError as error:
             raise CheckpointError(
@@ -93,15 +92,13 @@ class CheckedReader(FileSystemReader):
         name = getattr(found.storage_meta, "save_id", None)
         if self.manifest is None and isinstance(name, str) and name.startswith(PREFIX):
             raise CheckpointError(
-                f"{str(self._folder)!r} is not whole: {MANIFEST} is missing, which is written last; "
-                "take another "
-                "checkpoint (latest_checkpoint finds one that is whole)"
+                f"{str(self._folder)!r} is not whole: {MANIFEST} is missing, which is written last; take "
+                "another checkpoint (latest_checkpoint finds one that is whole)"
             )
         if self.manifest is not None and name != self.manifest.identity:
             raise CheckpointError(
-                f"{str(path)!r} and {MANIFEST} are of two checkpoints: take another checkpoint, or "
-                "copy this one "
-                "again"
+                f"{str(path)!r} and {MANIFEST} are of two checkpoints: take another checkpoint, or copy this "
+                "one again"
             )
         return found
 
@@ -125,9 +122,8 @@ class CheckedReader(FileSystemReader):
         part = self._parts.get(place)
         if part is None:
             raise CheckpointError(
-                f"{str(path)!r} should hold {item.storage_index.fqn!r} at {offset}, of which "
-                f"{MANIFEST} does not "
-                "know: take another checkpoint"
+                f"{str(path)!r} should hold {item.storage_index.fqn!r} at {offset}, of which {MANIFEST} does "
+                "not know: take another checkpoint"
             )
         assert self.manifest is not None
         with opened(path) as stream:

@@ -98,7 +98,7 @@ def save_checkpoint(
             for all ranks; copies differ, values are no plain data, state is on the meta device, an
             optimizer has parameters of no stage; or writing failed.
         PeerFailed: another rank failed or died meanwhile.
-        UsageError: ``stages`` is something else, such as a schedule.
+        ArgumentError: ``stages`` is something else, such as a schedule.
 
     >>> import tempfile, torch
     >>> folder, model = tempfile.mkdtemp(), torch.nn.Linear(2, 2)
@@ -240,9 +240,8 @@ def _compare(savers: Savers, arrived: _Arrived, path: str | os.PathLike[str]) ->
     for rank, (identity, other) in enumerate(said):
         if identity != said[0][0]:
             raise CheckpointError(
-                f"rank 0 loads the checkpoint {said[0][1]!r} and rank {rank} another one, {other!r}: "
-                "load the same "
-                "on all ranks; latest_checkpoint gives the newest that is whole on all of them"
+                f"rank 0 loads the checkpoint {said[0][1]!r} and rank {rank} another one, {other!r}: load "
+                "the same on all ranks; latest_checkpoint gives the newest that is whole on all of them"
             )
 
 

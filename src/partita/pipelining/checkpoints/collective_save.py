@@ -14,13 +14,13 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
+from partita._torch.distributed import world_number
 from partita.runtime import Comm, ProcessGroupComm
 
 __all__ = ["comm_of_group", "save_together"]
 
 T = TypeVar("T")
-_comms: dict[tuple[bool, tuple[int, ...]], ProcessGroupComm] = {}
-_world: list[object] = [None]
+_comms: dict[tuple[int, bool, tuple[int, ...]], ProcessGroupComm] = {}
 
 
 def comm_of_group(group: dist.ProcessGroup | None, *, beside_training: bool = False) -> Comm:
@@ -29,12 +29,10 @@ def comm_of_group(group: dist.ProcessGroup | None, *, beside_training: bool = Fa
     Args:
         beside_training: one for the thread that writes, whose messages are not to meet those of training.
     """
-    if _world[0] is not dist.group.WORLD:  # torch.distributed was initialised anew
-        for old in _comms.values():
-            old.close()
-        _comms.clear()
-        _world[0] = dist.group.WORLD
-    key = beside_training, tuple(dist.get_process_group_ranks(group))
+    world = world_number()
+    for old in [key for key in _comms if key[0] != world]:  # torch.distributed was initialised anew
+        _comms.pop(old).close()
+    key = world, beside_training, tuple(dist.get_process_group_ranks(group))
     if key in _comms and _comms[key].has_failed:
         _comms.pop(key).close()
     if key not in _comms:
@@ -87,12 +85,19 @@ def _each(comm: Comm, step: str, action: Callable[[], T]) -> list[T]:
     try:
         result = action()
     except Exception as error:
-        problem = (_sendable(error), traceback.extract_tb(error.__traceback__))
+        problem = (_sendable(error), _without_code(traceback.extract_tb(error.__traceback__)))
     said = comm.all_gather_object((result, problem))
     failures = {rank: problem for rank, (_, problem) in enumerate(said) if problem is not None}
     if failures:
         raise CheckpointException(step, failures)
     return [result for result, _ in said]
+
+
+def _without_code(trace: traceback.StackSummary) -> traceback.StackSummary:
+    """From Python 3.13 on a frame's summary holds its code, which can't be sent."""
+    return traceback.StackSummary.from_list(
+        [(frame.filename, frame.lineno or 0, frame.name, frame.line) for frame in trace]
+    )
 
 
 def _sendable(error: Exception) -> Exception:

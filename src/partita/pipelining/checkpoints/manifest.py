@@ -109,9 +109,8 @@ class Manifest:
             )
         if version != _VERSION:
             raise CheckpointError(
-                f"{str(path)!r} has version {version!r}, and {_VERSION} is what can be read: load it "
-                "with the "
-                "partita that wrote it"
+                f"{str(path)!r} has version {version!r}, and {_VERSION} is what can be read: load it with "
+                "the partita that wrote it"
             )
         return manifest
 

@@ -103,8 +103,7 @@ def _same_steps(savers: Savers, stages: Stages) -> int | None:
         elif steps != first[1]:
             raise CheckpointError(
                 f"the schedule of rank {first[0]} has made {first[1]} steps, and that of rank {rank} "
-                f"{steps}: "
-                "save where all ranks have made the same, since random numbers depend on it"
+                f"{steps}: save where all ranks have made the same, since random numbers depend on it"
             )
     return None if first is None else first[1]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
+from concurrent.futures import Future
+from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
 
 import torch.distributed as dist
@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from partita.errors import CheckpointError, PartitaError
 from partita.pipelining.checkpoints.collective_save import comm_of_group, save_together
 from partita.pipelining.checkpoints.reasons import be_quiet_alone, quiet_alone, reason
+from partita.pipelining.checkpoints.writer_thread import writer_thread
 from partita.pipelining.stages.held_state import Stages, listed_stages
 from partita.pipelining.stages.stage import Stage
 from partita.runtime import Comm, InProcessComm
@@ -109,7 +110,8 @@ class _Alone:
 
     def start(self, staged: dict[str, Any], writer: FileSystemWriter) -> Future[Any]:
         be_quiet_alone()
-        return _thread().submit(save, staged, storage_writer=writer, no_dist=True)
+        write = partial(save, staged, storage_writer=writer, no_dist=True)
+        return writer_thread().submit(write, with_others=False)
 
 
 class _Processes:
@@ -135,21 +137,12 @@ class _Processes:
     def start(self, staged: dict[str, Any], writer: FileSystemWriter) -> Future[Any]:
         with doing(_BESIDE):
             comm = comm_of_group(self._group, beside_training=True)
-        return _thread().submit(_write, comm, _BESIDE, staged, writer)
+        return writer_thread().submit(partial(_write, comm, _BESIDE, staged, writer), with_others=True)
 
 
 def _write(comm: Comm, where: str, nested: dict[str, Any], writer: FileSystemWriter) -> None:
     with told(comm, where, (CheckpointException,)):
         save_together(comm, nested, writer)
-
-
-@cache
-def _thread() -> ThreadPoolExecutor:
-    """One for all that is written beside training: ranks write in the order in which they began to."""
-    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="partita-snapshot")
-
-
-os.register_at_fork(after_in_child=_thread.cache_clear)
 
 
 class _Threads:

@@ -37,10 +37,9 @@ def check_shared(folder: Path, savers: Savers) -> None:
     if blind:
         rank, host = blind[0]
         raise CheckpointError(
-            f"rank {rank} (on {host}) does not see in {os.fspath(folder)!r} what rank 0 (on "
-            f"{hosts[0][0]}) has "
-            "written there: each host has a directory of its own by that name, and none would hold the whole "
-            "checkpoint. Give a directory that all hosts share"
+            f"rank {rank} (on {host}) does not see in {os.fspath(folder)!r} what rank 0 (on {hosts[0][0]}) "
+            "has written there: each host has a directory of its own by that name, and none would hold the "
+            "whole checkpoint. Give a directory that all hosts share"
         )
 
 

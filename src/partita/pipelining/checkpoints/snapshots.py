@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from partita.errors import UsageError
+from partita.errors import ArgumentError
 from partita.pipelining.checkpoints.manifest import MANIFEST
 from partita.pipelining.checkpoints.manifest_writer import ManifestWriter
 from partita.pipelining.checkpoints.prepare import Optimizers, Request, prepare
@@ -45,7 +45,7 @@ class Snapshots:
         optimizer_key: what the optimizer's stand below.
 
     Raises:
-        UsageError: ``every`` or ``keep`` is less than 1.
+        ArgumentError: ``every`` or ``keep`` is less than 1.
 
     >>> import tempfile, torch
     >>> folder, model = Path(tempfile.mkdtemp()), torch.nn.Linear(2, 2)
@@ -68,7 +68,7 @@ class Snapshots:
     ) -> None:
         for name, value in (("every", every), ("keep", keep)):
             if value < 1:
-                raise UsageError(f"{name} is {value}: give at least 1")
+                raise ArgumentError(f"{name} is {value}: give at least 1")
         self._folder = Path(folder)
         self._every = every
         self._keep = keep

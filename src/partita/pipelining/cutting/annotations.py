@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
+from partita.errors import ArgumentError
 from partita.pipelining.cutting.cuts import SplitPoint, find_submodule
 
 __all__ = ["annotate_split_points", "clear_split_points", "split_points"]
@@ -28,8 +29,8 @@ def annotate_split_points(mod: nn.Module, spec: Mapping[str, SplitPoint]) -> Non
         spec: from qualified name to `SplitPoint`.
 
     Raises:
-        AttributeError: there is no submodule of that name. Nothing is noted then.
-        ValueError: a value that is no `SplitPoint`.
+        ModuleNameError: there is no submodule of that name. Nothing is noted then.
+        ArgumentError: a value that is no `SplitPoint`.
 
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     >>> annotate_split_points(model, {"0": SplitPoint.END})
@@ -40,7 +41,7 @@ def annotate_split_points(mod: nn.Module, spec: Mapping[str, SplitPoint]) -> Non
     found = []
     for path, point in spec.items():
         if not isinstance(point, SplitPoint):
-            raise ValueError(
+            raise ArgumentError(
                 f"the split point of {path!r} is {point!r}: give SplitPoint.BEGINNING or SplitPoint.END"
             )
         found.append((find_submodule(mod, path), point))

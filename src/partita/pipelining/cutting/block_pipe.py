@@ -111,7 +111,7 @@ class BlockPipe(Pipe):
         """The module of one stage; its parameters have their original names.
 
         Raises:
-            IndexError: there is no such stage.
+            StageIndexError: there is no such stage.
         """
         self._check_stage(index)
         module = self.split_gm.get_submodule(f"submod_pp_{index}")

@@ -36,8 +36,7 @@ def check_operations(whole: GraphModule, pieces: Sequence[Piece]) -> None:
     if wrong:
         raise CaptureError(
             f"the operations {listed(wrong)} are not in exactly one stage: this is an error in partita, "
-            f"please report "
-            "it with the model"
+            "please report it with the model"
         )
 
 
@@ -52,8 +51,7 @@ def check_state(model: nn.Module, stages: Iterable[nn.Module]) -> None:
     if lost:
         raise CaptureError(
             f"no stage holds {listed(lost)} of the model: it may have changed its parameters while it was "
-            f"captured; "
-            "make them in __init__"
+            "captured; make them in __init__"
         )
 
 

@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 
 from partita._torch.regions import ENTER_AUTOCAST, ENTER_INFERENCE, EXIT_AUTOCAST, EXIT_INFERENCE, SET_GRAD
 from partita.capture.origin import module_calls, module_paths
-from partita.errors import AssignmentError
+from partita.errors import AssignmentError, ModuleNameError
 
 __all__ = [
     "Place",
@@ -87,7 +87,7 @@ def cuts_at_points(gm: GraphModule, model: nn.Module, points: Mapping[Place, Spl
     """The cuts that split points ask for.
 
     Raises:
-        AttributeError: the model has no submodule of that name.
+        ModuleNameError: the model has no submodule of that name.
         AssignmentError: no operation of the graph belongs to the submodule, or it is called several times and
             the point does not say which call is meant.
     """
@@ -128,13 +128,13 @@ def find_submodule(model: nn.Module, path: str) -> nn.Module:
     """The submodule of that qualified name.
 
     Raises:
-        AttributeError: there is none; names it, and what is there instead.
+        ModuleNameError: there is none; names it, and what is there instead.
     """
     current = model
     for atom in path.split("."):
         child = getattr(current, atom, None)
         if not isinstance(child, nn.Module):
-            raise AttributeError(
+            raise ModuleNameError(
                 f"split point {path!r}: {type(current).__name__} has no submodule {atom!r}; "
                 f"it has {', '.join(name for name, _ in current.named_children()) or 'none'}"
             )

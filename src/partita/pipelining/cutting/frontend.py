@@ -14,7 +14,7 @@ from partita._torch.tensors import has_memory
 from partita.capture import Captured, Modes, capture
 from partita.capture.modes import captured_mode, captures_training, copy_flags, drop_mode_check
 from partita.capture.proof import Prove
-from partita.errors import InfeasiblePlan, NotProven
+from partita.errors import ArgumentError, InfeasiblePlan, NotProven
 from partita.graph.cost import NodeCost, estimate, measure
 from partita.graph.effects import analyse
 from partita.pipelining.cutting.annotations import split_points
@@ -113,7 +113,7 @@ def pipeline(
             compared (on the meta device, or for lack of memory), a `NotProven` warning says so.
 
     Raises:
-        ValueError: no way to find the cuts was given, or more than one.
+        ArgumentError: no way to find the cuts was given, or more than one.
         CaptureError: the model can't be captured, what is captured is not the model, or the cut goes through
             memory that the model writes to.
         InfeasiblePlan: more stages than the model can be cut into.
@@ -127,7 +127,7 @@ def pipeline(
     ways = {"split_spec": split_spec, "split_policy": split_policy, "stages": stages, "plan": plan}
     given = [name for name, value in ways.items() if value is not None]
     if len(given) > 1:
-        raise ValueError(f"pipeline got {' and '.join(given)}: give one of them, each says where to cut")
+        raise ArgumentError(f"pipeline got {' and '.join(given)}: give one of them, each says where to cut")
     if frontend == "modules":
         by_plan = ByPlan(stages, plan, cluster, schedule, microbatches)
         others = {
@@ -138,7 +138,7 @@ def pipeline(
         where = _module_cuts(module, split_spec, by_plan, [name for name, used in others.items() if used])
         return cut_modules(module, mb_args, mb_kwargs or {}, where, loss_spec, modes, prove)
     if frontend != "export":
-        raise ValueError(f"frontend is {frontend!r}: choose 'export' or 'modules'")
+        raise ArgumentError(f"frontend is {frontend!r}: choose 'export' or 'modules'")
     captured, evaluation = _by_mode(
         capture(module, mb_args, mb_kwargs, dynamic_shapes=dynamic_shapes, modes=modes, prove=prove)
     )
@@ -216,7 +216,7 @@ def _module_cuts(
 ) -> Mapping[Place, Sequence[SplitPoint]] | ByPlan:
     """Where ``frontend="modules"`` cuts."""
     if others:
-        raise ValueError(
+        raise ArgumentError(
             f'frontend="modules" does not take {others[0]}: it runs the model\'s own code and has no graph; '
             "give stages=N, a split_spec, or annotate_split_points"
         )
@@ -232,22 +232,22 @@ def _module_cuts(
 
 def _check_ways(given: list[str], marks: list[int], noted: list[str]) -> None:
     if not given and not marks and not noted:
-        raise ValueError(
+        raise ArgumentError(
             "pipeline does not know where to cut: give stages=N, a split_spec, a split_policy or a plan, "
             "annotate_split_points, or call pipe_split() in the model's forward"
         )
     if noted and (given or marks):
         other = f"pipeline got {given[0]}" if given else "its forward calls pipe_split()"
-        raise ValueError(
+        raise ArgumentError(
             f"the model is annotated with split points at {listed(noted)} and {other}: use one of the two "
             "(clear_split_points(model) takes the annotations off)"
         )
     if given == ["split_policy"] and not marks:
-        raise ValueError(
+        raise ArgumentError(
             "the split_policy returned a graph without pipe_split marks: put one where a stage ends"
         )
     if marks and given not in ([], ["split_policy"]):
-        raise ValueError(f"the model calls pipe_split() and pipeline got {given[0]}: use one of the two")
+        raise ArgumentError(f"the model calls pipe_split() and pipeline got {given[0]}: use one of the two")
 
 
 def measure_units(

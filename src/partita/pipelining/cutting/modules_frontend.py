@@ -59,7 +59,7 @@ def cut_modules(
         prove: see `pipeline`.
 
     Raises:
-        AttributeError: there is no submodule of that name.
+        ModuleNameError: there is no submodule of that name.
         AssignmentError: a submodule that is not called.
         CaptureError: stages would have to share buffers; the model can't be copied; or the stages together do
             not do what the model does, call after call.

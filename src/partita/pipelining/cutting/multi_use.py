@@ -17,6 +17,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from partita._torch.regions import ENTER_AUTOCAST, ENTER_INFERENCE, EXIT_AUTOCAST, EXIT_INFERENCE, SET_GRAD
+from partita.errors import ArgumentError
 from partita.graph.regions import ambient_states
 from partita.graph.state import lookup
 from partita.pipelining.listing import listed
@@ -45,7 +46,7 @@ def transmit_parameters(whole: GraphModule, assignment: dict[str, int], spec: Mu
         assignment: the stage of each node that computes; the new nodes are added.
 
     Raises:
-        ValueError: an unknown name, something else than a `MultiUseParameterConfig`, or two for one tied
+        ArgumentError: an unknown name, something else than a `MultiUseParameterConfig`, or two for one tied
             parameter.
     """
     chosen = _chosen(whole, spec)
@@ -72,25 +73,25 @@ def _chosen(whole: GraphModule, spec: MultiUseParamSpec) -> set[int]:
     if isinstance(spec, MultiUseParameterConfig):
         return set(map(id, named.values())) if spec is MultiUseParameterConfig.TRANSMIT else set()
     if not isinstance(spec, Mapping):
-        raise ValueError(
+        raise ArgumentError(
             f"multi_use_param_spec is {spec!r}: give a MultiUseParameterConfig, or a dict of them by "
             "parameter name"
         )
     said: dict[int, tuple[str, MultiUseParameterConfig]] = {}
     for name, config in spec.items():
         if name not in named:
-            raise ValueError(
+            raise ArgumentError(
                 f"multi_use_param_spec names {name!r}, but the model has no such parameter: it has "
                 f"{listed(named)}"
             )
         if not isinstance(config, MultiUseParameterConfig):
-            raise ValueError(
+            raise ArgumentError(
                 f"multi_use_param_spec[{name!r}] is {config!r}: give MultiUseParameterConfig.TRANSMIT or "
                 "REPLICATE"
             )
         other, known = said.setdefault(id(named[name]), (name, config))
         if known is not config:
-            raise ValueError(
+            raise ArgumentError(
                 f"multi_use_param_spec says {known.name} for {other!r} and {config.name} for {name!r}, which "
                 "are one parameter: give one of them"
             )

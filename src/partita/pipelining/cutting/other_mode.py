@@ -20,8 +20,7 @@ __all__ = ["check_shared_buffers", "matched_assignment"]
 
 _ADVICE = (
     "cut at the borders of modules that run in both modes, or capture one mode only: pipeline(..., "
-    "modes='train') or "
-    "modes='eval'"
+    "modes='train') or modes='eval'"
 )
 
 
@@ -77,8 +76,7 @@ def _in_order(twins: Mapping[str, int | None], nearby: Mapping[str, int], count:
         if stage is not None and stage < current:
             raise CaptureError(
                 f"the model takes another path in its other mode, and there {name!r}, which belongs to stage "
-                f"{stage}, "
-                f"runs after {before!r} of stage {current}: {_ADVICE}"
+                f"{stage}, runs after {before!r} of stage {current}: {_ADVICE}"
             )
         if stage is None:
             stage = max(current, min(nearby.get(name, current), limits[name]))
@@ -89,8 +87,7 @@ def _in_order(twins: Mapping[str, int | None], nearby: Mapping[str, int], count:
     if missing:
         raise CaptureError(
             f"the model takes another path in its other mode, and stage {missing[0]} would have nothing to "
-            f"compute "
-            f"there: {_ADVICE}"
+            f"compute there: {_ADVICE}"
         )
     return result
 
@@ -109,8 +106,7 @@ def check_shared_buffers(
         if mine[name] != theirs[name]:
             raise CaptureError(
                 f"the buffer {name!r} is used by stages {sorted(mine[name])} in one mode and "
-                f"{sorted(theirs[name])} in "
-                f"the other, which can't share it across processes: {_ADVICE}"
+                f"{sorted(theirs[name])} in the other, which can't share it across processes: {_ADVICE}"
             )
 
 

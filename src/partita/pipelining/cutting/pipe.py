@@ -16,7 +16,7 @@ from partita._torch.fake import fake_values
 from partita._torch.graph_copy import copy_graph
 from partita.capture.proof import UNASKED, Proof
 from partita.capture.sizes import Sizes
-from partita.errors import CaptureError
+from partita.errors import CaptureError, StageIndexError
 from partita.graph.effects import metadata
 from partita.pipelining.cutting.coverage import check_operations, unused_state
 from partita.pipelining.cutting.state import add_aliases, add_unused
@@ -138,7 +138,7 @@ class Pipe(nn.Module):
         """Run all stages in this process; arguments and result are those of the model.
 
         Raises:
-            ValueError: arguments that the model was captured without, or with other names.
+            ArgumentError: arguments that the model was captured without, or with other names.
             SignatureMismatch: another shape, dtype or constant than the model was captured with.
             ExecutionError: the marked loss is not one number, or depends on nothing that is trained.
         """
@@ -157,14 +157,16 @@ class Pipe(nn.Module):
         """The module of one stage; its parameters have their original names.
 
         Raises:
-            IndexError: there is no such stage.
+            StageIndexError: there is no such stage.
         """
         self._check_stage(index)
         return self._pieces[index].module
 
     def _check_stage(self, index: int) -> None:
         if not 0 <= index < self.num_stages:
-            raise IndexError(f"there is no stage {index}: this pipe has stages 0 to {self.num_stages - 1}")
+            raise StageIndexError(
+                f"there is no stage {index}: this pipe has stages 0 to {self.num_stages - 1}"
+            )
 
     def build_stage(
         self,
@@ -240,7 +242,7 @@ class Pipe(nn.Module):
             except AttributeError:
                 continue
             return stage
-        raise AttributeError(name)
+        raise AssertionError(f"no stage holds {name!r}")
 
     def print_readable(self) -> None:
         """Print the code of the stitched graph and of every stage."""

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from partita.errors import ArgumentError, StageIndexError
 from partita.pipelining.pipe_info import PipeInfo
 from partita.pipelining.stages.held_state import stage_modules
 from partita.pipelining.stages.own_memory import with_own_memory
@@ -36,8 +37,8 @@ def build_stage(
         comm: what the ranks talk through, in place of ``group``.
 
     Raises:
-        IndexError: there is no such stage.
-        ValueError: both ``group`` and ``comm``.
+        StageIndexError: there is no such stage.
+        ArgumentError: both ``group`` and ``comm``.
 
     >>> from partita.pipelining import SplitPoint, pipeline
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
@@ -46,13 +47,13 @@ def build_stage(
     1
     """
     if not 0 <= stage_index < pipe_info.num_stages:
-        raise IndexError(
+        raise StageIndexError(
             f"there is no stage {stage_index}: this pipe has stages 0 to {pipe_info.num_stages - 1}"
         )
     if group is not None and comm is not None:
-        raise ValueError("a stage talks through a process group or a comm, not both: give one of them")
+        raise ArgumentError("a stage talks through a process group or a comm, not both: give one of them")
     if pipe_info.signature is None:
-        raise ValueError(
+        raise ArgumentError(
             'the stages of frontend="modules" are plain modules: call the pipe\'s own build_stage(), or make '
             "a PipelineStage of the module"
         )

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from partita.errors import UsageError
+from partita.errors import ArgumentError
 from partita.pipelining.stages.stage import Stage
 
 __all__ = ["Held", "Stages", "by_identity", "held_state", "is_opaque", "listed_stages", "stage_modules"]
@@ -38,13 +38,13 @@ def listed_stages(stages: Stages) -> list[Stage | nn.Module]:
     """As a list, also where it is one.
 
     Raises:
-        UsageError: something else, such as a schedule.
+        ArgumentError: something else, such as a schedule.
     """
     alone = isinstance(stages, (Stage, nn.Module)) or not isinstance(stages, Sequence)
     given: list[Any] = [stages] if alone else list(stages)  # type: ignore[arg-type]
     for value in given:
         if not isinstance(value, (Stage, nn.Module)):
-            raise UsageError(
+            raise ArgumentError(
                 f"stages holds a {type(value).__name__}: give what pipe.build_stage() returned, a list of "
                 "such stages, or a whole model"
             )
@@ -55,7 +55,7 @@ def stage_modules(stages: Stages) -> list[nn.Module]:
     """The modules themselves, without what the user wrapped around them (DDP, ``torch.compile``).
 
     Raises:
-        UsageError: as `listed_stages`.
+        ArgumentError: as `listed_stages`.
     """
     given = listed_stages(stages)
     return [_unwrapped(stage.module if isinstance(stage, Stage) else stage) for stage in given]

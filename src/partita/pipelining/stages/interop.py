@@ -19,6 +19,7 @@ from torch.distributed.pipelining import PipelineStage as TorchStage
 
 from partita._torch.fake_call import fake_call
 from partita.capture.sizes import evaluated
+from partita.errors import ArgumentError
 from partita.pipelining.routes import Constant, Named, Routes, Value, accept
 from partita.pipelining.stages.held_state import stage_modules
 from partita.pipelining.stages.manual import PipelineStage
@@ -47,8 +48,8 @@ def to_torch_stage(
         mb_kwargs: keyword arguments likewise.
 
     Raises:
-        ValueError: a tied parameter, whose gradients nobody would add up there; sizes that are open; a model
-            that returns something else than tensors.
+        ArgumentError: a tied parameter, whose gradients nobody would add up there; sizes that are open; a
+            model that returns something else than tensors.
     """
     device = torch.device(device) if device is not None else stage.device
     group = group if group is not None else stage.group
@@ -72,7 +73,7 @@ def to_torch_stage(
 def _plain_routes(stage: Stage, args: tuple[Any, ...] | None, kwargs: Mapping[str, Any] | None) -> Routes:
     routes = stage.routes
     if routes.tied:
-        raise ValueError(
+        raise ArgumentError(
             f"the parameter {routes.tied[0].names[0]!r} is in stages {list(routes.tied[0].stages)}, and "
             "torch's schedules do not add its gradients up: cut with "
             "multi_use_param_spec=MultiUseParameterConfig.TRANSMIT"
@@ -80,7 +81,7 @@ def _plain_routes(stage: Stage, args: tuple[Any, ...] | None, kwargs: Mapping[st
     if not routes.symbols:
         return routes
     if args is None:
-        raise ValueError(
+        raise ArgumentError(
             "the pipe was cut for any batch size, and torch's schedules need one: pass the arguments of a "
             "microbatch as mb_args"
         )
@@ -97,7 +98,7 @@ def _results(stage: Stage, routes: Routes, values: Mapping[str, Tensor]) -> tupl
     output = (routes.signature or stage.signature).unflatten(routes.results)
     items = tuple(output) if isinstance(output, (tuple, list)) else (output,)
     if not all(isinstance(item, Named) for item in items):
-        raise ValueError(
+        raise ArgumentError(
             f"the model returns a {type(output).__name__} that is no tensor or tuple of tensors, and torch's "
             "schedules take nothing else: let the model return tensors, or use a schedule of "
             "partita.pipelining"

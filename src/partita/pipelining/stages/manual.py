@@ -13,6 +13,7 @@ from torch.nn import Module
 
 from partita._torch.export import Signature
 from partita._torch.pytree import flatten
+from partita.errors import ArgumentError
 from partita.pipelining.layout import copied
 from partita.pipelining.routes import TRAILER, Routes, StageBorder, Tied
 from partita.pipelining.stages.crossing import (
@@ -77,7 +78,7 @@ class PipelineStage(Stage):
             first stage), in place of all of it; there are no keyword arguments then.
 
     Raises:
-        ValueError: an index out of range, or both ``group`` and ``comm``.
+        ArgumentError: an index out of range, or both ``group`` and ``comm``.
 
     >>> stage = PipelineStage(nn.Linear(4, 4), 0, 2, torch.device("cpu"))
     >>> stage.index, stage.is_last
@@ -103,11 +104,11 @@ class PipelineStage(Stage):
         bind: Bind | None = None,
     ) -> None:
         if not 0 <= stage_index < num_stages:
-            raise ValueError(
+            raise ArgumentError(
                 f"stage_index is {stage_index}: of {num_stages} stages it is 0 to {num_stages - 1}"
             )
         if group is not None and comm is not None:
-            raise ValueError("a stage talks through a process group or a comm, not both: give one of them")
+            raise ArgumentError("a stage talks through a process group or a comm, not both: give one of them")
         signature = cast("Signature", _Unused())
         super().__init__(submodule, stage_index, routes or draft_routes(num_stages), signature, comm=comm)
         self.bind = bind

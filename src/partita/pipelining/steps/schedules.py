@@ -36,6 +36,7 @@ from partita.pipelining.steps.loss_weights import LossWeights, step_weights
 from partita.pipelining.steps.messages import with_messages
 from partita.pipelining.steps.precision import Precision, current_autocast, fresh_casts
 from partita.pipelining.steps.settle import Settling
+from partita.pipelining.steps.stepped_once import SteppedOnce
 from partita.pipelining.steps.tied import share_gradients
 from partita.pipelining.steps.tied_sum import TiedGradients, TiedSums, with_chains
 from partita.planning import ActionKind, Schedule, get_schedule
@@ -148,6 +149,7 @@ class PipelineSchedule:
         self.stage_ranks = self._agree(held)
         self._check_given()
         self._plain = self._generate(self.kind) if self.kind else None
+        self._stepped_once = SteppedOnce(held)
         self._peers = neighbours(self.comm.rank, self._by_mode, self.stage_ranks)
         self._settling = Settling.of(self.stages, self.comm, self.stage_ranks)
         self._relay = Relay.of(self.comm.rank, self._by_mode, self.stage_ranks, self.n_microbatches)
@@ -346,8 +348,7 @@ class PipelineSchedule:
         if len({stage.module.training for stage in self.stages.values()}) > 1:
             raise SignatureMismatch(
                 "this rank's stages are in both modes, but the model takes another path in each: call "
-                "train() or eval() "
-                "on all of them"
+                "train() or eval() on all of them"
             )
         for stage in self.stages.values():
             routes = stage.by_mode.in_mode(stage.module.training)
