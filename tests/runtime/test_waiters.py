@@ -114,13 +114,14 @@ def _object(comm: Comm) -> Any:
 
 
 def _cut_off(comm: Comm, transfer: Transfer, how: str) -> None:
-    """Rank 1 fails as soon as its part has begun, whatever has crossed by then."""
+    """Rank 1 fails as soon as its part has begun, whatever has crossed by then; all of it, now and then."""
     handles = transfer(comm)
     if comm.rank == 1:
         if how == "exit":
             os._exit(1)
         raise ValueError("the activations are not finite")
     wait_all(handles)
+    comm.recv_object(1)
 
 
 @pytest.mark.parametrize("how", ["raise", "exit"])

@@ -15,7 +15,9 @@ __all__ = [
     "EXIT_AUTOCAST",
     "EXIT_INFERENCE",
     "SET_GRAD",
+    "autocast_nesting",
     "is_barrier_function",
+    "set_autocast_nesting",
 ]
 
 SET_GRAD: Any = torch._C._set_grad_enabled
@@ -126,6 +128,28 @@ def EMPTY_CACHE() -> None:  # noqa: N802
     """Forget converted weights, as leaving an outermost region would: unless the caller has a region open."""
     torch.autocast_increment_nesting()
     if torch.autocast_decrement_nesting() == _SCOPES.open:
+        torch.clear_autocast_cache()
+
+
+def autocast_nesting() -> int:
+    """How many autocast regions are open in this thread, one within the other; without `ENTER_CACHE_SCOPE`'s.
+
+    >>> with torch.autocast("cpu"):
+    ...     autocast_nesting()
+    1
+    """
+    torch.autocast_increment_nesting()
+    return int(torch.autocast_decrement_nesting()) - _SCOPES.open
+
+
+def set_autocast_nesting(nesting: int) -> None:
+    """Count as many as ``nesting`` open: code that is ended in the middle may not have left its own."""
+    difference = nesting - autocast_nesting()
+    for _ in range(difference):
+        torch.autocast_increment_nesting()
+    for _ in range(-difference):
+        torch.autocast_decrement_nesting()
+    if nesting + _SCOPES.open == 0:
         torch.clear_autocast_cache()
 
 
