@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
 
-from partita.verification import ambient
+from partita._torch import ambient
 
 torch.set_num_threads(1)
 

@@ -6,9 +6,23 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch.fx import Graph
 
-from partita._torch import regions
-from partita._torch.regions import EMPTY_CACHE, ENTER_CACHE_SCOPE, LEAVE_CACHE_SCOPE, is_barrier_function
+from partita._torch import ambient, regions
+from partita._torch.lazy_module import lazy_module
+from partita._torch.regions import (
+    EMPTY_CACHE,
+    ENTER_AUTOCAST,
+    ENTER_CACHE_SCOPE,
+    ENTER_INFERENCE,
+    EXIT_AUTOCAST,
+    EXIT_INFERENCE,
+    LEAVE_CACHE_SCOPE,
+    SET_GRAD,
+    is_barrier_function,
+)
+from partita.capture import capture
+from partita.pipelining import SplitPoint, pipeline
 
 
 class _Weight:
@@ -89,3 +103,62 @@ def test_setters_of_global_state_are_barriers(function: object) -> None:
 @pytest.mark.parametrize("function", [torch.sin, torch.is_grad_enabled, print, torch.get_default_dtype])
 def test_other_functions_are_not(function: object) -> None:
     assert not is_barrier_function(function)
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("looked_at", [False, True])
+def test_an_error_leaves_no_region_of_a_graph_open(inference: bool, looked_at: bool) -> None:
+    """A batch that is skipped would leave all that follow without gradients, or in half precision."""
+    g = Graph()
+    x, rows = g.placeholder("x"), g.placeholder("rows")
+    g.call_function(SET_GRAD, (False,))
+    mode = g.call_function(ENTER_INFERENCE, (True,)) if inference else None
+    cast = g.call_function(ENTER_AUTOCAST, ("cpu", torch.bfloat16, True, False))
+    y = g.call_method("reshape", (x, rows, -1))
+    g.call_function(EXIT_AUTOCAST, (cast,))
+    if mode is not None:
+        g.call_function(EXIT_INFERENCE, (mode,))
+    g.call_function(SET_GRAD, (True,))
+    g.output(y)
+    module = lazy_module(g, "Fails", training=True)
+    if looked_at:  # then it runs the code that torch generates
+        assert "reshape" in module.code
+    before = ambient.capture()
+    with pytest.raises(RuntimeError, match="invalid"):
+        module(torch.ones(4), 3)
+    assert ambient.capture() == before
+    assert module(torch.ones(4), 2).shape == (2, 2)
+    assert ambient.capture() == before
+
+
+def test_an_error_in_a_cut_model_leaves_no_region_open() -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = torch.nn.Linear(4, 4), torch.nn.Embedding(4, 4)
+
+        def forward(self, x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return self.two(i) + self.one(x)
+
+    pipe = pipeline(
+        Model(), (torch.ones(2, 4), torch.tensor([0, 1])), split_spec={"two": SplitPoint.BEGINNING}
+    )
+    before = ambient.capture()
+    with pytest.raises(IndexError):
+        pipe(torch.ones(2, 4), torch.tensor([0, 9]))
+    assert ambient.capture() == before
+
+
+class _Regions(torch.nn.Module):
+    def forward(self, x: torch.Tensor, rows: int) -> torch.Tensor:
+        with torch.no_grad():
+            y = x + 1
+            with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
+                return y.reshape(rows, -1)
+
+
+def test_regions_are_compiled_in_one_piece() -> None:
+    module = capture(_Regions(), (torch.ones(4), 2)).module
+    compiled = torch.compile(module, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(torch.ones(4), 2), _Regions()(torch.ones(4), 2))

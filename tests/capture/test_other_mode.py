@@ -16,6 +16,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 import partita
+from partita._torch.regions import autocast_nesting
 from partita.capture import capture
 from partita.capture import export as export_file
 from partita.errors import CaptureError, SignatureMismatch
@@ -417,6 +418,7 @@ def test_nothing_is_left_of_a_run_that_ends_at_the_first_difference() -> None:
     capture(Written(forward), (torch.randn(2, 4),), prove=False)
     assert torch.get_default_dtype() is torch.float32
     assert not torch.is_autocast_enabled("cpu")
+    assert autocast_nesting() == 0
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])

@@ -14,8 +14,11 @@ from partita._torch.graph_copy import copy_graph
 from partita._torch.graph_pickle import GraphRecord
 from partita._torch.guards_module import recorded, restored
 from partita._torch.quick_code import quick_forward
+from partita._torch.regions import ENTER_AUTOCAST, ENTER_INFERENCE, SET_GRAD, leaving_regions
 
 __all__ = ["LazyGraphModule", "forward_of", "generate_code", "lazy_module", "mark_impure", "plain_arguments"]
+
+_SWITCHES = {SET_GRAD, ENTER_AUTOCAST, ENTER_INFERENCE}
 
 
 class _ReadByDynamo:
@@ -57,15 +60,25 @@ class LazyGraphModule(_LazyGraphModule):
     def _lazy_forward(self, *args: Any, **kwargs: Any) -> Any:
         cls = type(self)
         if cls.forward is cls._lazy_forward:
-            quick = quick_forward(self._graph, cls.__name__)
-            if quick is None:
-                self.real_recompile()
-            else:
-                cls._partita_quick = cls.forward = quick
+            self._quick_compile()
         return self.forward(*args, **kwargs)
 
     forward = _lazy_forward
     _partita_quick: Callable[..., Any] | None = None
+
+    def _quick_compile(self) -> None:
+        cls = type(self)
+        quick = quick_forward(self._graph, cls.__name__)
+        if quick is None:
+            self.real_recompile()
+        else:
+            cls._partita_quick = cls.forward = _leaving_regions(quick, self._graph)
+
+    def _real_recompile(self) -> Any:
+        code = super()._real_recompile()
+        cls = type(self)
+        cls.forward = _leaving_regions(cls.forward, self._graph)
+        return code
 
     @classmethod
     def _needs_recompile(cls) -> bool:
@@ -124,11 +137,7 @@ def forward_of(module: LazyGraphModule) -> Callable[..., Any]:
     """
     cls = type(module)
     if cls.forward is cls._lazy_forward:
-        quick = quick_forward(module._graph, cls.__name__)
-        if quick is None:
-            module.real_recompile()
-        else:
-            cls._partita_quick = cls.forward = quick
+        module._quick_compile()
     return cls.forward
 
 
@@ -140,6 +149,10 @@ def plain_arguments(graph: Graph) -> None:
 def mark_impure(module: GraphModule) -> None:
     """Let dead-code elimination keep every call of ``module``, though nobody uses its result."""
     module._is_impure = True  # type: ignore[assignment]
+
+
+def _leaving_regions(forward: Callable[..., Any], graph: Graph) -> Callable[..., Any]:
+    return leaving_regions(forward) if any(node.target in _SWITCHES for node in graph.nodes) else forward
 
 
 def _fresh(value: Any) -> Any:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
 from torch.autograd import grad_mode
 
 __all__ = [
+    "AUTOCAST_DEVICES",
     "EMPTY_CACHE",
     "ENTER_AUTOCAST",
     "ENTER_INFERENCE",
@@ -17,6 +20,7 @@ __all__ = [
     "SET_GRAD",
     "autocast_nesting",
     "is_barrier_function",
+    "leaving_regions",
     "set_autocast_nesting",
 ]
 
@@ -25,6 +29,9 @@ ENTER_AUTOCAST: Any = torch.amp.autocast_mode._enter_autocast
 EXIT_AUTOCAST: Any = torch.amp.autocast_mode._exit_autocast
 ENTER_INFERENCE: Any = grad_mode._enter_inference_mode
 EXIT_INFERENCE: Any = grad_mode._exit_inference_mode
+
+AUTOCAST_DEVICES = tuple(dict.fromkeys(("cpu", "cuda", getattr(torch._C._get_accelerator(), "type", "cpu"))))
+"""Those that a program here can enter an autocast region for."""
 
 _SETTERS = (
     "set_default_dtype",
@@ -151,6 +158,34 @@ def set_autocast_nesting(nesting: int) -> None:
         torch.autocast_decrement_nesting()
     if nesting + _SCOPES.open == 0:
         torch.clear_autocast_cache()
+
+
+def leaving_regions(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """``forward``, run so that an error leaves no region open that was entered in it: what a ``with`` block
+    of the user's does, and the two function calls that stand for it in a graph do not.
+    """
+
+    @wraps(forward)
+    def leaving(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return forward(*args, **kwargs)
+        grad, nesting, cache = torch.is_grad_enabled(), autocast_nesting(), torch.is_autocast_cache_enabled()
+        casts = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in AUTOCAST_DEVICES]
+        try:
+            return forward(*args, **kwargs)
+        except BaseException as error:
+            run = error.__traceback__.tb_next if error.__traceback__ is not None else None
+            if run is not None:
+                run.tb_frame.clear()  # leaves inference mode, which only the end of its guard does
+            torch.set_grad_enabled(grad)
+            for device, enabled, dtype in casts:
+                torch.set_autocast_enabled(device, enabled)
+                torch.set_autocast_dtype(device, dtype)
+            torch.set_autocast_cache_enabled(cache)
+            set_autocast_nesting(nesting)
+            raise
+
+    return leaving
 
 
 for _function in (ENTER_CACHE_SCOPE, LEAVE_CACHE_SCOPE, EMPTY_CACHE):

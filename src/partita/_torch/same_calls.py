@@ -34,8 +34,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from partita._torch import ambient
 from partita._torch.objects import open_objects
 from partita._torch.pytree import same_structure
+from partita._torch.regions import AUTOCAST_DEVICES
 
 __all__ = ["CallLog", "alike"]
 
@@ -58,7 +60,6 @@ _ITSELF = (Tensor, type, FunctionType, BuiltinFunctionType, torch.Generator)
 """What is the same where it is the same object."""
 _COMPARED = (*_PLAIN, *_SYMBOLIC, *_ITSELF, float, complex, slice)
 _SET_GRAD: Any = torch._C._set_grad_enabled
-_AUTOCAST = tuple(dict.fromkeys(("cpu", "cuda", getattr(torch._C._get_accelerator(), "type", "cpu"))))
 _SIZES = frozenset({"aten::sym_size", "aten::sym_stride", "aten::sym_numel", "aten::sym_storage_offset"})
 _ASKING = ("evaluate_sym_node", "evaluate_expr", "guard_or_defer_runtime_assert")
 """What a shape environment is asked through."""
@@ -342,18 +343,11 @@ def _questions_to(sizes: ShapeEnv | None, note: Callable[[str, str], None]) -> I
 @contextmanager
 def _settings_kept() -> Iterator[None]:
     """Put back what code that is ended in the middle has not put back itself."""
-    dtype, caches = torch.get_default_dtype(), torch.is_autocast_cache_enabled()
-    casts = [
-        (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in _AUTOCAST
-    ]
+    before = ambient.capture()
     try:
         yield
     finally:
-        torch.set_default_dtype(dtype)
-        torch.set_autocast_cache_enabled(caches)
-        for device, enabled, kind in casts:
-            torch.set_autocast_enabled(device, enabled)
-            torch.set_autocast_dtype(device, kind)
+        ambient.restore(before)
 
 
 @contextmanager
@@ -378,7 +372,7 @@ def _regions() -> tuple[Any, ...]:
     """The regions that a call is made in, as far as they matter to it."""
     casts = tuple(
         (device, torch.get_autocast_dtype(device), torch.is_autocast_cache_enabled())
-        for device in _AUTOCAST
+        for device in AUTOCAST_DEVICES
         if torch.is_autocast_enabled(device)
     )
     return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype(), casts

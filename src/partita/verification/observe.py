@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from partita.verification import ambient, randomness
+from partita._torch import ambient
+from partita.verification import randomness
 from partita.verification.copying import Copies, copy_for_run
 from partita.verification.snapshot import Held, held_tensors, held_values
 from partita.verification.subject import Subject

@@ -6,8 +6,8 @@ import gc
 from collections.abc import Mapping
 from typing import Any
 
+from partita._torch import ambient
 from partita.errors import ArgumentError, ArgumentTypeError
-from partita.verification import ambient
 from partita.verification.compare import Tolerance
 from partita.verification.explain import explain as locate
 from partita.verification.explain import explainable

@@ -14,11 +14,9 @@ from typing import Any
 
 import torch
 
-from partita._torch.regions import autocast_nesting, set_autocast_nesting
+from partita._torch.regions import AUTOCAST_DEVICES, autocast_nesting, set_autocast_nesting
 
 __all__ = ["INFERENCE_MODE", "capture", "preserved", "restore"]
-
-_AUTOCAST_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ INFERENCE_MODE = "inference mode"
 
 _SETTINGS = (
     _Setting("grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
-    *(setting for device in _AUTOCAST_DEVICES for setting in _autocast(device)),
+    *(setting for device in AUTOCAST_DEVICES for setting in _autocast(device)),
     _Setting("open autocast regions", autocast_nesting, set_autocast_nesting),
     _Setting("autocast cache", torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
     _Setting(

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from partita.verification import ambient
+from partita._torch import ambient
 
 
 def test_what_a_block_leaks_is_put_back_also_when_it_raises() -> None:
