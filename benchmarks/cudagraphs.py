@@ -23,7 +23,7 @@ from torch.fx.passes.backends.cudagraphs import partition_cudagraphs as torch_pa
 from benchmarks.harness import MIN_ROUNDS, Ratio, in_turn, ratio, slope, write_json
 
 # there is no public way to example values on a GPU that is not there
-from partita._torch.propagate import example_tensors  # noqa: PLC2701
+from partita._torch.graph_module.example_values import example_tensors  # noqa: PLC2701
 from partita.cudagraphs import find_regions, partition_cudagraphs
 
 __all__ = ["Growth", "Row", "alternating", "main", "measure"]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
 
-from partita._torch import ambient
+from partita._torch.autograd import global_settings as ambient
 
 torch.set_num_threads(1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,8 +25,33 @@ LAYERS = (
     ("demo",),
     ("cli",),
 )
-# Likewise within `pipelining`; what lies beside these folders stands below them all.
-PIPELINING = ("stages", "blocks", "steps", "cutting", "checkpoints")
+# Likewise the rooms within a package; a file beside them counts as a room.
+ROOMS = {
+    "_torch": (
+        ("tensors", "containers", "modules", "autograd"),
+        ("operators", "graph_module"),
+        ("export", "compile", "distributed"),
+        ("fake",),
+    ),
+    "cudagraphs": (
+        ("facts",),
+        ("regions", "recording", "padding"),
+        ("replaying", "explain", "options"),
+        ("backend",),
+        ("runner",),
+    ),
+    "ddp": (("inner", "reducing"), ("replicas",), ("compiled", "forward_cut")),
+    "pipelining": (
+        ("interface", "frontends.cuts"),
+        ("stages",),
+        ("blocks", "tied"),
+        ("steps",),
+        ("training",),
+        ("frontends.graph",),
+        ("frontends.modules", "checkpoints"),
+        ("frontends",),
+    ),
+}
 # These show what is below under torch's names, as `__init__` does under the package's.
 FACES = ("_IR", "__init__", "_backward", "_utils", "microbatch", "schedules", "stage")
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -74,17 +100,52 @@ def test_imports_go_down_the_layers(path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("path", sorted((SOURCE / "pipelining").rglob("*.py")), ids=lambda path: path.stem)
-def test_imports_go_down_within_pipelining(path: Path) -> None:
-    folder = path.parent.name
-    if folder == "pipelining" and path.stem in FACES:
-        return
-    own = -1 if folder == "pipelining" else PIPELINING.index(folder)
-    for name, line in imported(path):
-        parts = name.split(".")
-        if parts[:2] == ["partita", "pipelining"] and len(parts) > 2:
-            other = PIPELINING.index(parts[2]) if parts[2] in PIPELINING else -1
-            assert other <= own, f"{path}:{line}: {folder} imports {parts[2]}, which is not below it"
+def room_of(package: str, module: str) -> str:
+    """The folder within a package that a module lies in, or its own name beside the folders."""
+    parts = module.split(".")[2:]
+    longest = max(
+        (name for levels in ROOMS[package] for name in levels), key=lambda name: _shared(name, parts)
+    )
+    return longest if _shared(longest, parts) else parts[0]
+
+
+def _shared(room: str, parts: list[str]) -> int:
+    names = room.split(".")
+    return len(names) if parts[: len(names)] == names else 0
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_arrows_between_rooms_go_one_way(package: str) -> None:
+    level = {name: number for number, names in enumerate(ROOMS[package]) for name in names}
+    for path in sorted((SOURCE / package).rglob("*.py")):
+        inside = path.relative_to(SOURCE / package)
+        if path.name == "__init__.py" or (inside.stem in FACES and inside.parent == Path()):
+            continue
+        own = room_of(package, ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts))
+        assert own in level, f"{path} lies in no room that has a place in the order"
+        for name, line in imported(path):
+            if not name.startswith(f"partita.{package}."):
+                continue
+            other = room_of(package, name)
+            assert other == own or level[other] < level[own], (
+                f"{path}:{line}: {own} imports {other}, which is not below it"
+            )
+
+
+def test_no_circle_of_files() -> None:
+    names = {
+        ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in FILES
+    }
+    arrows = {
+        name: {other for other, _ in imported(path) if other in names and other != name}
+        for name, path in names.items()
+        if path.name != "__init__.py"
+    }
+    try:
+        graphlib.TopologicalSorter(arrows).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
 
 
 def test_every_folder_has_a_layer() -> None:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import partita
-from partita._torch.conditions import Answers
+from partita._torch.export.conditions import Answers
 from partita.capture import capture
 from partita.capture import export as export_file
 from partita.capture.branches import MOST_WAYS

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from partita._torch.export import export_module
+from partita._torch.export.export import export_module
 from partita.capture.merge import merge_modes
 from partita.capture.modes import in_mode
 

@@ -16,7 +16,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 import partita
-from partita._torch.regions import autocast_nesting
+from partita._torch.autograd.region_switches import autocast_nesting
 from partita.capture import capture
 from partita.capture import export as export_file
 from partita.errors import CaptureError, SignatureMismatch

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from partita._torch.export import export_module
+from partita._torch.export.export import export_module
 from partita.capture.regions import settle_regions
 
 

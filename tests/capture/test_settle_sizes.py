@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from partita._torch.export import export_module
-from partita._torch.symbolic import SIZE_OF, open_batch
+from partita._torch.export.export import export_module
+from partita._torch.export.open_sizes import SIZE_OF, open_batch
 from partita.capture.settle_sizes import settle_sizes
 from partita.capture.sizes import Condition, Size, Sizes
 from partita.errors import CaptureError

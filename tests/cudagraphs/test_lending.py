@@ -10,7 +10,8 @@ import torch
 from tests.cudagraphs.test_backend import Net, assert_same_state, batch, capturing
 from torch import nn
 
-from partita.cudagraphs import CudaGraphModule, CudaGraphsBackend, ReplayRecorder, outputs
+from partita.cudagraphs import CudaGraphModule, CudaGraphsBackend, ReplayRecorder
+from partita.cudagraphs.replaying import outputs
 
 
 class Ledger:

@@ -11,7 +11,7 @@ from tests.cudagraphs.test_backend import AllWorthIt
 from torch import nn
 from torch.fx import GraphModule
 
-from partita._torch.aot import compile_ahead
+from partita._torch.compile.aot import compile_ahead
 from partita.cudagraphs import CudaGraphsRunner
 from partita.pipelining import Schedule1F1B, ScheduleGPipe, SplitPoint, UncutReference, keyed_graph, pipeline
 from partita.runtime import Comm, InProcessWorld, PieceRunner, PlainRunner

@@ -8,8 +8,8 @@ from tests.cudagraphs.graphs import Builder, aten
 from torch.fx import Graph, symbolic_trace
 
 from partita.cudagraphs import SavingModel, StableMemory, find_input_mutations
-from partita.cudagraphs.origin import source_line
-from partita.cudagraphs.signature import describe_call, modes
+from partita.cudagraphs.facts.origin import source_line
+from partita.cudagraphs.replaying.call_signature import describe_call, modes
 from partita.errors import GraphError
 
 

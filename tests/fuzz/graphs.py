@@ -21,7 +21,13 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 from torch.nn import functional
 
-from partita._torch.regions import ENTER_AUTOCAST, ENTER_INFERENCE, EXIT_AUTOCAST, EXIT_INFERENCE, SET_GRAD
+from partita._torch.autograd.region_switches import (
+    ENTER_AUTOCAST,
+    ENTER_INFERENCE,
+    EXIT_AUTOCAST,
+    EXIT_INFERENCE,
+    SET_GRAD,
+)
 
 __all__ = ["Case", "Fact", "cases"]
 

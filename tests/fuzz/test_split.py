@@ -14,8 +14,8 @@ from tests.fuzz.graphs import Case, Fact, cases
 from torch.fx import GraphModule
 
 import partita
-from partita._torch import regions
-from partita._torch.regions import ENTER_AUTOCAST, EXIT_AUTOCAST
+from partita._torch.autograd import region_switches as regions
+from partita._torch.autograd.region_switches import ENTER_AUTOCAST, EXIT_AUTOCAST
 from partita.errors import OrderConflict
 
 EXAMPLES = os.environ.get("PARTITA_FUZZ_EXAMPLES")

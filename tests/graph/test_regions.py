@@ -10,7 +10,13 @@ import torch
 from tests.graph.making import graph_of
 from torch.fx import Graph, Node
 
-from partita._torch.regions import ENTER_AUTOCAST, ENTER_INFERENCE, EXIT_AUTOCAST, EXIT_INFERENCE, SET_GRAD
+from partita._torch.autograd.region_switches import (
+    ENTER_AUTOCAST,
+    ENTER_INFERENCE,
+    EXIT_AUTOCAST,
+    EXIT_INFERENCE,
+    SET_GRAD,
+)
 from partita.errors import RegionError
 from partita.graph.effects import analyse
 from partita.graph.regions import INHERITED, Ambient, ambient_states

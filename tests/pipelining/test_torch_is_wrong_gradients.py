@@ -94,7 +94,7 @@ def test_a_scaler_on_each_stage_skips_the_step_on_one_of_them_only() -> None:
         scaler.step(optimizer)
         moved.append(any(not torch.equal(*pair) for pair in zip(before, stage.parameters(), strict=True)))
     assert moved == [False, True]
-    # ours: tests/pipelining/steps/test_scaler.py::test_all_ranks_skip_and_scale_as_the_uncut_model_does
+    # ours: tests/pipelining/training/test_scaler.py::test_all_ranks_skip_and_scale_as_the_uncut_model_does
 
 
 def _autocast(comm: Comm) -> dict[str, Any]:

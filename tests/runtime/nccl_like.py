@@ -18,7 +18,7 @@ import torch
 from tests.runtime.worlds import endings
 from torch import Tensor
 
-from partita._torch.distributed import RawGroup, RawWork, abort_gloo, gloo_group, group_store, prefixed
+from partita._torch.distributed.groups import RawGroup, RawWork, abort_gloo, gloo_group, group_store, prefixed
 from partita.runtime import Comm, ProcessGroupComm, own_groups
 
 TYPES = frozenset({

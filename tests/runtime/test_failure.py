@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from tests.runtime.worlds import LIMIT_S, Ending, endings
 
-from partita._torch.distributed import prefixed
+from partita._torch.distributed.groups import prefixed
 from partita.errors import PeerFailed
 from partita.runtime import Comm, FailureRecord, ProcessGroupComm
 

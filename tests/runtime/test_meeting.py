@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 import torch.distributed as dist
 
-from partita._torch.distributed import Store
+from partita._torch.distributed.groups import Store
 from partita.errors import DeadlockError, ExecutionError, PeerFailed
 from partita.runtime import interruptible as waiting
 from partita.runtime.connections import Address, Listener

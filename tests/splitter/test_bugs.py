@@ -13,7 +13,13 @@ from torch.fx import Graph, GraphModule
 from torch.nn import functional
 
 import partita
-from partita._torch.regions import ENTER_AUTOCAST, ENTER_INFERENCE, EXIT_AUTOCAST, EXIT_INFERENCE, SET_GRAD
+from partita._torch.autograd.region_switches import (
+    ENTER_AUTOCAST,
+    ENTER_INFERENCE,
+    EXIT_AUTOCAST,
+    EXIT_INFERENCE,
+    SET_GRAD,
+)
 from partita.errors import OrderConflict
 
 X = torch.linspace(-1.0, 2.0, 16).reshape(4, 4)

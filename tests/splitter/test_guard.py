@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 
 import partita
-from partita._torch.regions import SET_GRAD
+from partita._torch.autograd.region_switches import SET_GRAD
 from partita.errors import ExecutionError, OrderConflict
 from partita.splitter import split_module
 from partita.splitter.guard import require_distinct

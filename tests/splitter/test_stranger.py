@@ -19,7 +19,7 @@ from torch.fx import Graph, GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import partita
-from partita._torch.ops import operator_facts
+from partita._torch.operators.schemas import operator_facts
 from partita.errors import ExecutionError
 from partita.graph.functions import function_rule
 from partita.splitter import split_module

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from partita._torch.pytree import flatten, unflatten
-from partita._torch.symbolic import open_batch
+from partita._torch.containers.pytree import flatten, unflatten
+from partita._torch.export.open_sizes import open_batch
 
 __all__ = ["Example", "examples", "in_batch", "told_apart"]
 

@@ -6,7 +6,7 @@ import traceback
 from traceback import FrameSummary
 from types import FrameType
 
-from partita._torch.users_code import is_users
+from partita._torch.export.users_code import is_users
 
 __all__ = ["line_of", "summary", "users_line"]
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from torch.fx import GraphModule, Node
 
-from partita._torch.conditions import Answers, condition_nodes
+from partita._torch.export.conditions import Answers, condition_nodes
 from partita.capture.blame import summary
 from partita.capture.merge_branches import Branch, merge_branches
 from partita.capture.sizes import Sizes

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Interpreter, Node
 
-from partita._torch.fake import users_place
-from partita._torch.pytree import flatten, tree_map
+from partita._torch.containers.pytree import flatten, tree_map
+from partita._torch.fake.shapes import users_place
 from partita.capture.origin import module_calls
 from partita.capture.samples import Sample
 from partita.verification import Difference

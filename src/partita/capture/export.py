@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from partita._torch.conditions import Answers, answers_given
-from partita._torch.export import Signature, Way, export_module, signature_of
-from partita._torch.pytree import tree_map
-from partita._torch.symbolic import forget_sizes
+from partita._torch.containers.pytree import tree_map
+from partita._torch.export.conditions import Answers, answers_given
+from partita._torch.export.export import Signature, Way, export_module, signature_of
+from partita._torch.export.open_sizes import forget_sizes
 from partita.capture.batch import Example, examples, told_apart
 from partita.capture.blame import summary, users_line
 from partita.capture.branches import Traced, all_ways

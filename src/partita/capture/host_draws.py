@@ -23,7 +23,7 @@ from typing import Any
 
 from torch import nn
 
-from partita._torch.users_code import is_users
+from partita._torch.export.users_code import is_users
 from partita.capture.blame import line_of
 from partita.errors import CaptureError
 

@@ -23,8 +23,8 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from partita._torch.export import all_arguments, signature_of
-from partita._torch.pytree import same_structure
+from partita._torch.containers.pytree import same_structure
+from partita._torch.export.export import all_arguments, signature_of
 from partita.capture.modes import mode_flag
 from partita.capture.origin import module_paths
 from partita.capture.sizes import Sizes

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from partita._torch.export import all_arguments, all_keywords
-from partita._torch.tensors import has_memory
+from partita._torch.export.export import all_arguments, all_keywords
+from partita._torch.tensors.storage import has_memory
 from partita.capture.origin import module_calls
 from partita.capture.sizes import Sizes
 from partita.errors import CaptureError

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from partita._torch.objects import open_objects
-from partita._torch.pytree import flatten, unflatten
-from partita._torch.same_calls import CallLog
-from partita._torch.tensors import times_written
+from partita._torch.containers.objects import open_objects
+from partita._torch.containers.pytree import flatten, unflatten
+from partita._torch.export.same_calls import CallLog
+from partita._torch.tensors.versions import times_written
 from partita.capture.host_draws import HostGenerators
 from partita.capture.modes import flags_kept
 from partita.capture.unchanged import Attributes
@@ -42,7 +42,7 @@ class OtherMode:
         self._log: CallLog | None = None
 
     def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """See `partita._torch.export.Watch`."""
+        """See `partita._torch.export.export.Watch`."""
         if self._flags is None:
             return
         self._flags[model] = self._flags[self._model]

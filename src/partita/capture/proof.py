@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from partita._torch.lazy_module import generate_code
-from partita._torch.memory import free_bytes
-from partita._torch.pytree import flatten
-from partita._torch.symbolic import is_symbolic
-from partita._torch.tensors import has_memory
+from partita._torch.containers.pytree import flatten
+from partita._torch.export.open_sizes import is_symbolic
+from partita._torch.graph_module.lazy_module import generate_code
+from partita._torch.tensors.free_memory import free_bytes
+from partita._torch.tensors.storage import has_memory
 from partita.capture.differing_node import differing_node
 from partita.capture.modes import in_mode
 from partita.capture.samples import Sample, samples, single_samples

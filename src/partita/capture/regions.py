@@ -20,8 +20,8 @@ from __future__ import annotations
 import torch
 from torch.fx import GraphModule, Node
 
-from partita._torch.export import METADATA_CHECK
-from partita._torch.regions import ENTER_AUTOCAST, SET_GRAD
+from partita._torch.autograd.region_switches import ENTER_AUTOCAST, SET_GRAD
+from partita._torch.export.export import METADATA_CHECK
 
 __all__ = ["settle_regions"]
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from partita._torch.pytree import flatten_with_path, unflatten
+from partita._torch.containers.pytree import flatten_with_path, unflatten
 from partita.capture.sizes import Sizes, evaluated
 
 __all__ = ["Sample", "samples", "single_samples"]

@@ -15,8 +15,8 @@ from typing import Any
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from partita._torch.fake import fake_values
-from partita._torch.symbolic import SIZE_OF, OpenSizes, drop_size_asserts, open_sizes
+from partita._torch.export.open_sizes import SIZE_OF, OpenSizes, drop_size_asserts, open_sizes
+from partita._torch.fake.shapes import fake_values
 from partita.capture.sizes import Condition, Size, Sizes, Symbol, evaluated, sizes_of
 from partita.errors import CaptureError
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from partita._torch.symbolic import constant_size
+from partita._torch.export.open_sizes import constant_size
 from partita.errors import SignatureMismatch
 
 __all__ = ["Condition", "Size", "Sizes", "Symbol", "evaluated", "sizes_of"]

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from partita._torch.containers import content_of, fill, kind_of
-from partita._torch.same_calls import alike
+from partita._torch.containers.containers import content_of, fill, kind_of
+from partita._torch.export.same_calls import alike
 
 __all__ = ["Attributes", "rehearsal", "unchanged"]
 

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from partita.cudagraphs.backend import CapturedGraph, CudaGraphsBackend, cudagraphs
-from partita.cudagraphs.capturable import CaptureRules, Refusal
-from partita.cudagraphs.cuda import CudaRecorder
-from partita.cudagraphs.entry import CacheInfo
 from partita.cudagraphs.explain import ExplainedGraph, Explanation, explain
-from partita.cudagraphs.memory import StableMemory
-from partita.cudagraphs.module import CudaGraphModule
-from partita.cudagraphs.mutations import find_input_mutations
+from partita.cudagraphs.facts.fixed_addresses import StableMemory
+from partita.cudagraphs.facts.written_inputs import find_input_mutations
 from partita.cudagraphs.options import BackendOptions
-from partita.cudagraphs.padding import PaddedGraph
-from partita.cudagraphs.partition import partition_cudagraphs
-from partita.cudagraphs.pool import MemoryPool
-from partita.cudagraphs.recorder import GraphRecorder, Recording
-from partita.cudagraphs.regions import Region, RegionPlan, find_regions
-from partita.cudagraphs.replay import ReplayRecorder
+from partita.cudagraphs.padding.padding import PaddedGraph
+from partita.cudagraphs.recording.cpu import ReplayRecorder
+from partita.cudagraphs.recording.cuda import CudaRecorder
+from partita.cudagraphs.recording.pool import MemoryPool
+from partita.cudagraphs.recording.recorder import GraphRecorder, Recording
+from partita.cudagraphs.regions.capturable import CaptureRules, Refusal
+from partita.cudagraphs.regions.grouping import Region, RegionPlan, find_regions
+from partita.cudagraphs.regions.launch_savings import SavingModel
+from partita.cudagraphs.regions.partition import partition_cudagraphs
+from partita.cudagraphs.replaying.entry import CacheInfo
+from partita.cudagraphs.replaying.module import CudaGraphModule
 from partita.cudagraphs.runner import CudaGraphsRunner
-from partita.cudagraphs.saving import SavingModel
 
 __all__ = [
     "BackendOptions",

@@ -22,17 +22,17 @@ from typing import Any, Literal
 import torch
 from torch.fx import GraphModule
 
-from partita._torch.aot import compile_ahead, forward_returns, static_placeholders
-from partita._torch.call_recording import WholeCall
-from partita.cudagraphs.entry import CacheInfo
-from partita.cudagraphs.memory import StableMemory
-from partita.cudagraphs.module import CudaGraphModule
-from partita.cudagraphs.mutations import find_input_mutations
+from partita._torch.compile.aot import compile_ahead, forward_returns, static_placeholders
+from partita._torch.operators.call_recording import WholeCall
+from partita.cudagraphs.facts.fixed_addresses import StableMemory
+from partita.cudagraphs.facts.written_inputs import find_input_mutations
 from partita.cudagraphs.options import BackendOptions
-from partita.cudagraphs.padding import PaddedGraph, plan_padding
-from partita.cudagraphs.partition import cut_at_regions
-from partita.cudagraphs.recorder import GraphRecorder
-from partita.cudagraphs.regions import RegionPlan, find_regions
+from partita.cudagraphs.padding.padding import PaddedGraph, plan_padding
+from partita.cudagraphs.recording.recorder import GraphRecorder
+from partita.cudagraphs.regions.grouping import RegionPlan, find_regions
+from partita.cudagraphs.regions.partition import cut_at_regions
+from partita.cudagraphs.replaying.entry import CacheInfo
+from partita.cudagraphs.replaying.module import CudaGraphModule
 from partita.graph.effects import metadata
 from partita.splitter.result import Piece
 

@@ -10,11 +10,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from partita._torch.pytree import tree_map
-from partita._torch.traced import Break, TracedModel, pretend_device, trace_model
-from partita.cudagraphs.capturable import CaptureRules
-from partita.cudagraphs.regions import RegionPlan, find_regions
-from partita.cudagraphs.saving import SavingModel
+from partita._torch.compile.traced import Break, TracedModel, pretend_device, trace_model
+from partita._torch.containers.pytree import tree_map
+from partita.cudagraphs.regions.capturable import CaptureRules
+from partita.cudagraphs.regions.grouping import RegionPlan, find_regions
+from partita.cudagraphs.regions.launch_savings import SavingModel
 from partita.errors import CaptureError
 
 __all__ = ["ExplainedGraph", "Explanation", "explain"]

@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 import torch
 
-from partita._torch.aot import GraphCompiler
-from partita._torch.inductor import compile_with_inductor
-from partita.cudagraphs.capturable import CaptureRules
-from partita.cudagraphs.cuda import CudaRecorder
-from partita.cudagraphs.recorder import GraphRecorder
-from partita.cudagraphs.replay import ReplayRecorder
-from partita.cudagraphs.saving import SavingModel
+from partita._torch.compile.aot import GraphCompiler
+from partita._torch.compile.inductor import compile_with_inductor
+from partita.cudagraphs.recording.cpu import ReplayRecorder
+from partita.cudagraphs.recording.cuda import CudaRecorder
+from partita.cudagraphs.recording.recorder import GraphRecorder
+from partita.cudagraphs.regions.capturable import CaptureRules
+from partita.cudagraphs.regions.launch_savings import SavingModel
 from partita.errors import ArgumentError
 
 __all__ = ["BackendOptions"]

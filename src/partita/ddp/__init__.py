@@ -4,13 +4,13 @@ still runs.
 
 from __future__ import annotations
 
-from partita.ddp.backend import partita_ddp
-from partita.ddp.hooks import CommHook, bf16_compress, fp16_compress
-from partita.ddp.listing import BucketRow, BucketTimes, PassTimes
-from partita.ddp.optimizer import DDPOptimizer, use_partita_ddp_optimizer
-from partita.ddp.optimizer_buckets import Bucket
-from partita.ddp.replicate import Replicated, Replication, replicate
-from partita.ddp.tuning import measure_links
+from partita.ddp.compiled.backend import partita_ddp
+from partita.ddp.forward_cut.buckets import Bucket
+from partita.ddp.forward_cut.optimizer import DDPOptimizer, use_partita_ddp_optimizer
+from partita.ddp.reducing.bucket_report import BucketRow, BucketTimes, PassTimes
+from partita.ddp.reducing.comm_hooks import CommHook, bf16_compress, fp16_compress
+from partita.ddp.reducing.tuning import measure_links
+from partita.ddp.replicas.replicate import Replicated, Replication, replicate
 
 __all__ = [
     "Bucket",

@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 
 from torch.fx import GraphModule
 
-from partita._torch.aot import forward_returns, static_placeholders
-from partita._torch.inductor import inductor_settings
+from partita._torch.compile.aot import forward_returns, static_placeholders
+from partita._torch.compile.inductor import inductor_settings
 from partita.errors import ArgumentError
 from partita.runtime import PieceRunner
 

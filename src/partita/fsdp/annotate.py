@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from torch import nn
 
-from partita._torch.fsdp_marks import mark
+from partita._torch.distributed.fsdp_marks import mark
 
 __all__ = ["annotate_modules_for_dynamo"]
 

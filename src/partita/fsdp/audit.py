@@ -8,7 +8,13 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from partita._torch.fsdp_marks import fsdp_wrapped_name, ignored_by_wrappers, is_border, is_wrapper, mark_of
+from partita._torch.distributed.fsdp_marks import (
+    fsdp_wrapped_name,
+    ignored_by_wrappers,
+    is_border,
+    is_wrapper,
+    mark_of,
+)
 from partita.errors import CaptureError
 
 __all__ = ["Audit", "audit"]

@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import nn
 
-from partita._torch.fsdp_marks import fsdp_wrapped_name, is_border
+from partita._torch.distributed.fsdp_marks import fsdp_wrapped_name, is_border
 from partita.errors import ArgumentError
 
 __all__ = ["split_points_at_fsdp"]

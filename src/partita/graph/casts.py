@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch.fx import GraphModule, Node
 
-from partita._torch.regions import ENTER_AUTOCAST
+from partita._torch.autograd.region_switches import ENTER_AUTOCAST
 from partita.graph.effects import Effects, metadata
 from partita.graph.regions import Ambient
 from partita.graph.state import lookup

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.fx import Node, has_side_effect
 
-from partita._torch.tensors import has_memory
+from partita._torch.tensors.storage import has_memory
 from partita.errors import ExecutionError
 from partita.graph.use import PLAIN, Use
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 
-from partita._torch.roofline import roofline_seconds
+from partita._torch.operators.roofline import roofline_seconds
 from partita.graph.effects import analyse
 
 __all__ = ["BYTES_PER_S", "FLOPS_PER_S", "NodeCost", "estimate", "measure"]

@@ -13,9 +13,15 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from partita._torch.ops import is_higher_order, is_operator, operator_facts
-from partita._torch.regions import ENTER_AUTOCAST, ENTER_INFERENCE, EXIT_AUTOCAST, EXIT_INFERENCE, SET_GRAD
-from partita._torch.storage import storage_key
+from partita._torch.autograd.region_switches import (
+    ENTER_AUTOCAST,
+    ENTER_INFERENCE,
+    EXIT_AUTOCAST,
+    EXIT_INFERENCE,
+    SET_GRAD,
+)
+from partita._torch.operators.schemas import is_higher_order, is_operator, operator_facts
+from partita._torch.tensors.storage import storage_key
 from partita.graph.functions import function_rule, method_rule
 from partita.graph.modules import module_use
 from partita.graph.state import lookup

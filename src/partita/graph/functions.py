@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from partita._torch.function_call import FunctionCall
-from partita._torch.ops import aten_packet, is_operator, returns_one_tensor
-from partita._torch.regions import is_barrier_function
+from partita._torch.autograd.region_switches import is_barrier_function
+from partita._torch.export.function_call import FunctionCall
+from partita._torch.operators.schemas import aten_packet, is_operator, returns_one_tensor
 from partita.graph.conditions import branch_use, is_branch_function
 from partita.graph.known import (
     CONTAINER_METHODS,

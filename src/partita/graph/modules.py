@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from partita._torch.modules import has_forward_hooks, is_guards_module
+from partita._torch.modules.contents import has_forward_hooks, is_guards_module
 from partita.graph.use import Use, nodes_in, opaque
 
 __all__ = ["module_use"]

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.fx import Node
 
-from partita._torch.ops import ArgumentFacts, OpFacts, operator_facts
+from partita._torch.operators.schemas import ArgumentFacts, OpFacts, operator_facts
 from partita.graph.use import PLAIN, Rule, Use, nodes_in
 
 __all__ = ["operator_rule"]

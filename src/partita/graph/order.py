@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
-from partita._torch.storage import storage_key
+from partita._torch.tensors.storage import storage_key
 from partita.graph.effects import Effects
 from partita.graph.use import PLAIN
 

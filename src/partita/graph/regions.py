@@ -23,7 +23,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch.fx import Node
 
-from partita._torch.regions import ENTER_AUTOCAST, ENTER_INFERENCE, EXIT_AUTOCAST, EXIT_INFERENCE, SET_GRAD
+from partita._torch.autograd.region_switches import (
+    ENTER_AUTOCAST,
+    ENTER_INFERENCE,
+    EXIT_AUTOCAST,
+    EXIT_INFERENCE,
+    SET_GRAD,
+)
 from partita.errors import RegionError
 
 __all__ = ["INHERITED", "Ambient", "ambient_states"]

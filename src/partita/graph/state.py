@@ -8,7 +8,7 @@ from typing import Any, Literal
 from torch import nn
 from torch.fx import Node
 
-from partita._torch.modules import is_buffer, is_persistent_buffer
+from partita._torch.modules.contents import is_buffer, is_persistent_buffer
 from partita.errors import GraphError
 
 __all__ = ["Attribute", "attribute", "lookup"]

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from partita._torch.fake import tracing_mode_of
-from partita._torch.ops import always_aliased
-from partita._torch.storage import storage_key
+from partita._torch.fake.shapes import tracing_mode_of
+from partita._torch.operators.schemas import always_aliased
+from partita._torch.tensors.storage import storage_key
 from partita.graph.state import lookup
 from partita.graph.use import PLAIN, Use
 

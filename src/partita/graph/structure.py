@@ -19,9 +19,9 @@ import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
-from partita._torch.fx import signature_text, symbolic_text
-from partita._torch.ops import is_higher_order, is_operator
-from partita._torch.storage import storage_key
+from partita._torch.graph_module.nodes import signature_text, symbolic_text
+from partita._torch.operators.schemas import is_higher_order, is_operator
+from partita._torch.tensors.storage import storage_key
 from partita.graph.effects import metadata
 from partita.graph.state import attribute
 

@@ -5,13 +5,13 @@ import.
 
 from __future__ import annotations
 
-from partita.pipelining.cutting.annotations import annotate_split_points
-from partita.pipelining.cutting.cuts import SplitPoint, pipe_split
-from partita.pipelining.cutting.frontend import pipeline
-from partita.pipelining.cutting.multi_use import MultiUseParameterConfig
-from partita.pipelining.cutting.pipe import Pipe
-from partita.pipelining.cutting.sequential import PipeSequential
-from partita.pipelining.loss import LossWrapper, TrivialLossWrapper
+from partita.pipelining.frontends.cuts.annotations import annotate_split_points
+from partita.pipelining.frontends.cuts.cuts import SplitPoint, pipe_split
+from partita.pipelining.frontends.cuts.sequential import PipeSequential
+from partita.pipelining.frontends.graph.multi_use import MultiUseParameterConfig
+from partita.pipelining.frontends.graph.pipe import Pipe
+from partita.pipelining.frontends.pipeline import pipeline
+from partita.pipelining.interface.loss import LossWrapper, TrivialLossWrapper
 
 __all__ = [
     "LossWrapper",

@@ -7,23 +7,20 @@ from partita.pipelining.checkpoints.latest import latest_checkpoint
 from partita.pipelining.checkpoints.snapshots import Snapshots
 from partita.pipelining.checkpoints.state_report import StateReport, state_report
 from partita.pipelining.checkpoints.weight_files import load_safetensors
-from partita.pipelining.cutting.annotations import annotate_split_points, clear_split_points
-from partita.pipelining.cutting.cuts import SplitPoint, pipe_split
-from partita.pipelining.cutting.frontend import keyed_graph, measure_units, pipeline
-from partita.pipelining.cutting.multi_use import MultiUseParameterConfig
-from partita.pipelining.cutting.pipe import Pipe
-from partita.pipelining.cutting.sequential import PipeSequential
-from partita.pipelining.loss import LossWrapper, TrivialLossWrapper
-from partita.pipelining.pipe_info import PipeInfo
+from partita.pipelining.frontends.cuts.annotations import annotate_split_points, clear_split_points
+from partita.pipelining.frontends.cuts.cuts import SplitPoint, pipe_split
+from partita.pipelining.frontends.cuts.sequential import PipeSequential
+from partita.pipelining.frontends.graph.multi_use import MultiUseParameterConfig
+from partita.pipelining.frontends.graph.pipe import Pipe
+from partita.pipelining.frontends.pipeline import keyed_graph, measure_units, pipeline
+from partita.pipelining.interface.loss import LossWrapper, TrivialLossWrapper
+from partita.pipelining.interface.pipe_info import PipeInfo
 from partita.pipelining.stages.build import build_stage
 from partita.pipelining.stages.interop import to_torch_stage
 from partita.pipelining.stages.manual import PipelineStage
 from partita.pipelining.stages.materialise import materialise, parameters_on_meta
 from partita.pipelining.stages.stage import Stage
-from partita.pipelining.steps.clipping import clip_grad_norm_
 from partita.pipelining.steps.loss_weights import LossWeights
-from partita.pipelining.steps.reference import UncutReference
-from partita.pipelining.steps.scaler import GradScaler
 from partita.pipelining.steps.schedule_bases import PipelineScheduleMulti, PipelineScheduleSingle
 from partita.pipelining.steps.schedule_kinds import (
     CustomSchedule,
@@ -38,7 +35,10 @@ from partita.pipelining.steps.schedule_kinds import (
 )
 from partita.pipelining.steps.schedule_kinds import ScheduleForwardOnly as _ScheduleForwardOnly  # noqa: F401 - torch's
 from partita.pipelining.steps.schedules import PipelineSchedule
-from partita.pipelining.steps.verify_step import verify_step
+from partita.pipelining.training.clipping import clip_grad_norm_
+from partita.pipelining.training.reference import UncutReference
+from partita.pipelining.training.scaler import GradScaler
+from partita.pipelining.training.verify_step import verify_step
 from partita.runtime import TensorChunkSpec
 
 __all__ = [

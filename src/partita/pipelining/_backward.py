@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from partita._torch.pytree import flatten, flatten_up_to
+from partita._torch.containers.pytree import flatten, flatten_up_to
 from partita.pipelining.stages.arrivals import Arrivals
 from partita.pipelining.stages.split_backward import WeightPass, input_pass
 

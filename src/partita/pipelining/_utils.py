@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
-from partita._torch.pytree import flatten, unflatten
+from partita._torch.containers.pytree import flatten, unflatten
 from partita.errors import ScheduleError
 from partita.errors import SignatureMismatch as PipeliningMetadataError
-from partita.pipelining.pipe_info import PipeInfo
+from partita.pipelining.interface.pipe_info import PipeInfo
 from partita.planning import loop_placement, v_placement
 
 __all__ = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from partita.pipelining.pipe_info import PipeInfo
+from partita.pipelining.interface.pipe_info import PipeInfo
 from partita.pipelining.stages.build import build_stage
 from partita.pipelining.stages.manual import PipelineStage
 from partita.pipelining.stages.stage import Stage as _PipelineStageBase

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from partita._torch.distributed import RawGroup, RawWork
+from partita._torch.distributed.groups import RawGroup, RawWork
 from partita.errors import ExecutionError
 from partita.runtime.comm import Handle
 from partita.runtime.waiters import Waiters

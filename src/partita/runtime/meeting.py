@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from partita._torch.distributed import Store
+from partita._torch.distributed.groups import Store
 from partita.errors import ExecutionError
 from partita.runtime.connections import Address, Connection, Listener, connect_all
 from partita.runtime.failure import FailureRecord

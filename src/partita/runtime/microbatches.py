@@ -25,8 +25,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from partita._torch.block_mask import shift_masks
-from partita._torch.pytree import TreeSpec, flatten, flatten_up_to, flatten_with_path, unflatten
+from partita._torch.containers.pytree import TreeSpec, flatten, flatten_up_to, flatten_with_path, unflatten
+from partita._torch.graph_module.block_mask import shift_masks
 from partita.errors import MicrobatchError
 
 __all__ = [

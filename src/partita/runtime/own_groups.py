@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from partita._torch.distributed import (
+from partita._torch.distributed.groups import (
     RawGroup,
     Store,
     abort_gloo,

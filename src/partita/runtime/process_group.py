@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from partita._torch.distributed import (
+from partita._torch.distributed.groups import (
     RawGroup,
     RawWork,
     Store,

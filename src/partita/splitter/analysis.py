@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
-from partita._torch.storage import storage_key
+from partita._torch.tensors.storage import storage_key
 from partita.errors import GraphError, OrderConflict
 from partita.graph.casts import Casts, find_casts
 from partita.graph.effects import Effects, analyse, metadata

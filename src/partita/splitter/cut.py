@@ -9,8 +9,20 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from partita._torch.fx import append_copy, append_input, append_renamed, map_arguments, new_graph
-from partita._torch.regions import EMPTY_CACHE, ENTER_AUTOCAST, EXIT_AUTOCAST, EXIT_INFERENCE, SET_GRAD
+from partita._torch.autograd.region_switches import (
+    EMPTY_CACHE,
+    ENTER_AUTOCAST,
+    EXIT_AUTOCAST,
+    EXIT_INFERENCE,
+    SET_GRAD,
+)
+from partita._torch.graph_module.nodes import (
+    append_copy,
+    append_input,
+    append_renamed,
+    map_arguments,
+    new_graph,
+)
 from partita.graph.effects import metadata
 from partita.graph.regions import INHERITED, Ambient
 from partita.splitter.flow import PieceFlow

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
-from partita._torch.modules import named_state
+from partita._torch.modules.contents import named_state
 from partita.errors import GraphError
 from partita.splitter.analysis import analyse_split
 from partita.splitter.collection import collection_paused

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch.fx import Node
 
-from partita._torch.fx import free_symbols
+from partita._torch.graph_module.nodes import free_symbols
 from partita.graph.effects import metadata
 from partita.graph.regions import Ambient
 

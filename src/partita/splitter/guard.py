@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.fx.node import has_side_effect
 
-from partita._torch.storage import storage_key
+from partita._torch.tensors.storage import storage_key
 from partita.errors import ExecutionError
 
 __all__ = ["DistinctInputs", "Guards", "require_distinct", "require_foreign"]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import nn
 from torch.fx import Node
 
-from partita._torch.modules import own_module, owns_attribute
+from partita._torch.modules.contents import own_module, owns_attribute
 from partita.graph.state import Attribute, attribute
 
 __all__ = ["attributes_of", "install", "renamed"]

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from partita._torch.fx import append_copy, copy_codegen, map_arguments, new_graph, same_module
+from partita._torch.graph_module.nodes import append_copy, copy_codegen, map_arguments, new_graph, same_module
 from partita.graph.effects import metadata
 from partita.graph.functions import is_tensor
 from partita.splitter.assignment import Assignment, is_assignable

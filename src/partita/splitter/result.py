@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from partita._torch.modules import named_state
+from partita._torch.modules.contents import named_state
 from partita.errors import PieceNameError
 from partita.graph.structure import structural_hash
 

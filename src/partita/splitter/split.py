@@ -8,8 +8,8 @@ from typing import Any, Literal
 import torch
 from torch.fx import GraphModule, Node
 
-from partita._torch.fx import lazy_module, mark_impure
-from partita._torch.modules import carry_hooks
+from partita._torch.graph_module.nodes import lazy_module, mark_impure
+from partita._torch.modules.contents import carry_hooks
 from partita.errors import GraphError, SplitError
 from partita.graph.casts import outermost_autocast
 from partita.graph.effects import metadata

@@ -10,8 +10,8 @@ from functools import partial
 
 from torch.fx import Graph, Node
 
-from partita._torch.fx import append_copy, copy_codegen, map_arguments, new_graph
-from partita._torch.regions import ENTER_CACHE_SCOPE, LEAVE_CACHE_SCOPE, SET_GRAD
+from partita._torch.autograd.region_switches import ENTER_CACHE_SCOPE, LEAVE_CACHE_SCOPE, SET_GRAD
+from partita._torch.graph_module.nodes import append_copy, copy_codegen, map_arguments, new_graph
 from partita.graph.effects import metadata
 from partita.graph.regions import Ambient
 from partita.splitter.flow import PieceFlow

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from partita._torch.storage import storage_key
+from partita._torch.tensors.storage import storage_key
 from partita.verification.compare import Mismatch
 
 __all__ = ["Place", "compare_places", "places"]

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from partita._torch.tensors import has_memory
+from partita._torch.tensors.storage import has_memory
 from partita.errors import ArgumentError
 from partita.verification.tree import children, has_equality, is_leaf
 

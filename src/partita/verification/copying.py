@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from partita._torch.compiled import compile_in_place_like, compiled_like, inside_compiled
+from partita._torch.modules.compiled import compile_in_place_like, compiled_like, inside_compiled
 from partita.errors import ArgumentTypeError
 from partita.verification.subject import Subject, holds_state, is_empty, state_globals
 from partita.verification.tree import children, tensors

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from partita._torch import ambient
+from partita._torch.autograd import global_settings as ambient
 from partita.verification import randomness
 from partita.verification.copying import Copies, copy_for_run
 from partita.verification.snapshot import Held, held_tensors, held_values

@@ -6,7 +6,7 @@ import gc
 from collections.abc import Mapping
 from typing import Any
 
-from partita._torch import ambient
+from partita._torch.autograd import global_settings as ambient
 from partita.errors import ArgumentError, ArgumentTypeError
 from partita.verification.compare import Tolerance
 from partita.verification.explain import explain as locate

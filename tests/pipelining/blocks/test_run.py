@@ -37,7 +37,7 @@ from partita.pipelining import (
     pipeline,
     save_checkpoint,
 )
-from partita.pipelining.cutting.block_pipe import BlockPipe
+from partita.pipelining.frontends.modules.pipe import BlockPipe
 from partita.runtime import Comm, InProcessWorld
 
 SPEC = {"blocks.1": SplitPoint.BEGINNING, "blocks.2": SplitPoint.BEGINNING, "head": SplitPoint.BEGINNING}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from partita._torch.data_parallel import sharded_roots
+from partita._torch.distributed.gradient_sync import sharded_roots
 from partita.errors import ExecutionError
 from partita.pipelining.stages.data_parallel import GradientReduction, gradient_reduction
 

@@ -17,7 +17,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from partita._torch.autograd import hooks_made
+from partita._torch.autograd.engine import hooks_made
 from partita.pipelining.stages.split_backward import input_pass
 
 WIDTH = 4

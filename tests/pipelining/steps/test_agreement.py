@@ -8,7 +8,7 @@ from tests.pipelining.models import PLAIN, SKIP
 from tests.pipelining.running import cut
 
 from partita.errors import SignatureMismatch
-from partita.pipelining.routes import Routes, StageBorder, Value, make_routes
+from partita.pipelining.interface.routes import Routes, StageBorder, Value, make_routes
 from partita.pipelining.steps.agreement import Relay, agree_on_step, neighbours, rank_pairs
 from partita.runtime import Comm, InProcessWorld
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from partita._torch.memos import memos
+from partita._torch.modules.memoised_functions import memos
 
 __all__ = ["memos_found", "nothing_remembered"]
 

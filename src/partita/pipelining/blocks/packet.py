@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from partita._torch.pytree import TreeSpec, flatten, register_leaves
+from partita._torch.containers.pytree import TreeSpec, flatten, register_leaves
 from partita.pipelining.blocks.answers import Answer, New
 from partita.pipelining.blocks.cut import Site
 

@@ -15,6 +15,7 @@ the way depends on.
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +28,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from partita._torch.ghosts import (
+from partita._torch.containers.pytree import unflatten
+from partita._torch.fake.ghosts import (
     FunctionKind,
     become,
     caller,
@@ -37,9 +39,8 @@ from partita._torch.ghosts import (
     is_ghostly,
     undisturbed,
 )
-from partita._torch.module_calls import watch_calls
-from partita._torch.pytree import unflatten
-from partita._torch.versions import writes_to
+from partita._torch.modules.calls import watch_calls
+from partita._torch.tensors.versions import times_written
 from partita.errors import ExecutionError
 from partita.pipelining.blocks.answers import (
     Answer,
@@ -63,14 +64,11 @@ _DEVICES = frozenset(f"is_{kind}.__get__" for kind in ("cuda", "cpu", "meta", "m
 _LOOKS = _DEVICES | {"device.__get__", "requires_grad.__get__", "is_leaf.__get__"}
 _OWN_FILES = frozenset(
     [str(path) for path in Path(__file__).parent.glob("*.py")]
-    + [module.__file__ for module in (torch.overrides, torch.functional, torch.nn.functional)]
+    + [str(module.__file__) for module in (torch.overrides, torch.functional, torch.nn.functional)]
 )
-_NOT_THE_MODELS = _OWN_FILES | {
-    str(nn.Module.__call__.__code__.co_filename),
-    str(watch_calls.__code__.co_filename),
-}
-_BEGINNING = (str(Path(__file__).with_name("stage_module.py")), "forward")
 """What stands between the model's code and a function that is caught."""
+_CALLS = {str(nn.Module.__call__.__code__.co_filename), str(watch_calls.__code__.co_filename)}
+_BEGINNING = (str(Path(__file__).with_name("stage_module.py")), "forward")
 _NONE: frozenset[Site] = frozenset()
 
 
@@ -104,6 +102,11 @@ class Run(TorchFunctionMode):
     Attributes:
         made: what goes to the next stage, once the pass has stopped.
     """
+
+    _own_files: frozenset[str] = _OWN_FILES
+
+    def __init_subclass__(cls) -> None:
+        cls._own_files = cls._own_files | {str(sys.modules[cls.__module__].__file__)}
 
     def __init__(
         self,
@@ -254,7 +257,7 @@ class Run(TorchFunctionMode):
         """The tensors in variables of the model's functions that are under way."""
         frame = caller(1)
         while frame is not None and (frame.f_code.co_filename, frame.f_code.co_name) != _BEGINNING:
-            if frame.f_code.co_filename not in _NOT_THE_MODELS:
+            if frame.f_code.co_filename not in self._own_files | _CALLS:
                 for name, value in frame.f_locals.items():
                     for tensor in tensors_in(value):
                         yield frame, name, tensor
@@ -297,7 +300,7 @@ class Run(TorchFunctionMode):
                 self._sites[number] = site = packet.sites[number]
                 become(ghost, self._arrived(value, site))
                 if number < packet.tensors or number in packet.aliases:
-                    self._versions[number] = writes_to(ghost)
+                    self._versions[number] = times_written(ghost)
 
     def _arrived(self, value: Tensor, site: Site) -> Tensor:
         """A tensor that nobody else refers to. Gradients arrive at ``value``, after all of this stage's."""
@@ -369,7 +372,7 @@ class Run(TorchFunctionMode):
     def _place(self, name: str) -> Site:
         """Where the model's code is."""
         frame = caller(1)
-        while frame is not None and frame.f_code.co_filename in _OWN_FILES:
+        while frame is not None and frame.f_code.co_filename in self._own_files:
             frame = frame.f_back
         assert frame is not None
         return (self._path[-1][:2] if self._path else (), frame.f_code.co_name, frame.f_lineno, name)
@@ -496,7 +499,7 @@ class Run(TorchFunctionMode):
             return
         for number, version in self._versions.items():
             tensor = self._refs[number]()
-            if tensor is None or writes_to(tensor) == version:
+            if tensor is None or times_written(tensor) == version:
                 continue
             what = (
                 f"argument {number}" if number < self._packet.tensors else "one of two tensors in one memory"

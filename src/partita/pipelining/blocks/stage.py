@@ -9,10 +9,10 @@ from typing import Any, NoReturn, cast
 import torch
 from torch import Tensor, nn
 
-from partita._torch.autograd import hooks_made
-from partita._torch.export import Signature
+from partita._torch.autograd.engine import hooks_made
+from partita._torch.export.export import Signature
 from partita.pipelining.blocks.packet import Gradients, given
-from partita.pipelining.routes import TRAILER, Routes, StageBorder, Tied, Value
+from partita.pipelining.interface.routes import TRAILER, Routes, StageBorder, Tied, Value
 from partita.pipelining.stages.flight import Flight
 from partita.pipelining.stages.stage import Stage
 from partita.runtime import Comm

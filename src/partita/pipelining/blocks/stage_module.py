@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from partita._torch.module_calls import calls_watched, overridden_calls
-from partita._torch.modules import named_tables, state_tables
+from partita._torch.modules.calls import calls_watched, overridden_calls
+from partita._torch.modules.contents import named_tables, state_tables
 from partita.pipelining.blocks.cut import BlockCut
 from partita.pipelining.blocks.memos import nothing_remembered
 from partita.pipelining.blocks.packet import Packet

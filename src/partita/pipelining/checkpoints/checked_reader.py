@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from partita._torch.checkpoint_metadata import read_metadata, storage_place
+from partita._torch.distributed.checkpoint_metadata import read_metadata, storage_place
 from partita.errors import CheckpointError
 from partita.pipelining.checkpoints.manifest import (
     MANIFEST,

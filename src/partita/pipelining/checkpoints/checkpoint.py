@@ -36,7 +36,7 @@ from partita.pipelining.checkpoints.reasons import reason
 from partita.pipelining.checkpoints.replicas import Replicas
 from partita.pipelining.checkpoints.savers import Savers, agree, attempt, savers_of
 from partita.pipelining.checkpoints.shared_folder import check_shared
-from partita.pipelining.listing import listed
+from partita.pipelining.interface.listing import listed
 from partita.pipelining.stages.held_state import Stages, by_identity, held_state, listed_stages, stage_modules
 from partita.pipelining.stages.stage import Stage
 

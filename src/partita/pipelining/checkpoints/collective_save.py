@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
-from partita._torch.distributed import world_number
+from partita._torch.distributed.groups import world_number
 from partita.runtime import Comm, ProcessGroupComm
 
 __all__ = ["comm_of_group", "save_together"]

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from partita._torch.checkpoint_metadata import storage_place
+from partita._torch.distributed.checkpoint_metadata import storage_place
 from partita.pipelining.checkpoints.aliased_writer import AliasedWriter
 from partita.pipelining.checkpoints.manifest import UNFINISHED, Manifest, Part, checksums, write_manifest
 

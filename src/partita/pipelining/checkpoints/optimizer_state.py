@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from partita.errors import CheckpointError
 from partita.pipelining.checkpoints.replicas import Entry
-from partita.pipelining.listing import listed
+from partita.pipelining.interface.listing import listed
 
 __all__ = [
     "Names",

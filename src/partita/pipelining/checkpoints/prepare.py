@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from partita._torch.tensors import has_memory
+from partita._torch.tensors.storage import has_memory
 from partita.errors import CheckpointError
 from partita.pipelining.checkpoints.checkpoint_source import EXTRA
 from partita.pipelining.checkpoints.manifest import MANIFEST, UNFINISHED

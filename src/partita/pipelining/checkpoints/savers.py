@@ -20,7 +20,7 @@ from partita.pipelining.checkpoints.writer_thread import writer_thread
 from partita.pipelining.stages.held_state import Stages, listed_stages
 from partita.pipelining.stages.stage import Stage
 from partita.runtime import Comm, InProcessComm
-from partita.runtime.told import told
+from partita.runtime.publish_errors import told
 from partita.runtime.whereabouts import doing
 
 __all__ = ["Savers", "agree", "attempt", "savers_of"]

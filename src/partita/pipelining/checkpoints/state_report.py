@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from torch import nn
 from torch.fx import GraphModule
 
-from partita._torch.modules import named_state
+from partita._torch.modules.contents import named_state
 from partita.errors import CheckpointError
 from partita.graph.state import lookup
-from partita.pipelining.cutting.pipe import Pipe
-from partita.pipelining.listing import listed
+from partita.pipelining.frontends.graph.pipe import Pipe
+from partita.pipelining.interface.listing import listed
 from partita.pipelining.stages.held_state import held_state
 
 __all__ = ["StateReport", "state_report"]

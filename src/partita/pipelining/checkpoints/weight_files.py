@@ -18,10 +18,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from partita._torch.tensors import has_memory
+from partita._torch.tensors.storage import has_memory
 from partita.errors import CheckpointError
 from partita.pipelining.checkpoints.all_or_nothing import put, unchanged_on_error
-from partita.pipelining.listing import listed
+from partita.pipelining.interface.listing import listed
 from partita.pipelining.stages.held_state import (
     Held,
     Stages,

@@ -12,8 +12,8 @@ from functools import partial
 
 from torch import Tensor
 
-from partita._torch.autograd import watch_gradient
-from partita.pipelining.layout import lies_plainly
+from partita._torch.autograd.engine import watch_gradient
+from partita.pipelining.interface.layout import lies_plainly
 
 __all__ = ["Arrivals"]
 

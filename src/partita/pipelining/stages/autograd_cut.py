@@ -9,7 +9,7 @@ from typing import cast
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from partita._torch.autograd import accumulates_inside, is_opaque, leaf_of, sequence_number
+from partita._torch.autograd.engine import accumulates_inside, is_opaque, leaf_of, sequence_number
 
 __all__ = ["AutogradCut", "AutogradGraph", "Catch"]
 

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 
 from partita.errors import ArgumentError, StageIndexError
-from partita.pipelining.pipe_info import PipeInfo
+from partita.pipelining.interface.pipe_info import PipeInfo
 from partita.pipelining.stages.held_state import stage_modules
 from partita.pipelining.stages.own_memory import with_own_memory
 from partita.pipelining.stages.relocate import relocated

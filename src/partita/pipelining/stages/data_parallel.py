@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from partita._torch.data_parallel import expect_backward, reduces, sharded_roots
+from partita._torch.distributed.gradient_sync import expect_backward, reduces, sharded_roots
 from partita.errors import ExecutionError
 
 __all__ = ["GradientReduction", "gradient_reduction"]

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from partita._torch.pytree import flatten, tree_map
+from partita._torch.containers.pytree import flatten, tree_map
 from partita.pipelining.stages.crossing import arguments_of
 
 __all__ = ["Declared", "declared_outputs"]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from partita._torch.pytree import tree_map
+from partita._torch.containers.pytree import tree_map
 from partita.errors import ExecutionError
 
 __all__ = ["Flight", "detached", "hand_to_caller", "roots_of"]

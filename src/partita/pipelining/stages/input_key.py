@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from partita._torch.pytree import flatten, is_node, node_children
+from partita._torch.containers.pytree import flatten, is_node, node_children
 
 __all__ = ["input_key"]
 

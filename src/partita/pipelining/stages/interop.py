@@ -17,10 +17,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage as TorchStage
 
-from partita._torch.fake_call import fake_call
+from partita._torch.fake.call import fake_call
 from partita.capture.sizes import evaluated
 from partita.errors import ArgumentError
-from partita.pipelining.routes import Constant, Named, Routes, Value, accept
+from partita.pipelining.interface.routes import Constant, Named, Routes, Value, accept
 from partita.pipelining.stages.held_state import stage_modules
 from partita.pipelining.stages.manual import PipelineStage
 from partita.pipelining.stages.stage import Stage

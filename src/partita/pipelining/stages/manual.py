@@ -11,11 +11,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import Module
 
-from partita._torch.export import Signature
-from partita._torch.pytree import flatten
+from partita._torch.containers.pytree import flatten
+from partita._torch.export.export import Signature
 from partita.errors import ArgumentError
-from partita.pipelining.layout import copied
-from partita.pipelining.routes import TRAILER, Routes, StageBorder, Tied
+from partita.pipelining.interface.layout import copied
+from partita.pipelining.interface.routes import TRAILER, Routes, StageBorder, Tied
 from partita.pipelining.stages.crossing import (
     Crossing,
     arguments_of,

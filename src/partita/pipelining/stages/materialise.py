@@ -19,13 +19,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from partita._torch.modules import is_persistent_buffer
-from partita._torch.tensors import has_memory
+from partita._torch.modules.contents import is_persistent_buffer
+from partita._torch.tensors.storage import has_memory
 from partita.errors import CheckpointError
-from partita.pipelining.listing import listed
+from partita.pipelining.interface.listing import listed
+from partita.pipelining.interface.two_modes import graphs_in
 from partita.pipelining.stages.held_state import Stages, stage_modules
 from partita.pipelining.stages.move_graph import move_graph
-from partita.pipelining.two_modes import graphs_in
 
 __all__ = ["InitBuffers", "Slot", "materialise", "parameters_on_meta", "tensor_slots"]
 

@@ -8,7 +8,7 @@ import copy
 
 from torch import Tensor, nn
 
-from partita._torch.tensors import has_memory
+from partita._torch.tensors.storage import has_memory
 from partita.errors import ExecutionError
 from partita.pipelining.stages.materialise import tensor_slots
 from partita.runtime import Comm, InProcessComm

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from partita._torch.tensors import has_memory
+from partita._torch.tensors.storage import has_memory
+from partita.pipelining.interface.two_modes import graphs_in
 from partita.pipelining.stages.materialise import tensor_slots
 from partita.pipelining.stages.move_graph import move_graph, named_devices
-from partita.pipelining.two_modes import graphs_in
 
 __all__ = ["devices_of", "relocated"]
 

@@ -17,10 +17,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from partita._torch.autograd import AsSaved
-from partita._torch.storage import storage_key
-from partita._torch.versions import writes_to
-from partita.pipelining.layout import copied
+from partita._torch.autograd.engine import AsSaved
+from partita._torch.tensors.storage import storage_key
+from partita._torch.tensors.versions import times_written
+from partita.pipelining.interface.layout import copied
 
 __all__ = ["SavedBuffers"]
 
@@ -54,7 +54,7 @@ class SavedBuffers:
             self._needed[training] = False
             yield
             return
-        before = {key: writes_to(buffer) for key, buffer in buffers.items()}
+        before = {key: times_written(buffer) for key, buffer in buffers.items()}
         saved: set[int] = set()
 
         def pack(tensor: Tensor) -> Tensor:
@@ -67,4 +67,4 @@ class SavedBuffers:
         with torch.autograd.graph.saved_tensors_hooks(pack, AsSaved()):
             yield
         if training not in self._needed:
-            self._needed[training] = any(writes_to(buffers[key]) != before[key] for key in saved)
+            self._needed[training] = any(times_written(buffers[key]) != before[key] for key in saved)

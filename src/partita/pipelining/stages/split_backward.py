@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from partita._torch.autograd import hooks_paused, leaf_of, run_backward
+from partita._torch.autograd.engine import hooks_paused, leaf_of, run_backward
 from partita.pipelining.stages.arrivals import Arrivals
 from partita.pipelining.stages.autograd_cut import AutogradCut, AutogradGraph, Catch
 

@@ -12,11 +12,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from partita._torch.autograd import hooks_made, run_backward
-from partita._torch.export import Signature
+from partita._torch.autograd.engine import hooks_made, run_backward
+from partita._torch.export.export import Signature
 from partita.errors import ExecutionError, SignatureMismatch
-from partita.pipelining.layout import copied
-from partita.pipelining.routes import Named, Routes, Tied, Value, accept, describe
+from partita.pipelining.interface.layout import copied
+from partita.pipelining.interface.routes import Named, Routes, Tied, Value, accept, describe
 from partita.pipelining.stages.arrivals import Arrivals
 from partita.pipelining.stages.data_parallel import GradientReduction, gradient_reduction
 from partita.pipelining.stages.flight import Flight, hand_to_caller, roots_of

@@ -12,8 +12,8 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from partita._torch.autograd import hooks_paused
-from partita.pipelining.routes import Tied
+from partita._torch.autograd.engine import hooks_paused
+from partita.pipelining.interface.routes import Tied
 
 __all__ = ["TiedShare", "kept_apart"]
 

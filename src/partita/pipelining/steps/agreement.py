@@ -11,7 +11,7 @@ from itertools import zip_longest
 import torch
 
 from partita.errors import SignatureMismatch
-from partita.pipelining.routes import Routes
+from partita.pipelining.interface.routes import Routes
 from partita.pipelining.stages.stage import Stage
 from partita.runtime import Comm, wait_all
 from partita.runtime.same_settings import digest, refuse_differences

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from partita._torch.pytree import flatten
+from partita._torch.containers.pytree import flatten
 from partita.errors import MicrobatchError
-from partita.pipelining.routes import Routes
+from partita.pipelining.interface.routes import Routes
 from partita.pipelining.stages.stage import Stage
 from partita.pipelining.steps.loss_weights import LossWeights, step_weights
 from partita.runtime import CutBatch, cut_batch, split_tree

@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from partita._torch.autograd import hooks_made
+from partita._torch.autograd.engine import hooks_made
 from partita.errors import ExecutionError, PartitaError, SignatureMismatch
 from partita.pipelining.blocks.transfer import receive_bundle, send_bundle
-from partita.pipelining.layout import packed, trailer_of, trailer_room
-from partita.pipelining.routes import Value
+from partita.pipelining.interface.layout import packed, trailer_of, trailer_room
+from partita.pipelining.interface.routes import Value
 from partita.pipelining.stages.flight import detached
 from partita.pipelining.stages.stage import Stage
 from partita.pipelining.steps.mailbox import Delivery, Inbox, Outbox

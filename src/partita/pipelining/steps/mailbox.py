@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from partita.pipelining.layout import laid_out
+from partita.pipelining.interface.layout import laid_out
 from partita.runtime import Handle, wait_all
 
 __all__ = ["Delivery", "Inbox", "Outbox"]

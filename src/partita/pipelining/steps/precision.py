@@ -10,8 +10,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from partita._torch.fake_call import fake_call
-from partita.pipelining.routes import Routes, Value
+from partita._torch.fake.call import fake_call
+from partita.pipelining.interface.routes import Routes, Value
 from partita.pipelining.stages.held_state import stage_modules
 from partita.pipelining.stages.stage import Stage
 from partita.runtime import Comm

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
-from partita.pipelining.routes import TRAILER, Routes, Value
+from partita.pipelining.interface.routes import TRAILER, Routes, Value
 from partita.pipelining.stages.stage import Stage
 from partita.pipelining.steps.custom_functions import CustomAction, CustomFunction
 from partita.pipelining.steps.instructions import (

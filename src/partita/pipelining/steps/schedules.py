@@ -13,7 +13,7 @@ from torch import Tensor
 
 from partita.errors import ScheduleError, SignatureMismatch
 from partita.pipelining.blocks.stage import BlockStage
-from partita.pipelining.routes import Routes
+from partita.pipelining.interface.routes import Routes
 from partita.pipelining.stages.stage import Stage
 from partita.pipelining.stages.step_count import StepCount
 from partita.pipelining.steps.agreement import (
@@ -35,10 +35,10 @@ from partita.pipelining.steps.executor import Executor, StepInputs
 from partita.pipelining.steps.loss_weights import LossWeights, step_weights
 from partita.pipelining.steps.messages import with_messages
 from partita.pipelining.steps.precision import Precision, current_autocast, fresh_casts
-from partita.pipelining.steps.settle import Settling
-from partita.pipelining.steps.stepped_once import SteppedOnce
-from partita.pipelining.steps.tied import share_gradients
-from partita.pipelining.steps.tied_sum import TiedGradients, TiedSums, with_chains
+from partita.pipelining.steps.shape_exchange import Settling
+from partita.pipelining.tied.stepped_once import SteppedOnce
+from partita.pipelining.tied.tied import share_gradients
+from partita.pipelining.tied.tied_sum import TiedGradients, TiedSums, with_chains
 from partita.planning import ActionKind, Schedule, get_schedule
 from partita.runtime import (
     NULL_TRACER,
@@ -47,8 +47,8 @@ from partita.runtime import (
     Recorder,
     merge,
 )
+from partita.runtime.publish_errors import closed_on_error, told
 from partita.runtime.same_settings import short_digest
-from partita.runtime.told import closed_on_error, told
 from partita.runtime.whereabouts import doing
 
 __all__ = ["PipelineSchedule"]

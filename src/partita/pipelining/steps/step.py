@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from partita.pipelining.routes import Routes, Value
+from partita.pipelining.interface.routes import Routes, Value
 from partita.pipelining.stages.stage import Stage
 from partita.runtime import RandomKey
 

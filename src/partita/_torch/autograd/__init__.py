@@ -1,0 +1,1 @@
+"""Autograd: the engine, the pass that is running, and the modes that hold around a call."""

@@ -1,0 +1,1 @@
+"""``torch.compile`` and AOTAutograd: their graphs, and compilers for them."""

@@ -1,0 +1,135 @@
+"""Compiling the pieces of one Dynamo graph with a backend, each as if it were a graph of its own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch._dynamo.exc import RestartAnalysis, SkipFrame
+from torch._dynamo.utils import counters
+from torch._guards import TracingContext, detect_fake_mode, tracing
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import GraphModule
+
+from partita._torch.graph_module.graph_copy import copy_graph
+from partita._torch.graph_module.lazy_module import lazy_module
+
+__all__ = [
+    "CompiledPiece",
+    "as_fake",
+    "compile_forward_piece",
+    "copy_module",
+    "inherit_marks",
+    "must_reach_dynamo",
+    "run_fake",
+    "with_strides_of",
+]
+
+CompiledPiece = Callable[..., Any]
+
+
+def inherit_marks(whole: GraphModule, piece: GraphModule) -> None:
+    """Give a piece what Dynamo has noted on the graph that it was cut from: where inputs come from."""
+    sources = {
+        node.name: getattr(node, "_dynamo_source", None) for node in whole.graph.find_nodes(op="placeholder")
+    }
+    for node in piece.graph.find_nodes(op="placeholder"):
+        node._dynamo_source = sources.get(node.name)
+    piece.meta = dict(whole.meta)
+    if hasattr(whole, "_param_name_to_source"):
+        piece._param_name_to_source = whole._param_name_to_source
+
+
+def copy_module(gm: GraphModule) -> GraphModule:
+    """A module with the same attributes and a graph of its own, for a compiler that changes what it is
+    given.
+    """
+    made = lazy_module(copy_graph(gm.graph), type(gm).__name__, training=gm.training)
+    for name, value in vars(gm).items():
+        if name not in ("_graph",):
+            vars(made)[name] = value
+    return made
+
+
+def as_fake(examples: Sequence[Any]) -> list[Any]:
+    """The same values; tensors that are not fake are made so, where others are."""
+    mode = detect_fake_mode(list(examples))
+    return [
+        mode.from_tensor(value)
+        if mode is not None and isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
+        else value
+        for value in examples
+    ]
+
+
+def with_strides_of(results: Sequence[Any], known: Sequence[Any]) -> list[Any]:
+    """``results``, fake tensors, with the strides of ``known``."""
+    made = []
+    for result, other in zip(results, known, strict=True):
+        if isinstance(result, torch.Tensor) and result.stride() != other.stride():
+            again = run_fake(
+                lambda r, o: torch.empty_strided(o.shape, o.stride(), dtype=r.dtype, device=r.device),
+                [result, other],
+            )
+            made.append(again.requires_grad_(result.requires_grad))
+        else:
+            made.append(result)
+    return made
+
+
+def run_fake(run: Callable[..., Any], examples: Sequence[Any]) -> Any:
+    """What ``run`` gives for fake tensors."""
+    mode = detect_fake_mode(list(examples))
+    if mode is None:
+        return run(*examples)
+    allowed, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
+    try:
+        with mode:
+            return run(*examples)
+    finally:
+        mode.allow_non_fake_inputs = allowed
+
+
+def compile_forward_piece(
+    gm: GraphModule, examples: Sequence[Any], backend: Callable[..., CompiledPiece], options: dict[str, Any]
+) -> tuple[CompiledPiece, Any]:
+    """Compile one piece, and find out what it returns.
+
+    The piece gets a tracing context of its own. Backward graphs are compiled later, in whatever order their
+    outputs are used, and read from it what belongs to their own piece.
+
+    Args:
+        examples: fake tensors and sizes.
+        options: further arguments of ``backend``.
+
+    Returns:
+        What runs the piece, and its results for the examples, with the strides that the compiler chose.
+
+    Raises:
+        Exception: whatever ``backend`` raises.
+    """
+    whole = TracingContext.try_get()
+    own = None
+    if whole is not None:
+        own = copy.copy(whole)
+        own.fw_metadata = None
+        own.ddp_optimizer_ctx = None
+        own.fakify_first_call = True
+    original = copy_module(gm)
+    before = counters["aot_autograd"]["total"]
+    with tracing(own) if own is not None else nullcontext():
+        run = backend(gm, list(examples), **options)
+        through_aot = counters["aot_autograd"]["total"] != before
+        if own is not None and through_aot:
+            results = run_fake(run, examples)
+            own.fakify_first_call = False
+            return run, results
+    return run, run_fake(original, examples)
+
+
+def must_reach_dynamo(error: BaseException) -> bool:
+    """Whether an error of a backend is a message to Dynamo, which then starts anew or skips the frame."""
+    return isinstance(error, (RestartAnalysis, SkipFrame))

@@ -1,0 +1,187 @@
+"""All graphs that ``torch.compile`` and AOTAutograd make of one call of a model, and where they broke."""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch._dynamo import config
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import GraphModule
+from torch.utils._pytree import tree_leaves
+
+from partita._torch.compile.aot import compile_ahead, forward_returns, static_placeholders
+
+__all__ = ["Break", "TracedGraph", "TracedModel", "pretend_device", "trace_model"]
+
+
+@dataclass(frozen=True)
+class TracedGraph:
+    """One flat graph of operators, its nodes with example values.
+
+    Attributes:
+        kind: what AOTAutograd made it for.
+        gm: the graph.
+        static_inputs: names of the parameters and buffers among its inputs; a backward graph names those of
+            its forward.
+        returned: how many of its outputs a caller gets; None: all.
+    """
+
+    kind: Literal["forward", "backward", "inference"]
+    gm: GraphModule
+    static_inputs: frozenset[str]
+    returned: int | None
+
+
+@dataclass(frozen=True)
+class Break:
+    """Where a graph ends, because Dynamo could not go on.
+
+    Attributes:
+        reason: Dynamo's, in one line.
+        hint: Dynamo's first hint, or an empty string.
+        source: ``file:line: code``, or an empty string.
+    """
+
+    reason: str
+    hint: str
+    source: str
+
+
+@dataclass
+class TracedModel:
+    """What `trace_model` found, in order.
+
+    Attributes:
+        stopped: why the rest of the model is not here, or an empty string.
+        result: what the model returned; None where it stopped.
+    """
+
+    graphs: list[TracedGraph] = field(default_factory=list)
+    breaks: list[Break] = field(default_factory=list)
+    stopped: str = ""
+    result: Any = None
+
+
+def trace_model(
+    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, train: bool, compute: bool
+) -> TracedModel:
+    """Call a model once through ``torch.compile``, and keep its graphs.
+
+    Args:
+        train: with gradients, and the backward of the sum of its results.
+        compute: run the graphs. False: results have the right shapes, and zeros in them, so that models and
+            arguments on the meta device will do; what the host reads from a tensor then stays in the graph.
+
+    Raises:
+        Exception: whatever the model raises, unless values were missing because nothing is computed.
+    """
+    found = TracedModel()
+    static: set[str] = set()
+
+    def compiler(kind: Literal["forward", "backward", "inference"]) -> Any:
+        def compile_graph(gm: GraphModule, _examples: Sequence[Any]) -> Any:
+            names = [node.name for node in gm.graph.find_nodes(op="placeholder")]
+            if kind != "backward":
+                static.update(names[index] for index in static_placeholders() if index < len(names))
+            returned = forward_returns() if kind == "forward" else None
+            found.graphs.append(TracedGraph(kind, gm, frozenset(static.intersection(names)), returned))
+            return gm if compute else _Zeros(gm)
+
+        return compile_graph
+
+    def backend(gm: GraphModule, inputs: Sequence[Any]) -> Any:
+        ending = getattr(gm, "compile_subgraph_reason", None)
+        if ending is not None and ending.graph_break:
+            found.breaks.append(_break(str(ending.reason), ending.user_stack))
+        return compile_ahead(
+            gm,
+            inputs,
+            forward=compiler("forward"),
+            backward=compiler("backward"),
+            inference=compiler("inference"),
+        )
+
+    patch = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True}
+    compiled = torch.compile(module, backend=backend)
+    with (
+        nullcontext() if compute else config.patch(patch),
+        torch.set_grad_enabled(train),
+        warnings.catch_warnings(),
+    ):
+        # Dynamo looks at the gradients of what one graph gives to the next
+        warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
+        try:
+            found.result = compiled(*args, **kwargs)
+            if train:
+                _backward(found.result)
+        except Exception as error:
+            if compute:
+                raise
+            found.stopped = _first_line(error)
+    return found
+
+
+def pretend_device(graphs: Sequence[TracedGraph], instead_of: str, device: torch.device) -> None:
+    """Let the example values on one type of device say that they lie on another, which need not be there."""
+    for graph in graphs:
+        for node in graph.gm.graph.nodes:
+            for value in tree_leaves(node.meta.get("val")):
+                if isinstance(value, FakeTensor) and value.fake_device.type == instead_of:
+                    value.fake_device = device
+
+
+class _Zeros:
+    """Results of the right shapes, and nothing is run."""
+
+    def __init__(self, gm: GraphModule) -> None:
+        output = gm.graph.output_node().args[0]
+        assert isinstance(output, (tuple, list))
+        self._examples = [node.meta["val"] if isinstance(node, torch.fx.Node) else node for node in output]
+
+    def __call__(self, *_args: Any) -> list[Any]:
+        return [_zeros(example) for example in self._examples]
+
+
+def _zeros(example: Any) -> Any:
+    if isinstance(example, torch.Tensor):
+        sizes, strides = (tuple(map(_number, values)) for values in (example.shape, example.stride()))
+        return torch.empty_strided(sizes, strides, dtype=example.dtype, device=example.device).zero_()
+    return _number(example) if isinstance(example, (torch.SymInt, torch.SymFloat, torch.SymBool)) else example
+
+
+def _number(value: Any) -> Any:
+    """The value of a symbol in the example; 1 where only data could tell."""
+    if not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return value
+    return value.node.pytype(value.node.hint if value.node.has_hint() else 1)
+
+
+def _backward(result: Any) -> None:
+    leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    if leaves:
+        torch.autograd.backward(leaves, [torch.ones_like(leaf) for leaf in leaves])
+
+
+def _break(text: str, stack: Sequence[traceback.FrameSummary]) -> Break:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    said = {name: value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}
+    reason = said.get("Explanation") or (lines[0] if lines else "")
+    frame = stack[-1] if stack else None
+    source = "" if frame is None else f"{frame.filename}:{frame.lineno}"
+    if frame is not None and frame.line:
+        source += f": {frame.line.strip()}"
+    return Break(reason.rstrip("."), said.get("Hint", "").rstrip("."), source)
+
+
+def _first_line(error: Exception) -> str:
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/torch/" not in frame.filename]
+    place = f" at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
+    return f"{type(error).__name__}: {text}{place}"

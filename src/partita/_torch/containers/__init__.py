@@ -1,0 +1,1 @@
+"""Nested containers and objects as leaves and a structure."""

@@ -1,0 +1,1 @@
+"""``torch.distributed``: groups, data parallel wrappers, checkpoints."""

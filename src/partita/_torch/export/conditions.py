@@ -1,0 +1,176 @@
+"""Where a model branches on data while it is traced, and what it was told.
+
+``if mask.all():`` asks a tensor for its truth, which a trace does not have, and export refuses the model.
+Here the trace is given an answer, and the graph keeps the tensor that was asked::
+
+    model      if mask.all():                    graph    condition = all(mask)
+                   mask = None                            read_condition(condition)      answers: [True]
+
+Whoever traces decides what is done with it: trace again with the other answer, or check it in each run. A
+question about nothing but constants and sizes (are the positions, an ``arange``, consecutive?) is answered by
+computing it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import GraphModule, Node, Proxy
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.fx.node import has_side_effect, map_arg
+from torch.overrides import TorchFunctionMode
+
+from partita._torch.export.constant_nodes import from_constants
+from partita._torch.export.open_sizes import users_line
+
+__all__ = ["Answers", "answered", "answers_given", "condition_nodes"]
+
+
+@dataclass
+class Answers:
+    """What a model that is traced, or run, is told about its tensors.
+
+    Attributes:
+        planned: the answers to its first questions.
+        example: for the others, by the line that asks: what it heard there when it ran with the example, each
+            time.
+        given: all answers, in order.
+        places: the line of the model that asked, for each.
+        of_sizes: which of them follow from the sizes of the inputs, and are the same for others.
+        heard: by the line that asks, the answer of each time, repeated questions too.
+    """
+
+    planned: Sequence[bool] = ()
+    example: Mapping[str, Sequence[bool]] = field(default_factory=dict)
+    given: list[bool] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)
+    of_sizes: set[int] = field(default_factory=set)
+    heard: dict[str, list[bool]] = field(default_factory=dict)
+
+    def answer(self, place: str, of_sizes: bool | None = None) -> bool:
+        """The next one: as planned, after that as in the example; False where that did not ask.
+
+        Args:
+            of_sizes: what follows from the sizes of the inputs, where it does: then it is that.
+        """
+        number = len(self.given)
+        heard, time = self.example.get(place, ()), len(self.heard.get(place, ()))
+        answer = heard[time] if time < len(heard) else False
+        if of_sizes is not None:
+            answer = of_sizes
+            self.of_sizes.add(number)
+        self.note(self.planned[number] if number < len(self.planned) else answer, place)
+        return self.given[-1]
+
+    def repeated(self, answer: bool, place: str) -> None:
+        """A line asks what has been answered."""
+        self.heard.setdefault(place, []).append(answer)
+
+    def note(self, answer: bool, place: str) -> None:
+        """Keep one."""
+        self.given.append(answer)
+        self.places.append(place)
+        self.repeated(answer, place)
+
+    def forget(self) -> None:
+        """Start anew."""
+        self.given.clear()
+        self.places.clear()
+        self.of_sizes.clear()
+        self.heard.clear()
+
+
+class _ReadCondition(HigherOrderOperator):
+    """Stands in a traced graph where a condition was read: exported programs hold operators only."""
+
+    def __init__(self) -> None:
+        super().__init__("partita_read_condition")
+
+    def __call__(self, condition: Any) -> Any:
+        return super().__call__(condition)
+
+
+_read = _ReadCondition()
+has_side_effect(_read)
+_TRUTH = torch.Tensor.__bool__
+_NUMBER = torch.Tensor.item
+
+
+class _Asked(TorchFunctionMode):
+    """Calls ``ask`` with every tensor whose truth is asked for."""
+
+    def __init__(self, ask: Callable[[torch.Tensor], bool | None]) -> None:
+        super().__init__()
+        self._ask = ask
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _TRUTH or (func is _NUMBER and args[0].dtype == torch.bool):
+            answer = self._ask(args[0])
+            if answer is not None:
+                return answer
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def answered(answers: Answers) -> Iterator[None]:
+    """While ``torch.export`` traces (not in strict mode), answer the model's questions and record them."""
+
+    known: dict[Hashable, bool] = {}
+
+    def ask(tensor: torch.Tensor) -> bool | None:
+        mode = get_proxy_mode()
+        if mode is None or not isinstance(tensor, FakeTensor) or tensor.numel() != 1:
+            return None
+        place = users_line()
+        tracer: Any = mode.tracer
+        proxy = tracer.unwrap_proxy(tensor)
+        if place is None or not isinstance(proxy, Proxy):
+            return None  # torch's own question, or a constant's
+        question = _expression(proxy.node, {})
+        if question in known:
+            answers.repeated(known[question], place)
+        else:
+            known[question] = answers.answer(place, from_constants(proxy.node))
+            tracer.create_proxy("call_function", _read, (proxy,), {}, name="condition")
+        return known[question]
+
+    with _Asked(ask):
+        yield
+
+
+@contextmanager
+def answers_given(answers: Answers) -> Iterator[None]:
+    """While a model runs, note what its tensors answer."""
+
+    def ask(tensor: torch.Tensor) -> bool | None:
+        place = users_line()
+        if place is None or tensor.numel() != 1:
+            return None
+        with torch._C.DisableTorchFunction():
+            answer = bool(tensor)
+        answers.note(answer, place)
+        return answer
+
+    with _Asked(ask):
+        yield
+
+
+def _expression(node: Node, known: dict[Node, int]) -> Hashable:
+    """How a node's value is made from inputs; equal for two that are made alike."""
+    if node not in known:
+        operands = tuple(_expression(operand, known) for operand in node.all_input_nodes)
+        text = repr(map_arg((node.args, node.kwargs), lambda _: None))
+        name = node.name if node.op in ("placeholder", "get_attr") else ""
+        known[node] = hash((node.op, node.target, name, text, operands))
+    return known[node]
+
+
+def condition_nodes(gm: GraphModule) -> list[Node]:
+    """The nodes of a traced graph that read conditions, in order; each has the tensor as its argument."""
+    return list(gm.graph.find_nodes(op="call_function", target=_read, sort=True))

@@ -1,0 +1,93 @@
+"""Values in a graph that is being traced which follow from constants and sizes: computed at once."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Node
+from torch.fx.node import map_arg
+from torch.utils._python_dispatch import _disable_current_modes
+
+from partita._torch.export.open_sizes import SIZE_OF, is_symbolic, size_at
+
+__all__ = ["from_constants"]
+
+_MOST_NODES = 100
+"""Of so many nodes such a value is made at most."""
+_OTHER_SIZES: tuple[Callable[[int], int], ...] = (
+    lambda size: size + 1,
+    lambda size: 16 * size,
+    lambda _size: 1,
+)
+_ARITHMETIC = frozenset(getattr(operator, name) for name in operator.__all__)
+
+
+def from_constants(node: Node) -> bool | None:
+    """The truth of a node's value where that is made of constants and the sizes of the graph's inputs alone,
+    and is the same where the open sizes are others; None where it is not.
+
+    Args:
+        node: of a graph that is being traced: open sizes in its metadata know their example.
+    """
+    order: dict[Node, None] = {}
+    if not _is_made_of_constants(node, order) or _is_written(order):
+        return None
+    example = _truth(order, lambda size: size)
+    try:
+        same = all(_truth(order, change) == example for change in _OTHER_SIZES)
+    except RuntimeError:  # the model has no such size
+        return None
+    return example if same else None
+
+
+def _truth(order: Iterable[Node], change: Callable[[int], int]) -> bool:
+    """Of the last of these nodes, each computed from those before it."""
+    values: dict[Node, Any] = {}
+    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+        for node in order:
+            if node.target is SIZE_OF:
+                values[node] = size_at(node.meta["val"], change)
+                continue
+            args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
+            values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+        return bool(values[node])
+
+
+def _is_made_of_constants(node: Node, order: dict[Node, None]) -> bool:
+    """Whether it is; what it is made of is added to ``order``, each node after its operands."""
+    if node in order:
+        return True
+    if node.op != "call_function" or len(order) > _MOST_NODES:
+        return False
+    if node.target is not SIZE_OF:
+        operands = node.all_input_nodes
+        if not _is_pure(node) or not all(_is_made_of_constants(operand, order) for operand in operands):
+            return False
+    order[node] = None
+    return True
+
+
+def _is_pure(node: Node) -> bool:
+    """Whether it writes to nothing, draws nothing, and has a value that is somewhere."""
+    target, value = node.target, node.meta.get("val")
+    if not isinstance(target, OpOverload):
+        return target in _ARITHMETIC and is_symbolic(value)
+    on_meta = isinstance(value, torch.Tensor) and value.device.type == "meta"
+    return not (target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags or on_meta)
+
+
+def _is_written(nodes: Iterable[Node]) -> bool:
+    """Whether what is made of them, a view of them then too, is written to."""
+    waiting = list(nodes)
+    seen = set(waiting)
+    while waiting:
+        fresh = [user for user in waiting.pop().users if user not in seen]
+        if any(isinstance(user.target, OpOverload) and user.target._schema.is_mutable for user in fresh):
+            return True
+        seen.update(fresh)
+        waiting += fresh
+    return False

@@ -1,0 +1,97 @@
+"""A model that asks whether it is being exported, answered as when it simply runs.
+
+Some models take another way while they are traced: they build a mask where they would have used
+``is_causal``, or choose another algorithm. The graph then computes something that the model, as its user runs
+it, never does: other bits, slower kernels. So while partita traces, ``torch.compiler.is_compiling()`` and
+``is_exporting()`` answer False to everybody but torch itself, and a tensor that has no data is no
+``FakeTensor``.
+
+What such a model also does when it believes that it simply runs is to keep tensors for later. Those that it
+keeps in a ``functools.lru_cache`` belong to the trace, so caches that were filled meanwhile are emptied.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from partita._torch.modules.memoised_functions import memos
+
+__all__ = ["eager_answers"]
+
+_ASKERS = 3
+"""How many frames count as those that ask: the function that does, and who called it."""
+_QUESTIONS = ("is_compiling", "is_exporting")
+
+
+@contextmanager
+def eager_answers(exempt: Collection[str] = ()) -> Iterator[None]:
+    """Within it, code outside of torch is told that nothing is compiled or exported.
+
+    Args:
+        exempt: files whose code, and what it calls, gets the true answer all the same: it can't be traced as
+            it runs.
+
+    >>> with eager_answers():
+    ...     torch.compiler.is_exporting()
+    False
+    """
+    before = {name: getattr(torch.compiler, name) for name in _QUESTIONS}
+    caches = {id(cache): cache.cache_info().misses for cache in _caches()}
+    try:
+        for name, function in before.items():
+            setattr(torch.compiler, name, _for_torch_only(function, exempt))
+        torch._subclasses.__class__ = _Subclasses
+        yield
+    finally:
+        torch._subclasses.__class__ = types.ModuleType
+        for name, function in before.items():
+            setattr(torch.compiler, name, function)
+        for cache in _caches():
+            if cache.cache_info().misses != caches.get(id(cache), 0):
+                cache.cache_clear()
+
+
+def _for_torch_only(function: Callable[[], bool], exempt: Collection[str]) -> Callable[[], bool]:
+    @functools.wraps(function)
+    def answer() -> bool:
+        frame: FrameType | None = sys._getframe(1)
+        true = _of_torch(str(sys._getframe(1).f_globals.get("__name__", "")))
+        for _ in range(_ASKERS):
+            if true or frame is None:
+                break
+            true = frame.f_code.co_filename in exempt
+            frame = frame.f_back
+        return true and function()
+
+    return answer
+
+
+class _NoFakes:
+    """Has no instances."""
+
+
+class _Subclasses(types.ModuleType):
+    """``torch._subclasses`` as others than torch see it."""
+
+    @property
+    def FakeTensor(self) -> type:  # noqa: N802 - the name that is looked for
+        asker = str(sys._getframe(1).f_globals.get("__name__", ""))
+        return FakeTensor if _of_torch(asker) else _NoFakes
+
+
+def _caches() -> list[Any]:
+    """All ``lru_cache`` functions that are not torch's own."""
+    return [cache for cache in memos() if not _of_torch(str(getattr(cache, "__module__", "")))]
+
+
+def _of_torch(module: str) -> bool:
+    return module == "torch" or module.startswith("torch.")

@@ -1,0 +1,224 @@
+"""A ``torch.autograd.Function`` in a captured graph: one node that calls it, so that its own backward pass is
+kept.
+
+Left to itself export goes through ``apply`` into ``forward``, records the operators that it finds there, and
+autograd differentiates those: gradient reversal comes out with the wrong sign, a straight-through estimator
+gives 0. So while a model is traced, ``apply`` itself is recorded::
+
+    model      Reverse.apply(h, 0.5)               graph    reverse = Reverse(h)
+                                                            (a `FunctionCall`, which holds the 0.5)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.function import Function, _SingleLevelFunction
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import (
+    ProxyTorchDispatchMode,
+    disable_proxy_modes_tracing,
+    get_proxy_mode,
+    track_tensor_tree,
+)
+from torch.fx.node import has_side_effect
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from partita._torch.export.open_sizes import is_symbolic
+from partita._torch.operators.schemas import is_operator, operator_facts
+from partita._torch.tensors.storage import storage_key
+from partita.errors import CaptureError
+
+__all__ = ["FunctionCall", "functions_kept", "settle_functions"]
+
+_TRACED_THROUGH = ("torch._", "torch.utils.checkpoint", "torch.func")
+"""Functions of these modules are part of how torch works; what they compute is recorded as ever."""
+
+_LOST = (
+    "strict mode traces into torch.autograd.Function and loses its backward pass: take what only strict mode "
+    "can trace out of forward"
+)
+_APPLY = torch._C._FunctionBase.__dict__["apply"]
+
+
+@dataclass(frozen=True)
+class Hole:
+    """Stands for a tensor among the arguments of a call: the one with this number."""
+
+    number: int
+
+
+@dataclass(frozen=True, eq=False)
+class FunctionCall:
+    """Calls ``function.apply`` with tensors, between arguments that are none. The target of a graph's node.
+
+    Attributes:
+        function: the user's class.
+        args: its arguments in order; a `Hole` for each tensor.
+        writes: numbers of the tensors that ``forward`` writes to.
+        aliases: numbers of the tensors whose memory its results may share.
+        random: whether ``forward`` draws random numbers.
+    """
+
+    function: type[Function]
+    args: tuple[Any, ...]
+    writes: tuple[int, ...] = ()
+    aliases: tuple[int, ...] = ()
+    random: bool = False
+
+    def __post_init__(self) -> None:
+        # fx names a function in its code after these
+        object.__setattr__(self, "__name__", self.function.__name__)
+        object.__setattr__(self, "__module__", self.function.__module__)
+
+    def __call__(self, *tensors: Any) -> Any:
+        """What the function returns; autograd runs its backward."""
+        args = [tensors[value.number] if isinstance(value, Hole) else value for value in self.args]
+        return self.function.apply(*args)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, FunctionCall)
+            and self._facts() == other._facts()
+            and all(map(_same, self.args, other.args))
+        )
+
+    def __hash__(self) -> int:
+        return hash(self._facts())
+
+    def _facts(self) -> tuple[Any, ...]:
+        return self.function, self.writes, self.aliases, self.random, len(self.args)
+
+
+def _same(left: Any, right: Any) -> bool:
+    """Whether two constants are equal; arrays, which have no one answer, only where they are one object."""
+    return left is right or (
+        type(left) is type(right) and not hasattr(left, "__array__") and bool(left == right)
+    )
+
+
+class _Recorded(HigherOrderOperator):
+    """Stands in a graph for a call until the trace has ended: exported programs hold operators only."""
+
+    def __init__(self) -> None:
+        super().__init__("partita_autograd_function")
+
+    def __call__(self, number: int, *tensors: Any) -> Any:
+        return super().__call__(number, *tensors)
+
+
+_recorded = _Recorded()
+has_side_effect(_recorded)
+_calls: list[FunctionCall] = []
+"""Of the trace that is under way, by number."""
+
+
+@_recorded.py_impl(ProxyTorchDispatchMode)
+def _(mode: ProxyTorchDispatchMode, number: int, *tensors: Any) -> Any:
+    tracer: Any = mode.tracer
+    proxies = pytree.tree_map(tracer.unwrap_proxy, tensors)
+    call = _calls[number]
+    with disable_proxy_modes_tracing():
+        result, _calls[number] = _observed(call, tensors)
+    proxy = tracer.create_proxy(
+        "call_function", _recorded, (number, *proxies), {}, name=call.function.__name__
+    )
+    return track_tensor_tree(result, proxy, constant=None, tracer=tracer)
+
+
+def _observed(call: FunctionCall, tensors: Sequence[torch.Tensor]) -> tuple[Any, FunctionCall]:
+    """Its result, and the call with what was seen of it."""
+    versions = [tensor._version for tensor in tensors]
+    with _RandomDraws() as draws:
+        result = call(*tensors)
+    leaves = [value for value in pytree.tree_leaves(result) if isinstance(value, torch.Tensor)]
+    keys = {storage_key(value) for value in leaves}
+    writes = tuple(number for number, tensor in enumerate(tensors) if tensor._version != versions[number])
+    aliases = tuple(number for number, tensor in enumerate(tensors) if storage_key(tensor) in keys)
+    return result, FunctionCall(call.function, call.args, writes, aliases, draws.seen)
+
+
+class _RandomDraws(TorchDispatchMode):
+    """Notes whether an operator draws random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen = self.seen or (is_operator(func) and any(facts.random for facts in operator_facts(func)))
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def functions_kept() -> Iterator[None]:
+    """While ``torch.export`` traces (not in strict mode), record calls of ``torch.autograd.Function``s.
+
+    What it returns still needs `settle_functions`, within the same block.
+    """
+    outer = list(_calls)
+    _calls.clear()
+    _SingleLevelFunction.apply = classmethod(_apply)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        del _SingleLevelFunction.apply  # type: ignore[attr-defined]
+        _calls[:] = outer
+
+
+def _apply(cls: type[Function], *args: Any) -> Any:
+    """What `Function.apply` calls: records the call where a trace is listening, and makes it elsewhere."""
+    leaves = [value for value in args if isinstance(value, torch.Tensor)]
+    if cls.__qualname__.endswith("ApplyTemplate") and any(map(_is_traced, leaves)):
+        raise CaptureError(_LOST)
+    traced_through = f"{cls.__module__}.".startswith(_TRACED_THROUGH)
+    if traced_through or not any(map(_is_traced, leaves)):
+        return _APPLY.__get__(None, cls)(*args)
+    _check_arguments(cls, args)
+    tensors: list[torch.Tensor] = []
+    pattern: list[Any] = []
+    for value in args:
+        if isinstance(value, torch.Tensor):
+            pattern.append(Hole(len(tensors)))
+            tensors.append(value)
+        else:
+            pattern.append(value)
+    _calls.append(FunctionCall(cls, tuple(pattern)))
+    return _recorded(len(_calls) - 1, *tensors)
+
+
+def _is_traced(tensor: torch.Tensor) -> bool:
+    return get_proxy_mode() is not None and isinstance(tensor, FakeTensor)
+
+
+def _check_arguments(cls: type[Function], args: Sequence[Any]) -> None:
+    """Refuse arguments that a graph can't hold as constants."""
+    for value in args:
+        if isinstance(value, torch.Tensor):
+            continue
+        held = [*pytree.tree_leaves(value), value]
+        if any(isinstance(leaf, (torch.Tensor, torch.nn.Module)) for leaf in held):
+            raise CaptureError(
+                f"{cls.__name__}.apply is given a {type(value).__name__} that holds tensors, which a graph "
+                "can't follow: give each tensor as an argument of its own"
+            )
+        if any(is_symbolic(leaf) for leaf in held):
+            raise CaptureError(
+                f"{cls.__name__}.apply is given a size of the batch, which a graph would hold as a constant: "
+                "let it read the size from a tensor in forward"
+            )
+
+
+def settle_functions(gm: GraphModule) -> None:
+    """Let the nodes of a graph, in place, call the functions themselves."""
+    for node in gm.graph.find_nodes(op="call_function", target=_recorded):
+        number, *tensors = node.args
+        node.target = _calls[number]
+        node.args = tuple(tensors)

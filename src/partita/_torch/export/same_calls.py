@@ -1,0 +1,415 @@
+"""Whether a function that is traced calls the same the second time, without tracing it twice.
+
+The first run is traced, and every call of torch in it is logged with its result. In the second, nothing is
+computed: a call that is like the logged one gets its result, and the first that is not ends the run::
+
+    first run    relu(x) -> h    linear(h, W) -> y    dropout(y, 0.1, True) -> z
+    second run   relu(x) = h     linear(h, W) = y     dropout(y, 0.1, False)       another: not the same
+
+Sizes that are open are compared as expressions, and a branch on one that the first run did not take (`if not
+self.training and len(x) > 4`) ends the second run as well. Whatever is not sure to be the same counts as
+different: an operator that is called past torch's functions, an argument that can't be compared, an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import Node
+from torch.fx.experimental.proxy_tensor import (
+    _temp_remove_pre_dispatch_torch_function_mode,
+    disable_proxy_modes_tracing,
+    get_proxy_mode,
+)
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from partita._torch.autograd.region_switches import AUTOCAST_DEVICES, OpenRegions
+from partita._torch.containers.objects import open_objects
+from partita._torch.containers.pytree import same_structure
+
+__all__ = ["CallLog", "alike"]
+
+_PLAIN = (
+    type(None),
+    bool,
+    int,
+    str,
+    bytes,
+    range,
+    type(Ellipsis),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+)
+"""What is the same where it is of the same type and equal."""
+_SYMBOLIC = (torch.SymInt, torch.SymBool, torch.SymFloat)
+_ITSELF = (Tensor, type, FunctionType, BuiltinFunctionType, torch.Generator)
+"""What is the same where it is the same object."""
+_COMPARED = (*_PLAIN, *_SYMBOLIC, *_ITSELF, float, complex, slice)
+_SET_GRAD: Any = torch._C._set_grad_enabled
+_SIZES = frozenset({"aten::sym_size", "aten::sym_stride", "aten::sym_numel", "aten::sym_storage_offset"})
+_ASKING = ("evaluate_sym_node", "evaluate_expr", "guard_or_defer_runtime_assert")
+"""What a shape environment is asked through."""
+
+
+class _Differs(BaseException):
+    """Ends the second run, past whatever the model catches."""
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call of torch, or a question about a size that is open.
+
+    Attributes:
+        regions: those that it was made in.
+        result: for an iterator all that it gave.
+        iterates: whether it was one.
+    """
+
+    function: Any
+    operands: Any
+    regions: tuple[Any, ...] = ()
+    result: Any = None
+    iterates: bool = False
+
+
+class CallLog:
+    """What a function that is being traced calls, between `begin` and `end`.
+
+    Args:
+        given: what the function can reach of tensors before it calls anything.
+
+    Attributes:
+        complete: whether a second run can be compared with all of it.
+    """
+
+    def __init__(self, given: Any = ()) -> None:
+        self.complete = True
+        self.depth = 0
+        """How many logged calls are under way, one within the other."""
+        self._calls: list[_Call] = []
+        self._marks: dict[int, tuple[Tensor, frozenset[str]]] = {}
+        self._sizes: ShapeEnv | None = None
+        proxies = get_proxy_mode()
+        self._graph = None if proxies is None else getattr(proxies.tracer, "graph", None)
+        self._last: Node | None = None
+        for leaf in pytree.tree_leaves(given):
+            if isinstance(leaf, Tensor):
+                self.kept(leaf)
+        self._logging = ExitStack()
+        self._ended: tuple[Any, ...] = ()
+
+    def begin(self) -> None:
+        """From now on calls are logged."""
+        self._last = self._newest()
+        self._logging.enter_context(_questions_to(self._sizes, self._note_question))
+        self._logging.enter_context(_Logging(self))
+
+    def end(self, result: Any = None) -> None:
+        """They are not any more.
+
+        Args:
+            result: of the function.
+        """
+        self.stop()
+        self.see_nodes()
+        leaves, structure = self._flat(result)
+        self._ended = leaves, structure, _regions()
+        for tensor, names in self._marks.values():
+            if any(not name.startswith("_") for name in vars(tensor).keys() - names):
+                self.complete = False  # somebody has written on it, and may read that
+
+    def stop(self) -> None:
+        """Likewise, where there is no result."""
+        self._logging.close()
+
+    def repeats(self, function: Callable[[], Any]) -> bool:
+        """Whether ``function`` makes the logged calls, no others, and returns the same. Nothing is traced."""
+        if not self.complete:
+            return False
+        replay = _Replaying(self._calls)
+        try:
+            with (
+                _calls_of_modules_kept(),
+                _settings_kept(),
+                _nothing_new_of(self._sizes, replay.differ),
+                _questions_to(self._sizes, replay.question),
+                disable_proxy_modes_tracing(),
+                _temp_remove_pre_dispatch_torch_function_mode(),
+                _Unlogged(replay.differ),
+                replay,
+            ):
+                ended = *self._flat(function()), _regions()
+        except (_Differs, Exception):  # an error of the model's comes again where that mode is traced
+            return False
+        return replay.ended and self.complete and _same_ending(self._ended, ended)
+
+    def note(self, function: Any, operands: Any, regions: tuple[Any, ...], result: Any) -> Any:
+        """Log a call; the operands are as `kept` gives them."""
+        iterates = isinstance(result, Iterator)  # over the rows of a tensor
+        whole = tuple(result) if iterates else result
+        self._calls.append(_Call(function, operands, regions, self.kept(whole), iterates))
+        return iter(whole) if iterates else whole
+
+    def kept(self, value: Any) -> Any:
+        """A value as it is now, whatever is done later to the lists in it."""
+        kind = type(value)
+        if isinstance(value, Tensor):
+            if isinstance(value, FakeTensor):
+                self._sizes = value.fake_mode.shape_env
+            self._marks.setdefault(id(value), (value, frozenset(vars(value))))
+        elif kind in (list, tuple):
+            return kind(map(self.kept, value))
+        elif kind is dict:
+            return {key: self.kept(item) for key, item in value.items()}
+        elif isinstance(value, tuple):
+            self.complete = self.complete and not any(isinstance(item, (list, dict)) for item in value)
+            for item in value:
+                self.kept(item)
+        elif not isinstance(value, _COMPARED):
+            self.complete = False
+        return value
+
+    def see_nodes(self) -> None:
+        """What has come into the graph past torch's functions can't be seen in a second run."""
+        node = self._last
+        newest = self._newest()
+        while node is not None and node is not newest:
+            node = node.next
+            target = node.target
+            is_size = isinstance(target, OpOverload) and target._schema.name in _SIZES
+            if isinstance(target, (OpOverload, HigherOrderOperator)) and not is_size:
+                self.complete = False
+        self._last = newest
+
+    def skip_nodes(self) -> None:
+        """Those that a logged call has made."""
+        self._last = self._newest()
+
+    def _newest(self) -> Node | None:
+        return None if self._graph is None else self._graph._root.prev
+
+    def _note_question(self, name: str, text: str) -> None:
+        if not self.depth:
+            self._calls.append(_Call(name, text))
+
+    def _flat(self, result: Any) -> tuple[list[Any], pytree.TreeSpec]:
+        leaves, structure = pytree.tree_flatten(open_objects(result))
+        return self.kept(leaves), structure
+
+
+class _Logging(TorchFunctionMode):
+    def __init__(self, log: CallLog) -> None:
+        super().__init__()
+        self._log = log
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.compiler.is_dynamo_compiling():  # what it makes is called, and seen then
+            return func(*args, **(kwargs or {}))
+        return _logged(self._log, func, args, kwargs or {})
+
+
+def _logged(log: CallLog, func: Any, args: Any, kwargs: Any) -> Any:
+    if func is _SET_GRAD:
+        return func(*args, **kwargs)
+    log.see_nodes()
+    operands, regions = log.kept((args, kwargs)), _regions()
+    log.depth += 1
+    try:
+        result = func(*args, **kwargs)
+    except Exception:
+        log.complete = False  # the model may catch it and go on
+        raise
+    finally:
+        log.depth -= 1
+    result = log.note(func, operands, regions, result)
+    log.skip_nodes()
+    return result
+
+
+class _Replaying(TorchFunctionMode):
+    def __init__(self, calls: Sequence[_Call]) -> None:
+        super().__init__()
+        self._calls = calls
+        self._position = 0
+        self._differs = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether all calls were made, and no other."""
+        return not self._differs and self._position == len(self._calls)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return func(*args, **(kwargs or {}))
+        return self._replayed(func, args, kwargs or {})
+
+    def _replayed(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func is _SET_GRAD:
+            with torch._C.DisableTorchFunction():
+                return func(*args, **kwargs)
+        call = self._next()
+        if call.function == func and call.regions == _regions() and alike(call.operands, (args, kwargs)):
+            return iter(call.result) if call.iterates else _copied(call.result)
+        return self.differ()
+
+    def question(self, name: str, text: str) -> None:
+        """A size that is open is asked for something."""
+        call = self._next()
+        if (call.function, call.operands) != (name, text):
+            self.differ()
+
+    def _next(self) -> _Call:
+        if self._differs or self._position == len(self._calls):
+            self.differ()
+        self._position += 1
+        return self._calls[self._position - 1]
+
+    def differ(self) -> NoReturn:
+        """End the run."""
+        self._differs = True
+        raise _Differs
+
+
+class _Unlogged(TorchDispatchMode):
+    """Meets what the second run computes past torch's functions."""
+
+    def __init__(self, differ: Callable[[], NoReturn]) -> None:
+        super().__init__()
+        self._differ = differ
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._differ()
+
+
+@contextmanager
+def _nothing_new_of(sizes: ShapeEnv | None, differ: Callable[[], NoReturn]) -> Iterator[None]:
+    """Let nothing be asked of a size that is open but what follows from what is known of it."""
+    if sizes is None:
+        yield
+        return
+    vars(sizes)["_check_frozen"] = lambda *_: differ()  # called before a condition is added
+    try:
+        yield
+    finally:
+        del vars(sizes)["_check_frozen"]
+
+
+@contextmanager
+def _questions_to(sizes: ShapeEnv | None, note: Callable[[str, str], None]) -> Iterator[None]:
+    """Call ``note`` with each question about a size that is open, but those that answer another one."""
+    if sizes is None:
+        yield
+        return
+    answering = False
+
+    def noted(name: str, ask: Callable[..., Any]) -> Callable[..., Any]:
+        def asked(about: Any, *args: Any, **kwargs: Any) -> Any:
+            nonlocal answering
+            if answering:
+                return ask(about, *args, **kwargs)
+            note(name, str(getattr(about, "expr", about)))
+            answering = True
+            try:
+                return ask(about, *args, **kwargs)
+            finally:
+                answering = False
+
+        return asked
+
+    for name in _ASKING:
+        vars(sizes)[name] = noted(name, getattr(sizes, name))
+    try:
+        yield
+    finally:
+        for name in _ASKING:
+            del vars(sizes)[name]
+
+
+@contextmanager
+def _settings_kept() -> Iterator[None]:
+    """Put back what code that is ended in the middle has not put back itself."""
+    dtype, regions = torch.get_default_dtype(), OpenRegions.now()
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
+        regions.put_back()
+
+
+@contextmanager
+def _calls_of_modules_kept() -> Iterator[None]:
+    """Put back what the tracer knows of the calls of modules that it is in: one that is ended by an exception
+    stays there.
+    """
+    mode = get_proxy_mode()
+    tracer: Any = None if mode is None else mode.tracer
+    names = [name for name in ("module_stack", "num_calls") if hasattr(tracer, name)]
+    before = {name: dict(getattr(tracer, name)) for name in names}
+    try:
+        yield
+    finally:
+        for name, held in before.items():
+            known = getattr(tracer, name)
+            known.clear()
+            known.update(held)
+
+
+def _regions() -> tuple[Any, ...]:
+    """The regions that a call is made in, as far as they matter to it."""
+    casts = tuple(
+        (device, torch.get_autocast_dtype(device), torch.is_autocast_cache_enabled())
+        for device in AUTOCAST_DEVICES
+        if torch.is_autocast_enabled(device)
+    )
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype(), casts
+
+
+def _same_ending(left: tuple[Any, ...], right: tuple[Any, ...]) -> bool:
+    (leaves, structure, regions), (others, other_structure, other_regions) = left, right
+    same = same_structure(structure, other_structure)
+    return same and regions == other_regions and alike(leaves, others)
+
+
+def _copied(value: Any) -> Any:
+    """With lists and dicts of its own."""
+    if type(value) in (list, tuple):
+        return type(value)(map(_copied, value))
+    return {key: _copied(item) for key, item in value.items()} if type(value) is dict else value
+
+
+def alike(left: Any, right: Any) -> bool:
+    """Whether two arguments, or results, are sure to be the same.
+
+    >>> alike([1, "x", None], [1, "x", None]), alike(0.0, -0.0), alike(1, True), alike(object(), object())
+    (True, False, False, False)
+    """
+    if isinstance(left, _ITSELF):
+        return left is right
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, _PLAIN):
+        return bool(left == right)
+    if isinstance(left, (float, complex)):
+        return repr(left) == repr(right)
+    if isinstance(left, _SYMBOLIC):
+        return bool(left.node.expr == right.node.expr)
+    if isinstance(left, slice):
+        return alike((left.start, left.stop, left.step), (right.start, right.stop, right.step))
+    if isinstance(left, (list, tuple)):
+        return len(left) == len(right) and all(map(alike, left, right))
+    if isinstance(left, dict):
+        return alike(list(left), list(right)) and all(map(alike, left.values(), right.values()))
+    return False

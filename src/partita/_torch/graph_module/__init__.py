@@ -1,0 +1,1 @@
+"""Graphs and modules around them: built, copied, pickled, and turned into code."""

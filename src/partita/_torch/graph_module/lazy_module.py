@@ -1,0 +1,175 @@
+"""Graph modules whose code is generated on the first run."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from torch.fx import Graph, GraphModule
+from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx.graph import CodeGen
+
+from partita._torch.autograd.region_switches import ENTER_AUTOCAST, ENTER_INFERENCE, SET_GRAD, leaving_regions
+from partita._torch.graph_module.graph_copy import copy_graph
+from partita._torch.graph_module.graph_pickle import GraphRecord
+from partita._torch.graph_module.guards_module import recorded, restored
+from partita._torch.graph_module.quick_code import quick_forward
+
+__all__ = ["LazyGraphModule", "forward_of", "generate_code", "lazy_module", "mark_impure", "plain_arguments"]
+
+_SWITCHES = {SET_GRAD, ENTER_AUTOCAST, ENTER_INFERENCE}
+
+
+class _ReadByDynamo:
+    """An optional attribute that ``torch.compile`` and Dynamo look up on each module that they meet, before
+    its ``forward``.
+
+    Dynamo can't trace the generation of code, and keeps to the code that was there when it looked; so it is
+    generated here.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, module: LazyGraphModule | None, owner: type) -> Any:
+        if module is None:
+            raise AttributeError(self._name)
+        if "_graph" in vars(module):
+            module.real_recompile()
+        if self._name not in vars(module):
+            raise AttributeError(self._name)
+        return vars(module)[self._name]
+
+    def __set__(self, module: LazyGraphModule, value: Any) -> None:
+        vars(module)[self._name] = value
+
+
+class LazyGraphModule(_LazyGraphModule):
+    """A ``GraphModule`` that costs next to nothing until it is run, printed, pickled or compiled.
+
+    The first run uses code that graphs of equal structure share (see ``quick_code``). Everything that looks
+    at the code (``.code``, ``torch.compile``, symbolic tracing) gets what torch generates. Copies and pickles
+    keep the graph itself, buffers that are not persistent, and whether the module counts as impure.
+    """
+
+    torchdynamo_force_dynamic = _ReadByDynamo()
+    _initialize_hook = _ReadByDynamo()
+    _is_fsdp_managed_module = _ReadByDynamo()
+
+    def _lazy_forward(self, *args: Any, **kwargs: Any) -> Any:
+        cls = type(self)
+        if cls.forward is cls._lazy_forward:
+            self._quick_compile()
+        return self.forward(*args, **kwargs)
+
+    forward = _lazy_forward
+    _partita_quick: Callable[..., Any] | None = None
+
+    def _quick_compile(self) -> None:
+        cls = type(self)
+        quick = quick_forward(self._graph, cls.__name__)
+        if quick is None:
+            self.real_recompile()
+        else:
+            cls._partita_quick = cls.forward = _leaving_regions(quick, self._graph)
+
+    def _real_recompile(self) -> Any:
+        code = super()._real_recompile()
+        cls = type(self)
+        cls.forward = _leaving_regions(cls.forward, self._graph)
+        return code
+
+    @classmethod
+    def _needs_recompile(cls) -> bool:
+        """Whether torch's own code is still to be generated."""
+        return cls.forward is cls._lazy_forward or cls.forward is cls._partita_quick
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """``nn.Module.compile``."""
+        self.real_recompile()
+        super().compile(*args, **kwargs)
+
+    def __reduce__(self) -> Any:
+        state = {
+            key: value for key, value in vars(self).items() if key not in ("_graph", "_in_spec", "_out_spec")
+        }
+        state["_modules"] = recorded(self._modules)
+        return _rebuilt, (type(self).__name__, state, GraphRecord.of(self._graph))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LazyGraphModule:
+        result = lazy_module(Graph(), type(self).__name__, training=self.training)
+        memo[id(self)] = result
+        for spec in ("_in_spec", "_out_spec"):  # they never change
+            if spec in vars(self):
+                memo[id(vars(self)[spec])] = vars(self)[spec]
+        vars(result).update(
+            copy.deepcopy({key: value for key, value in vars(self).items() if key != "_graph"}, memo)
+        )
+        result.graph = copy_graph(self._graph)
+        if not self._needs_recompile():  # one code for all copies, until their graphs are changed
+            type(result).forward = type(self).forward
+        for hook in self._deepcopy_hooks:
+            hook(result)
+        return result
+
+
+def lazy_module(graph: Graph, name: str, *, training: bool) -> LazyGraphModule:
+    """A module around ``graph``, without any attributes yet: they are the caller's to set."""
+    module = LazyGraphModule.__new__(LazyGraphModule)
+    # as nn.Module and GraphModule initialise themselves, in a tenth of the time
+    vars(module).update({key: _fresh(value) for key, value in vars(_PROTOTYPE).items()})
+    vars(module).update(training=training, _tracer_cls=graph._tracer_cls, _graph=graph)
+    type(module).__name__ = name
+    graph.owning_module = module
+    return module
+
+
+def generate_code(module: GraphModule) -> None:
+    """Generate the code that ``module`` runs now, so that its copies have it."""
+    if isinstance(module, LazyGraphModule):
+        module.real_recompile()
+
+
+def forward_of(module: LazyGraphModule) -> Callable[..., Any]:
+    """The function ``forward(self, ...)`` that runs the graph of ``module``, for another module to run it
+    with its own attributes.
+    """
+    cls = type(module)
+    if cls.forward is cls._lazy_forward:
+        module._quick_compile()
+    return cls.forward
+
+
+def plain_arguments(graph: Graph) -> None:
+    """Let a graph take one argument a placeholder and return its outputs flat, in place."""
+    graph._codegen = CodeGen()
+
+
+def mark_impure(module: GraphModule) -> None:
+    """Let dead-code elimination keep every call of ``module``, though nobody uses its result."""
+    module._is_impure = True  # type: ignore[assignment]
+
+
+def _leaving_regions(forward: Callable[..., Any], graph: Graph) -> Callable[..., Any]:
+    return leaving_regions(forward) if any(node.target in _SWITCHES for node in graph.nodes) else forward
+
+
+def _fresh(value: Any) -> Any:
+    """An empty container for an empty container; all else is constant."""
+    return type(value)() if isinstance(value, (dict, list, set)) else value
+
+
+def _rebuilt(name: str, state: dict[str, Any], record: GraphRecord) -> LazyGraphModule:
+    module = lazy_module(Graph(), name, training=True)
+    vars(module).update(state, _modules=restored(state["_modules"]))
+    module.graph = record.build()
+    info = getattr(module._graph._codegen, "pytree_info", None)
+    if info is not None and module._forward_pre_hooks:
+        # a check of the inputs may read it before the first run sets it
+        vars(module)["_in_spec"] = info.in_spec
+    return module
+
+
+_PROTOTYPE = GraphModule({}, Graph())
+del _PROTOTYPE.__dict__["_graph"]

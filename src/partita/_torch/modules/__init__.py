@@ -1,0 +1,1 @@
+"""Modules: what they hold, their calls, copies of them."""

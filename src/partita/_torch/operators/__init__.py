@@ -1,0 +1,1 @@
+"""What torch knows about its operators."""

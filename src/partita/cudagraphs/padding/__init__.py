@@ -1,0 +1,1 @@
+"""Batches that are padded to a few sizes."""

@@ -1,0 +1,78 @@
+"""The seam to the device: what records a region once and replays it.
+
+::
+
+    warm_up(run)          the first call of a kind: runs for real, its results count
+    record(run)           the second: notes what would run, on which addresses, and runs nothing
+    recording.replay()    from then on: runs what was noted, on the same addresses
+
+Two implementations ship: `CudaRecorder` (a CUDA graph) and `ReplayRecorder` (recorded operator calls on
+the CPU, strict about addresses), so that everything above this seam is tested without a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import torch
+
+from partita.cudagraphs.recording.pool import MemoryPool
+
+__all__ = ["GraphRecorder", "Recording"]
+
+_T = TypeVar("_T")
+
+
+class Recording(Protocol):
+    """One recorded run."""
+
+    @property
+    def result(self) -> Any:
+        """What the run returned; its tensors are overwritten by each replay, and undefined before the
+        first.
+        """
+        ...
+
+    def replay(self) -> None:
+        """Run what was recorded."""
+        ...
+
+    def finish(self) -> None:
+        """Called when the written inputs have been copied back: the input buffers hold nothing any more."""
+        ...
+
+
+@runtime_checkable
+class GraphRecorder(Protocol):
+    """Records for one device. All recordings of one recorder may share memory, so two of them never run at
+    once.
+    """
+
+    @property
+    def device_type(self) -> str:
+        """Of the tensors that it can record."""
+        ...
+
+    @property
+    def pool(self) -> MemoryPool:
+        """What its recordings have handed out of the memory that they share. Its own, and one only."""
+        ...
+
+    def warm_up(self, run: Callable[[], _T]) -> _T:
+        """Run once for real, so that libraries and allocators are set up; returns what ``run`` returns."""
+        ...
+
+    def buffer(self, like: torch.Tensor) -> torch.Tensor:
+        """Memory of a fixed address for an input like this one: shape, strides, dtype and device; no
+        values.
+        """
+        ...
+
+    def record(self, run: Callable[[], Any]) -> Recording:
+        """Record ``run`` without running it.
+
+        Raises:
+            ExecutionError: it does something that can't be recorded. Nothing has changed then.
+        """
+        ...

@@ -1,0 +1,1 @@
+"""Which nodes are captured together, and which can't be."""

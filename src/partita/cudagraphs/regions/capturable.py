@@ -1,0 +1,369 @@
+"""Whether a node can be recorded into a CUDA graph; if not, why, where in the user's code, and what to do.
+
+A recording fixes which kernels run, on which addresses, with which sizes. So a node can't be captured where
+the host has to see a value, where a shape depends on data, where a tensor lies elsewhere, and where Python
+does something that a replay would not do again (a print, unknown code).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Node
+
+from partita._torch.operators.capturable import CaptureFacts, capture_facts, operator_of
+from partita._torch.operators.schemas import is_higher_order, is_operator
+from partita.cudagraphs.facts.devices import DATA_DEPENDENT, Holding, holding_of
+from partita.cudagraphs.facts.origin import source_line
+from partita.errors import ArgumentError
+from partita.graph.effects import Effects, metadata
+from partita.graph.state import lookup
+from partita.graph.use import PLAIN, Use, nodes_in
+
+__all__ = ["CaptureRules", "Judge", "Neutral", "Refusal"]
+
+_HIGHER_ORDER = ("triton_kernel_wrapper", "auto_functionalized", "flex_attention", "out_dtype")
+_SIZE_READERS = frozenset(
+    [
+        "sym_size",
+        "sym_stride",
+        "sym_numel",
+        "sym_storage_offset",
+        "size",
+        "stride",
+        "dim",
+        "ndimension",
+        "numel",
+        "nelement",
+        "storage_offset",
+        "is_contiguous",
+        "element_size",
+        "get_device",
+        "is_floating_point",
+        "is_complex",
+        "is_same_size",
+        "len",
+        "getattr",
+        "__len__",
+        "is_tensor",
+        "type",
+        "dim_order",
+        "_get_data_attr",
+    ]
+)
+_NO_LAUNCH = frozenset(["getitem", "__getitem__", "view", "reshape", "detach"])
+
+
+class Neutral(Enum):
+    """The verdict on a node that handles no tensor: it may run in any piece."""
+
+    NEUTRAL = "neutral"
+
+
+@dataclass(frozen=True)
+class CaptureRules:
+    """What counts as capturable.
+
+    Attributes:
+        device_type: of the tensors that may be captured. Any but ``"cuda"`` is for tests.
+        allow: names of custom operators (``"namespace::name"``) that may be captured: they do nothing on the
+            host that has to happen at each run, and don't wait for the device.
+    """
+
+    device_type: str = "cuda"
+    allow: frozenset[str] = field(default_factory=frozenset)
+
+    def __post_init__(self) -> None:
+        wrong = [name for name in self.allow if "::" not in name]
+        if wrong:
+            raise ArgumentError(
+                f"allow names operators as 'namespace::name', got {wrong[0]!r}: print(op._schema.name) "
+                f"shows it"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a node is not captured.
+
+    Attributes:
+        node: its name.
+        what: the operator, as text.
+        reason: ends the sentence "it can't be captured: ...".
+        way_out: what the user can do.
+        source: ``file:line: code`` of the user's code, empty where it is not known.
+    """
+
+    node: str
+    what: str
+    reason: str
+    way_out: str
+    source: str = ""
+
+    def __str__(self) -> str:
+        where = f" at {self.source}" if self.source else ""
+        return f"{self.node} ({self.what}){where}: {self.reason}; {self.way_out}"
+
+
+class Judge:
+    """Verdicts on the nodes of one graph."""
+
+    def __init__(self, gm: GraphModule, effects: Effects, rules: CaptureRules) -> None:
+        self.gm = gm
+        self.effects = effects
+        self.rules = rules
+        self._holdings = [holding_of(gm, node) for node in effects.nodes]
+        self._read: set[Node] = set()  # numbers that the host gets from the device, and what it makes of them
+
+    def verdict(self, position: int) -> torch.device | Neutral | Refusal:
+        """The device on which the node can be captured; or that it may run anywhere; or why it can't be.
+
+        Ask for the nodes in order: what takes a number that was read from the device depends on what reads
+        it.
+        """
+        node = self.effects.nodes[position]
+        use = self.effects.uses.get(position, PLAIN)
+        found = self._objection(node, position, use)
+        numbers = [operand.name for operand in node.all_input_nodes if operand in self._read]
+        holding = self._holdings[position]
+        if found == _HOST_READ or (numbers and holding.empty and not holding.nothing):
+            self._read.add(node)
+        if found is None and numbers:
+            found = (
+                f"it takes the number {numbers[0]!r}, which the host has read from the device",
+                _HOST_READ[1],
+            )
+        if found is None:
+            return self._device(node, position)
+        if isinstance(found, Neutral):
+            return found
+        reason, way_out = found
+        return self.refusal(position, reason, way_out)
+
+    def refusal(self, position: int, reason: str, way_out: str) -> Refusal:
+        """A refusal of this node."""
+        node = self.effects.nodes[position]
+        return Refusal(node.name, _text(node), reason, way_out, source_line(node))
+
+    def launches(self, position: int) -> int:
+        """How many kernels the node starts, as far as one can say: 0 for a view, else 1."""
+        node = self.effects.nodes[position]
+        if self._holdings[position].empty and not self._holdings[position].nothing:
+            return 0
+        operator = operator_of(node)
+        if operator is not None:
+            return int(capture_facts(operator).launches)
+        return int(_name(node) not in _NO_LAUNCH)
+
+    def _objection(self, node: Node, position: int, use: Use) -> tuple[str, str] | Neutral | None:
+        """What speaks against capturing a node apart from its devices."""
+        holding = self._holdings[position]
+        operands = [self._holdings[self.effects.index[operand]] for operand in node.all_input_nodes]
+        known = holding.known and all(operand.known for operand in operands)
+        if use.barrier:
+            return f"it changes global state ({use.why})", "set it once, outside of the model"
+        if known and not use.observable:
+            if holding.empty and not holding.nothing and all(operand.empty for operand in operands):
+                return Neutral.NEUTRAL
+            if _takes_item(node, operands) or _reads_size(node, holding):
+                return Neutral.NEUTRAL
+        if is_higher_order(node.target):
+            name = getattr(node.target, "__name__", str(node.target))
+            if not name.startswith(_HIGHER_ORDER):
+                return f"{name} runs Python or asks the host", _INLINE
+            wrapped: Any = node.args[0] if name.startswith("auto_functionalized") else None
+            return self._objection_to_operator(node, capture_facts(wrapped)) if is_operator(wrapped) else None
+        operator = operator_of(node)
+        facts = capture_facts(operator) if operator is not None else None
+        if facts is not None:
+            found = self._objection_to_operator(node, facts)
+            if found is not None:
+                return found
+        if use.unknown:
+            return f"nothing is known of it ({use.why})", _REGISTER
+        if use.host and not _asserts_on_device(facts):
+            return f"the host can see what it does ({use.why})", "move it out of the model, or drop it"
+        if self._mask_index(node, facts):
+            return _MASK
+        if not known:
+            return _UNKNOWN_VALUE
+        if use.entangles:
+            return f"it keeps tensors in a container ({use.why})", "pass the tensors on as values"
+        if node.op == "call_module":
+            return self._objection_to_module(node)
+        if holding.empty and not holding.nothing and not all(operand.empty for operand in operands):
+            return _HOST_READ
+        return None
+
+    def _objection_to_operator(self, node: Node, facts: CaptureFacts) -> tuple[str, str] | None:
+        if facts.reads_host:
+            return _HOST_READ
+        if facts.dynamic_shape and not facts.indexes:
+            return _DYNAMIC
+        if facts.name == "partita::enter_site":
+            return _SEEDS
+        if not facts.trusted and facts.name not in self.rules.allow:
+            return (
+                f"it is the custom operator {facts.name}, and nobody says what it does on the host",
+                f'pass allow=("{facts.name}",) if it neither waits for the device nor does anything on the '
+                f"host",
+            )
+        if facts.unsafe and facts.name not in self.rules.allow:
+            return f"{facts.name} is tagged as unsafe for CUDA graphs", "use another operator"
+        if facts.synchronises:
+            return (
+                f"{facts.name} waits for the device or reads from it",
+                "move it to the end, or use another operator",
+            )
+        if facts.rebinds:
+            return (
+                f"{facts.name} changes a tensor's shape or memory in place",
+                "use the version that returns a tensor",
+            )
+        if node.kwargs.get("generator") is not None:
+            return "it draws from a generator of its own", "use the device's default generator"
+        return None
+
+    def _objection_to_module(self, node: Node) -> tuple[str, str] | None:
+        module = lookup(self.gm, node)
+        if isinstance(module, GraphModule):
+            return "it calls a nested graph", _INLINE
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            return (
+                "max_norm makes the embedding wait for the device",
+                "renormalise the weight outside of the model",
+            )
+        return None
+
+    def _mask_index(self, node: Node, facts: CaptureFacts | None) -> bool:
+        """Whether a tensor is indexed by a mask: how many elements that picks, only the data says."""
+        name = _name(node)
+        indexed = facts is not None and facts.indexes
+        if not indexed and name not in ("getitem", "setitem", "__getitem__", "__setitem__"):
+            return False
+        if indexed and node.op == "call_function":
+            indices: Any = node.kwargs.get("indices", node.args[1] if len(node.args) > 1 else ())
+        else:
+            indices = node.args[1:2]
+        return any(self._holdings[self.effects.index[index]].mask for index in nodes_in(indices))
+
+    def _device(self, node: Node, position: int) -> torch.device | Refusal:
+        """The one device of all tensors that the node touches."""
+        holdings = {
+            operand.name: self._holdings[self.effects.index[operand]] for operand in node.all_input_nodes
+        }
+        holdings[node.name] = self._holdings[position]
+        if node.op == "call_module":
+            module = lookup(self.gm, node)
+            held = {tensor.device for tensor in (*module.parameters(), *module.buffers())}
+            holdings[str(node.target)] = Holding(devices=frozenset(held))
+        for name, holding in holdings.items():
+            if holding.problem:
+                way_out = _DYNAMIC[1] if holding.problem == DATA_DEPENDENT else "use plain strided tensors"
+                return self.refusal(position, f"{name!r} is {holding.problem}", way_out)
+        scalars = [name for name, holding in holdings.items() if holding.host_scalar]
+        devices = frozenset[torch.device]().union(*(holding.devices for holding in holdings.values()))
+        if self.rules.device_type == "cpu" and scalars:
+            devices |= {torch.device("cpu")}
+            scalars = []
+        for name, holding in holdings.items():
+            for device in holding.devices:
+                if device.type != self.rules.device_type:
+                    return self.refusal(
+                        position,
+                        f"its result lies on {device}" if name == node.name else f"{name!r} lies on {device}",
+                        f"create it on the {self.rules.device_type} device, or move this before or after "
+                        f"the model",
+                    )
+        if node.name in scalars:
+            return self.refusal(
+                position,
+                "its result lies on cpu",
+                f"keep it on the {self.rules.device_type} device, or move this before or after the model",
+            )
+        if scalars and not self._takes_scalars(node):
+            return self.refusal(
+                position,
+                f"{scalars[-1]!r} is a tensor on cpu",
+                f"create it on the {self.rules.device_type} device: torch.tensor(..., device=x.device)",
+            )
+        if not devices:
+            return self.refusal(
+                position, "no tensor that it touches lies on a device", "nothing to capture here"
+            )
+        if len(devices) > 1:
+            names = " and ".join(sorted(map(str, devices)))
+            return self.refusal(
+                position, f"it works on {names} at once", "copy between devices only at few places"
+            )
+        return next(iter(devices))
+
+    def _takes_scalars(self, node: Node) -> bool:
+        """Whether the node takes 0-d CPU tensors as numbers: their value is fixed in a recording."""
+        operator = operator_of(node)
+        if operator is None:
+            return node.op == "call_function" and getattr(node.target, "__module__", "") == "_operator"
+        return capture_facts(operator).pointwise
+
+
+def _takes_item(node: Node, operands: list[Holding]) -> bool:
+    """``values[0]`` of a list or tuple."""
+    if _name(node) != "getitem" or not operands:
+        return False
+    source = node.args[0]
+    return isinstance(source, Node) and isinstance(metadata(source), (list, tuple, dict))
+
+
+def _reads_size(node: Node, holding: Holding) -> bool:
+    return holding.empty and not holding.nothing and _name(node) in _SIZE_READERS
+
+
+def _asserts_on_device(facts: CaptureFacts | None) -> bool:
+    return facts is not None and facts.name.startswith(
+        ("aten::_assert_async", "aten::_functional_assert_async")
+    )
+
+
+def _name(node: Node) -> str:
+    if isinstance(node.target, str):
+        return node.target
+    operator = operator_of(node)
+    if operator is not None:
+        return capture_facts(operator).name.partition("::")[2]
+    return str(getattr(node.target, "__name__", ""))
+
+
+def _text(node: Node) -> str:
+    if node.op != "call_function":
+        return f"{node.op} {node.target}"
+    module = getattr(node.target, "__module__", "") or ""
+    name = getattr(node.target, "__name__", str(node.target))
+    return str(node.target) if module.startswith("torch._ops") else f"{module}.{name}".removeprefix("_")
+
+
+_UNKNOWN_VALUE = (
+    "its shapes and devices are not known",
+    "give example inputs, so that they can be found out",
+)
+_HOST_READ = (
+    "the host reads a value from the device",
+    "keep it a tensor (torch.where instead of `if`), or read it after the model has run",
+)
+_DYNAMIC = (
+    "the shape of its result depends on the data",
+    "use a form of fixed size: torch.where, masked_fill, or nonzero_static",
+)
+_MASK = (
+    "it indexes by a mask, and only the data says how many elements that picks",
+    "use torch.where(mask, new, old) or masked_fill",
+)
+_REGISTER = "register it with torch.library.custom_op and pass its name in allow=(...)"
+_INLINE = "write the branch with torch.where, or leave it between the regions"
+_SEEDS = (
+    "it seeds the generators for one microbatch, so that a mask does not depend on the cut",
+    "nothing to do: the random call behind it is captured, in a region that starts there",
+)

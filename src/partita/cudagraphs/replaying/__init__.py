@@ -1,0 +1,1 @@
+"""A region as a module that is recorded once for each kind of call."""

@@ -1,0 +1,94 @@
+"""One recording of a region, and the count of what a region has recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from partita._torch.containers.pytree import unflatten
+from partita.cudagraphs.recording.pool import MemoryPool
+from partita.cudagraphs.recording.recorder import Recording
+from partita.cudagraphs.replaying.outputs import OutputPlan
+
+__all__ = ["CacheInfo", "Entry", "fill"]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheInfo:
+    """What a region has recorded.
+
+    Attributes:
+        size: recordings that it holds, one for each kind of call and each set of addresses.
+        max_size: how many it may hold; the one that was not used for longest goes first.
+        hits: calls that were replayed with a recording that was there.
+        recorded: how often it has recorded.
+        evicted: how many recordings have gone.
+        reordered: those of them that went because they would have overwritten what a newer one had lent.
+        uncaptured: calls that ran as they are, warm-ups included.
+        overtaken: those of them that came while somebody still had what an earlier one had lent.
+        gave_up: why it records no more, or an empty string.
+    """
+
+    size: int
+    max_size: int
+    hits: int
+    recorded: int
+    evicted: int
+    reordered: int
+    uncaptured: int
+    overtaken: int
+    gave_up: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One recording with all that a replay needs. To the memory pool it is what was handed out.
+
+    Attributes:
+        number: of the recording in its pool.
+        buffers: the inputs that are copied, by index, and where to.
+        written: those of them that the graph writes.
+        lending: how outputs are made where some are lent.
+        copying: how they are made where none is.
+        spec: how they are nested.
+        give_up: what the pool calls where they are in the way for too long.
+    """
+
+    number: int
+    recording: Recording
+    buffers: tuple[tuple[int, torch.Tensor], ...]
+    written: tuple[tuple[int, torch.Tensor], ...]
+    lending: OutputPlan
+    copying: OutputPlan
+    spec: Any
+    give_up: Callable[[], None]
+
+    @property
+    def is_read(self) -> bool:
+        """Whether somebody still has an output that is not a copy."""
+        return self.lending.is_read or self.copying.is_read
+
+    def replay(self, values: Sequence[Any], pool: MemoryPool, *, lends: bool) -> Any:
+        """Copy the inputs in, replay, copy what was written back, and hand out the outputs."""
+        for number, buffer in self.buffers:
+            fill(buffer, values[number])
+        self.recording.replay()
+        for number, buffer in self.written:
+            values[number].copy_(buffer)
+        plan = self.lending if lends else self.copying
+        results = plan.take(values)
+        if plan.borrows:
+            pool.hand_out(self.number, self)
+        self.recording.finish()
+        return unflatten(results, self.spec)
+
+
+def fill(buffer: torch.Tensor, value: torch.Tensor) -> None:
+    """Copy a value to a buffer of the same strides, also where elements share memory (an expanded tensor)."""
+    if 0 in buffer.stride() and buffer.numel() > 1:
+        index = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in buffer.stride())
+        buffer, value = buffer[index], value[index]
+    buffer.copy_(value)

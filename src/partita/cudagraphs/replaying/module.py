@@ -1,0 +1,383 @@
+"""A region that is recorded once for each kind of call, and replayed from then on.
+
+first call of a kind     run as it is, on a side stream (warm-up); its results count
+second                   record on fixed addresses, then as every later one:
+later                    copy inputs in -> replay -> copy written inputs back -> hand out outputs
+
+Outputs that only backward reads are lent and not copied. Whether somebody still has them is seen at the next
+call; where somebody has (the forward of the next microbatch comes before this one's backward), that call runs
+as it is, and outputs are copied from then on::
+
+    forward 0  backward 0  forward 1  backward 1      lent:   nothing is copied
+    forward 0  forward 1   backward 0  ...            copied: forward 1 would overwrite what backward 0 needs
+
+Recordings share memory, and one may overwrite what newer ones have returned (see
+`partita.cudagraphs.recording.pool`). Where somebody still reads that, the older one is recorded anew, so that
+it is the newer of the two.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Node
+
+from partita._torch.containers.pytree import flatten, unflatten
+from partita.cudagraphs.facts.fixed_addresses import StableMemory
+from partita.cudagraphs.facts.written_inputs import find_input_mutations
+from partita.cudagraphs.recording.recorder import GraphRecorder
+from partita.cudagraphs.replaying.call_signature import CallSignature, describe_call, modes
+from partita.cudagraphs.replaying.entry import CacheInfo, Entry, fill
+from partita.cudagraphs.replaying.outputs import placed, plan_outputs
+from partita.errors import ExecutionError
+from partita.graph.state import lookup
+
+__all__ = ["CudaGraphModule"]
+
+_LOG = logging.getLogger("partita.cudagraphs")
+_COUNTS = ("_hits", "_recorded", "_evicted", "_reordered", "_uncaptured", "_overtaken", "_unused")
+
+
+class CudaGraphModule(nn.Module):
+    """Runs a graph by replaying recordings of it.
+
+    Parameters and buffers that the graph holds, and inputs in ``static_inputs``, are used where they lie;
+    where they lie elsewhere (one has moved; equal layers share the graph), that is another recording. Other
+    inputs are copied to fixed addresses; those that the graph writes are copied back. Outputs are the
+    caller's to keep. What can't be replayed (an input of an unknown tensor class, a written input that shares
+    memory with another one) runs as it is. One call at a time, and not under autograd.
+
+    It can be pickled and copied: recordings, shared memory and a compiled ``run`` stay behind, so that a copy
+    warms up anew and runs ``gm``.
+
+    Args:
+        gm: the graph; its nodes should all be capturable (see `find_regions`).
+        mutated_inputs: indices of the inputs that it writes; by default they are found.
+        recorder: by default nothing is recorded, and the graph runs as it is.
+        static_inputs: indices of the inputs that keep their addresses.
+        transient_outputs: indices of the outputs that nobody needs after the next call; they are not copied.
+        lent_outputs: indices of the outputs that are mostly given back before the next call, as what forward
+            saves for backward; they are not copied as long as that is so.
+        memory: shared by all regions of a model.
+        max_recordings: more kinds of calls than this evict the one unused for longest. After as many
+            recordings in a row that were never replayed again, the region gives up, and runs as it is.
+        run: runs the graph, by default ``gm`` itself; a compiled version, for example.
+        name: for messages.
+
+    >>> import torch
+    >>> from partita.cudagraphs import ReplayRecorder
+    >>> region = CudaGraphModule(torch.fx.symbolic_trace(lambda x: x.sin() + 1), recorder=ReplayRecorder())
+    >>> [float(region(torch.zeros(()))) for _ in range(3)], region.cache_info().hits
+    ([1.0, 1.0, 1.0], 1)
+    """
+
+    _hits: int
+    _recorded: int
+    _evicted: int
+    _reordered: int
+    _uncaptured: int
+    _overtaken: int
+    _unused: int
+
+    def __init__(
+        self,
+        gm: GraphModule,
+        mutated_inputs: Collection[int] | None = None,
+        *,
+        recorder: GraphRecorder | None = None,
+        static_inputs: Collection[int] = (),
+        transient_outputs: Collection[int] = (),
+        lent_outputs: Collection[int] = (),
+        memory: StableMemory | None = None,
+        max_recordings: int = 8,
+        run: Callable[..., Any] | None = None,
+        name: str = "region",
+    ) -> None:
+        super().__init__()
+        if max_recordings < 1:
+            raise ExecutionError(f"max_recordings is {max_recordings}: a region needs room for at least 1")
+        self.gm = gm
+        self.region = name
+        self.recorder = recorder
+        self.max_recordings = max_recordings
+        self.mutated_inputs = frozenset(
+            find_input_mutations(gm.graph) if mutated_inputs is None else mutated_inputs
+        )
+        self._run = run
+        self._static = frozenset(static_inputs)
+        self._transient = frozenset(transient_outputs)
+        self._lent = frozenset(lent_outputs)
+        self._memory = memory if memory is not None else StableMemory()
+        self._entries: OrderedDict[Any, Entry] = OrderedDict()
+        self._warm: OrderedDict[Any, None] = OrderedDict()
+        self._calls_modules = any(node.op == "call_module" for node in gm.graph.nodes)
+        self._attributes = _attributes(gm)
+        vars(self).update(dict.fromkeys(_COUNTS, 0))
+        self._gave_up = ""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but what belongs to this process and this object."""
+        fresh = {"_memory": StableMemory(), "_entries": OrderedDict(), "_warm": OrderedDict(), "_run": None}
+        return {**super().__getstate__(), **fresh, **dict.fromkeys(_COUNTS, 0), "_gave_up": ""}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Find the attributes of the copied graph."""
+        super().__setstate__(state)
+        self._attributes = _attributes(self.gm)
+
+    def cache_info(self) -> CacheInfo:
+        """What has been recorded so far."""
+        return CacheInfo(
+            len(self._entries),
+            self.max_recordings,
+            self._hits,
+            self._recorded,
+            self._evicted,
+            self._reordered,
+            self._uncaptured,
+            self._overtaken,
+            self._gave_up,
+        )
+
+    def clear(self) -> None:
+        """Drop all recordings and their memory; the next calls warm up and record again."""
+        for key in self._entries:
+            self._memory.declare((id(self), key), ())
+        self._entries.clear()
+        self._warm.clear()
+        self._gave_up, self._unused = "", 0
+
+    def forward(self, *args: Any) -> Any:
+        """Run the graph.
+
+        Raises:
+            ExecutionError: gradients are on, and an input or a parameter needs one: a replay has no history.
+        """
+        if self.recorder is None or self._gave_up:
+            return self._as_it_is(args)
+        values, spec = flatten(args)
+        state = self._state()
+        self._check_grad(values, state)
+        call = describe_call(values, self.recorder.device_type, self._static, self._memory)
+        if isinstance(call, str) or self._shares_written(args, values, call, state):
+            return self._as_it_is(args)
+        if self._static:
+            addresses = (
+                values[number].untyped_storage().data_ptr()
+                for number in self._static
+                if _is_tensor(values[number])
+            )
+            self._memory.declare(id(self), addresses)
+        kind = (call.kind, spec, modes(self.recorder.device_type), self._flags(), _kinds(state))
+        key = (kind, call.addresses, tuple(tensor.data_ptr() for tensor in state))
+        entry = self._entries.get(key)
+        if entry is not None:
+            self._entries.move_to_end(key)
+            self._unused = 0
+            if entry.lending.in_use:
+                self._copy_from_now_on()
+                return self._overtake(args)
+            endangered = self.recorder.pool.endangered_by(entry.number)
+            if endangered is None:
+                self._hits += 1
+                return self._replay(entry, values)
+            if self._reordered >= self.max_recordings:
+                endangered.give_up()
+                return self._overtake(args)
+            self._reordered += 1
+            self._drop(key)
+        if kind not in self._warm:
+            return self._warm_up(kind, args)
+        if self._unused >= self.max_recordings:
+            self._give_up(
+                f"its last {self._unused} recordings were not used a second time: shapes, numbers or "
+                "addresses of its inputs change at each call. Fix them, or raise max_recordings"
+            )
+            return self._as_it_is(args)
+        try:
+            entry = self._record(call, values, spec, state)
+        except ExecutionError as error:
+            self._give_up(str(error))
+            return self._as_it_is(args)
+        self._keep(key, entry)
+        return self._replay(entry, values)
+
+    def _as_it_is(self, args: Sequence[Any]) -> Any:
+        self._uncaptured += 1
+        return self.gm(*args) if self._run is None else self._run(*args)
+
+    def _overtake(self, args: Sequence[Any]) -> Any:
+        """Run as it is beside what somebody still has and a replay would overwrite."""
+        self._overtaken += 1
+        return self._as_it_is(args)
+
+    def _copy_from_now_on(self) -> None:
+        """Lend no more outputs."""
+        if self._lent:
+            _LOG.info("%s: its outputs are kept for too long, so they are copied from now on", self.region)
+            self._lent = frozenset()
+
+    def _warm_up(self, kind: Any, args: Sequence[Any]) -> Any:
+        assert self.recorder is not None
+        result = self.recorder.warm_up(lambda: self._as_it_is(args))
+        if any(_is_tensor(value) and not value.is_leaf for value in flatten(result)[0]):
+            self._give_up(
+                "it switches gradients on, and a replay has no history: keep no_grad around all of it"
+            )
+        self._warm[kind] = None
+        if len(self._warm) > 4 * self.max_recordings:
+            self._warm.popitem(last=False)
+        return result
+
+    def _record(
+        self, call: CallSignature, values: Sequence[Any], spec: Any, state: Sequence[torch.Tensor]
+    ) -> Entry:
+        assert self.recorder is not None
+        given = list(values)
+        for number in call.copied:
+            given[number] = self.recorder.buffer(values[number])
+            fill(given[number], values[number])
+        for number, address in enumerate(call.addresses):
+            if address is not None and number not in self._static:
+                given[number] = self._owned(values[number])
+        args = unflatten(given, spec)
+        number = self.recorder.pool.next_number()
+        recording = self.recorder.record(lambda: self.gm(*args) if self._run is None else self._run(*args))
+        results, result_spec = flatten(recording.result)
+        buffers = tuple((number, given[number]) for number in call.copied)
+        changed = self._written(args, len(values))
+        written = tuple((number, buffer) for number, buffer in buffers if number in changed)
+        copying = plan_outputs(results, given, call.copied, state, self._transient)
+        lending = copying
+        if self._lent:
+            lending = plan_outputs(results, given, call.copied, state, self._transient, self._lent)
+        return Entry(
+            number,
+            recording,
+            buffers,
+            written,
+            lending,
+            copying,
+            result_spec,
+            self._copy_from_now_on,
+        )
+
+    def _owned(self, value: torch.Tensor) -> torch.Tensor:
+        """The same memory as its owner has it: held in a recording, what was lent would never come back."""
+        owner = self._memory.storage_at(value.untyped_storage().data_ptr())
+        return value if owner is None else placed(value, owner, int(value.storage_offset()))
+
+    def _written(self, args: Sequence[Any], flat: int) -> frozenset[int]:
+        """Indices of what the graph writes among the ``flat`` values that the arguments hold."""
+        if len(args) == flat:
+            return self.mutated_inputs
+        found: set[int] = set()
+        start = 0
+        for number, arg in enumerate(args):
+            count = len(flatten(arg)[0])
+            if number in self.mutated_inputs:
+                found.update(range(start, start + count))
+            start += count
+        return frozenset(found)
+
+    def _drop(self, key: Any) -> None:
+        del self._entries[key]
+        self._memory.declare((id(self), key), ())
+        self._evicted += 1
+
+    def _keep(self, key: Any, entry: Entry) -> None:
+        self._recorded += 1
+        self._unused += 1
+        self._entries[key] = entry
+        tensors = [value for value in flatten(entry.recording.result)[0] if _is_tensor(value)]
+        self._memory.declare_storages((id(self), key), (tensor.untyped_storage() for tensor in tensors))
+        if len(self._entries) > self.max_recordings:
+            self._drop(next(iter(self._entries)))
+
+    def _replay(self, entry: Entry, values: Sequence[Any]) -> Any:
+        assert self.recorder is not None
+        return entry.replay(values, self.recorder.pool, lends=bool(self._lent))
+
+    def _state(self) -> list[torch.Tensor]:
+        """The parameters and buffers that the graph holds, as they are now."""
+        found: list[torch.Tensor] = []
+        for node in self._attributes:
+            value = lookup(self.gm, node)
+            if isinstance(value, nn.Module):
+                found += [*value.parameters(), *value.buffers()]
+            elif _is_tensor(value):
+                found.append(value)
+        return found
+
+    def _flags(self) -> tuple[bool, ...]:
+        return tuple(module.training for module in self.gm.modules()) if self._calls_modules else ()
+
+    def _check_grad(self, values: Sequence[Any], state: Sequence[torch.Tensor]) -> None:
+        if not torch.is_grad_enabled():
+            return
+        if any(_is_tensor(value) and value.requires_grad for value in (*values, *state)):
+            raise ExecutionError(
+                f"{self.region} is replayed, which leaves no history for backward, and gradients are on: "
+                f"call it "
+                'under torch.no_grad(), or train with torch.compile(model, backend="partita_cudagraphs")'
+            )
+
+    def _shares_written(
+        self, args: Sequence[Any], values: Sequence[Any], call: CallSignature, state: Sequence[torch.Tensor]
+    ) -> bool:
+        """Whether an input that would be copied lies on memory that the graph holds, or, where inputs are
+        written and would be copied back, on that of another input.
+        """
+        copied = set(call.copied)
+        if not copied:
+            return False
+        held = [(-1, tensor) for tensor in state]
+        if not held and not self.mutated_inputs:
+            return False
+        written = self._written(args, len(values))
+        given = [(number, value) for number, value in enumerate(values) if _is_tensor(value)]
+        return any(
+            not copied.isdisjoint(numbers) and (-1 in numbers or not written.isdisjoint(numbers))
+            for numbers in _on_one_memory([*held, *given])
+        )
+
+    def _give_up(self, why: str) -> None:
+        self.clear()
+        self._gave_up = why
+        _LOG.warning("%s runs uncaptured from now on: %s", self.region, why)
+
+
+def _attributes(gm: GraphModule) -> list[Node]:
+    return [node for node in gm.graph.nodes if node.op in ("get_attr", "call_module")]
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _on_one_memory(tensors: Sequence[tuple[int, torch.Tensor]]) -> list[list[int]]:
+    """The numbers of tensors whose storages overlap, in bytes (what is lent, or comes from elsewhere, has a
+    storage of its own on the same memory).
+    """
+    spans = []
+    for number, tensor in tensors:
+        storage = tensor.untyped_storage()
+        if storage.nbytes():
+            spans.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes(), number))
+    groups: list[list[int]] = []
+    end = 0
+    for start, stop, number in sorted(spans):
+        if not groups or start >= end:
+            groups.append([])
+        groups[-1].append(number)
+        end = max(end, stop)
+    return [numbers for numbers in groups if len(numbers) > 1]
+
+
+def _kinds(state: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    return tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in state)

@@ -1,0 +1,199 @@
+"""From what a recording returned to what a caller may keep.
+
+======================================  ============================================================
+what the recording returned             what the caller gets
+======================================  ============================================================
+one of its inputs                       the caller's own tensor
+a parameter or buffer of the graph      that tensor
+a view of an input that was copied      the same view of the caller's own tensor
+a view of an input used where it lies   that view
+memory of its own                       a copy; views of one memory stay views of one copy
+memory of its own that nobody keeps     that memory, good until the region's next replay
+memory of its own for backward only     that memory, lent: no replay as long as somebody has it
+no tensor                               the value
+======================================  ============================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from partita._torch.tensors.lent_memory import LentMemory
+from partita._torch.tensors.storage import storage_key
+from partita._torch.tensors.subclasses import read_like
+
+__all__ = ["Output", "OutputPlan", "placed", "plan_outputs"]
+
+Output = Callable[[Sequence[Any], dict[int, torch.UntypedStorage]], Any]
+"""From the caller's inputs, and the storages copied so far in this call, to one output."""
+
+
+class OutputPlan:
+    """How each output of one recording is made.
+
+    Args:
+        outputs: one function an output.
+        lent: memory that is handed out as it is, and not to be overwritten while somebody has it.
+        passing: memory that is handed out as it is, which the region's own next replay may overwrite.
+    """
+
+    def __init__(
+        self, outputs: Sequence[Output], lent: Sequence[LentMemory] = (), passing: Sequence[LentMemory] = ()
+    ) -> None:
+        self._outputs = outputs
+        self._lent = lent
+        self._borrowed = (*lent, *passing)
+
+    @property
+    def borrows(self) -> bool:
+        """Whether anything is handed out as it is."""
+        return bool(self._borrowed)
+
+    @property
+    def in_use(self) -> bool:
+        """Whether somebody still has what was lent: a replay would overwrite it."""
+        return any(memory.is_read for memory in self._lent)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether somebody still has anything that was handed out as it is."""
+        return any(memory.is_read for memory in self._borrowed)
+
+    def take(self, inputs: Sequence[Any]) -> list[Any]:
+        """The outputs of the latest replay, for a caller who passed these inputs."""
+        copies: dict[int, torch.UntypedStorage] = {}
+        return [output(inputs, copies) for output in self._outputs]
+
+
+def plan_outputs(
+    results: Sequence[Any],
+    given: Sequence[Any],
+    copied: Sequence[int],
+    state: Sequence[torch.Tensor] = (),
+    transient: frozenset[int] = frozenset(),
+    lent: frozenset[int] = frozenset(),
+) -> OutputPlan:
+    """Decide for each result of a recording.
+
+    Args:
+        results: what the recording returned.
+        given: the inputs that it was recorded with, buffers among them.
+        copied: indices of the buffers.
+        state: parameters and buffers that the graph holds.
+        transient: indices of the results that nobody keeps beyond the next replay.
+        lent: indices of the results that only backward reads.
+    """
+    inputs = {
+        storage_key(value): number for number, value in enumerate(given) if isinstance(value, torch.Tensor)
+    }
+    buffers = {storage_key(given[number]): number for number in copied}
+    foreign = {storage_key(value) for value in state}
+    held = {id(value) for value in state}
+    sharing: dict[int, int] = {}
+    for result in results:
+        if isinstance(result, torch.Tensor):
+            sharing[storage_key(result)] = sharing.get(storage_key(result), 0) + 1
+
+    def keys_but(numbers: frozenset[int]) -> set[int]:
+        return {
+            storage_key(result)
+            for number, result in enumerate(results)
+            if isinstance(result, torch.Tensor) and number not in numbers
+        }
+
+    # if one of several views is kept, all of them have to be views of its copy
+    kept, copied_out = keys_but(transient), keys_but(transient | lent)
+    lends: dict[int, LentMemory] = {}
+    passes: dict[int, LentMemory] = {}
+    plan: list[Output] = []
+    for result in results:
+        if not isinstance(result, torch.Tensor):
+            plan.append(_constant(result))
+            continue
+        same = next((number for number, value in enumerate(given) if value is result), None)
+        key = storage_key(result)
+        if same is not None:
+            plan.append(_input(same))
+        elif id(result) in held:
+            plan.append(_constant(result))
+        elif key in foreign:
+            plan.append(_view(result))
+        elif key in inputs:
+            # of one that was copied, the buffer's: two may share memory, and then either of them is right
+            number = buffers.get(key, inputs[key])
+            plan.append(_view_of_input(result, number, given[number]))
+        elif key not in copied_out and result.numel():
+            plan.append(_lent(result, lends if key in kept else passes))
+        elif sharing[key] == 1 and _fills_storage(result) and not (result.is_conj() or result.is_neg()):
+            plan.append(_copy(result))
+        else:
+            plan.append(_view_of_copy(result))
+    for memory in (*lends.values(), *passes.values()):
+        memory.settle()
+    return OutputPlan(plan, tuple(lends.values()), tuple(passes.values()))
+
+
+def _constant(value: Any) -> Output:
+    return lambda _inputs, _copies: value
+
+
+def _input(number: int) -> Output:
+    return lambda inputs, _copies: inputs[number]
+
+
+def _view(result: torch.Tensor) -> Output:
+    return lambda _inputs, _copies: result.view_as(result)
+
+
+def _copy(result: torch.Tensor) -> Output:
+    return lambda _inputs, _copies: result.clone()
+
+
+def _view_of_input(result: torch.Tensor, number: int, buffer: torch.Tensor) -> Output:
+    """A view at the same place of the caller's tensor as it has in the buffer, in bytes."""
+    shift = result.storage_offset() * result.element_size() - buffer.storage_offset() * buffer.element_size()
+
+    def view(inputs: Sequence[Any], _copies: dict[int, torch.UntypedStorage]) -> torch.Tensor:
+        source = inputs[number]
+        offset = source.storage_offset() * source.element_size() + shift
+        return placed(result, source.untyped_storage(), offset // result.element_size())
+
+    return view
+
+
+def _view_of_copy(result: torch.Tensor) -> Output:
+    key = storage_key(result)
+
+    def view(_inputs: Sequence[Any], copies: dict[int, torch.UntypedStorage]) -> torch.Tensor:
+        if key not in copies:
+            copies[key] = result.untyped_storage().clone()
+        return placed(result, copies[key], int(result.storage_offset()))
+
+    return view
+
+
+def _lent(result: torch.Tensor, lends: dict[int, LentMemory]) -> Output:
+    memory = lends.setdefault(storage_key(result), LentMemory(result.untyped_storage()))
+    base = placed(result, memory.storage, int(result.storage_offset()))
+    return lambda _inputs, _copies: base.detach()
+
+
+def placed(like: torch.Tensor, storage: torch.UntypedStorage, offset: int) -> torch.Tensor:
+    """A tensor of the shape, strides and dtype of another one on this storage, ``offset`` in elements, read
+    as that one is.
+    """
+    empty = torch.empty(0, dtype=like.dtype, device=like.device)
+    return read_like(like, empty.set_(storage, offset, like.shape, like.stride()))
+
+
+def _fills_storage(tensor: torch.Tensor) -> bool:
+    """Whether a clone has the same strides, and copies no less than the whole memory."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return tensor.storage_offset() == 0

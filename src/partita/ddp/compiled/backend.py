@@ -1,0 +1,259 @@
+"""The backend for ``torch.compile``: one forward graph, and a backward graph that is cut where buckets are
+ready.
+
+::
+
+    dynamo graph -- AOTAutograd --> forward     compiled as it is
+                                    backward    cut_backward -> pieces, compiled one by one
+                                                run: piece 0, offer its gradients, piece 1, ...
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from partita._torch.autograd.running_pass import compiled_nodes, current_node
+from partita._torch.compile.training_graphs import Boxed, PieceCompiler, compile_training
+from partita._torch.tensors.versions import times_written
+from partita.ddp.compiled.cutting import BackwardGraph, cut_backward
+from partita.ddp.compiled.program import Program, program_of
+from partita.ddp.inner import InnerCompiler, RunThrough, inductors_settings, resolve_inner
+from partita.ddp.reducing.agreement import print_of
+from partita.ddp.reducing.reducer import Reducer
+from partita.ddp.replicas.replicate import REPLICATIONS, Replication
+from partita.graph.effects import metadata
+
+__all__ = ["partita_ddp"]
+
+_LOG = logging.getLogger("partita.ddp")
+
+
+def partita_ddp(
+    gm: GraphModule,
+    inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """The backend ``"partita_ddp"``, for modules that `partita.ddp.replicate` has prepared.
+
+    A graph without parameters of such a module (a loss, what stands between graph breaks) is compiled as it
+    is, with the compiler of the replicated module that the thread has used last.
+
+    Args:
+        mode: of Inductor, as in ``torch.compile``: ``"max-autotune-no-cudagraphs"``.
+        options: ``{"inner": ...}``: another compiler than the one that ``replicate`` was given; and what
+            Inductor's configuration has, such as ``{"max_autotune": True}``.
+
+    Raises:
+        ArgumentError: an unknown mode, option or compiler, or one that asks for Inductor's CUDA graphs.
+    """
+    given = dict(options or {})
+    owners = [REPLICATIONS.owner_of(value) for value in inputs]
+    replication = next((owner[0] for owner in owners if owner is not None), REPLICATIONS.last_used())
+    inner = given.pop("inner", "inductor" if replication is None else replication.inner)
+    graph = _Training(inner, inductors_settings(inner, mode, given))
+    return graph.compile(gm, inputs, owners)
+
+
+class _Training:
+    """One graph of Dynamo's.
+
+    Args:
+        settings: Inductor's.
+    """
+
+    def __init__(self, inner: InnerCompiler, settings: Mapping[str, Any]) -> None:
+        self._inner = resolve_inner(inner)
+        self._settings = settings
+        self._shares = not isinstance(self._inner, RunThrough)
+        self._tensors: list[int] = []
+
+    def compile(
+        self, gm: GraphModule, inputs: Sequence[Any], owners: Sequence[tuple[Replication, int] | None]
+    ) -> Callable[..., Any]:
+        """What runs the graph.
+
+        Args:
+            owners: for each input, the replication that it is a parameter of, and its index there.
+        """
+        expected = {
+            position: (owner[0].reducer, owner[1])
+            for position, owner in enumerate(owners)
+            if owner is not None
+        }
+        others = [position for position in range(len(inputs)) if position not in expected]
+        given = ", ".join(_described(inputs[position]) for position in others)
+        run = compile_training(
+            gm,
+            inputs,
+            inner=self._inner,
+            forward=self._see_forward,
+            backward=lambda graph, _examples, pieces: _BackwardRunner(
+                graph, pieces, self._tensors, expected, given, shares=self._shares
+            ),
+            settings=self._settings,
+        )
+        tensors = [position for position in others if isinstance(inputs[position], torch.Tensor)]
+        return _registering(run, tensors) if expected else run
+
+    def _see_forward(self, gm: GraphModule) -> None:
+        """Which inputs are tensors: autograd counts only those."""
+        if isinstance(self._inner, RunThrough):
+            self._inner.note_forward(gm)
+        placeholders = gm.graph.find_nodes(op="placeholder")
+        self._tensors[:] = [
+            position for position, node in enumerate(placeholders) if isinstance(metadata(node), torch.Tensor)
+        ]
+
+
+def _registering(run: Callable[..., Any], others: Sequence[int]) -> Callable[..., Any]:
+    """Let the reducers know of the autograd node of each run. It stands behind what the graph returns and
+    what it has written to.
+
+    Args:
+        others: positions of the tensors that are no replicated parameters; the graph may write to them.
+    """
+
+    def registered(*args: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return run(*args)
+        before = [times_written(args[position]) for position in others]
+        results = run(*args)
+        made = list(results) if isinstance(results, (list, tuple)) else [results]
+        for position, seen in zip(others, before, strict=True):
+            if times_written(args[position]) != seen:
+                made.append(args[position])
+        reducers = {owner[0].reducer for owner in map(REPLICATIONS.owner_of, args) if owner is not None}
+        for node in compiled_nodes(made):
+            for reducer in reducers:
+                reducer.add_node(node)
+        return results
+
+    return registered
+
+
+def _described(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return str(value)
+    trained = " with a gradient" if value.requires_grad else ""
+    return f"{value.dtype}{list(value.shape)}{trained}"
+
+
+class _BackwardRunner:
+    """Runs one backward graph, and offers its gradients to the reducers of their parameters.
+
+    It is cut when it first runs, for by then all ranks have agreed on the buckets; and cut anew where the
+    buckets have changed. A graph with symbolic sizes is cut when it is compiled, and stays as it is: torch
+    would not hear of assumptions about sizes that are made later.
+
+    Args:
+        tensors: which inputs of the forward graph are tensors.
+        expected: for output positions, the reducer and the index of the parameter.
+        given: what the forward graph was compiled for, in words.
+        shares: compile equal pieces once. What a piece runner makes is bound to its place (a recording to its
+            parameters), and each piece gets its own.
+    """
+
+    def __init__(
+        self,
+        gm: GraphModule,
+        pieces: PieceCompiler,
+        tensors: Sequence[int],
+        expected: Mapping[int, tuple[Reducer, int]],
+        given: str,
+        *,
+        shares: bool,
+    ) -> None:
+        self._shares = shares
+        self._graph = BackwardGraph(gm)
+        self._pieces = pieces
+        self._compiled: dict[str, Boxed] = {}
+        count = len(self._graph.outputs)
+        self._tensors = [position for position in tensors if position < count]
+        self._expected = {position: owner for position, owner in expected.items() if position < count}
+        self._program: Program | None = None
+        self._versions: tuple[int, ...] = ()
+        self._order = self._graph.in_order(self._expected)
+        for reducer in self._reducers():
+            names = [reducer.names[index] for index in self._order_for(reducer)]
+            reducer.add_graph(print_of(gm, names, given))
+        self._symbolic = any(
+            not isinstance(metadata(node), torch.Tensor)
+            for node in gm.graph.nodes
+            if node.op == "placeholder"
+        )
+        if self._symbolic:
+            self._cut()
+
+    def __call__(self, values: list[Any]) -> Sequence[Any]:
+        bound = self._bind()
+        for reducer in {reducer: None for reducer, _ in bound.values()}:
+            indices = [index for other, index in bound.values() if other is reducer]
+            if not reducer.begin(indices, self._order_for(reducer)):
+                bound = {position: owner for position, owner in bound.items() if owner[0] is not reducer}
+        if self._program is None or not (self._symbolic or self._versions == self._current()):
+            self._cut()
+        assert self._program is not None
+
+        def deliver(position: int, value: Any) -> Any:
+            owner = bound.get(position)
+            return value if owner is None else owner[0].offer(owner[1], value)
+
+        results = self._program.run(values, deliver)
+        for position, (reducer, index) in bound.items():
+            if self._graph.outputs[position] is None:
+                results[position] = reducer.offer(index, None)
+        return results
+
+    def _bind(self) -> dict[int, tuple[Reducer, int]]:
+        """The parameters that this run's gradients belong to: equal layers may share the graph."""
+        node = current_node()
+        if node is None:
+            return {}
+        bound: dict[int, tuple[Reducer, int]] = {}
+        for reducer in self._reducers():
+            indices = reducer.indices_after(node)
+            if len(indices) != len(self._tensors):
+                continue
+            for position, index in zip(self._tensors, indices, strict=True):
+                if index is not None:
+                    bound[position] = (reducer, index)
+        return bound
+
+    def _reducers(self) -> list[Reducer]:
+        return list({reducer: None for reducer, _ in self._expected.values()})
+
+    def _order_for(self, reducer: Reducer) -> list[int]:
+        owners = (self._expected[position] for position in self._order)
+        return [index for other, index in owners if other is reducer]
+
+    def _current(self) -> tuple[int, ...]:
+        return tuple(reducer.version for reducer in self._reducers())
+
+    def _cut(self) -> None:
+        buckets = {
+            position: (id(reducer), index if reducer.measuring else reducer.bucket_of[index])
+            for position, (reducer, index) in self._expected.items()
+        }
+        cut = cut_backward(self._graph, buckets)
+        self._versions = self._current()
+        self._program = program_of(self._graph.gm, cut, self._compile_piece)
+        _LOG.info(
+            "backward graph of %d gradients: %d pieces, %d of them different",
+            len(self._order),
+            len(self._program.steps),
+            len(self._compiled) or len(self._program.steps),
+        )
+
+    def _compile_piece(self, key: str, gm: GraphModule) -> Boxed:
+        if not self._shares:
+            return self._pieces(gm)
+        if key not in self._compiled:
+            self._compiled[key] = self._pieces(gm)
+        return self._compiled[key]

@@ -1,0 +1,1 @@
+"""``DDPOptimizer``: forward graphs that are cut for torch's own ``DistributedDataParallel``."""

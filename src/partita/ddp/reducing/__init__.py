@@ -1,0 +1,1 @@
+"""Gradients in buckets, averaged over all ranks while the backward pass runs."""

@@ -1,0 +1,92 @@
+"""What a rank tells the others at the beginning of a backward pass, and when there is something to tell.
+
+In the first two passes ranks always exchange what they expect; afterwards only where some rank has compiled
+something new, which a flag in the last bucket of the pass before has told to all.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+
+from partita.ddp.reducing.agreement import GraphPrint, Proposal, agree
+from partita.runtime import Comm
+
+__all__ = ["Consensus"]
+
+_LOG = logging.getLogger("partita.ddp")
+_LEARNING_STEPS = 2
+
+
+class Consensus:
+    """What all ranks have agreed on.
+
+    Args:
+        count: how many parameters there are.
+        check_graphs: raise where ranks have compiled different graphs; otherwise the log says so, once for
+            each difference.
+
+    Attributes:
+        step: how many synchronised passes have ended.
+        order: in which gradients are expected to get ready, by parameter index; the same on all ranks.
+    """
+
+    def __init__(self, comm: Comm, count: int, *, check_graphs: bool) -> None:
+        self.step = 0
+        self.order = tuple(reversed(range(count)))
+        self._comm = comm
+        self._check_graphs = check_graphs
+        self._graphs: dict[GraphPrint, None] = {}
+        self._told: set[GraphPrint] = set()
+        self._logged = {""}
+        self._news: torch.Tensor | None = None
+        self._observed: dict[int, None] = {}
+
+    def add_graph(self, graph: GraphPrint) -> None:
+        """This rank has compiled a backward graph."""
+        self._graphs[graph] = None
+
+    def observe(self, index: int) -> None:
+        """The gradient of a parameter is there; before it those that were observed before."""
+        self._observed.setdefault(index)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether this rank has compiled what the others do not know of."""
+        return not self._graphs.keys() <= self._told
+
+    def exchange(self, expected: Sequence[int]) -> bool:
+        """Agree with all ranks, where there is something new on any of them. Collective.
+
+        Args:
+            expected: in which order this rank expects the first gradients, by parameter index.
+
+        Returns:
+            Whether `order` has changed.
+
+        Raises:
+            SignatureMismatch: ranks are in different steps, or have compiled different graphs.
+        """
+        news = self._news is not None and bool(self._news.item())
+        if self.step >= _LEARNING_STEPS and not news:
+            return False
+        if self.step == 1:
+            expected = tuple(self._observed)
+        known = dict.fromkeys((*expected, *self.order))
+        proposal = Proposal(self.step, tuple(known), tuple(self._graphs))
+        found, difference = agree(self._comm, proposal, check_graphs=self._check_graphs)
+        if difference not in self._logged:
+            self._logged.add(difference)
+            _LOG.warning("%s\nThe gradients are reduced rightly all the same", difference)
+        self._told = set(self._graphs)
+        if self.step >= _LEARNING_STEPS or found.order == self.order:
+            return False
+        self.order = found.order
+        return True
+
+    def pass_ends(self, news: torch.Tensor) -> None:
+        """A synchronised pass is over; ``news`` is not zero where any rank has news."""
+        self._news = news
+        self.step += 1

@@ -1,0 +1,1 @@
+"""A replicated module: what it holds, and what it is given by rank 0."""

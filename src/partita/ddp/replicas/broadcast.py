@@ -1,0 +1,114 @@
+"""Parameters and buffers as they are on rank 0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+
+import torch
+
+from partita._torch.tensors.versions import same_versions, times_written
+from partita.errors import SignatureMismatch
+from partita.runtime import Comm
+
+__all__ = ["StateBroadcast"]
+
+
+class StateBroadcast:
+    """Overwrites tensors with those of rank 0; tensors of one kind travel together.
+
+    Args:
+        tensors: the same kinds, in the same order, on every rank.
+        unseen: autograd does not hear of it, as it does not hear of what batch normalisation does to its
+            statistics, so that a graph which has been made may still run backward.
+    """
+
+    def __init__(self, comm: Comm, tensors: Sequence[torch.Tensor], *, unseen: bool = False) -> None:
+        self._comm = comm
+        self._unseen = unseen
+        self._kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+        self._kept: list[tuple[list[torch.Tensor], torch.Tensor, list[int]]] = []
+        for tensor in tensors:
+            if tensor.numel():
+                self._kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+
+    def run(self) -> None:
+        """Broadcast. Collective."""
+        self.start_keeping()()
+        self.take_over()
+
+    def start_keeping(self) -> Callable[[], None]:
+        """Start a broadcast whose values are kept beside the tensors. Collective.
+
+        Returns:
+            To be called later: waits for them.
+        """
+        self.forget()
+        if self._comm.size == 1:
+            return self.forget
+        under_way = []
+        with torch.no_grad():
+            for tensors in self._kinds.values():
+                flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+                under_way.append((tensors, flat, self._comm.broadcast(_plain(flat), 0)))
+
+        def wait() -> None:
+            for tensors, flat, handle in under_way:
+                handle.wait()
+                if self._comm.rank != 0:
+                    self._kept.append((tensors, flat, [times_written(tensor) for tensor in tensors]))
+
+        return wait
+
+    def take_over(self) -> None:
+        """Overwrite the tensors with what is kept, where nobody else has written to them since. Not
+        collective.
+        """
+        kept, self._kept = self._kept, []
+        with torch.no_grad():
+            for tensors, flat, writes in kept:
+                if writes == [times_written(tensor) for tensor in tensors]:
+                    with same_versions(tensors) if self._unseen else nullcontext():
+                        _unpack(flat, tensors)
+
+    def forget(self) -> None:
+        """Keep nothing."""
+        self._kept = []
+
+    def check(self, names: Sequence[str]) -> None:
+        """Compare with rank 0. Collective.
+
+        Args:
+            names: for the message; unused where all are equal.
+
+        Raises:
+            SignatureMismatch: values differ; on every rank.
+        """
+        wrong = None
+        with torch.no_grad():
+            for (dtype, _), tensors in self._kinds.items():
+                flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+                other = flat.clone()
+                self._comm.broadcast(_plain(other), 0).wait()
+                if not torch.equal(flat, other) and wrong is None:
+                    wrong = str(dtype).removeprefix("torch.")
+        found = self._comm.all_gather_object(wrong)
+        for rank, dtype_name in enumerate(found):
+            if dtype_name is not None:
+                raise SignatureMismatch(
+                    f"parameters or buffers ({dtype_name}, {len(names)} in all) of rank {rank} have other "
+                    "values than those of rank 0: load the same checkpoint, or pass initial='broadcast'"
+                )
+
+
+def _plain(flat: torch.Tensor) -> torch.Tensor:
+    if flat.dtype == torch.bool:
+        return flat.view(torch.uint8)
+    return torch.view_as_real(flat) if flat.is_complex() else flat
+
+
+def _unpack(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+    offset = 0
+    for tensor in tensors:
+        tensor.copy_(flat[offset : offset + tensor.numel()].view(tensor.shape))
+        offset += tensor.numel()

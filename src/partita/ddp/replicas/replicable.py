@@ -1,0 +1,60 @@
+"""Which modules can be replicated, and why others can't."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from torch import nn
+
+from partita.errors import ArgumentError
+
+__all__ = ["check_replicable"]
+
+
+def check_replicable(
+    module: nn.Module,
+    named: dict[str, nn.Parameter],
+    trained: dict[str, nn.Parameter],
+    ignored: Collection[str],
+    taken: Collection[str],
+) -> None:
+    """Refuse what the buckets can't serve.
+
+    Args:
+        named: all parameters.
+        trained: those that require a gradient and are not ignored.
+        ignored: names of parameters and buffers.
+        taken: names of parameters that belong to a replicated module already.
+
+    Raises:
+        ArgumentError: the message names the parameter, and what to do.
+    """
+    known = named.keys() | {name for name, _ in module.named_buffers()}
+    unknown = sorted(set(ignored) - known)
+    if unknown:
+        raise ArgumentError(f"ignored names {unknown[0]!r}, which the module does not have")
+    if not trained:
+        raise ArgumentError(
+            "the module has no parameter that requires a gradient: there is nothing to reduce"
+        )
+    for name, parameter in trained.items():
+        if name in taken:
+            raise ArgumentError(
+                f"parameter {name!r} belongs to a replicated module already: replicate the outer one only"
+            )
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise ArgumentError(
+                f"parameter {name!r} has no shape yet: run the module once before replicate()"
+            )
+        if parameter.device.type == "meta":
+            raise ArgumentError(
+                f"parameter {name!r} is on the meta device: load or initialise it before replicate()"
+            )
+    for name, child in module.named_modules():
+        if isinstance(child, (nn.Embedding, nn.EmbeddingBag)) and child.sparse:
+            weight = f"{name}.weight" if name else "weight"
+            if weight in trained:
+                raise ArgumentError(
+                    f"{weight!r} has sparse gradients, and buckets are dense: build the embedding with "
+                    f"sparse=False, or leave it out with ignored=[{weight!r}] and reduce it yourself"
+                )

@@ -1,0 +1,1 @@
+"""Where a model is cut: by hand or by plan."""

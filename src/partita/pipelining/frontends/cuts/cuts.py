@@ -1,0 +1,201 @@
+"""Where a model is cut into stages: by hand (``pipe_split``, split points) or by plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Node
+
+from partita._torch.autograd.region_switches import (
+    ENTER_AUTOCAST,
+    ENTER_INFERENCE,
+    EXIT_AUTOCAST,
+    EXIT_INFERENCE,
+    SET_GRAD,
+)
+from partita.capture.origin import module_calls, module_paths
+from partita.errors import AssignmentError, ModuleNameError
+
+__all__ = [
+    "Place",
+    "SplitPoint",
+    "cuts_at_annotations",
+    "cuts_at_marks",
+    "cuts_at_points",
+    "find_submodule",
+    "pipe_split",
+    "place_of",
+    "stage_assignment",
+]
+
+_library = torch.library.Library("partita", "DEF")
+_library.define("pipe_split() -> ()")
+_library.impl("pipe_split", lambda: None, "BackendSelect")
+_MARK = torch.ops.partita.pipe_split.default
+torch.fx.has_side_effect(_MARK)
+_MARKS = {str(_MARK), "pippy._pipe_split.default"}
+"""Ours, and that of ``torch.distributed.pipelining``, which a model's own code may have imported."""
+
+_COMPUTES_NOTHING = {
+    SET_GRAD,
+    ENTER_AUTOCAST,
+    EXIT_AUTOCAST,
+    ENTER_INFERENCE,
+    EXIT_INFERENCE,
+    torch.is_grad_enabled,
+}
+
+
+Place = str | tuple[str, int]
+"""A submodule by its qualified name, ``"block"``; where it is called several times with the number of the
+call, ``"block@1"`` or ``("block", 1)`` for the second.
+"""
+
+
+class SplitPoint(Enum):
+    """Where a stage starts: before the named module's first operation, or after its last."""
+
+    BEGINNING = 1
+    END = 2
+
+    @classmethod
+    def _missing_(cls, value: object) -> SplitPoint:
+        raise AssignmentError(
+            f"a stage can't start at {value!r}: give SplitPoint.BEGINNING or SplitPoint.END, or both"
+        )
+
+
+def pipe_split() -> None:
+    """Mark the end of a stage inside a model's ``forward``. Does nothing when the model runs."""
+    torch.ops.partita.pipe_split()
+
+
+def cuts_at_marks(gm: GraphModule) -> list[int]:
+    """Take the `pipe_split` marks out of a graph, in place; the positions of the nodes that they came
+    after.
+    """
+    cuts, position = [], -1
+    for node in list(gm.graph.nodes):
+        if node.op == "call_function" and str(node.target) in _MARKS:
+            cuts.append(position)
+            gm.graph.erase_node(node)
+        else:
+            position += 1
+    if cuts:
+        gm.recompile()
+    return cuts
+
+
+def cuts_at_points(gm: GraphModule, model: nn.Module, points: Mapping[Place, SplitPoint]) -> list[int]:
+    """The cuts that split points ask for.
+
+    Raises:
+        ModuleNameError: the model has no submodule of that name.
+        AssignmentError: no operation of the graph belongs to the submodule, or it is called several times and
+            the point does not say which call is meant.
+    """
+    nodes = list(gm.graph.nodes)
+    cuts = []
+    for place, point in points.items():
+        path, call = place_of(place)
+        find_submodule(model, path)
+        inside = _operations(nodes, path, call)
+        cuts.append(inside[0] - 1 if SplitPoint(point) is SplitPoint.BEGINNING else inside[-1])
+    return sorted(cuts)
+
+
+def cuts_at_annotations(
+    gm: GraphModule, model: nn.Module, noted: Mapping[str, Sequence[SplitPoint]]
+) -> list[int]:
+    """The cuts that annotations of a model's submodules ask for.
+
+    Args:
+        noted: by qualified name. A submodule with several names counts under those that the graph knows.
+
+    Raises:
+        AssignmentError: no operation of the graph belongs to a submodule.
+    """
+    known = {path for node in gm.graph.nodes if node.op.startswith("call_") for path in module_paths(node)}
+    paths: dict[int, list[str]] = {}
+    for path in noted:
+        paths.setdefault(id(model.get_submodule(path)), []).append(path)
+    cuts: list[int] = []
+    for names in paths.values():
+        for path in [name for name in names if name in known] or names[:1]:
+            for point in noted[path]:
+                cuts += cuts_at_points(gm, model, {path: point})
+    return sorted(cuts)
+
+
+def find_submodule(model: nn.Module, path: str) -> nn.Module:
+    """The submodule of that qualified name.
+
+    Raises:
+        ModuleNameError: there is none; names it, and what is there instead.
+    """
+    current = model
+    for atom in path.split("."):
+        child = getattr(current, atom, None)
+        if not isinstance(child, nn.Module):
+            raise ModuleNameError(
+                f"split point {path!r}: {type(current).__name__} has no submodule {atom!r}; "
+                f"it has {', '.join(name for name, _ in current.named_children()) or 'none'}"
+            )
+        current = child
+    return current
+
+
+def place_of(place: Place) -> tuple[str, int | None]:
+    """The submodule's name, and which of its calls is meant if the place says so."""
+    if not isinstance(place, str):
+        return place
+    path, at, number = place.rpartition("@")
+    return (path, int(number)) if at and number.isdigit() else (place, None)
+
+
+def _operations(nodes: Sequence[Node], path: str, call: int | None) -> list[int]:
+    """Positions of the operations of one call of a submodule."""
+    calls: dict[int, list[int]] = {}
+    for position, node in enumerate(nodes):
+        if node.op.startswith("call_"):
+            for name, number in module_calls(node):
+                if name == path:
+                    calls.setdefault(number, []).append(position)
+    if not calls:
+        raise AssignmentError(
+            f"no operation of the graph belongs to {path!r}: is the module called in forward?"
+        )
+    if call is None and len(calls) == 1:
+        return next(iter(calls.values()))
+    if call in calls:
+        return calls[call]
+    told = ", ".join(
+        f"'{path}@{number}' ({nodes[inside[0]].name} to {nodes[inside[-1]].name})"
+        for number, inside in calls.items()
+    )
+    which = "which of them is meant" if call is None else f"one of them, there is no {path}@{call}"
+    raise AssignmentError(f"{path!r} is called {len(calls)} times: {told}; say {which}")
+
+
+def stage_assignment(gm: GraphModule, cuts: Iterable[int]) -> dict[str, int]:
+    """The stage of every node: one more after each cut.
+
+    A cut that has nothing to compute on one of its sides (before the first operation, after the last, or next
+    to another cut) is none: every stage computes something.
+    """
+    ends = sorted(set(cuts), reverse=True)
+    assignment, stage, cut, computed = {}, 0, False, False
+    for position, node in enumerate(gm.graph.nodes):
+        while ends and position > ends[-1]:
+            ends.pop()
+            cut = True
+        if node.op in ("placeholder", "get_attr", "output"):
+            continue
+        if node.target not in _COMPUTES_NOTHING:
+            stage += cut and computed
+            cut, computed = False, True
+        assignment[node.name] = stage
+    return assignment

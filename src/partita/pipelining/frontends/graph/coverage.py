@@ -1,0 +1,76 @@
+"""Proof that a cut loses nothing: every operation, parameter and buffer of the model is in some stage."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from partita._torch.autograd.region_switches import (
+    ENTER_AUTOCAST,
+    ENTER_INFERENCE,
+    EXIT_AUTOCAST,
+    EXIT_INFERENCE,
+    SET_GRAD,
+)
+from partita._torch.modules.contents import named_state
+from partita.errors import CaptureError
+from partita.graph.state import lookup
+from partita.pipelining.interface.listing import listed
+from partita.splitter import Piece
+
+__all__ = ["check_operations", "check_state", "unused_state"]
+
+_SWITCHES = {SET_GRAD, ENTER_AUTOCAST, EXIT_AUTOCAST, ENTER_INFERENCE, EXIT_INFERENCE}
+"""They are no operations: each piece enters and leaves regions on its own."""
+
+
+def check_operations(whole: GraphModule, pieces: Sequence[Piece]) -> None:
+    """Every operation of a graph is in one piece.
+
+    Raises:
+        CaptureError: names those that are in none or in several.
+    """
+    count = Counter(name for piece in pieces for name in piece.node_names)
+    wrong = [
+        node.name
+        for node in whole.graph.nodes
+        if node.op.startswith("call_") and node.target not in _SWITCHES and count[node.name] != 1
+    ]
+    if wrong:
+        raise CaptureError(
+            f"the operations {listed(wrong)} are not in exactly one stage: this is an error in partita, "
+            "please report it with the model"
+        )
+
+
+def check_state(model: nn.Module, stages: Iterable[nn.Module]) -> None:
+    """Every parameter and buffer of a model is in a stage, under each of its names.
+
+    Raises:
+        CaptureError: names those that are in none.
+    """
+    held = {name for stage in stages for name, _ in named_state(stage)}
+    lost = [name for name, _ in named_state(model) if name not in held]
+    if lost:
+        raise CaptureError(
+            f"no stage holds {listed(lost)} of the model: it may have changed its parameters while it was "
+            "captured; make them in __init__"
+        )
+
+
+def unused_state(graphs: Iterable[GraphModule], whole: nn.Module) -> list[str]:
+    """Names of the parameters and buffers that no operation uses.
+
+    Args:
+        graphs: all graphs of the model.
+        whole: holds its state.
+    """
+    used = set()
+    for gm in graphs:
+        for node in gm.graph.find_nodes(op="get_attr"):
+            if node.users and isinstance(value := lookup(whole, node), Tensor):
+                used.add(id(value))
+    return [name for name, value in named_state(whole) if id(value) not in used]

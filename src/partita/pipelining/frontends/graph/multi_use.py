@@ -1,0 +1,134 @@
+"""Parameters that several stages use: copied to each of them, or sent along.
+
+::
+
+    REPLICATE   every stage holds a copy; gradients are summed on the first, which gives the sum to all
+    TRANSMIT    the first stage that uses it holds it alone; its value travels with the activations of each
+                microbatch, and its gradient back with theirs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Node
+
+from partita._torch.autograd.region_switches import (
+    ENTER_AUTOCAST,
+    ENTER_INFERENCE,
+    EXIT_AUTOCAST,
+    EXIT_INFERENCE,
+    SET_GRAD,
+)
+from partita.errors import ArgumentError
+from partita.graph.regions import ambient_states
+from partita.graph.state import lookup
+from partita.pipelining.interface.listing import listed
+
+__all__ = ["MultiUseParamSpec", "MultiUseParameterConfig", "transmit_parameters"]
+
+_SWITCHES = {SET_GRAD, ENTER_AUTOCAST, EXIT_AUTOCAST, ENTER_INFERENCE, EXIT_INFERENCE}
+
+
+class MultiUseParameterConfig(Enum):
+    """What happens to a parameter that several stages use."""
+
+    TRANSMIT = 1
+    REPLICATE = 2
+
+
+MultiUseParamSpec = MultiUseParameterConfig | Mapping[str, MultiUseParameterConfig]
+"""For all parameters, or by name (any of a tied parameter's names); those left out are replicated."""
+
+
+def transmit_parameters(whole: GraphModule, assignment: dict[str, int], spec: MultiUseParamSpec) -> None:
+    """Let one stage hold each parameter that is to be transmitted, in place: it gets a node that hands the
+    value out, and the stages after it use that.
+
+    Args:
+        assignment: the stage of each node that computes; the new nodes are added.
+
+    Raises:
+        ArgumentError: an unknown name, something else than a `MultiUseParameterConfig`, or two for one tied
+            parameter.
+    """
+    chosen = _chosen(whole, spec)
+    uses: dict[int, list[Node]] = {}
+    for node in whole.graph.find_nodes(op="get_attr"):
+        value = lookup(whole, node)
+        if isinstance(value, nn.Parameter) and id(value) in chosen:
+            uses.setdefault(id(value), []).append(node)
+    changed = False
+    for nodes in uses.values():
+        users = [user for node in nodes for user in node.users if user.name in assignment]
+        stages = {assignment[user.name] for user in users}
+        if len(stages) > 1:
+            _hand_out(whole, assignment, nodes, min(stages))
+            changed = True
+    if changed:
+        whole.graph.lint()
+        whole.recompile()
+
+
+def _chosen(whole: GraphModule, spec: MultiUseParamSpec) -> set[int]:
+    """Identities of the parameters that are to be transmitted."""
+    named = dict(whole.named_parameters(remove_duplicate=False))
+    if isinstance(spec, MultiUseParameterConfig):
+        return set(map(id, named.values())) if spec is MultiUseParameterConfig.TRANSMIT else set()
+    if not isinstance(spec, Mapping):
+        raise ArgumentError(
+            f"multi_use_param_spec is {spec!r}: give a MultiUseParameterConfig, or a dict of them by "
+            "parameter name"
+        )
+    said: dict[int, tuple[str, MultiUseParameterConfig]] = {}
+    for name, config in spec.items():
+        if name not in named:
+            raise ArgumentError(
+                f"multi_use_param_spec names {name!r}, but the model has no such parameter: it has "
+                f"{listed(named)}"
+            )
+        if not isinstance(config, MultiUseParameterConfig):
+            raise ArgumentError(
+                f"multi_use_param_spec[{name!r}] is {config!r}: give MultiUseParameterConfig.TRANSMIT or "
+                "REPLICATE"
+            )
+        other, known = said.setdefault(id(named[name]), (name, config))
+        if known is not config:
+            raise ArgumentError(
+                f"multi_use_param_spec says {known.name} for {other!r} and {config.name} for {name!r}, which "
+                "are one parameter: give one of them"
+            )
+    return {identity for identity, (_, config) in said.items() if config is MultiUseParameterConfig.TRANSMIT}
+
+
+def _hand_out(whole: GraphModule, assignment: dict[str, int], nodes: list[Node], owner: int) -> None:
+    held, *others = nodes
+    for other in others:
+        other.replace_all_uses_with(held)
+        whole.graph.erase_node(other)
+    # At the end of the stage, so that autograd adds the later stages' gradients up before the owner's own, as
+    # it does in the whole model.
+    with whole.graph.inserting_after(_last_inherited(whole, assignment, owner) or held):
+        value = whole.graph.call_function(torch.ops.aten.alias.default, (held,))
+    value.meta = {key: kept for key, kept in held.meta.items() if key == "val"}
+    assignment[value.name] = owner
+    held.replace_all_uses_with(
+        value, lambda user: user is not value and assignment.get(user.name, owner) != owner
+    )
+
+
+def _last_inherited(whole: GraphModule, assignment: Mapping[str, int], stage: int) -> Node | None:
+    """The last node of a stage that no ``no_grad`` or other region is open at."""
+    nodes = list(whole.graph.nodes)
+    switches = [position for position, node in enumerate(nodes) if node.target in _SWITCHES]
+    runs, _ = ambient_states(nodes, switches)
+    ends = [start for start, _ in runs[1:]] + [len(nodes)]
+    for (start, state), end in reversed(list(zip(runs, ends, strict=True))):
+        if state.grad is None and not state.stack:
+            for node in reversed(nodes[start:end]):
+                if assignment.get(node.name) == stage:
+                    return node
+    return None

@@ -1,0 +1,1 @@
+"""A model that is cut between calls of its modules, without capturing it."""

@@ -1,0 +1,291 @@
+"""From the example's way through a model to stages: where each begins, what belongs to it, what crosses."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from torch import nn
+
+from partita._torch.modules.contents import named_state
+from partita.errors import AssignmentError, CaptureError
+from partita.pipelining.blocks.cut import BlockCut, Event, Site
+from partita.pipelining.frontends.modules.recording import Recording
+from partita.pipelining.interface.listing import shared_atoms
+
+__all__ = ["BlockPlan", "Edge", "Place", "plan_blocks"]
+
+Place = tuple[str, int | None]
+"""A module by its qualified name, and which of its calls; None: the first, or after the last."""
+
+
+class Edge(Enum):
+    """Which side of a call."""
+
+    BEFORE = 1
+    AFTER = 2
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """What each stage of a model needs.
+
+    Attributes:
+        cut: for running.
+        holders: the stages that hold each parameter and buffer, by name.
+    """
+
+    cut: BlockCut
+    holders: Mapping[str, tuple[int, ...]]
+
+
+class _Regions:
+    """Which stage each function of a recording belongs to.
+
+    Args:
+        homes: of modules that are known to run in one stage only; see `Run.reached`.
+    """
+
+    def __init__(self, recording: Recording, borders: Mapping[Event, int], homes: Mapping[str, int]) -> None:
+        self._positions: list[int] = []
+        self._stages: list[int] = []
+        self.begins: dict[int, Event] = {}
+        stage = 0
+        for moment in recording.moments:
+            path, _, ends = moment.event
+            there = max(borders.get(moment.event, 0), 0 if ends else homes.get(path, 0))
+            if there > stage:
+                stage = there
+                self._positions.append(moment.position)
+                self._stages.append(stage)
+                self.begins[stage] = moment.event
+
+    def of(self, position: int) -> int:
+        """The stage of the function with that number; 0 for the arguments, -1."""
+        place = bisect_right(self._positions, position)
+        return self._stages[place - 1] if place else 0
+
+
+def plan_blocks(
+    model: nn.Module, recordings: Sequence[Recording], places: Sequence[tuple[Place, Edge]]
+) -> BlockPlan:
+    """Work out the stages.
+
+    Args:
+        recordings: of the example, the first of them in the mode that decides which borders count.
+        places: where to cut.
+
+    Raises:
+        AssignmentError: a module that is never called, or not that often.
+        CaptureError: memory that stages would have to share.
+    """
+    for place, _ in places:
+        if all(not recording.calls(place[0]) for recording in recordings):
+            raise AssignmentError(
+                f"no operation of the model belongs to {place[0]!r}: is the module called in forward?"
+            )
+    order = _ordered(recordings, places)
+    stages = 1 + max(order.values(), default=0)
+    borders: dict[bool, dict[Event, int]] = {True: {}, False: {}}
+    for recording in recordings:
+        borders[recording.training] |= _events(recording, order)
+    for recording in recordings:
+        for path, _, _ in sorted(recording.checkpointed & borders[recording.training].keys(), key=str):
+            raise CaptureError(
+                f"the cut at {path!r} lies within torch.utils.checkpoint, which computes again what it holds "
+                "and so must lie in one stage: let the module itself checkpoint what it calls, or cut "
+                "at a module around it"
+            )
+    pairs, homes = _regions(recordings, borders)
+    idle = {
+        training: _idle([pair for pair in pairs if pair[0].training is training], stages)
+        for training in (True, False)
+    }
+    written: set[Site] = set()
+    for recording, region in pairs:
+        written |= {
+            recording.sites[number]
+            for position, number in recording.writes
+            if region.of(position) > region.of(recording.made[number])
+        }
+    used = _check_state(model, pairs)
+    cut = BlockCut(stages, borders, homes, idle, frozenset(written))
+    return BlockPlan(cut, _holders(model, used, homes))
+
+
+def _ordered(
+    recordings: Sequence[Recording], places: Sequence[tuple[Place, Edge]]
+) -> dict[tuple[Place, Edge], int]:
+    """The stage that begins at each place. Places with nothing to compute between them are one.
+
+    A place that the first recording did not come by stands where others had it.
+    """
+    order: list[tuple[Place, Edge]] = []
+    positions: list[dict[tuple[Place, Edge], int]] = []
+    for recording in recordings:
+        at = {moment.event: moment.position for moment in recording.moments}
+        events = {where: _event(recording, *where) for where in places}
+        found = {where: at[event] for where, event in events.items() if event is not None}
+        positions.append(found)
+        last = -1
+        for where in sorted(found, key=found.__getitem__):
+            if where in order:
+                if order.index(where) < last:
+                    raise CaptureError(
+                        "the model calls the modules that it is cut at in another order in training than in "
+                        "evaluation: cut at others, or give modes='train' or 'eval'"
+                    )
+            else:
+                order.insert(last + 1, where)
+            last = order.index(where)
+    stage, before, stages = 0, None, {}
+    for where in order:
+        seen = [
+            (found[where], recording.count)
+            for found, recording in zip(positions, recordings, strict=True)
+            if where in found
+        ]
+        if all(position in (0, count) for position, count in seen):
+            continue
+        together = before is not None and all(
+            found[where] == found[before] for found in positions if where in found and before in found
+        )
+        stage += not together
+        stages[where] = stage
+        before = where
+    return stages
+
+
+def _event(recording: Recording, place: Place, edge: Edge) -> Event | None:
+    path, call = place
+    calls = recording.calls(path)
+    if not calls:
+        return None
+    if call is None:
+        call = calls[0] if edge is Edge.BEFORE else calls[-1]
+    if call not in calls:
+        raise AssignmentError(
+            f"{path!r} is called {len(calls)} times: {', '.join(f'{path}@{number}' for number in calls)}; "
+            f"say one of them, there is no {path}@{call}"
+        )
+    return path, call, edge is Edge.AFTER
+
+
+def _events(recording: Recording, order: Mapping[tuple[Place, Edge], int]) -> dict[Event, int]:
+    events = {}
+    for (place, edge), stage in order.items():
+        event = _event(recording, place, edge)
+        if event is not None:
+            events[event] = stage
+    return events
+
+
+def _regions(
+    recordings: Sequence[Recording], borders: Mapping[bool, Mapping[Event, int]]
+) -> tuple[list[tuple[Recording, _Regions]], dict[str, int]]:
+    """Those of each recording, and the stage of each module that is called in one only. Where a recording
+    did not come by a border, what belongs behind it seems to run too early: the others know better.
+    """
+    homes: dict[str, int] = {}
+    several: set[str] = set()
+    for recording in recordings:
+        region = _Regions(recording, borders[recording.training], {})
+        stages: dict[str, set[int]] = {}
+        begun: dict[Event, int] = {}
+        for moment in recording.moments:
+            path, call, ends = moment.event
+            if not ends:
+                begun[moment.event] = moment.position
+                continue
+            start = begun[path, call, False]
+            if moment.position > start:
+                stages.setdefault(path, set()).update((region.of(start), region.of(moment.position - 1)))
+        several |= {path for path, found in stages.items() if len(found) > 1}
+        for path, found in stages.items():
+            homes[path] = max(homes.get(path, 0), *found)
+    homes = {path: stage for path, stage in homes.items() if path not in several}
+    return [(one, _Regions(one, borders[one.training], homes)) for one in recordings], homes
+
+
+def _idle(pairs: Sequence[tuple[Recording, _Regions]], stages: int) -> dict[int, frozenset[Site]]:
+    """For each stage the sites of values that are alive when it begins, and not used from there on. None
+    where random numbers leave modules out: one that no recording has called there may use them.
+    """
+    idle: dict[int, set[Site]] = {stage: set() for stage in range(1, stages)}
+    if _differ_in_calls([recording for recording, _ in pairs]):
+        return {stage: frozenset() for stage in idle}
+    used: dict[int, set[Site]] = {stage: set() for stage in range(1, stages)}
+    for recording, region in pairs:
+        last = [-1] * len(recording.made)
+        for position, number in recording.uses:
+            stage = stages - 1 if position == recording.count else region.of(position)
+            last[number] = max(last[number], stage)
+        for stage in idle:
+            event = region.begins.get(stage)
+            for number in recording.alive.get(event, ()) if event is not None else ():
+                (used if last[number] >= stage else idle)[stage].add(recording.sites[number])
+    return {stage: frozenset(idle[stage] - used[stage]) for stage in idle}
+
+
+def _differ_in_calls(recordings: Sequence[Recording]) -> bool:
+    calls: dict[bool, set[tuple[Event, ...]]] = {}
+    for recording in recordings:
+        calls.setdefault(recording.training, set()).add(tuple(moment.event for moment in recording.moments))
+    return any(len(found) > 1 for found in calls.values())
+
+
+def _check_state(model: nn.Module, pairs: Sequence[tuple[Recording, _Regions]]) -> dict[str, set[int]]:
+    """The stages that use each parameter and buffer, by name.
+
+    Raises:
+        CaptureError: one that a stage writes to and another one uses.
+    """
+    parameters = {name for name, _ in model.named_parameters()}
+    used: dict[str, set[int]] = {}
+    writers: dict[str, set[int]] = {}
+    for recording, region in pairs:
+        for position, name in recording.state_uses:
+            used.setdefault(name, set()).add(region.of(position))
+        for position, name in recording.state_writes:
+            writers.setdefault(name, set()).add(region.of(position))
+    for name in writers:
+        if name in parameters:
+            raise CaptureError(
+                f"the model writes to its parameter {name!r} in forward: make it a buffer, or write to a copy"
+            )
+        if len(used[name]) > 1:
+            owner = name.rpartition(".")[0] or "the model"
+            stages = sorted(used[name])
+            raise CaptureError(
+                f"{owner!r} has buffers ({name!r}) and runs in stages {stages[0]} and {stages[-1]}, which "
+                "can't share them: cut so that one stage has all of its calls"
+            )
+    return used
+
+
+def _holders(
+    model: nn.Module, used: Mapping[str, set[int]], homes: Mapping[str, int]
+) -> dict[str, tuple[int, ...]]:
+    """The stages of each parameter and buffer, under all of its names. What the example does not use goes
+    where the module around it runs, or to its closest relatives.
+    """
+    tensors = dict(named_state(model))
+    stages: dict[int, set[int]] = {}
+    for name, found in used.items():
+        if name in tensors:
+            stages.setdefault(id(tensors[name]), set()).update(found)
+    for name, tensor in tensors.items():
+        if id(tensor) not in stages:
+            path = name.rpartition(".")[0]
+            while path and path not in homes:
+                path = path.rpartition(".")[0]
+            if path in homes:
+                stages[id(tensor)] = {homes[path]}
+    known = {name: stages[id(tensor)] for name, tensor in tensors.items() if id(tensor) in stages}
+    for name, tensor in tensors.items():
+        if id(tensor) not in stages:
+            nearest = max(known, key=lambda other: shared_atoms(other, name), default=None)
+            stages[id(tensor)] = {min(known[nearest])} if nearest is not None else {0}
+    return {name: tuple(sorted(stages[id(tensor)])) for name, tensor in tensors.items()}

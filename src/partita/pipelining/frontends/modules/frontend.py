@@ -1,0 +1,150 @@
+"""Cutting a model between its own submodules without capturing it: ``pipeline(frontend="modules")``."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from partita.capture import Modes
+from partita.capture.proof import Prove, tolerance_of
+from partita.pipelining.blocks.memos import memos_found
+from partita.pipelining.frontends.cuts.cuts import Place, SplitPoint, find_submodule, place_of
+from partita.pipelining.frontends.cuts.plans import planned_cuts, same_on_all_ranks
+from partita.pipelining.frontends.modules.borders import Edge, plan_blocks
+from partita.pipelining.frontends.modules.borders import Place as BlockPlace
+from partita.pipelining.frontends.modules.costs import block_costs
+from partita.pipelining.frontends.modules.pipe import BlockPipe
+from partita.pipelining.frontends.modules.proof import block_proof
+from partita.pipelining.frontends.modules.recording import Recording, record
+from partita.pipelining.interface.loss import LossSpec
+from partita.planning import Cluster, Plan, plan_stages
+
+__all__ = ["ByPlan", "cut_modules"]
+
+_ATTEMPTS = 8
+"""How often the example is run to find a module that random numbers may leave out (stochastic depth)."""
+
+
+@dataclass(frozen=True)
+class ByPlan:
+    """Where to cut is worked out: arguments of `pipeline`."""
+
+    stages: int | None
+    plan: Plan | None
+    cluster: Cluster | None
+    schedule: str
+    microbatches: int
+
+
+def cut_modules(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    where: Mapping[Place, Sequence[SplitPoint]] | ByPlan,
+    loss_spec: LossSpec | None,
+    modes: Modes = "both",
+    prove: Prove = True,
+) -> BlockPipe:
+    """Cut ``model`` where its ``forward`` calls these submodules.
+
+    All of its code stays its own and runs on the stage that it belongs to: blocks, and what is before,
+    between and after them. The example is run once for each mode (and in evaluation with and
+    without gradients), on a copy.
+
+    Args:
+        where: by qualified name; or a plan.
+        prove: see `pipeline`.
+
+    Raises:
+        ModuleNameError: there is no submodule of that name.
+        AssignmentError: a submodule that is not called.
+        CaptureError: stages would have to share buffers; the model can't be copied; or the stages together do
+            not do what the model does, call after call.
+    """
+    if not isinstance(where, ByPlan):
+        for place in where:
+            find_submodule(model, place_of(place)[0])
+    plan = None
+    with memos_found():
+        if isinstance(where, ByPlan):
+            plan, places = _planned(model, _passes(model, args, kwargs, modes)[0], where)
+        else:
+            places = _places(where, model)
+        watch = {path for (path, _), _ in places}
+        recordings = _passes(model, args, kwargs, modes, watch)
+    found = plan_blocks(model, recordings, places)
+    pipe = BlockPipe(model, found, recordings[0].output, plan)
+    tolerance = tolerance_of(prove)
+    if tolerance is not None:
+        proof = block_proof(pipe, model, args, kwargs, {one.training for one in recordings}, tolerance)
+    if loss_spec is not None:
+        pipe = BlockPipe(model, found, recordings[0].output, plan, loss_spec)
+    if tolerance is not None:
+        pipe.proof = proof
+    return pipe
+
+
+def _passes(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    modes: Modes,
+    watch: Collection[str] | None = None,
+) -> list[Recording]:
+    """Run the example, in training, and in evaluation without and with gradients; again with other random
+    numbers where a module that is watched was left out. Without ``watch`` once only.
+    """
+    ways = [] if modes == "eval" else [(True, True)]
+    ways = ways if modes == "train" else [*ways, (False, False), (False, True)]
+    if watch is None:
+        training, grad = ways[0]
+        return [record(model, args, kwargs, training=training, grad=grad)]
+    recordings: list[Recording] = []
+    for seed in range(_ATTEMPTS):
+        for training, grad in ways:
+            recordings.append(
+                record(model, args, kwargs, training=training, grad=grad, watch=watch, seed=seed)
+            )
+        if all(one.calls(path) for one in recordings[: len(ways)] for path in watch):
+            break
+    return recordings
+
+
+def _places(points: Mapping[Place, Sequence[SplitPoint]], model: nn.Module) -> list[tuple[BlockPlace, Edge]]:
+    """A submodule with several names counts under the one that its calls go by."""
+    names = {id(module): path for path, module in model.named_modules()}
+    found: list[tuple[BlockPlace, Edge]] = []
+    for place, kinds in points.items():
+        path, call = place_of(place)
+        path = names[id(model.get_submodule(path))]
+        for kind in kinds:
+            edge = Edge.BEFORE if SplitPoint(kind) is SplitPoint.BEGINNING else Edge.AFTER
+            if ((path, call), edge) not in found:
+                found.append(((path, call), edge))
+    return found
+
+
+def _planned(
+    model: nn.Module, recording: Recording, where: ByPlan
+) -> tuple[Plan, list[tuple[BlockPlace, Edge]]]:
+    plan = where.plan
+    costs, events = block_costs(model, recording, where.stages)
+    if plan is None:
+        assert where.stages is not None
+        plan = same_on_all_ranks(
+            plan_stages(
+                costs,
+                where.stages,
+                cluster=where.cluster,
+                schedule=where.schedule,
+                microbatches=where.microbatches,
+            )
+        )
+    cuts = planned_cuts(plan, costs, range(len(events)))
+    return plan, [
+        ((path, call), Edge.AFTER if ends else Edge.BEFORE)
+        for path, call, ends in map(events.__getitem__, cuts)
+    ]

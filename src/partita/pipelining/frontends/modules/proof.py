@@ -1,0 +1,209 @@
+"""Whether a pipe of stages that run the model's own code does what the model does: both are run and compared.
+
+Other than a captured graph, such a pipe can't be wrong in what it computes; it can be wrong in what its
+stages keep apart: an attribute that a later stage changes and an earlier one reads, say. So calls follow one
+another, as they do in training.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from partita._torch.containers.pytree import flatten, tree_map
+from partita.capture.modes import in_mode
+from partita.capture.proof import Proof
+from partita.capture.samples import Sample, samples
+from partita.capture.sizes import Sizes
+from partita.errors import CaptureError, ExecutionError
+from partita.pipelining.blocks.stage_module import generator_states, set_generators
+from partita.pipelining.frontends.modules.pipe import BlockPipe
+from partita.pipelining.frontends.modules.recording import twin_of
+from partita.verification.compare import EXACT, Tolerance
+
+__all__ = ["block_proof", "check_against_model"]
+
+_CALLS = 2
+
+
+def block_proof(
+    pipe: BlockPipe,
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    modes: Iterable[bool],
+    tolerance: Tolerance,
+) -> Proof:
+    """`check_against_model` on the example and on other samples of its kind, in each mode.
+
+    A sample that the model itself does not take proves nothing, nor one for which the pipe says by itself
+    that it needs what the example did not need.
+
+    Raises:
+        CaptureError: they differ.
+    """
+    seen: list[str] = []
+    modes = sorted(modes, reverse=True)
+    for training in modes:
+        for sample in samples(args, kwargs, Sizes(), []):
+            kind = _equal_on(pipe, model, sample, training, tolerance)
+            if kind:
+                seen.append(kind)
+    exact = "bit for bit" if tolerance.exact else f"within rtol={tolerance.rtol:g}, atol={tolerance.atol:g}"
+    ran = " and ".join("training" if training else "evaluation" for training in modes)
+    kinds = ", ".join(dict.fromkeys(seen))
+    return Proof(True, f"equal to the eager model {exact} in {ran} on {kinds}")
+
+
+def _equal_on(pipe: BlockPipe, model: nn.Module, sample: Sample, training: bool, tolerance: Tolerance) -> str:
+    """The kind of the sample where both are equal on it; empty where it proves nothing."""
+    try:
+        check_against_model(pipe, model, sample.args, sample.kwargs, training=training, tolerance=tolerance)
+    except _NotTakenError:
+        return _equal_on(pipe, model, sample.gentle, training, tolerance) if sample.gentle else ""
+    except ExecutionError:
+        return ""
+    return sample.kind
+
+
+class _NotTakenError(Exception):
+    """The model itself raises on these arguments."""
+
+
+def check_against_model(
+    pipe: BlockPipe,
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    training: bool,
+    tolerance: Tolerance = EXACT,
+) -> None:
+    """Run both on these arguments, one call after the other, and compare outputs, gradients, buffers and
+    random states. Nothing of ``model`` and ``pipe`` changes, nor do the generators.
+
+    Raises:
+        CaptureError: they differ; names the first that does.
+    """
+    eager = twin_of(model, {})
+    cut = _twin_pipe(pipe, model)
+    before = generator_states()
+    devices = sorted({tensor.device for tensor in model.parameters() if tensor.is_cuda}, key=str)
+    with torch.random.fork_rng(devices=devices), in_mode(eager, training), torch.enable_grad():
+        cut.train(training)
+        try:
+            for call in range(_CALLS):
+                try:
+                    expected = _call(eager, model, args, kwargs, call)
+                except Exception as error:  # whatever the user's model raises
+                    raise _NotTakenError from error
+                found = _call(cut, model, args, kwargs, call)
+                _compare(found, expected, type(model).__name__, call, tolerance, training=training)
+                _compare_buffers(cut, eager, type(model).__name__, tolerance)
+        finally:
+            set_generators(before)
+
+
+def _twin_pipe(pipe: BlockPipe, model: nn.Module) -> BlockPipe:
+    """With the same parameters, and buffers and attributes of its own."""
+    memo: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
+    return copy.deepcopy(pipe, memo)
+
+
+def _call(
+    module: nn.Module, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int
+) -> list[tuple[str, Any]]:
+    """All that can be seen of a call, with the same random numbers each time."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
+    given = tree_map(_fresh, (tuple(args), dict(kwargs)))
+    output = module(*given[0], **given[1])
+    leaves, _ = flatten(output)
+    inputs = [leaf for leaf in flatten(given)[0] if isinstance(leaf, Tensor) and leaf.requires_grad]
+    wanted = [*inputs, *(value for value in model.parameters() if value.requires_grad)]
+    roots = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+    seen: list[tuple[str, Any]] = [("the class of what it returns", type(output))]
+    seen.append(("how many values it returns", len(leaves)))
+    seen += [(f"output {number}", leaf) for number, leaf in enumerate(leaves)]
+    if roots and wanted:
+        seeds = [torch.linspace(-1, 1, root.numel()).to(root).view(root.shape) for root in roots]
+        gradients = torch.autograd.grad(roots, wanted, seeds, allow_unused=True)
+        names = [f"input {number}" for number in range(len(inputs))]
+        names += [name for name, value in model.named_parameters() if value.requires_grad]
+        seen += [(f"the gradient of {name}", value) for name, value in zip(names, gradients, strict=True)]
+    numpy = sys.modules.get("numpy")
+    seen.append(("torch's random state", torch.get_rng_state()))
+    seen.append(("Python's random state", random.getstate()))
+    seen.append(("numpy's random state", None if numpy is None else str(numpy.random.get_state())))
+    return seen
+
+
+def _compare(
+    found: list[tuple[str, Any]],
+    expected: list[tuple[str, Any]],
+    name: str,
+    call: int,
+    tolerance: Tolerance,
+    *,
+    training: bool,
+) -> None:
+    for (what, mine), (_, its) in zip(found, expected, strict=False):
+        if not _same(mine, its, tolerance):
+            mode = "training" if training else "evaluation"
+            later = (
+                ". Its first call was equal: see that no attribute that code before a cut reads is changed "
+                "behind one"
+                if call
+                else ""
+            )
+            raise CaptureError(
+                f"cut at its blocks, {name} does not do in {mode} what it does whole: {what} differs in call "
+                f"{call + 1} of the example{later}. Cut at other modules, or let one stage have what the "
+                "difference comes from"
+            )
+
+
+def _compare_buffers(cut: nn.Module, eager: nn.Module, name: str, tolerance: Tolerance) -> None:
+    buffers = dict(eager.named_buffers())
+    for path, buffer in cut.named_buffers():
+        atoms = path.split(".", 2)  # split_gm.submod_pp_<i>.<the model's own name>
+        its = buffers.get(atoms[2])
+        if its is not None and not _same(buffer, its, tolerance):
+            raise CaptureError(
+                f"cut at its blocks, {name} does not do what it does whole: the buffer {atoms[2]!r} differs. "
+                "Cut at other modules"
+            )
+
+
+def _same(mine: Any, its: Any, tolerance: Tolerance) -> bool:
+    if isinstance(mine, Tensor) and isinstance(its, Tensor):
+        alike = mine.dtype == its.dtype and mine.shape == its.shape and mine.device == its.device
+        if alike and mine.is_floating_point() and not tolerance.exact:
+            return torch.allclose(mine, its, rtol=tolerance.rtol, atol=tolerance.atol, equal_nan=True)
+        return alike and torch.equal(_bits(mine), _bits(its))
+    if isinstance(mine, Tensor) or isinstance(its, Tensor):
+        return False
+    return mine is its or (type(mine) is type(its) and bool(mine == its))
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    if not tensor.is_floating_point():
+        return tensor
+    return torch.stack((torch.nan_to_num(tensor.double()), tensor.isnan().double()))
+
+
+def _fresh(leaf: Any) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    return leaf.detach().clone().requires_grad_(leaf.requires_grad)

@@ -1,0 +1,250 @@
+"""Before a step of stages that are plain modules: what crosses each border, from stage to stage.
+
+Each stage hears from the one before what will come in, finds what it will return, and tells the next::
+
+    stage 0   finds  -- number [, description] -->   stage 1   finds  -- ... -->   stage 2
+
+A description that was sent before is sent as its number alone, so a step like one before costs one small
+message a border, which travels ahead of the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from partita.errors import SignatureMismatch
+from partita.pipelining.interface.routes import TRAILER, Routes, StageBorder, Value
+from partita.pipelining.stages.crossing import Crossing, output_name
+from partita.pipelining.stages.manual import MOST_VALUES, PipelineStage, tag_of
+from partita.pipelining.stages.stage import Stage
+from partita.pipelining.steps.arguments import Microbatches
+from partita.runtime import Comm
+
+__all__ = ["Settled", "Settling"]
+
+_TAG = 0
+"""Like that of the agreement before a step: messages of one tag arrive in order."""
+
+_KEPT = 64
+"""How many descriptions both sides of a border remember."""
+
+Sent = tuple[tuple[int, ...], tuple[bytes, ...]]
+"""The samples of each microbatch, and what is handed on for each."""
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What a step of this rank needs to know.
+
+    Attributes:
+        arguments: for each microbatch the tensors among the first stage's arguments, by name; None on ranks
+            without the first stage.
+        samples: how many samples each microbatch has.
+        routes: for each microbatch.
+        changed: whether other values cross than in the step before, and not only of other sizes.
+    """
+
+    arguments: list[dict[str, Tensor]] | None
+    samples: tuple[int, ...]
+    routes: tuple[Routes, ...]
+    changed: bool
+
+
+K = TypeVar("K")
+
+
+class _Numbered(Generic[K]):
+    """Gives each new key a number; forgets the oldest of many. Both ends of a border do it alike."""
+
+    def __init__(self) -> None:
+        self.known: dict[Any, K] = {}
+        self.count = 0
+
+    def add(self, key: Any, value: K) -> None:
+        if len(self.known) >= _KEPT:
+            del self.known[next(iter(self.known))]
+        self.known[key] = value
+        self.count += 1
+
+
+class Settling:
+    """One rank's part of it, with what it remembers from earlier steps.
+
+    Args:
+        stages: those of this rank, by index.
+        stage_ranks: the rank of each stage.
+    """
+
+    @classmethod
+    def of(cls, stages: Mapping[int, Stage], comm: Comm, stage_ranks: Sequence[int]) -> Settling | None:
+        """None where the stages know already what crosses."""
+        plain = {index: stage for index, stage in stages.items() if isinstance(stage, PipelineStage)}
+        return cls(plain, comm, stage_ranks) if plain else None
+
+    def __init__(self, stages: Mapping[int, PipelineStage], comm: Comm, stage_ranks: Sequence[int]) -> None:
+        self._stages = {index: stages[index] for index in sorted(stages)}
+        self._comm = comm
+        self._ranks = stage_ranks
+        self._names: Any = None
+        self._sent: dict[int, _Numbered[int]] = {index: _Numbered() for index in stages}
+        self._heard: dict[int, _Numbered[Sent]] = {index: _Numbered() for index in stages}
+
+    def bound(self, given: Microbatches) -> Microbatches:
+        """What this rank's stages are called with, once the first stage has been found to take it. Waits for
+        nobody.
+
+        Args:
+            given: to this rank's step; positional arguments are looked at where the first stage is.
+
+        Raises:
+            ExecutionError: shapes for which the first stage fails, or can't be found without data, or a
+                result that can't be sent.
+        """
+        first = self._stages.get(0)
+        if first is None:
+            return replace(given, samples=())
+        if first.bind is not None:
+            given = replace(given, parts=tuple((first.bind(*part), part[1]) for part in given.parts))
+        if not first.is_last:  # it remembers what it finds here
+            for positional, named in given.parts:
+                incoming = Crossing.of(positional, "args")
+                found, _ = first.outgoing(incoming, named if first.bind is None else {})
+                if 1 not in self._stages:
+                    _ = found.data
+        return given
+
+    def run(self, batch: Microbatches) -> Settled:
+        """Work out what will cross in a step. Collective.
+
+        Args:
+            batch: from `bound`.
+
+        Raises:
+            SignatureMismatch: microbatches for which a stage returns other structures, not only other shapes.
+            ExecutionError: shapes that can't be found without data.
+        """
+        samples = batch.samples
+        incoming: dict[int, list[Crossing]] = {}
+        outgoing: dict[int, list[Crossing]] = {}
+        written: dict[int, frozenset[str]] = {}
+        keywords: dict[int, list[dict[str, Any]]] = {}
+        for index, stage in self._stages.items():
+            keywords[index] = [named if stage.bind is None else {} for _, named in batch.parts]
+            if index == 0:
+                incoming[index] = [Crossing.of(positional, "args") for positional, _ in batch.parts]
+            elif index - 1 in self._stages:
+                incoming[index] = outgoing[index - 1]
+            else:
+                samples, descriptions = self._hear(index)
+                incoming[index] = [Crossing.read(data, output_name(index - 1)) for data in descriptions]
+            written[index] = frozenset()
+            if not stage.is_last:
+                found = [
+                    stage.outgoing(crossing, named)
+                    for crossing, named in zip(incoming[index], keywords[index], strict=True)
+                ]
+                outgoing[index] = [crossing for crossing, _ in found]
+                written[index] = _written(incoming[index][0], found[0][1])
+                _check_alike(index, outgoing[index])
+                if index + 1 not in self._stages:
+                    self._tell(index, (samples, tuple(crossing.data for crossing in outgoing[index])))
+            else:
+                # nobody needs to know what it returns, so nobody knows what it writes to
+                written[index] = frozenset(value.name for value in incoming[index][0].values)
+        routes = tuple(
+            self._routes(number, incoming, outgoing, written) for number in range(len(batch.parts))
+        )
+        names = (routes[0].borders, routes[0].forward, routes[0].backward)
+        changed, self._names = names != self._names, names
+        for index, stage in self._stages.items():
+            stage.prepare(incoming[index], outgoing.get(index, ()), keywords[index], routes[0])
+        arguments = None
+        if 0 in self._stages:
+            arguments = [
+                _named(crossing, positional)
+                for crossing, (positional, _) in zip(incoming[0], batch.parts, strict=True)
+            ]
+        return Settled(arguments, samples, routes, changed)
+
+    def _tell(self, index: int, what: Sent) -> None:
+        sent, peer = self._sent[index], self._ranks[index + 1]
+        number = sent.known.get(what, sent.count)
+        self._comm.send(torch.tensor([number], dtype=torch.int64), peer, _TAG).wait()
+        if what not in sent.known:
+            sent.add(what, number)
+            self._comm.send_object(what, peer)
+
+    def _hear(self, index: int) -> Sent:
+        heard, peer = self._heard[index], self._ranks[index - 1]
+        buffer = torch.empty(1, dtype=torch.int64)
+        self._comm.recv(buffer, peer, _TAG).wait()
+        number = int(buffer)
+        if number not in heard.known:
+            heard.add(number, self._comm.recv_object(peer))
+        return heard.known[number]
+
+    def _routes(
+        self,
+        microbatch: int,
+        incoming: Mapping[int, Sequence[Crossing]],
+        outgoing: Mapping[int, Sequence[Crossing]],
+        written: Mapping[int, frozenset[str]],
+    ) -> Routes:
+        """The routes as far as this rank needs them."""
+        draft = next(iter(self._stages.values())).by_mode
+        borders, values = list(draft.borders), dict(draft.values)
+        forward, backward, tags = dict(draft.forward), dict(draft.backward), dict(draft.tags)
+        for index in self._stages:
+            taken = incoming[index][microbatch].values
+            made = outgoing[index][microbatch].values if index in outgoing else ()
+            borders[index] = StageBorder(
+                tuple(value.name for value in taken), tuple(value.name for value in made), written[index]
+            )
+            for start, crossing in ((index - 1, taken), (index, made)):
+                if start < 0 or start + 1 >= len(self._ranks):
+                    continue
+                names = tuple(value.name for value in crossing)
+                values.update({value.name: value for value in crossing})
+                forward[start, start + 1] = names
+                trained = tuple(value.name for value in crossing if value.requires_grad)
+                backward[start + 1, start] = (*draft.backward.get((start + 1, start), ()), *trained)
+                for number, name in enumerate((TRAILER, *names)):
+                    tags[name, start, start + 1] = tag_of(start, start + 1, number)
+                    tags[name, start + 1, start] = tag_of(start + 1, start, number)
+        inputs = tuple(incoming[0][microbatch].values) if 0 in self._stages else ()
+        return Routes(tuple(borders), values, forward, backward, inputs, (), draft.tied, tags=tags)
+
+
+def _named(crossing: Crossing, value: Any) -> dict[str, Tensor]:
+    """The tensors of a value by the names that its description gives them."""
+    tensors = crossing.tensors(value, "step()")
+    return {wanted.name: tensor for wanted, tensor in zip(crossing.values, tensors, strict=True)}
+
+
+def _written(incoming: Crossing, written: Sequence[bool]) -> frozenset[str]:
+    """The names of the tensors that come in and are written to."""
+    leaves = incoming.leaves
+    return frozenset(
+        leaf.name for leaf, does in zip(leaves, written, strict=False) if does and isinstance(leaf, Value)
+    )
+
+
+def _check_alike(index: int, outgoing: Sequence[Crossing]) -> None:
+    first = outgoing[0]
+    if len(first.values) >= MOST_VALUES:
+        raise SignatureMismatch(
+            f"stage {index} returns {len(first.values)} tensors: return fewer than {MOST_VALUES}, or one "
+            "that holds them"
+        )
+    for microbatch, other in enumerate(outgoing):
+        alike = [value.name for value in other.values] == [value.name for value in first.values]
+        if not alike or other.spec != first.spec:
+            raise SignatureMismatch(
+                f"stage {index} returns {other.spec} for microbatch {microbatch} and {first.spec} for "
+                "microbatch 0: return the same structure for all microbatches of a step"
+            )

@@ -1,0 +1,1 @@
+"""Parameters that several stages hold."""

@@ -1,0 +1,158 @@
+"""Tied parameters, the cheap way: each stage adds up its own share, and one sum a step brings them together.
+
+::
+
+    exact     each microbatch   a gradient of the parameter's size travels from the last holder to the first
+    reduced   each step         one all-reduce of that size over the holders
+
+The sum is the same number, but floating-point addition in another order rounds otherwise: not bit for bit the
+uncut model's gradient, but to about 1e-6 of it. For large vocabularies it is the one to take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from partita._torch.autograd.running_pass import has_hooks
+from partita.errors import ExecutionError
+from partita.pipelining.interface.routes import Routes, Tied
+from partita.pipelining.stages.stage import Stage
+from partita.runtime import Comm, wait_all
+
+__all__ = ["TiedGradients", "TiedSums", "with_chains"]
+
+TiedGradients = Literal["exact", "reduced"]
+
+
+def with_chains(routes: Routes, chained: bool) -> Routes:
+    """The same routes where gradients of tied parameters travel with each microbatch, or not."""
+    if all(group.chained == chained for group in routes.tied):
+        return routes
+    names = {group.value.name for group in routes.tied}
+    backward = {
+        pair: tuple(name for name in found if name not in names) for pair, found in routes.backward.items()
+    }
+    if chained:
+        for group in routes.tied:
+            for earlier, later in pairwise(group.stages) if group.value.requires_grad else ():
+                backward[later, earlier] = (*backward.get((later, earlier), ()), group.value.name)
+    return replace(
+        routes,
+        backward={pair: found for pair, found in sorted(backward.items()) if found},
+        tied=tuple(replace(group, chained=chained) for group in routes.tied),
+        evaluation=None if routes.evaluation is None else with_chains(routes.evaluation, chained),
+        _made={},
+    )
+
+
+class TiedSums:
+    """This rank's part for one step: `begin`, the step, `end`. What lies in ``.grad`` before is put aside
+    meanwhile, since it is a sum over all holders already.
+    """
+
+    def __init__(self, comm: Comm, stages: Mapping[int, Stage], stage_ranks: Sequence[int]) -> None:
+        self._comm = comm
+        self._stages = stages
+        self._stage_ranks = stage_ranks
+        self._held: list[_Held] = []
+
+    def begin(self, groups: Sequence[Tied]) -> None:
+        """Put aside what earlier steps have summed.
+
+        Raises:
+            ExecutionError: hooks on such a parameter, which would see shares and not gradients.
+        """
+        for group in groups:
+            parameters = self._copies(group)
+            if not group.value.requires_grad or not parameters:
+                continue
+            if group.chained:
+                _check_whole(group, parameters)
+                continue
+            if any(has_hooks(parameter) for parameter in parameters):
+                raise ExecutionError(
+                    f"the tied parameter {group.names[0]!r} has hooks, which would see the shares of its "
+                    'stages one by one and not its gradient: make the schedule with tied_gradients="exact"'
+                )
+            ranks = tuple(sorted({self._stage_ranks[stage] for stage in group.stages}))
+            self._held.append(_Held(ranks, parameters, [parameter.grad for parameter in parameters]))
+            for parameter in parameters:
+                parameter.grad = None
+
+    def end(self) -> None:
+        """Sum the shares of all holders, and add what was put aside. Collective."""
+        totals = [(held, held.share(), held.count()) for held in self._held]
+        handles = []
+        for held, share, count in totals:
+            if len(held.ranks) > 1:
+                handles += [self._comm.all_reduce(tensor, held.ranks) for tensor in (count, _local(share))]
+        wait_all(handles)
+        for held, share, count in totals:
+            held.settle(share if count.item() else None)
+        self._held.clear()
+
+    def _copies(self, group: Tied) -> list[nn.Parameter]:
+        """Those on this rank; one object where its stages hold the same."""
+        found = [self._stages[stage].parameter(group) for stage in group.stages if stage in self._stages]
+        return list({id(parameter): parameter for parameter in found}.values())
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A tied parameter's copies on this rank, what lay in their ``.grad`` before, and the ranks of all
+    copies.
+    """
+
+    ranks: tuple[int, ...]
+    copies: Sequence[nn.Parameter]
+    before: Sequence[Tensor | None]
+
+    def count(self) -> Tensor:
+        """How many copies have a share."""
+        return torch.tensor([sum(copy.grad is not None for copy in self.copies)])
+
+    @torch.no_grad()
+    def share(self) -> Tensor:
+        """Of this rank, in the first copy's own memory where there is any."""
+        first, *others = self.copies
+        total = first.grad if first.grad is not None else torch.zeros_like(first, requires_grad=False)
+        for other in others:
+            if other.grad is not None:
+                total += other.grad
+        return total
+
+    @torch.no_grad()
+    def settle(self, total: Tensor | None) -> None:
+        """Let every copy have the sum over all steps."""
+        for number, (copy, before) in enumerate(zip(self.copies, self.before, strict=True)):
+            if total is None:
+                copy.grad = before
+                continue
+            if copy.grad is None:
+                copy.grad = total if number == 0 else total.clone()
+            elif number:
+                copy.grad.copy_(total)
+        for copy, before in zip(self.copies, self.before, strict=True):
+            if total is not None and before is not None:
+                assert copy.grad is not None
+                copy.grad += before
+
+
+def _check_whole(group: Tied, parameters: Sequence[nn.Parameter]) -> None:
+    if any(isinstance(parameter, DTensor) for parameter in parameters):
+        raise ExecutionError(
+            f"the tied parameter {group.names[0]!r} is sharded, so its gradient can't travel with each "
+            'microbatch: make the schedule with tied_gradients="reduced"'
+        )
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """What of a sharded tensor is here; its other holders have the same shard."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,1 @@
+"""Around a step: clipping, loss scaling, and the uncut model to compare with."""

@@ -1,0 +1,169 @@
+"""The uncut model over the same microbatches: what a pipeline's step is measured against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from partita._torch.containers.pytree import tree_map
+from partita._torch.export.export import signature_of
+from partita.capture.sizes import Sizes, sizes_of
+from partita.graph.effects import metadata
+from partita.pipelining.interface.routes import Constant, Value, accept
+from partita.pipelining.interface.two_modes import TwoModes
+from partita.pipelining.steps.loss_weights import LossWeights, checked_weights
+from partita.pipelining.steps.precision import fresh_casts
+from partita.pipelining.training.eager_model import EagerModel
+from partita.runtime import RandomKey, cut_batch, keyed, merge, split_tree
+
+__all__ = ["UncutReference", "graph_inputs"]
+
+
+class UncutReference:
+    """Runs the whole model over microbatches in order, gradients accumulated, random numbers by the
+    pipeline's rule.
+
+    A pipeline's step gives the same outputs, losses and gradients, bit for bit on CPU.
+
+    Args:
+        whole: the model itself; or its graph, ``Pipe.whole`` or what `keyed_graph` returns, which can't tell
+            what the capture may have got wrong.
+        n_microbatches: into how many the batch is cut.
+        loss_fn: from (output, target) to one number.
+        seed: of the random numbers.
+        graph: of a model that draws random numbers: ``Pipe.whole``, which says which of them a step draws
+            where. What it computes is not used.
+
+    >>> import torch
+    >>> from partita.pipelining import UncutReference, pipeline
+    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.5), torch.nn.Linear(2, 1))
+    >>> pipe = pipeline(model, (torch.randn(1, 2),), stages=2)
+    >>> reference = UncutReference(model, 4, torch.nn.functional.mse_loss, graph=pipe.whole)
+    >>> reference.step(torch.randn(8, 2), target=torch.randn(8, 1)).shape
+    torch.Size([8, 1])
+    """
+
+    def __init__(
+        self,
+        whole: nn.Module,
+        n_microbatches: int,
+        loss_fn: Callable[..., Tensor] | None = None,
+        *,
+        seed: int = 0,
+        graph: nn.Module | None = None,
+    ) -> None:
+        self.whole = whole
+        self._eager = None if isinstance(whole, (GraphModule, TwoModes)) else EagerModel(whole, graph)
+        self.n_microbatches = n_microbatches
+        self.loss_fn = loss_fn
+        self.seed = seed
+        self._forward = whole.forward
+        self._steps = 0
+
+    def state_dict(self) -> dict[str, int]:
+        """How many steps have been made: random numbers depend on it, so a resumed training needs it."""
+        return {"steps": self._steps}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on counting where ``state`` stopped."""
+        self._steps = state["steps"]
+
+    def step(
+        self,
+        *args: Any,
+        target: Any = None,
+        losses: list[Tensor] | None = None,
+        loss_weights: LossWeights | Sequence[float] | None = None,
+        loss_kwargs: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Forward and backward of one batch; gradients are added to ``.grad``. Returns the merged output.
+        Without ``loss_fn`` it is `eval`.
+        """
+        if self.loss_fn is None:
+            return self.eval(*args, target=target, losses=losses, **kwargs)
+        outputs = self._run(args, kwargs, target, losses, loss_weights, loss_kwargs or {}, train=True)
+        self._steps += 1
+        return outputs
+
+    def eval(self, *args: Any, target: Any = None, losses: list[Tensor] | None = None, **kwargs: Any) -> Any:
+        """Forward of one batch without gradients. ``losses`` is filled where there is a target."""
+        with torch.no_grad():
+            return self._run(args, kwargs, target, losses, None, {}, train=False)
+
+    def _run(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        target: Any,
+        losses: list[Tensor] | None,
+        loss_weights: LossWeights | Sequence[float] | None,
+        loss_kwargs: Mapping[str, Any],
+        *,
+        train: bool,
+    ) -> Any:
+        count = self.n_microbatches
+        targets, _ = split_tree(target, count)
+        batch = cut_batch(args, kwargs, count)
+        weights = batch.plan.weights
+        if loss_weights is not None:
+            weights = checked_weights(loss_weights, count)
+        outputs, found = [], []
+        for microbatch, (given, named) in enumerate(map(batch.tree, batch.parts())):
+            key = RandomKey(self.seed, self._steps, microbatch)
+            with fresh_casts():
+                output = self._called(given, named, key)
+            if self.loss_fn is not None and (train or target is not None):
+                loss = self.loss_fn(output, targets[microbatch], **loss_kwargs)
+                if train:
+                    with nullcontext() if self._eager is None else self._eager.backward_pass():
+                        torch.autograd.backward(loss, torch.full_like(loss, weights[microbatch]))
+                found.append(loss.detach())
+            outputs.append(tree_map(_copied, output))  # the next microbatch may write to it
+        if losses is not None:
+            losses[:] = found
+        return merge(outputs)
+
+    def _called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: RandomKey) -> Any:
+        if self._eager is not None:
+            return self._eager.call(args, kwargs, key)
+        self._accept(args, kwargs, key.microbatch)
+        with keyed(key):
+            return self.whole(*args, **kwargs)
+
+    def _accept(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], microbatch: int) -> None:
+        whole = self.whole
+        assert isinstance(whole, (GraphModule, TwoModes))
+        graph, signature = (
+            (whole.current, whole.signature)
+            if isinstance(whole, TwoModes)
+            else (whole, signature_of(whole, self._forward))
+        )
+        flat, inputs = signature.flatten(args, kwargs), graph_inputs(graph)
+        accept(inputs, flat, f"microbatch {microbatch}")
+        sizes = Sizes.of(graph)
+        sizes.check(sizes_of(sizes.symbols, [value.name for value in inputs], flat), whole.training)
+
+
+def graph_inputs(whole: GraphModule) -> tuple[Value | Constant, ...]:
+    """What a captured graph takes: a tensor's shape and dtype, or the one value that an input was captured
+    with.
+    """
+    sizes = Sizes.of(whole)
+    return tuple(
+        replace(Value.of(node.name, value, sizes), fixed=sizes.fixed)
+        if isinstance(value := metadata(node), Tensor)
+        else Constant(node.name, value)
+        for node in whole.graph.nodes
+        if node.op == "placeholder"
+    )
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf

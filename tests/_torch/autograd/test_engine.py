@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
+from torch.utils.checkpoint import checkpoint
+
+from partita._torch.autograd.engine import (
+    AsSaved,
+    accumulates_inside,
+    hooks_made,
+    hooks_paused,
+    is_opaque,
+    leaf_of,
+    run_backward,
+    sequence_number,
+    watch_gradient,
+)
+
+
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return 2 * gradient
+
+
+def test_a_run_of_the_engine_accumulates_or_returns() -> None:
+    weight, x = nn.Parameter(torch.ones(3)), torch.ones(3, requires_grad=True)
+    made = weight * x
+    run_backward([made], [torch.full((3,), 2.0)], [weight], accumulate=True, keep_graph=True)
+    assert torch.equal(weight.grad, torch.full((3,), 2.0))
+    assert x.grad is None
+    unused = torch.ones(3, requires_grad=True)
+    found = run_backward([made], [torch.ones(3)], [x, unused], accumulate=False, keep_graph=True)
+    assert torch.equal(found[0], torch.ones(3))
+    assert found[1] is None
+    edge = GradientEdge(made.grad_fn, 0)
+    run_backward([edge], [torch.ones(3)], accumulate=True)
+    assert torch.equal(weight.grad, torch.full((3,), 3.0))
+    assert torch.equal(x.grad, torch.ones(3))
+
+
+def test_hooks_that_are_made_are_counted() -> None:
+    x = torch.ones(3, requires_grad=True) * 2
+    before = hooks_made()
+    x.register_hook(lambda gradient: gradient)
+    assert hooks_made() > before
+
+
+def test_a_leafs_node_knows_it_and_others_do_not() -> None:
+    x = torch.ones(3, requires_grad=True)
+    made = x * 2
+    ((node, _), _) = made.grad_fn.next_functions
+    assert leaf_of(node) is x
+    assert leaf_of(made.grad_fn) is None
+
+
+def test_later_nodes_have_larger_numbers() -> None:
+    first = torch.ones(3, requires_grad=True) * 2
+    second = first * 3
+    assert sequence_number(second.grad_fn) > sequence_number(first.grad_fn)
+
+
+def test_custom_functions_compute_all_gradients_at_once_and_operators_do_not() -> None:
+    x = torch.ones(3, requires_grad=True)
+    assert is_opaque(Double.apply(x).grad_fn)
+    assert not is_opaque((x * 2).grad_fn)
+    assert not is_opaque(nn.Linear(3, 3)(x[None]).grad_fn)
+
+
+def test_a_saved_tensor_with_a_hook_is_seen() -> None:
+    x, linear = torch.ones(2, 3, requires_grad=True), nn.Linear(3, 3)
+    assert is_opaque(checkpoint(linear, x, use_reentrant=False).grad_fn)
+    with torch.autograd.graph.save_on_cpu():
+        assert is_opaque(linear(x).grad_fn)
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.clone(), AsSaved()):
+        made = linear(x)
+    assert not is_opaque(made.grad_fn)
+    assert torch.equal(torch.autograd.grad(made.sum(), x)[0], linear.weight.sum(0).expand(2, -1))
+
+
+def test_a_reentrant_checkpoint_is_told_from_other_functions() -> None:
+    x = torch.ones(2, 3, requires_grad=True)
+    assert accumulates_inside(checkpoint(nn.Linear(3, 3), x, use_reentrant=True).grad_fn)
+    assert not accumulates_inside(Double.apply(x).grad_fn)
+    assert not accumulates_inside((x * 2).grad_fn)
+
+
+def test_paused_hooks_do_not_run_and_are_there_again_afterwards() -> None:
+    weight = nn.Parameter(torch.ones(3))
+    seen: list[str] = []
+    weight.register_hook(lambda gradient: seen.append("before"))
+    weight.register_post_accumulate_grad_hook(lambda _: seen.append("after"))
+    with hooks_paused([weight]):
+        (weight * 2).sum().backward()
+    assert seen == []
+    (weight * 2).sum().backward()
+    assert seen == ["before", "after"]
+
+
+def test_paused_hooks_are_there_again_after_an_error() -> None:
+    weight = nn.Parameter(torch.ones(3))
+    seen: list[int] = []
+    weight.register_hook(lambda gradient: seen.append(1))
+    with pytest.raises(KeyError), hooks_paused([weight]):
+        raise KeyError("x")
+    (weight * 2).sum().backward()
+    assert seen == [1]
+
+
+def test_a_watched_leafs_gradient_is_shown_after_its_hooks_and_not_counted() -> None:
+    leaf = torch.ones(2, requires_grad=True)
+    other = torch.ones(2, requires_grad=True)
+    leaf.register_hook(lambda gradient: gradient * 2)
+    shown: list[Tensor] = []
+    before = hooks_made()
+    watch_gradient(leaf, shown.append)
+    watch_gradient(other, shown.append)
+    assert hooks_made() == before
+    (leaf * other).sum().backward()
+    assert sorted(gradient.tolist() for gradient in shown) == [[1.0, 1.0], [2.0, 2.0]]
+    assert leaf.grad is not None
+    assert leaf.grad.tolist() == [2.0, 2.0]
+    handle = other.register_hook(lambda gradient: gradient)  # more can be registered
+    handle.remove()

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from partita._torch.autograd.running_pass import (
+    accumulator,
+    at_end_of_pass,
+    compiled_nodes,
+    current_node,
+    current_pass,
+    grad_version,
+    has_hooks,
+    inside_another_pass,
+    leaves_after,
+    storage_users,
+    will_reach,
+)
+
+
+def seen_in_backward(look: Any, loss: torch.Tensor, parameter: nn.Parameter, **how: Any) -> list[Any]:
+    """What ``look`` gives when the gradient of ``parameter`` has been added."""
+    found: list[Any] = []
+    handle = parameter.register_post_accumulate_grad_hook(lambda _: found.append(look()))
+    loss.backward(**how)
+    handle.remove()
+    return found
+
+
+def test_a_pass_has_a_number_and_a_node_only_while_it_runs() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    assert current_pass() == -1
+    assert current_node() is None
+    (found,) = seen_in_backward(lambda: (current_pass(), current_node()), weight.sum(), weight)
+    assert found[0] >= 0
+    assert found[1] is not None
+
+
+def test_it_is_known_which_leaves_a_pass_will_reach() -> None:
+    used, unused = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    nodes = [accumulator(used), accumulator(unused)]
+    loss = (used * 2).sum() + 0 * unused.sum()
+    look = lambda: [will_reach(node) for node in nodes]  # noqa: E731
+    assert seen_in_backward(look, (used * 2).sum(), used) == [[True, False]]
+    assert seen_in_backward(look, loss, used, inputs=[used]) == [[True, False]]
+
+
+def test_a_pass_of_autograd_grad_fills_nothing() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    node = accumulator(weight)
+    found = []
+    doubled = weight * 2
+    doubled.register_hook(lambda _: found.append(will_reach(node)))
+    torch.autograd.grad(doubled.sum(), [weight], retain_graph=True)
+    torch.autograd.grad(doubled.sum(), [doubled], retain_graph=True)
+    doubled.sum().backward()
+    assert found == [False, False, True]
+
+
+def test_what_runs_at_the_end_of_a_pass_finds_all_gradients_and_may_raise() -> None:
+    first, second = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    found = []
+
+    def finish() -> None:
+        found.append((first.grad is not None, second.grad is not None))
+        raise ValueError("the end")
+
+    first.register_post_accumulate_grad_hook(lambda _: at_end_of_pass(finish))
+    try:
+        (first + second).sum().backward()
+    except ValueError as error:
+        found.append(str(error))
+    assert found == [(True, True), "the end"]
+
+
+def test_a_pass_within_a_pass_is_seen() -> None:
+    inner, outer = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    x = torch.ones(2, requires_grad=True)
+    for reentrant in (True, False):
+        loss = (checkpoint(lambda value: value * inner, x, use_reentrant=reentrant) * outer).sum()
+        found: list[Any] = []
+        handles = [
+            parameter.register_post_accumulate_grad_hook(partial(_note_nesting, found))
+            for parameter in (inner, outer)
+        ]
+        loss.backward()
+        for handle in handles:
+            handle.remove()
+        assert dict(found) == {id(inner): reentrant, id(outer): False}
+
+
+def _note_nesting(found: list[Any], parameter: torch.Tensor) -> None:
+    found.append((id(parameter), inside_another_pass()))
+
+
+def test_nodes_of_compiled_graphs_are_found_with_their_leaves() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    x = torch.ones(2)
+    result = torch.compile(lambda x: (x * weight).sin(), backend="aot_eager")(x)
+    (node,) = compiled_nodes([result.view(1, 2), None, x])
+    assert [leaf is weight for leaf in leaves_after(node) if leaf is not None] == [True]
+    assert compiled_nodes([(x * weight).sin()]) == []
+
+
+def test_writes_to_a_gradient_are_seen() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    before = grad_version(weight)
+    weight.sum().backward()
+    first = grad_version(weight)
+    weight.sum().backward()
+    assert len({before, first, grad_version(weight)}) == 3
+
+
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_hooks_on_gradients_are_seen(register: str) -> None:
+    weight = nn.Parameter(torch.ones(2))
+    assert not has_hooks(weight)
+    handle = getattr(weight, register)(lambda _: None)
+    assert has_hooks(weight)
+    handle.remove()
+    assert not has_hooks(weight)
+
+
+def test_tensors_that_share_a_storage_are_counted() -> None:
+    flat = torch.zeros(4)
+    assert storage_users(flat) == 1
+    view = flat[:2]
+    assert storage_users(flat) == 2
+    del view
+    assert storage_users(flat) == 1

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from partita._torch.export.conditions import Answers, answers_given, condition_nodes
+from partita._torch.export.export import export_module
+
+
+class Asks(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if (x > 0).all():
+            return x * 2
+        if x.sum() > 0:
+            return x * 3
+        return x * 4
+
+
+def test_a_trace_is_told_what_was_planned_and_keeps_what_was_asked() -> None:
+    for planned, factor in (((True,), 2), ((False, True), 3), ((), 4)):
+        answers = Answers(planned)
+        module = export_module(Asks(), (torch.ones(2, 3),), {}, way="eager", answers=answers)
+        asked = condition_nodes(module)
+        assert len(asked) == len(answers.given) == max(len(planned), 1 if factor == 2 else 2)
+        assert all("test_conditions.py" in place for place in answers.places)
+        products = [node.args[1] for node in module.graph.nodes if node.name.startswith("mul")]
+        assert products == [factor]
+
+
+def test_what_a_run_hears_is_noted_by_line() -> None:
+    answers = Answers()
+    with answers_given(answers):
+        assert torch.equal(Asks()(torch.tensor([1.0, -0.5])), torch.tensor([3.0, -1.5]))
+    assert list(answers.heard.values()) == [[False], [True]]
+    again = Answers(example=answers.heard)
+    assert [again.answer(place) for place in answers.places] == [False, True]
+    again.forget()
+    assert not again.given

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from partita._torch.fake.shapes import UnknownNumber, fake_values
+from partita.capture import capture
+from partita.errors import CaptureError
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.side = (nn.Linear(2, 2) for _ in range(3))
+        self.norm = nn.BatchNorm1d(2)
+        self.frozen = nn.Linear(2, 2).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.norm(self.a(self.frozen(x)))
+        return self.b(h), self.side(h.detach())
+
+
+def _values() -> tuple[nn.Module, dict[str, object]]:
+    model, x = Model(), torch.randn(3, 2)
+    return model, fake_values(capture(model, (x,)).module, [x])
+
+
+def test_values_have_shape_dtype_and_gradient_flag() -> None:
+    _, values = _values()
+    flags = {name: value.requires_grad for name, value in values.items() if name.startswith("linear")}
+    assert flags == {"linear": False, "linear_1": True, "linear_2": True, "linear_3": True}
+    assert values["linear_3"].shape == (3, 2)
+    assert values["x"].dtype is torch.float32
+
+
+def test_no_parameter_buffer_or_counter_changes() -> None:
+    model, x = Model(), torch.randn(3, 2)
+    module = capture(model, (x,)).module
+    before = copy.deepcopy(model.state_dict())
+    fake_values(module, [x])
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_gradients_are_on_also_where_the_caller_has_them_off() -> None:
+    with torch.no_grad():
+        _, values = _values()
+    assert values["linear_1"].requires_grad
+
+
+class Item(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * int(x.sum().item())
+
+
+class Chosen(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[x > 0].sum()
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (Item, r"what 'item' returns depends on .* \(at return x \* int\(x\.sum\(\)\.item\(\)\)  # "),
+        (Chosen, r"what 'index' returns depends on .* \(at return x\[x > 0\]\.sum\(\)  # "),
+    ],
+)
+def test_what_depends_on_data_is_named_with_its_line(kind: type[nn.Module], text: str) -> None:
+    x = torch.ones(3)
+    module = capture(kind(), (x,)).module
+    with pytest.raises(CaptureError, match=text):
+        fake_values(module, [x])
+
+
+class Asserts(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        peak = x.max()
+        torch._check(peak.item() <= 9)  # a plain assert, but pytest rewrites those of its test files
+        return x + peak
+
+
+def test_a_number_that_is_only_asserted_need_not_be_known() -> None:
+    x = torch.ones(3, dtype=torch.int64)
+    values = fake_values(capture(Asserts(), (x,)).module, [x])
+    assert isinstance(values["item"], UnknownNumber)
+    assert values["max_1"].shape == ()
+    assert values["add"].shape == (3,)

@@ -1,0 +1,53 @@
+"""Calls of modules, seen from outside."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from partita._torch.modules.calls import calls_watched, inside_of_checkpoint, overridden_calls, watch_calls
+
+SEEN: list[tuple[str, bool]] = []
+
+
+def _enter(path: str, _: Any) -> None:
+    SEEN.append((f"> {path}", inside_of_checkpoint()))
+
+
+def _leave(path: str) -> None:
+    SEEN.append((f"< {path}", inside_of_checkpoint()))
+
+
+class Checkpointed(nn.Linear):
+    def __call__(self, *args: Any) -> Any:
+        return checkpoint(super().__call__, *args, use_reentrant=False)
+
+
+def _watched() -> nn.Module:
+    model = nn.Sequential(nn.Linear(2, 2), Checkpointed(2, 2))
+    for path, module in model.named_modules():
+        watch_calls(module, path, _enter, _leave)
+    SEEN.clear()
+    return model
+
+
+def test_calls_are_seen_in_order_and_copies_are_watched_too() -> None:
+    model = copy.deepcopy(_watched())
+    model(torch.ones(1, 2))
+    assert [name for name, _ in SEEN] == ["> ", "> 0", "< 0", "> 1", "< 1", "< "]
+    assert [name for name, inside in SEEN if inside] == ["> 1", "< 1"]
+
+
+def test_a_class_that_checkpoints_its_own_calls_is_seen_around_them() -> None:
+    model = _watched()
+    own = vars(Checkpointed)["__call__"]
+    assert overridden_calls(model) == [Checkpointed]
+    with calls_watched([Checkpointed]):
+        model(torch.ones(1, 2))
+    assert [name for name, _ in SEEN] == ["> ", "> 0", "< 0", "> 1", "< 1", "< "]
+    assert not any(inside for _, inside in SEEN)
+    assert vars(Checkpointed)["__call__"] is own

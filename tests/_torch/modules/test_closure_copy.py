@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from partita._torch.modules.closure_copy import with_closures
+
+
+class Counted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x + 1
+
+
+def _twin(module: nn.Module) -> nn.Module:
+    with with_closures() as memo:
+        return copy.deepcopy(module, memo)
+
+
+def _calls_of_the_twin(module: Counted) -> tuple[int, int]:
+    twin = _twin(module)
+    assert torch.equal(twin(torch.ones(2)), torch.full((2,), 2.0))
+    return module.calls, twin.calls
+
+
+def test_a_forward_that_calls_the_old_one_calls_that_of_the_copy() -> None:
+    module = Counted()
+    old = module.forward
+    module.forward = lambda x: old(x)  # type: ignore[method-assign]
+    assert _calls_of_the_twin(module) == (0, 1)
+
+
+def test_wrapped_partial_and_default_arguments_are_followed() -> None:
+    wrapped, bound, default = Counted(), Counted(), Counted()
+    old = wrapped.forward
+
+    @functools.wraps(old)
+    def forward(*args: Any) -> Tensor:
+        return old(*args)
+
+    wrapped.forward = forward  # type: ignore[method-assign]
+    inner = functools.partial(bound.forward)
+    bound.forward = lambda x: inner(x)  # type: ignore[method-assign]
+    default.forward = lambda x, *, call=default.forward: call(x)  # type: ignore[method-assign,misc]
+    assert [_calls_of_the_twin(module) for module in (wrapped, bound, default)] == [(0, 1)] * 3
+    assert _twin(wrapped).forward.__wrapped__.__self__ is not wrapped
+
+
+def test_hooks_and_modules_in_containers_are_followed() -> None:
+    outer, seen = nn.Sequential(Counted()), []
+    held = {"inner": [outer[0]]}
+    outer.register_forward_hook(lambda *_: seen.append(held["inner"][0].calls))
+    twin = _twin(outer)
+    twin(torch.ones(2))
+    assert (outer[0].calls, twin[0].calls, seen) == (0, 1, [])
+
+
+def test_functions_that_share_a_variable_share_it_in_the_copy() -> None:
+    module, count = nn.Identity(), 0
+
+    def add() -> None:
+        nonlocal count
+        count += 1
+
+    module.add, module.get = add, lambda: count
+    twin = _twin(module)
+    twin.add()
+    assert (module.get(), twin.get()) == (0, 1)
+
+
+def test_functions_without_a_closure_and_other_copies_are_as_ever() -> None:
+    module, layer = nn.Identity(), nn.Linear(2, 2)
+    module.plain, module.closed = torch.nn.functional.relu, lambda: layer
+    with with_closures():
+        assert copy.deepcopy(module.closed) is module.closed
+    assert _twin(module).plain is module.plain
+    assert copy.deepcopy(module).closed is module.closed
+
+
+def test_what_is_no_part_of_the_module_is_shared() -> None:
+    module, log = nn.Identity(), object()
+    module.get = lambda: log
+    assert _twin(module).get() is log

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.two_tensor import TwoTensor
+
+from partita._torch.tensors.subclasses import is_plain_tensor, read_like
+
+
+def test_parameters_and_fakes_are_plain_and_wrappers_are_not() -> None:
+    with FakeTensorMode():
+        assert is_plain_tensor(torch.ones(1))
+    assert is_plain_tensor(torch.nn.Parameter(torch.ones(1)))
+    assert not is_plain_tensor(TwoTensor(torch.ones(1), torch.ones(1)))
+    assert not is_plain_tensor(1.0)
+
+
+def test_memory_is_read_lazily_conjugate_or_negative_as_another_tensor_reads_it() -> None:
+    x = torch.tensor([1 + 2j, 3 - 4j])
+    conjugate, negative = x.conj(), x.conj().imag
+    assert conjugate.is_conj()
+    assert negative.is_neg()
+    assert read_like(conjugate, x).tolist() == [1 - 2j, 3 + 4j]
+    assert read_like(negative, x.imag).tolist() == [-2.0, 4.0]
+    assert read_like(x, x) is x

@@ -1,0 +1,96 @@
+"""The backend by itself."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from tests.ddp import models
+from tests.ddp.alone import alone
+from tests.ddp.models import batch, loss_of, seeded
+from torch import nn
+from torch._inductor import config
+from torch.fx import Graph, GraphModule
+
+from partita._torch.compile import training_graphs
+from partita.ddp import replicate
+from partita.ddp.compiled.backend import partita_ddp
+from partita.ddp.replicas.replicate import REPLICATIONS
+from partita.errors import ArgumentError
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"options": {"outer": 1}}, "takes inner, and mode and options .*: Unexpected .* option outer; see"),
+        (
+            {"options": {"max_autotune": "yes"}},
+            "options that Inductor knows: Unexpected type of attr max_aut",
+        ),
+        ({"mode": "fast"}, "options that Inductor knows: Unrecognized mode=fast"),
+        ({"mode": "reduce-overhead"}, "Inductor's CUDA graphs can't be cut .* inner=partita.cudagraphs"),
+        ({"options": {"triton.cudagraphs": True}}, "Inductor's CUDA graphs can't be cut"),
+        ({"options": {"inner": "aot_eager", "max_autotune": True}}, "'aot_eager': leave out 'max_autotune'"),
+        ({"options": {"inner": "aot_eager"}, "mode": "max-autotune"}, "'aot_eager': leave out 'mode'"),
+        ({"options": {"inner": "cuda"}}, "inner is 'inductor'"),
+    ],
+)
+def test_unknown_modes_and_options_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        partita_ddp(GraphModule(nn.Module(), Graph()), [], **given)
+
+
+def test_inductors_options_hold_for_every_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[bool, bool]] = []
+    compile_one = training_graphs.compile_fx_inner
+
+    def noted(gm: Any, examples: Any, **options: Any) -> Any:
+        seen.append((config.epilogue_fusion, config.max_autotune))
+        return compile_one(gm, examples, **options)
+
+    def body(comm: Any) -> None:
+        model = seeded(lambda: models.mlp(2))
+        module: Any = replicate(copy.deepcopy(model), comm, bucket_cap_mb=0.0005)
+        loss_of(model(batch(0, 0))).backward()
+        run = torch.compile(module, backend=partita_ddp, options={"epilogue_fusion": False})
+        loss_of(run(batch(0, 0))).backward()
+        for ours, theirs in zip(module.parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad)
+
+    monkeypatch.setattr(training_graphs, "compile_fx_inner", noted)
+    assert config.epilogue_fusion
+    alone(body)
+    assert len(seen) > 2
+    assert set(seen) == {(False, False)}
+
+
+def test_a_graph_without_replicated_parameters_is_compiled_as_it_is() -> None:
+    model = seeded(models.mlp)
+    run = torch.compile(copy.deepcopy(model), backend=partita_ddp, options={"inner": "aot_eager"})
+    loss_of(run(batch(0, 0))).backward()
+    assert torch.equal(run(batch(0, 0)), model(batch(0, 0)))
+
+
+# Dynamo itself looks at .grad of what a graph break passes on.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+def test_graphs_without_parameters_go_to_the_compiler_of_the_module() -> None:
+    """The loss behind the module was compiled with Inductor, and no longer the same bit for bit."""
+    seen: list[list[str]] = []
+
+    def inner(gm: Any, _inputs: Any) -> Any:
+        seen.append([str(node.target) for node in gm.graph.nodes if node.op == "call_function"])
+        return gm.forward
+
+    def body(comm: Any) -> None:
+        module: Any = replicate(seeded(models.mlp), comm, inner=inner)
+        step = torch.compile(lambda x: module(x.sin()).cos().mean(), backend=partita_ddp)
+        step(batch(0, 0)).backward()
+        flat = [name for names in seen for name in names]
+        assert "aten.sin.default" in flat
+        assert "aten.cos.default" in flat
+        module.replication.close()
+        assert REPLICATIONS.last_used() is None
+
+    alone(body)

@@ -1,0 +1,70 @@
+"""Ranks talk in the first two passes, and afterwards where one of them has something new."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from partita.ddp.reducing.agreement import GraphPrint
+from partita.ddp.reducing.consensus import Consensus
+from partita.runtime import InProcessWorld
+
+QUIET, NEWS = torch.zeros(1), torch.ones(1)
+
+
+class Counting:
+    """A comm of one rank that counts exchanges."""
+
+    def __init__(self) -> None:
+        self.exchanges = 0
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        self.exchanges += 1
+        return [value]
+
+
+def made(count: int = 3) -> tuple[Counting, Consensus]:
+    comm = Counting()
+    return comm, Consensus(comm, count, check_graphs=True)  # type: ignore[arg-type]
+
+
+def test_gradients_are_expected_from_the_last_parameter_to_the_first() -> None:
+    assert made()[1].order == (2, 1, 0)
+
+
+def test_after_two_passes_ranks_talk_only_about_news() -> None:
+    comm, consensus = made()
+    for news in (QUIET, QUIET, QUIET, NEWS, QUIET):
+        consensus.exchange(())
+        consensus.pass_ends(news)
+    assert comm.exchanges == 3  # of passes 0, 1 and 4
+    assert consensus.step == 5
+
+
+def test_the_second_pass_takes_over_the_order_that_the_first_one_has_seen() -> None:
+    _, consensus = made()
+    assert not consensus.exchange(())
+    for index in (1, 2, 1):
+        consensus.observe(index)
+    consensus.pass_ends(QUIET)
+    assert consensus.exchange(())
+    assert consensus.order == (1, 2, 0)
+
+
+def test_a_compiled_graph_is_news_until_it_has_been_told() -> None:
+    _, consensus = made()
+    assert not consensus.has_news
+    consensus.add_graph(GraphPrint(("a",), ()))
+    assert consensus.has_news
+    consensus.exchange(())
+    assert not consensus.has_news
+
+
+def test_all_ranks_take_the_order_of_rank_0() -> None:
+    def body(comm: Any) -> tuple[int, ...]:
+        consensus = Consensus(comm, 2, check_graphs=True)
+        consensus.exchange((comm.rank, 1 - comm.rank))
+        return consensus.order
+
+    assert InProcessWorld(2).run(body) == [(0, 1), (0, 1)]
