@@ -67,8 +67,8 @@ def _settled(comm: Any) -> list[list[list[str]]]:
         for handle in handles:
             handle.wait()
         seen.append(sorted(list(message.by) for group in groups for message in group.messages))
-        comm.settle()
-    comm.settle()
+        comm.synchronize()
+    comm.synchronize()
     return [*seen, sorted(list(message.by) for group in groups for message in group.messages)]
 
 

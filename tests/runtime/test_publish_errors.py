@@ -7,7 +7,7 @@ import torch
 
 from partita.errors import ExecutionError, PeerFailed, ScheduleError
 from partita.runtime import Comm, InProcessWorld
-from partita.runtime.publish_errors import closed_on_error, told
+from partita.runtime.publish_errors import closed_on_error, publish_errors
 
 
 def test_an_error_is_raised_here_and_told_to_those_who_wait() -> None:
@@ -15,7 +15,7 @@ def test_an_error_is_raised_here_and_told_to_those_who_wait() -> None:
 
     def body(comm: Comm) -> None:
         if comm.rank == 0:
-            with told(comm, "reading data"):
+            with publish_errors(comm, "reading data"):
                 raise StopIteration("no more")  # a generator that lets this one pass raises another
         with pytest.raises(PeerFailed) as caught:
             comm.recv(torch.empty(1), 0).wait()
@@ -30,7 +30,7 @@ def test_an_error_is_raised_here_and_told_to_those_who_wait() -> None:
 
 def test_nothing_is_told_where_nothing_is_raised() -> None:
     def body(comm: Comm) -> list[int]:
-        with told(comm, "counting"), closed_on_error(comm, "counting"):
+        with publish_errors(comm, "counting"), closed_on_error(comm, "counting"):
             found: list[int] = comm.all_gather_object(comm.rank)
         comm.barrier()
         return found

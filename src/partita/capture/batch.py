@@ -14,7 +14,7 @@ from torch import Tensor
 from partita._torch.containers.pytree import flatten, unflatten
 from partita._torch.export.open_sizes import open_batch
 
-__all__ = ["Example", "examples", "in_batch", "told_apart"]
+__all__ = ["Example", "examples", "in_batch", "without_repeats"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,12 +35,14 @@ class Example:
         return flatten((self.args, self.kwargs))[0]
 
 
-def told_apart(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def without_repeats(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The same arguments, where a tensor that is given twice is two: a tracer takes one tensor for one input,
     and the graph would read the one where the model reads the other.
 
     >>> ids = torch.zeros(2)
-    >>> first, second = told_apart((ids, ids), {})[0]
+    >>> first, second = without_repeats((ids, ids), {})[0]
     >>> first is second
     False
     """

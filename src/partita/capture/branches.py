@@ -89,7 +89,7 @@ def all_ways(
         if failed is None:
             ways.spare.append(traced)
         traced = trace(Answers(example=heard))
-    sizes = ways.settle(traced, 0)
+    sizes = ways.serve_all_answers(traced, 0)
     return traced.module, sizes
 
 
@@ -103,14 +103,14 @@ class _Ways:
         self.spare: list[Traced] = []
         """Traces that are not used yet."""
 
-    def settle(self, traced: Traced, asked: int) -> Sizes:
+    def serve_all_answers(self, traced: Traced, asked: int) -> Sizes:
         """Let the graph, in place, serve all answers from the question ``asked`` on; its sizes.
 
         Every later question is settled before: what the two ways share is then the same in both.
         """
         if asked == len(traced.answers.given):
             return traced.sizes
-        sizes = self.settle(traced, asked + 1)
+        sizes = self.serve_all_answers(traced, asked + 1)
         condition = traced.conditions[asked]
         answer = traced.answers.given[asked]
         reason = self._reason_against(traced, asked)
@@ -120,7 +120,7 @@ class _Ways:
                 other = self._way([*traced.answers.given[:asked], not answer])
                 if len(other.conditions) <= asked:
                     raise CaptureError("the model asks elsewhere when it is traced again")
-                other_sizes = self.settle(other, asked + 1)
+                other_sizes = self.serve_all_answers(other, asked + 1)
                 return merge_branches(
                     Branch(traced.module, sizes, condition, answer),
                     Branch(other.module, other_sizes, other.conditions[asked], not answer),

@@ -15,17 +15,17 @@ from partita._torch.containers.pytree import tree_map
 from partita._torch.export.conditions import Answers, answers_given
 from partita._torch.export.export import Signature, Way, export_module, signature_of
 from partita._torch.export.open_sizes import forget_sizes
-from partita.capture.batch import Example, examples, told_apart
+from partita.capture.batch import Example, examples, without_repeats
 from partita.capture.blame import summary, users_line
 from partita.capture.branches import Traced, all_ways
 from partita.capture.host_draws import HostGenerators
 from partita.capture.merge import merge_modes
 from partita.capture.modes import captures_training, copy_flags, in_mode, mode_flag, require_mode
 from partita.capture.other_mode import OtherMode
-from partita.capture.proof import UNASKED, Disproof, Proof, Prove, proven, settle_single, tolerance_of
-from partita.capture.regions import settle_regions
-from partita.capture.settle_sizes import settle_sizes
+from partita.capture.proof import UNASKED, Disproof, Proof, Prove, prove_batch_of_one, proven, tolerance_of
+from partita.capture.relative_regions import make_regions_relative
 from partita.capture.sizes import Sizes
+from partita.capture.specialise_sizes import specialise_sizes
 from partita.capture.unchanged import rehearsal, unchanged
 from partita.errors import CaptureError
 from partita.verification.compare import Tolerance
@@ -108,7 +108,7 @@ def capture(
     tolerance = tolerance_of(prove)
     exporter = _Exporter(
         model,
-        *told_apart(args, kwargs or {}),
+        *without_repeats(args, kwargs or {}),
         dynamic_shapes,
         provable=tolerance is not None,
         both=modes == "both",
@@ -132,7 +132,7 @@ def _proven(
         graphs = captured.graphs()
         try:
             proof = proven(model, graphs, args, kwargs, tolerance)
-            settle_single(model, graphs, args, kwargs, proof, tolerance)
+            prove_batch_of_one(model, graphs, args, kwargs, proof, tolerance)
         except Disproof as error:
             exporter.reject(error)
         else:
@@ -299,9 +299,9 @@ class _Exporter:
             # to questions about data each mode goes ways of its own
             by_sizes = len(answers.of_sizes) == len(answers.given)
             self.same_in_both[way, example.dynamic_shapes is not None] = other.same and by_sizes
-        settle_regions(module)
+        make_regions_relative(module)
         traced = Traced(module, Sizes(), answers)
-        sizes = settle_sizes(module, Example(self.args, self.kwargs).flat, provable=self.provable)
+        sizes = specialise_sizes(module, Example(self.args, self.kwargs).flat, provable=self.provable)
         if example.dynamic_shapes is not None and self.dynamic_shapes is None and not sizes.symbols:
             # the same graph without the detour: exactly what a capture of fixed sizes gives
             raise CaptureError(sizes.fixed or "no size of the batch stayed open")

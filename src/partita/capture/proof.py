@@ -29,7 +29,7 @@ from partita.graph.effects import metadata
 from partita.verification import Verification, verify
 from partita.verification.compare import EXACT, Tolerance
 
-__all__ = ["CLOSE", "UNASKED", "Disproof", "Proof", "Prove", "proven", "settle_single", "tolerance_of"]
+__all__ = ["CLOSE", "UNASKED", "Disproof", "Proof", "Prove", "prove_batch_of_one", "proven", "tolerance_of"]
 
 CLOSE = Tolerance(rtol=1e-4, atol=1e-5)
 """What ``prove="close"`` accepts."""
@@ -136,7 +136,7 @@ def proven(
     return Proof(True, f"equal to the eager model {exact} in {modes} on {kinds}")
 
 
-def settle_single(
+def prove_batch_of_one(
     model: nn.Module,
     graphs: Mapping[bool, GraphModule],
     args: tuple[Any, ...],

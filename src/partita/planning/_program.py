@@ -19,12 +19,12 @@ from partita.planning.actions import Action, ActionKind
 from partita.planning.edges import EdgeTable
 from partita.planning.schedule import Schedule
 
-__all__ = ["Key", "Step", "compile_steps", "describe_key", "message_of", "run"]
+__all__ = ["Key", "PlannedStep", "compile_steps", "describe_key", "message_of", "run"]
 
 Key = tuple[str, int, int, int]
 
 
-class Step(NamedTuple):
+class PlannedStep(NamedTuple):
     """One action, the keys that it waits for, the keys that it makes and the messages that it sends off."""
 
     action: Action
@@ -59,7 +59,7 @@ def describe_key(key: Key) -> str:
 
 def compile_steps(
     schedule: Schedule, table: EdgeTable, *, lowered: bool | None = None, blocking: bool = True
-) -> list[list[Step]]:
+) -> list[list[PlannedStep]]:
     """One list of steps a rank.
 
     Args:
@@ -75,7 +75,8 @@ def compile_steps(
 
 
 def run(
-    programs: Sequence[Sequence[Step]], on_step: Callable[[int, int, Step], None] = lambda *_: None
+    programs: Sequence[Sequence[PlannedStep]],
+    on_step: Callable[[int, int, PlannedStep], None] = lambda *_: None,
 ) -> list[int]:
     """Run without times, with sends that don't wait, as far as it goes.
 
@@ -114,7 +115,7 @@ class _Compiler:
         self._blocking = blocking
         self._arrival = "<" if lowered and blocking else ">"
 
-    def step(self, action: Action) -> Step:
+    def step(self, action: Action) -> PlannedStep:
         if action.is_communication:
             return self._communication(action)
         needs: list[Key] = []
@@ -133,16 +134,16 @@ class _Compiler:
                 needs += self._inputs("G", stage, microbatch, self._table.consumers[stage])
                 gives.append(("G", stage, stage, microbatch))
                 sends += self._outputs("G>", stage, microbatch, self._table.producers[stage])
-        return Step(action, tuple(needs), tuple(gives), tuple(sends))
+        return PlannedStep(action, tuple(needs), tuple(gives), tuple(sends))
 
-    def _communication(self, action: Action) -> Step:
+    def _communication(self, action: Action) -> PlannedStep:
         message = message_of(action)
         what, stage, _, microbatch = message
         if action.is_send:
-            return Step(action, ((what[0], stage, stage, microbatch),), (), (message,))
+            return PlannedStep(action, ((what[0], stage, stage, microbatch),), (), (message,))
         if not self._blocking:
-            return Step(action, (), (), ())
-        return Step(action, (message,), ((what[0] + "<", *message[1:]),), ())
+            return PlannedStep(action, (), (), ())
+        return PlannedStep(action, (message,), ((what[0] + "<", *message[1:]),), ())
 
     def _inputs(self, what: str, stage: int, microbatch: int, sources: tuple[int, ...]) -> list[Key]:
         here = self._rank[stage]

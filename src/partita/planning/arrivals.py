@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from partita.planning._program import Key, Step, compile_steps, message_of, run
+from partita.planning._program import Key, PlannedStep, compile_steps, message_of, run
 from partita.planning.actions import Action
 from partita.planning.edges import edge_table
 from partita.planning.schedule import Schedule
@@ -80,7 +80,7 @@ def send_ends(
 
 
 def _at_next_send(
-    program: Sequence[Step], known: Mapping[Action, Action]
+    program: Sequence[PlannedStep], known: Mapping[Action, Action]
 ) -> dict[Action, tuple[Action, ...]]:
     """``known``: by send, the action at which its receipt is known."""
     by_action: dict[Action, list[Action]] = {}
@@ -97,7 +97,7 @@ def _at_next_send(
 
 
 def _after_others(
-    program: Sequence[Step], known: Iterable[Action], held: int
+    program: Sequence[PlannedStep], known: Iterable[Action], held: int
 ) -> dict[Action, tuple[Action, ...]]:
     known = set(known)
     ends: dict[Action, tuple[Action, ...]] = {}
@@ -111,11 +111,11 @@ def _after_others(
 
 
 def _waiting(
-    programs: Sequence[Sequence[Step]], ends: Sequence[Mapping[Action, tuple[Action, ...]]]
-) -> list[list[Step]]:
+    programs: Sequence[Sequence[PlannedStep]], ends: Sequence[Mapping[Action, tuple[Action, ...]]]
+) -> list[list[PlannedStep]]:
     """The same, where a receive says that it was posted, and a send waits for that of those that it ends."""
 
-    def step(rank: int, step: Step) -> Step:
+    def step(rank: int, step: PlannedStep) -> PlannedStep:
         if step.action.is_receive:
             return step._replace(gives=(_posted(step.action),))
         return step._replace(needs=step.needs + tuple(map(_posted, ends[rank].get(step.action, ()))))
@@ -123,7 +123,7 @@ def _waiting(
     return [[step(rank, one) for one in program] for rank, program in enumerate(programs)]
 
 
-def _ends(programs: Sequence[Sequence[Step]]) -> bool:
+def _ends(programs: Sequence[Sequence[PlannedStep]]) -> bool:
     return all(position == len(program) for position, program in zip(run(programs), programs, strict=True))
 
 
@@ -139,7 +139,9 @@ class _Clocks:
         found: of each rank, by send, the action that can't have begun before the message was received.
     """
 
-    def __init__(self, programs: Sequence[Sequence[Step]], links: Collection[tuple[int, int]] | None) -> None:
+    def __init__(
+        self, programs: Sequence[Sequence[PlannedStep]], links: Collection[tuple[int, int]] | None
+    ) -> None:
         self._links = links
         self._seen = [[0] * len(programs) for _ in programs]
         self._attached: dict[Key, tuple[int, ...]] = {}
@@ -154,13 +156,13 @@ class _Clocks:
         self._open: list[dict[int, deque[tuple[Action, int]]]] = [{} for _ in programs]
         self.found: tuple[dict[Action, Action], ...] = tuple({} for _ in programs)
 
-    def step(self, rank: int, position: int, step: Step) -> None:
+    def step(self, rank: int, position: int, step: PlannedStep) -> None:
         """A rank does the next of its actions."""
         seen = self._seen[rank]
         heard = [self._attached.pop(key) for key in step.needs if key in self._attached]
         if heard:
             seen[:] = map(max, seen, *heard)
-            self._settle(rank, step.action)
+            self._match_open_sends(rank, step.action)
         seen[rank] = position + 1
         for key in step.sends:
             if self._links is not None and key[1:3] not in self._links:
@@ -169,7 +171,7 @@ class _Clocks:
             self._attached[key] = tuple(seen)
             self._open[rank].setdefault(taker, deque()).append((step.action, place))
 
-    def _settle(self, rank: int, action: Action) -> None:
+    def _match_open_sends(self, rank: int, action: Action) -> None:
         """Messages to one rank are taken in any order, so all that are open are looked at."""
         for other, messages in self._open[rank].items():
             known = self._seen[rank][other]

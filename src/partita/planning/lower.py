@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from partita.errors import ScheduleError
-from partita.planning._program import Key, Step, compile_steps
+from partita.planning._program import Key, PlannedStep, compile_steps
 from partita.planning.actions import Action, ActionKind
 from partita.planning.edges import edge_table
 from partita.planning.schedule import Schedule
@@ -53,7 +53,7 @@ class _Lowering:
     to its end.
     """
 
-    def __init__(self, schedule: Schedule, programs: list[list[Step]]) -> None:
+    def __init__(self, schedule: Schedule, programs: list[list[PlannedStep]]) -> None:
         self._rank = schedule.stage_ranks
         self._programs = programs
         self._rows: list[list[Action | None]] = [[] for _ in programs]
@@ -81,7 +81,7 @@ class _Lowering:
                     runnable.extend(waiting.pop(key, ()))
         return tuple(tuple(row) for row in self._rows)
 
-    def _write(self, rank: int, step: Step) -> None:
+    def _write(self, rank: int, step: PlannedStep) -> None:
         for key in step.needs:
             if key[0].endswith(">") and key not in self._received:
                 self._receive_up_to(rank, key)

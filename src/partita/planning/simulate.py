@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from partita.errors import PlanError, ScheduleError
 from partita.planning import _json
 from partita.planning._check import require_amount, require_seconds
-from partita.planning._program import Key, Step, compile_steps, describe_key
+from partita.planning._program import Key, PlannedStep, compile_steps, describe_key
 from partita.planning.actions import Action, ActionKind
 from partita.planning.cluster import Cluster
 from partita.planning.edges import edge_table
@@ -187,7 +187,11 @@ class _Clock:
     """The event loop. Events are ends of actions, taken in order of time and then of rank."""
 
     def __init__(
-        self, schedule: Schedule, costs: Sequence[StageCost], cluster: Cluster, programs: list[list[Step]]
+        self,
+        schedule: Schedule,
+        costs: Sequence[StageCost],
+        cluster: Cluster,
+        programs: list[list[PlannedStep]],
     ) -> None:
         self._ranks = schedule.stage_ranks
         self._costs = costs

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from partita.errors import ScheduleError
-from partita.planning._program import Key, Step, compile_steps, describe_key, message_of, run
+from partita.planning._program import Key, PlannedStep, compile_steps, describe_key, message_of, run
 from partita.planning.actions import Action, ActionKind
 from partita.planning.edges import EdgeTable, edge_table
 from partita.planning.schedule import Schedule
@@ -182,7 +182,7 @@ def _check_channels(schedule: Schedule) -> None:
                 )
 
 
-def _check_progress(schedule: Schedule, programs: list[list[Step]]) -> None:
+def _check_progress(schedule: Schedule, programs: list[list[PlannedStep]]) -> None:
     made: set[Key] = set()
     at = run(programs, lambda _, __, step: made.update(step.gives, step.sends))
     stuck = []

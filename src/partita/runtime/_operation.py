@@ -96,7 +96,7 @@ class Operation:
         if self._work is None:
             return
         if self._pair is None:
-            self.settle()
+            self.complete()
         elif self._tensor is not None:
             try:
                 self._work.wait()  # a timeout would make the host wait
@@ -106,10 +106,10 @@ class Operation:
             self.comm.note_launched(self._pair, self)
             self._finished()
 
-    def settle(self) -> None:
+    def complete(self) -> None:
         """Until it is done, wherever it runs."""
         if self.may_block_for_good:
-            _settle(self.comm, (self,))
+            _complete(self.comm, (self,))
             return
         thread = threading.get_ident()
         WAITING[thread] = self
@@ -130,14 +130,14 @@ class Operation:
             self.block()
         except RuntimeError as error:
             raise self.explained(error) from error
-        self.settled()
+        self.completed()
 
     def block(self) -> None:
         """Until it is done, without holding the interpreter lock."""
         assert self._work is not None
         self._work.wait(self.comm.timeout)
 
-    def settled(self) -> None:
+    def completed(self) -> None:
         """It is done."""
         self._work = self._tensor = None
         self.comm.collectives.discard(self)
@@ -162,7 +162,7 @@ def wait_all(handles: Sequence[Handle]) -> None:
     """Waits for all of them; between processes that takes hardly longer than to wait for one."""
     blocking = [it for it in handles if isinstance(it, Operation) and it.may_block_for_good]
     for comm in {id(it.comm): it.comm for it in blocking}.values():
-        _settle(comm, [it for it in blocking if it.comm is comm])
+        _complete(comm, [it for it in blocking if it.comm is comm])
     for handle in handles:
         handle.wait()
 
@@ -176,7 +176,7 @@ def finish_all(handles: Iterable[Handle]) -> None:
             handle.wait()
 
 
-def _settle(comm: Owner, operations: Sequence[Operation]) -> None:
+def _complete(comm: Owner, operations: Sequence[Operation]) -> None:
     """Waits for them one after the other, in a thread that may stay behind after a failure."""
     thread = threading.get_ident()
     current = operations[0]
@@ -194,7 +194,7 @@ def _settle(comm: Owner, operations: Sequence[Operation]) -> None:
     finally:
         WAITING.pop(thread, None)
     for operation in operations:
-        operation.settled()
+        operation.completed()
 
 
 def words_of(key: Key) -> str:

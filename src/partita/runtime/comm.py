@@ -106,7 +106,7 @@ class Comm(Protocol):
         """Blocks until every rank has called it."""
         ...
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Blocks until all sends and receives that were waited for have ended, on devices too: none of them
         can fail unseen any more.
 

@@ -226,7 +226,7 @@ class InProcessComm:
     def barrier(self) -> None:
         self.all_gather_object(None)
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Nothing is left to wait for here."""
 
     def own(self, tensor: torch.Tensor) -> torch.Tensor:

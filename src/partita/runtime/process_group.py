@@ -179,7 +179,7 @@ class ProcessGroupComm:
         for src, dst in sorted(set(pairs)):
             if self.rank in {src, dst}:
                 (self.send(probe, dst) if self.rank == src else self.recv(probe, src)).wait()
-        self.settle()
+        self.synchronize()
 
     def send(self, tensor: torch.Tensor, dst: int, tag: int = 0) -> Handle:
         check_peer(self.rank, self.size, dst)
@@ -243,7 +243,7 @@ class ProcessGroupComm:
     def barrier(self) -> None:
         self.all_gather_object(None)
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Waits for the last message of each NCCL communicator; over gloo there is nothing left to wait
         for.
         """
@@ -251,7 +251,7 @@ class ProcessGroupComm:
             self._check_usable()
         while self._launched:
             _, last = self._launched.popitem()
-            last.settle()
+            last.complete()
 
     def note_launched(self, pair: RawGroup, operation: Operation) -> None:
         """The device will come to it after all earlier ones of that communicator."""

@@ -11,11 +11,11 @@ from partita.errors import SignatureMismatch
 from partita.runtime.comm import Comm
 from partita.runtime.whereabouts import doing
 
-__all__ = ["closed_on_error", "told"]
+__all__ = ["closed_on_error", "publish_errors"]
 
 
 @contextmanager
-def told(comm: Comm, where: str, alike: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
+def publish_errors(comm: Comm, where: str, alike: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
     """Whatever the block raises is published to the other ranks first. Where they wait for this one
     meanwhile, they are told that it is here.
 
@@ -38,10 +38,10 @@ def closed_on_error(
     comm: Comm, where: str, alike: tuple[type[Exception], ...] = (SignatureMismatch,)
 ) -> Iterator[None]:
     """The block makes what the comm was opened for. Where it can't, the error is told and the comm closed.
-    Arguments are those of `told`.
+    Arguments are those of `publish_errors`.
     """
     try:
-        with told(comm, where, alike):
+        with publish_errors(comm, where, alike):
             yield
     except BaseException:
         comm.close()

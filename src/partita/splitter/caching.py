@@ -1,6 +1,6 @@
 """Keeping each autocast region's cache of converted weights to itself, when the pieces run.
 
-Regions that several parts share are held open around them (see `CacheScope`), and the cache is emptied where
+Regions that several parts share are held open around them (see `SharedCache`), and the cache is emptied where
 one region gives way to another. A region that is interrupted by another loses its entries; where it needs
 them again, the two are kept apart by ordering edges::
 

@@ -14,7 +14,7 @@ from partita.errors import GraphError
 from partita.splitter.analysis import analyse_split
 from partita.splitter.collection import collection_paused
 from partita.splitter.cut import CutOptions
-from partita.splitter.rebinding import settle_rebinding
+from partita.splitter.rebinding import make_rebinding_explicit
 from partita.splitter.result import Split
 from partita.splitter.split import SplitBuilder
 
@@ -83,7 +83,7 @@ def split_module(
             "for example with torch.fx.symbolic_trace(model)"
         )
     prefix = "" if partition_affix is None else f"{partition_affix}_"
-    m, assignment = settle_rebinding(m, lambda node: prefix + str(split_callback(node)))
+    m, assignment = make_rebinding_explicit(m, lambda node: prefix + str(split_callback(node)))
     analysis = analyse_split(m, assignment, repair=False, doubt_inputs=True)
     options = CutOptions(
         keep_input_names=keep_original_input_name,

@@ -25,7 +25,7 @@ from partita.graph.effects import metadata
 from partita.graph.functions import is_tensor
 from partita.splitter.assignment import Assignment, is_assignable
 
-__all__ = ["settle_rebinding"]
+__all__ = ["make_rebinding_explicit"]
 
 _REBINDING: tuple[Any, ...] = (
     operator.iadd, operator.iand, operator.ifloordiv, operator.ilshift, operator.imod, operator.imul,
@@ -34,7 +34,7 @@ _REBINDING: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-def settle_rebinding(gm: GraphModule, assignment: Assignment) -> tuple[GraphModule, Assignment]:
+def make_rebinding_explicit(gm: GraphModule, assignment: Assignment) -> tuple[GraphModule, Assignment]:
     """``gm`` and ``assignment`` as they are, or, where names are bound anew, a module with the same
     attributes and a graph that says so, and the assignment for its nodes.
     """

@@ -20,9 +20,9 @@ from partita.splitter.collection import collection_paused
 from partita.splitter.cut import CutOptions, cut_piece
 from partita.splitter.flow import SharedState, piece_flows, place_attributes
 from partita.splitter.install import attributes_of, install, renamed
-from partita.splitter.rebinding import settle_rebinding
+from partita.splitter.rebinding import make_rebinding_explicit
 from partita.splitter.result import Edge, Piece, Split, SplitReport
-from partita.splitter.stitch import CacheScope, stitch
+from partita.splitter.stitch import SharedCache, stitch
 
 __all__ = ["SplitBuilder", "split"]
 
@@ -82,7 +82,7 @@ def split(
         raise SplitError(f"on_conflict is 'error' or 'repair', got {on_conflict!r}")
     if shared not in ("replicate", "transmit", "root"):
         raise SplitError(f"shared is 'replicate', 'transmit' or 'root', got {shared!r}")
-    gm, assignment = settle_rebinding(gm, assignment)
+    gm, assignment = make_rebinding_explicit(gm, assignment)
     analysis = analyse_split(gm, assignment, repair=on_conflict == "repair", doubt_inputs=True)
     builder = SplitBuilder(gm, analysis, shared, CutOptions(tuple_return=tuple_return))
     return builder.build([f"submod_{_name_of(key)}" for key in analysis.keys])
@@ -221,7 +221,7 @@ class SplitBuilder:
         node = self.nodes[position]
         return position not in self.copied or any(user.op == "output" for user in node.users)
 
-    def _cache_scopes(self) -> list[CacheScope]:
+    def _cache_scopes(self) -> list[SharedCache]:
         """The outermost autocast regions that several parts share."""
         if self.analysis.ambients is None:
             return []
@@ -232,7 +232,7 @@ class SplitBuilder:
                 if outermost is not None:
                     first, last = spans.get(outermost, (part, part))
                     spans[outermost] = (min(first, part), max(last, part))
-        return [CacheScope(first, last) for first, last in spans.values() if first != last]
+        return [SharedCache(first, last) for first, last in spans.values() if first != last]
 
     def _edges(self, names: Sequence[str]) -> tuple[Edge, ...]:
         edges = []

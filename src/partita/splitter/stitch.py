@@ -17,11 +17,11 @@ from partita.graph.regions import Ambient
 from partita.splitter.flow import PieceFlow
 from partita.splitter.guard import Guards, require_distinct, require_foreign
 
-__all__ = ["CacheScope", "stitch"]
+__all__ = ["SharedCache", "stitch"]
 
 
 @dataclass(frozen=True, slots=True)
-class CacheScope:
+class SharedCache:
     """Parts ``first`` to ``last`` share one autocast region, and so its cache of converted weights."""
 
     first: int
@@ -36,7 +36,7 @@ def stitch(
     *,
     roots: Sequence[int],
     final: Ambient,
-    scopes: Sequence[CacheScope] = (),
+    scopes: Sequence[SharedCache] = (),
     tuple_return: bool = False,
     attributes_first: bool = True,
     guards: Guards = Guards(),  # noqa: B008 - it is frozen
@@ -47,7 +47,7 @@ def stitch(
         names: of the pieces, in the order in which they run.
         roots: positions of the ``get_attr`` nodes that stay outside.
         final: what the original graph leaves grad mode as.
-        scopes: see `CacheScope`.
+        scopes: see `SharedCache`.
         guards: what is checked first.
         attributes_first: attributes are read before the first piece, and not just before the piece that needs
             them.

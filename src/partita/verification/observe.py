@@ -16,7 +16,7 @@ import torch
 from partita._torch.autograd import global_settings as ambient
 from partita.verification import randomness
 from partita.verification.copying import Copies, copy_for_run
-from partita.verification.snapshot import Held, held_tensors, held_values
+from partita.verification.snapshot import NamedTensor, named_tensors, named_values
 from partita.verification.subject import Subject
 from partita.verification.tree import tensors
 
@@ -52,7 +52,7 @@ class Observation:
     """
 
     copies: Copies
-    before: dict[str, Held]
+    before: dict[str, NamedTensor]
     output: Any = None
     raised: Raised | None = None
     printed: tuple[tuple[str, str], ...] = ()
@@ -72,16 +72,16 @@ class Observation:
             value != now for (_, name), value in self.settings.items() if name == ambient.INFERENCE_MODE
         )
 
-    def tensors(self) -> dict[str, Held]:
+    def tensors(self) -> dict[str, NamedTensor]:
         """The state after the run."""
         return {
             name: replace(held, made=name in self.before and held.tensor is not self.before[name].tensor)
-            for name, held in held_tensors(self.copies.subject).items()
+            for name, held in named_tensors(self.copies.subject).items()
         }
 
     def values(self) -> dict[str, Any]:
         """Plain attributes after the run."""
-        return held_values(self.copies.subject)
+        return named_values(self.copies.subject)
 
 
 def observe(
@@ -105,7 +105,7 @@ def observe(
     """
     copies = copy_for_run(subject, args, kwargs)
     call = copies.subject.call if instrument is None else instrument(copies.subject)
-    seen = Observation(copies, held_tensors(copies.subject))
+    seen = Observation(copies, named_tensors(copies.subject))
     log: list[tuple[str, str]] = []
     with randomness.preserved(), _captured(log):
         randomness.seed_all(seed)

@@ -10,14 +10,14 @@ import torch
 
 from partita.verification.subject import Subject
 
-__all__ = ["Held", "held_tensors", "held_values"]
+__all__ = ["NamedTensor", "named_tensors", "named_values"]
 
 _PLAIN = (bool, int, float, complex, str, type(None))
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module())) - {"training"}
 
 
 @dataclass(frozen=True)
-class Held:
+class NamedTensor:
     """One named tensor of a subject.
 
     Attributes:
@@ -31,28 +31,28 @@ class Held:
     made: bool = False
 
 
-def held_tensors(subject: Subject) -> dict[str, Held]:
+def named_tensors(subject: Subject) -> dict[str, NamedTensor]:
     """Every tensor that the subject holds, by qualified name; a tied one comes under each of its names."""
-    found: dict[str, Held] = {}
+    found: dict[str, NamedTensor] = {}
     for prefix, root in subject.roots:
         if isinstance(root, torch.Tensor):
             kind = "parameter" if isinstance(root, torch.nn.Parameter) else "attribute"
-            found[prefix] = Held(kind, root)  # type: ignore[arg-type]
+            found[prefix] = NamedTensor(kind, root)  # type: ignore[arg-type]
             continue
         if isinstance(root, torch.Generator):
             continue
         for name, parameter in root.named_parameters(prefix, remove_duplicate=False):
-            found[name] = Held("parameter", parameter)
+            found[name] = NamedTensor("parameter", parameter)
         for name, buffer in root.named_buffers(prefix, remove_duplicate=False):
-            found[name] = Held("buffer", buffer)
+            found[name] = NamedTensor("buffer", buffer)
         for path, module in root.named_modules(prefix=prefix, remove_duplicate=False):
             for name, value in vars(module).items():
                 if isinstance(value, torch.Tensor):
-                    found[_join(path, name)] = Held("attribute", value)
+                    found[_join(path, name)] = NamedTensor("attribute", value)
     return found
 
 
-def held_values(subject: Subject) -> dict[str, Any]:
+def named_values(subject: Subject) -> dict[str, Any]:
     """What the subject holds besides tensors, by name: counters, flags, ``training``, random generators.
 
     These are every public attribute of a module that is a number, a string or None, and a digest of the state

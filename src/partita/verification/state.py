@@ -12,7 +12,7 @@ import torch
 from partita.verification.compare import Mismatch, Tolerance, compare_values
 from partita.verification.matching import match_names
 from partita.verification.result import Difference, DifferenceKind
-from partita.verification.snapshot import Held, held_tensors, held_values
+from partita.verification.snapshot import NamedTensor, named_tensors, named_values
 from partita.verification.subject import Subject
 
 __all__ = ["StateComparison"]
@@ -42,9 +42,9 @@ class StateComparison:
     def __init__(self, candidate: Subject, reference: Subject, tolerance: Tolerance) -> None:
         self.compared: Counter[str] = Counter(dict.fromkeys(_SORTS, 0))
         self._tolerance = tolerance
-        self._candidate = held_tensors(candidate)
-        self._reference = held_tensors(reference)
-        self._values = held_values(candidate), held_values(reference)
+        self._candidate = named_tensors(candidate)
+        self._reference = named_tensors(reference)
+        self._values = named_values(candidate), named_values(reference)
         self._matched = _match(self._candidate, self._reference)
         self._pairs = tuple(_pair_up(self._reference, self._matched))
 
@@ -62,7 +62,7 @@ class StateComparison:
                 )
 
     def shared(
-        self, candidate: Mapping[str, Held], reference: Mapping[str, Held]
+        self, candidate: Mapping[str, NamedTensor], reference: Mapping[str, NamedTensor]
     ) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
         """Name, candidate's tensor and reference's tensor, for all that both hold after the runs."""
         return [
@@ -73,7 +73,9 @@ class StateComparison:
             if name in candidate
         ]
 
-    def copies(self, candidate: Mapping[str, Held], reference: Mapping[str, Held]) -> Iterator[Difference]:
+    def copies(
+        self, candidate: Mapping[str, NamedTensor], reference: Mapping[str, NamedTensor]
+    ) -> Iterator[Difference]:
         """One tensor of the reference that is several in the candidate; an attribute that each call makes
         anew may be.
         """
@@ -87,7 +89,9 @@ class StateComparison:
                     "aliasing", pair.name, f"is several separate tensors, which drift apart: {names}"
                 )
 
-    def after(self, candidate: Mapping[str, Held], reference: Mapping[str, Held]) -> Iterator[Difference]:
+    def after(
+        self, candidate: Mapping[str, NamedTensor], reference: Mapping[str, NamedTensor]
+    ) -> Iterator[Difference]:
         """Parameters, buffers and attributes after the runs."""
         for pair in self._pairs:
             now, where = _now(reference, pair.name, pair.before), f"{pair.kind} {pair.name}"
@@ -109,7 +113,9 @@ class StateComparison:
                 yield Difference(held.kind, f"{held.kind} {name}", _NO_ORIGINAL.format(what="changes"))
         yield from self._added(candidate, reference)
 
-    def gradients(self, candidate: Mapping[str, Held], reference: Mapping[str, Held]) -> Iterator[Difference]:
+    def gradients(
+        self, candidate: Mapping[str, NamedTensor], reference: Mapping[str, NamedTensor]
+    ) -> Iterator[Difference]:
         """Gradients of what the subjects hold. No gradient is not the same as a gradient of zeros."""
         for pair in self._pairs:
             now, where = _now(reference, pair.name, pair.before), f"gradient of {pair.name}"
@@ -146,7 +152,9 @@ class StateComparison:
             if (changed or _changed(mine, candidate, mine_before)) and candidate[mine] != value:
                 yield Difference("attribute", where, f"is {candidate[mine]!r}, not {value!r}")
 
-    def _added(self, candidate: Mapping[str, Held], reference: Mapping[str, Held]) -> Iterator[Difference]:
+    def _added(
+        self, candidate: Mapping[str, NamedTensor], reference: Mapping[str, NamedTensor]
+    ) -> Iterator[Difference]:
         """Tensors that a run gave a module for the first time."""
         mine = {name: held for name, held in candidate.items() if name not in self._candidate}
         theirs = {name: held for name, held in reference.items() if name not in self._reference}
@@ -159,7 +167,7 @@ class StateComparison:
         for name in _without(theirs, set(matched.values())):
             yield Difference(theirs[name].kind, f"{theirs[name].kind} {name}", _NO_HOLDER.format(what="adds"))
 
-    def _held(self, candidate: Mapping[str, Held], name: str) -> torch.Tensor:
+    def _held(self, candidate: Mapping[str, NamedTensor], name: str) -> torch.Tensor:
         return _now(candidate, name, self._candidate[name].tensor)
 
     def _differ(self, kind: DifferenceKind, mine: object, theirs: object, where: str) -> Iterator[Difference]:
@@ -173,14 +181,14 @@ class StateComparison:
         return compare_values(mine, theirs, where, self._tolerance)
 
 
-def _match(candidate: Mapping[str, Held], reference: Mapping[str, Held]) -> dict[str, str]:
+def _match(candidate: Mapping[str, NamedTensor], reference: Mapping[str, NamedTensor]) -> dict[str, str]:
     return match_names(
         {name: held.tensor for name, held in candidate.items()},
         {name: held.tensor for name, held in reference.items()},
     )
 
 
-def _pair_up(reference: Mapping[str, Held], matched: Mapping[str, str]) -> Iterator[_Pair]:
+def _pair_up(reference: Mapping[str, NamedTensor], matched: Mapping[str, str]) -> Iterator[_Pair]:
     holders: dict[int, list[str]] = {}
     for mine, theirs in matched.items():
         holders.setdefault(id(reference[theirs].tensor), []).append(mine)
@@ -191,7 +199,7 @@ def _pair_up(reference: Mapping[str, Held], matched: Mapping[str, str]) -> Itera
             yield _Pair(name, held.kind, held.tensor, tuple(holders.get(id(held.tensor), ())))
 
 
-def _now(after: Mapping[str, Held], name: str, before: torch.Tensor) -> torch.Tensor:
+def _now(after: Mapping[str, NamedTensor], name: str, before: torch.Tensor) -> torch.Tensor:
     # A copied graph module leaves out what its graph does not use: that is as it was.
     return after[name].tensor if name in after else before
 

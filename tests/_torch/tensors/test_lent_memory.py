@@ -9,7 +9,7 @@ def lent_to(tensor: torch.Tensor) -> tuple[LentMemory, torch.Tensor]:
     """The memory of a contiguous tensor, lent, and the tensor of which views are handed out."""
     lent = LentMemory(tensor.untyped_storage())
     base = torch.empty(0, dtype=tensor.dtype).set_(lent.storage, 0, tensor.shape, tensor.stride())
-    lent.settle()
+    lent.count_own_references()
     return lent, base
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from partita.ddp.reducing.agreement import (
-    GraphPrint,
+    GraphFingerprint,
     Proposal,
     agree,
     check_same_replicas,
@@ -16,15 +16,15 @@ from partita.ddp.reducing.agreement import (
 from partita.errors import SignatureMismatch
 from partita.runtime import InProcessWorld
 
-PRINT = GraphPrint(("a",), (("mm", 2),))
+PRINT = GraphFingerprint(("a",), (("mm", 2),))
 PROPOSAL = Proposal(3, (1, 0), (PRINT,))
 
 
 def test_two_prints_say_where_they_differ() -> None:
-    one = GraphPrint(("a", "b"), (("mm", 2),))
-    assert "the gradient of 'b'" in one.difference(GraphPrint(("a",), (("mm", 2),)))
-    assert "operator mm stands 2 times" in one.difference(GraphPrint(("a", "b"), (("mm", 3),)))
-    assert "another order" in one.difference(GraphPrint(("b", "a"), (("mm", 2),)))
+    one = GraphFingerprint(("a", "b"), (("mm", 2),))
+    assert "the gradient of 'b'" in one.difference(GraphFingerprint(("a",), (("mm", 2),)))
+    assert "operator mm stands 2 times" in one.difference(GraphFingerprint(("a", "b"), (("mm", 3),)))
+    assert "another order" in one.difference(GraphFingerprint(("b", "a"), (("mm", 2),)))
 
 
 def on_two_ranks(proposals: list[Proposal], *, check_graphs: bool = True) -> list[Any]:
@@ -51,8 +51,8 @@ def test_a_graph_that_one_rank_lacks_is_named() -> None:
         on_two_ranks([PROPOSAL, replace(PROPOSAL, graphs=())])
 
 
-def _graph(operators: int, given: str, gradients: str = "ab") -> GraphPrint:
-    return GraphPrint(tuple(gradients), (("mm", operators),), given)
+def _graph(operators: int, given: str, gradients: str = "ab") -> GraphFingerprint:
+    return GraphFingerprint(tuple(gradients), (("mm", operators),), given)
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,14 @@ import torch
 from tests.ddp.alone import alone
 from torch import nn
 
-from partita.ddp.reducing.arrivals import Arrivals
+from partita.ddp.reducing.arrivals import GradientArrivals
 from partita.ddp.reducing.bucket_set import BucketSet
-from partita.ddp.reducing.complete_gradients import Trust
+from partita.ddp.reducing.complete_gradients import CompleteGradients
 from partita.ddp.reducing.consensus import Consensus
 from partita.ddp.reducing.pass_state import PassState
 from partita.ddp.reducing.settings import ReducerSettings
 
-Check = Callable[[Arrivals, PassState, list[nn.Parameter]], None]
+Check = Callable[[GradientArrivals, PassState, list[nn.Parameter]], None]
 
 
 def on_three(check: Check) -> None:
@@ -28,12 +28,12 @@ def on_three(check: Check) -> None:
         consensus = Consensus(comm, 3, check_graphs=True)
         buckets = BucketSet("abc", parameters, consensus.order, ReducerSettings(8, 8))
         assert [bucket.names for bucket in buckets.layouts] == [("c",), ("b", "a")]
-        arrivals = Arrivals(
+        arrivals = GradientArrivals(
             "abc",
             parameters,
             comm,
             buckets=buckets,
-            trust=Trust(3, late=()),
+            trust=CompleteGradients(3, late=()),
             consensus=consensus,
             hook=None,
         )
@@ -43,13 +43,13 @@ def on_three(check: Check) -> None:
     alone(body)
 
 
-def arrive(arrivals: Arrivals, state: PassState, parameters: list[nn.Parameter], index: int) -> None:
+def arrive(arrivals: GradientArrivals, state: PassState, parameters: list[nn.Parameter], index: int) -> None:
     parameters[index].grad = torch.ones_like(parameters[index])
     arrivals.accumulated(state, index)
 
 
 def test_a_bucket_waits_for_its_last_gradient_and_for_the_buckets_before() -> None:
-    def check(arrivals: Arrivals, state: PassState, parameters: list[nn.Parameter]) -> None:
+    def check(arrivals: GradientArrivals, state: PassState, parameters: list[nn.Parameter]) -> None:
         sent = []
         for index in (0, 1, 2):
             arrive(arrivals, state, parameters, index)
@@ -63,7 +63,7 @@ def test_a_bucket_waits_for_its_last_gradient_and_for_the_buckets_before() -> No
 
 
 def test_a_gradient_that_will_not_come_is_not_waited_for() -> None:
-    def check(arrivals: Arrivals, state: PassState, parameters: list[nn.Parameter]) -> None:
+    def check(arrivals: GradientArrivals, state: PassState, parameters: list[nn.Parameter]) -> None:
         arrive(arrivals, state, parameters, 2)
         arrive(arrivals, state, parameters, 1)
         assert not arrivals.is_complete(state)
@@ -74,7 +74,7 @@ def test_a_gradient_that_will_not_come_is_not_waited_for() -> None:
 
 
 def test_at_the_end_all_buckets_are_sent() -> None:
-    def check(arrivals: Arrivals, state: PassState, parameters: list[nn.Parameter]) -> None:
+    def check(arrivals: GradientArrivals, state: PassState, parameters: list[nn.Parameter]) -> None:
         arrivals.send_rest(state)
         assert [reduction.flagged().tolist() for reduction in state.reductions] == [[0, 0, 0], [0, 0, 1]]
         arrivals.send_rest(state)
@@ -84,7 +84,7 @@ def test_at_the_end_all_buckets_are_sent() -> None:
 
 
 def test_an_offer_is_taken_when_the_last_graph_has_made_it() -> None:
-    def check(arrivals: Arrivals, state: PassState, parameters: list[nn.Parameter]) -> None:
+    def check(arrivals: GradientArrivals, state: PassState, parameters: list[nn.Parameter]) -> None:
         state.remaining[2] = 2
         assert arrivals.offered(state, 2, torch.ones(2)) is None
         assert not state.reductions
@@ -98,7 +98,7 @@ def test_an_offer_is_taken_when_the_last_graph_has_made_it() -> None:
 
 
 def test_what_was_taken_goes_back_to_autograd_where_a_later_offer_can_not_be() -> None:
-    def check(arrivals: Arrivals, state: PassState, parameters: list[nn.Parameter]) -> None:
+    def check(arrivals: GradientArrivals, state: PassState, parameters: list[nn.Parameter]) -> None:
         state.remaining[2] = 2
         arrivals.offered(state, 2, torch.ones(2))
         with torch.enable_grad():
@@ -111,7 +111,7 @@ def test_what_was_taken_goes_back_to_autograd_where_a_later_offer_can_not_be() -
 
 
 def test_without_synchronisation_gradients_stay_with_autograd() -> None:
-    def check(arrivals: Arrivals, _state: PassState, parameters: list[nn.Parameter]) -> None:
+    def check(arrivals: GradientArrivals, _state: PassState, parameters: list[nn.Parameter]) -> None:
         state = PassState(sync=False)
         given = torch.ones(2)
         assert arrivals.offered(state, 2, given) is given
@@ -123,7 +123,7 @@ def test_without_synchronisation_gradients_stay_with_autograd() -> None:
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_offers_that_never_became_whole_are_taken_at_the_end(index: int) -> None:
-    def check(arrivals: Arrivals, state: PassState, parameters: list[nn.Parameter]) -> None:
+    def check(arrivals: GradientArrivals, state: PassState, parameters: list[nn.Parameter]) -> None:
         state.remaining[index] = 2
         arrivals.offered(state, index, torch.ones(1))
         arrivals.take_partial(state)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from partita.ddp.reducing.complete_gradients import Trust, can_be_added
+from partita.ddp.reducing.complete_gradients import CompleteGradients, can_be_added
 
 
 def test_an_offer_that_is_the_whole_gradient_is_trusted() -> None:
-    trust = Trust(2, late=())
+    trust = CompleteGradients(2, late=())
     assert not trust[0]
     trust.note_offer(0, torch.ones(2))
     trust.compare(0, torch.ones(2), foreseen=True)
@@ -18,7 +18,7 @@ def test_an_offer_that_is_the_whole_gradient_is_trusted() -> None:
 
 
 def test_several_offers_are_compared_by_their_sum() -> None:
-    trust = Trust(1, late=())
+    trust = CompleteGradients(1, late=())
     trust.note_offer(0, torch.ones(2))
     trust.note_offer(0, torch.ones(2))
     trust.compare(0, torch.full((2,), 2.0), foreseen=True)
@@ -26,7 +26,7 @@ def test_several_offers_are_compared_by_their_sum() -> None:
 
 
 def test_offers_that_nobody_knew_of_are_not_trusted() -> None:
-    trust = Trust(1, late=())
+    trust = CompleteGradients(1, late=())
     for foreseen in (True, False):
         trust.note_offer(0, torch.ones(2))
         trust.compare(0, torch.ones(2), foreseen=foreseen)
@@ -34,7 +34,7 @@ def test_offers_that_nobody_knew_of_are_not_trusted() -> None:
 
 
 def test_a_gradient_with_another_part_ends_the_trust() -> None:
-    trust = Trust(1, late=())
+    trust = CompleteGradients(1, late=())
     for gradient in (torch.ones(2), torch.full((2,), 3.0)):
         trust.note_offer(0, torch.ones(2))
         trust.compare(0, gradient, foreseen=True)
@@ -42,14 +42,14 @@ def test_a_gradient_with_another_part_ends_the_trust() -> None:
 
 
 def test_a_parameter_that_is_announced_as_late_is_never_trusted() -> None:
-    trust = Trust(1, late=[0])
+    trust = CompleteGradients(1, late=[0])
     trust.note_offer(0, torch.ones(2))
     trust.compare(0, torch.ones(2), foreseen=True)
     assert not trust[0]
 
 
 def test_offers_of_one_pass_are_not_compared_in_the_next() -> None:
-    trust = Trust(1, late=())
+    trust = CompleteGradients(1, late=())
     trust.note_offer(0, torch.ones(2))
     trust.pass_ends()
     trust.compare(0, torch.ones(2), foreseen=True)

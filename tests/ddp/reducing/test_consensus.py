@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from partita.ddp.reducing.agreement import GraphPrint
+from partita.ddp.reducing.agreement import GraphFingerprint
 from partita.ddp.reducing.consensus import Consensus
 from partita.runtime import InProcessWorld
 
@@ -55,7 +55,7 @@ def test_the_second_pass_takes_over_the_order_that_the_first_one_has_seen() -> N
 def test_a_compiled_graph_is_news_until_it_has_been_told() -> None:
     _, consensus = made()
     assert not consensus.has_news
-    consensus.add_graph(GraphPrint(("a",), ()))
+    consensus.add_graph(GraphFingerprint(("a",), ()))
     assert consensus.has_news
     consensus.exchange(())
     assert not consensus.has_news

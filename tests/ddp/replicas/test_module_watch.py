@@ -13,13 +13,13 @@ from tests.ddp.models import WIDTH, batch, loss_of, seeded
 from torch import nn
 
 from partita.ddp import replicate
-from partita.ddp.replicas.module_watch import Held
+from partita.ddp.replicas.module_watch import ModuleWatch
 from partita.errors import ExecutionError
 
 
-def _held(module: nn.Module, **options: Any) -> Held:
+def _held(module: nn.Module, **options: Any) -> ModuleWatch:
     given: dict[str, Any] = {"ignored": (), "with_buffers": True} | options
-    return Held(module, {n: p for n, p in module.named_parameters() if p.requires_grad}, **given)
+    return ModuleWatch(module, {n: p for n, p in module.named_parameters() if p.requires_grad}, **given)
 
 
 def test_buffers_set_anew_are_followed_in_the_order_of_before() -> None:

@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from partita._torch.containers.objects import open_objects
 from partita._torch.export.conditions import Answers, answered
 from partita._torch.export.eager_answers import eager_answers
-from partita._torch.export.function_call import functions_kept, settle_functions
+from partita._torch.export.function_call import call_functions_directly, functions_kept
 from partita._torch.export.open_sizes import batch_is_open
 from partita._torch.export.users_code import is_users
 from partita._torch.graph_module.generated_sources import sources_dropped
@@ -112,7 +112,7 @@ def export_module(
         program = _traced(model, args, dict(kwargs), way, dynamic_shapes, answers or Answers(), watch)
         made = program.module(check_guards=False)
         assert isinstance(made, GraphModule)
-        settle_functions(made)
+        call_functions_directly(made)
         module = lazy_module(made.graph, type(model).__name__, training=made.training)
         state = vars(module)
         for holder in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):

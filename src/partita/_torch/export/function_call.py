@@ -36,7 +36,7 @@ from partita._torch.operators.schemas import is_operator, operator_facts
 from partita._torch.tensors.storage import storage_key
 from partita.errors import CaptureError
 
-__all__ = ["FunctionCall", "functions_kept", "settle_functions"]
+__all__ = ["FunctionCall", "call_functions_directly", "functions_kept"]
 
 _TRACED_THROUGH = ("torch._", "torch.utils.checkpoint", "torch.func")
 """Functions of these modules are part of how torch works; what they compute is recorded as ever."""
@@ -161,7 +161,7 @@ class _RandomDraws(TorchDispatchMode):
 def functions_kept() -> Iterator[None]:
     """While ``torch.export`` traces (not in strict mode), record calls of ``torch.autograd.Function``s.
 
-    What it returns still needs `settle_functions`, within the same block.
+    What it returns still needs `call_functions_directly`, within the same block.
     """
     outer = list(_calls)
     _calls.clear()
@@ -216,7 +216,7 @@ def _check_arguments(cls: type[Function], args: Sequence[Any]) -> None:
             )
 
 
-def settle_functions(gm: GraphModule) -> None:
+def call_functions_directly(gm: GraphModule) -> None:
     """Let the nodes of a graph, in place, call the functions themselves."""
     for node in gm.graph.find_nodes(op="call_function", target=_recorded):
         number, *tensors = node.args

@@ -14,7 +14,7 @@ class LentMemory:
     >>> tensor = torch.ones(2)
     >>> lent = LentMemory(tensor.untyped_storage())
     >>> base = torch.empty(0).set_(lent.storage, 0, (2,), (1,))
-    >>> lent.settle()
+    >>> lent.count_own_references()
     >>> part = base.detach()[1:]
     >>> part.data_ptr() == tensor.data_ptr() + 4, lent.is_read
     (True, True)
@@ -23,16 +23,17 @@ class LentMemory:
     False
 
     Attributes:
-        storage: the second one. The owner makes tensors on it, calls `settle`, and hands out views of them.
+        storage: the second one. The owner makes tensors on it, calls `count_own_references`, and hands out
+            views of them.
     """
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         flat = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
         self.storage: torch.UntypedStorage = from_dlpack(to_dlpack(flat)).untyped_storage()
         self._handle = self.storage._cdata
-        self.settle()
+        self.count_own_references()
 
-    def settle(self) -> None:
+    def count_own_references(self) -> None:
         """What refers to the storage by now is the owner's."""
         self._own: int = torch._C._storage_Use_Count(self._handle)
 

@@ -13,13 +13,13 @@ from partita.cudagraphs.padding.rows import RowMixing, Rows
 from partita.graph.effects import metadata
 from partita.graph.use import nodes_in
 
-__all__ = ["Call", "Places", "aligned", "flat", "in_each_result", "located", "no_rows"]
+__all__ = ["Places", "RowCall", "aligned", "flat", "in_each_result", "located", "no_rows"]
 
 Places: TypeAlias = Callable[[Node], Any]
 """The rows of a node's value; a tuple for several results."""
 
 
-class Call:
+class RowCall:
     """One call, with what the rules ask for."""
 
     def __init__(self, node: Node, places: Places, batch: BatchSize) -> None:
@@ -69,16 +69,16 @@ def flat(value: Any) -> list[Any]:
     return [leaf for item in value for leaf in flat(item)] if isinstance(value, (list, tuple)) else [value]
 
 
-def no_rows(call: Call) -> Any:
+def no_rows(call: RowCall) -> Any:
     return tuple(None for _ in call.value) if isinstance(call.value, (tuple, list)) else None
 
 
-def in_each_result(call: Call, rows: Rows | None) -> Any:
+def in_each_result(call: RowCall, rows: Rows | None) -> Any:
     """The same rows for each result."""
     return tuple(rows for _ in call.value) if isinstance(call.value, (tuple, list)) else rows
 
 
-def aligned(call: Call, operands: Any, rank: int) -> Rows | None:
+def aligned(call: RowCall, operands: Any, rank: int) -> Rows | None:
     """The rows of operands that are broadcast together to ``rank`` dimensions."""
     found: set[tuple[int, Any]] = set()
     for operand in operands:
@@ -90,7 +90,7 @@ def aligned(call: Call, operands: Any, rank: int) -> Rows | None:
     return next((Rows(dim + rank, block) for dim, block in found), None)
 
 
-def located(call: Call) -> Any:
+def located(call: RowCall) -> Any:
     sizes = [dim for dim, size in enumerate(call.value.shape) if call.batch.within(size)]
     if not sizes:
         return None

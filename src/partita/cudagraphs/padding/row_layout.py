@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from partita.cudagraphs.padding.row_call import Call, located
+from partita.cudagraphs.padding.row_call import RowCall, located
 from partita.cudagraphs.padding.rows import RowMixing, Rows
 
 __all__ = ["cat", "expand", "permute", "transpose", "unsqueeze", "view"]
 
 
-def expand(call: Call) -> Any:
+def expand(call: RowCall) -> Any:
     source = call.node.args[0]
     rows = call.rows_of(source)
     if rows is None:
@@ -18,7 +18,7 @@ def expand(call: Call) -> Any:
     return Rows(rows.dim + call.value.dim() - len(call.shape(source)), rows.block)
 
 
-def view(call: Call) -> Any:
+def view(call: RowCall) -> Any:
     """The elements stay in order: the rows are where as many elements lie before them."""
     source = call.node.args[0]
     rows = call.rows_of(source)
@@ -33,7 +33,7 @@ def view(call: Call) -> Any:
     raise RowMixing("it lays out the rows in a way that can't be followed")
 
 
-def transpose(call: Call) -> Any:
+def transpose(call: RowCall) -> Any:
     source = call.node.args[0]
     rows = call.rows_of(source)
     if rows is None:
@@ -45,14 +45,14 @@ def transpose(call: Call) -> Any:
     return Rows({first: second, second: first}.get(rows.dim, rows.dim), rows.block)
 
 
-def permute(call: Call) -> Any:
+def permute(call: RowCall) -> Any:
     source = call.node.args[0]
     rows = call.rows_of(source)
     order = [call.dim_of(source, dim) for dim in call.get("dims")]
     return None if rows is None else Rows(order.index(rows.dim), rows.block)
 
 
-def unsqueeze(call: Call) -> Any:
+def unsqueeze(call: RowCall) -> Any:
     source, dim = call.node.args[:2]
     rows = call.rows_of(source)
     if rows is None:
@@ -61,7 +61,7 @@ def unsqueeze(call: Call) -> Any:
     return Rows(rows.dim + (place <= rows.dim), rows.block)
 
 
-def cat(call: Call) -> Any:
+def cat(call: RowCall) -> Any:
     parts = call.node.args[0]
     assert isinstance(parts, (list, tuple))
     stacked = call.value.dim() > len(call.shape(parts[0]))

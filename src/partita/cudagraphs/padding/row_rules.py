@@ -13,14 +13,22 @@ from torch.fx import Node
 
 from partita._torch.export.batch_size import BatchSize
 from partita._torch.operators.capturable import capture_facts, operator_of
-from partita.cudagraphs.padding.row_call import Call, Places, aligned, flat, in_each_result, located, no_rows
+from partita.cudagraphs.padding.row_call import (
+    Places,
+    RowCall,
+    aligned,
+    flat,
+    in_each_result,
+    located,
+    no_rows,
+)
 from partita.cudagraphs.padding.row_layout import cat, expand, permute, transpose, unsqueeze, view
 from partita.cudagraphs.padding.rows import RowMixing, Rows
 from partita.graph.effects import metadata
 
 __all__ = ["rows_after"]
 
-_Rule: TypeAlias = Callable[[Call], Any]
+_Rule: TypeAlias = Callable[[RowCall], Any]
 
 
 def rows_after(node: Node, places: Places, batch: BatchSize) -> Any:
@@ -29,7 +37,7 @@ def rows_after(node: Node, places: Places, batch: BatchSize) -> Any:
     Raises:
         RowMixing: no rule, or the rows meet.
     """
-    call = Call(node, places, batch)
+    call = RowCall(node, places, batch)
     operator = operator_of(node)
     name = "" if operator is None else capture_facts(operator).name.partition("::")[2]
     if getattr(node.target, "__name__", "") == "getitem" and isinstance(places(call.nodes[0]), tuple):
@@ -48,7 +56,7 @@ def rows_after(node: Node, places: Places, batch: BatchSize) -> Any:
     return rule(call)
 
 
-def _pointwise(call: Call) -> Any:
+def _pointwise(call: RowCall) -> Any:
     numbers = flat((*call.node.args, *call.node.kwargs.values()))
     for item in numbers:
         value = metadata(item) if isinstance(item, Node) else item
@@ -62,12 +70,12 @@ def _pointwise(call: Call) -> Any:
     return rows
 
 
-def _same(call: Call) -> Any:
+def _same(call: RowCall) -> Any:
     """The first tensor's rows."""
     return in_each_result(call, call.rows_of(call.node.args[0]))
 
 
-def _created(call: Call) -> Any:
+def _created(call: RowCall) -> Any:
     """Values that are the same in each row, or count from the first row on."""
     call.numbers_free("fill_value", "start", "step", "s")
     if any(call.rows):
@@ -75,7 +83,7 @@ def _created(call: Call) -> Any:
     return located(call)
 
 
-def _over_dims(call: Call) -> Any:
+def _over_dims(call: RowCall) -> Any:
     """Works along some dimensions, which are kept, or dropped from the result."""
     source = call.node.args[0]
     rows = call.rows_of(source)
@@ -100,7 +108,7 @@ def _over_dims(call: Call) -> Any:
     return in_each_result(call, Rows(rows.dim - below, rows.block))
 
 
-def _slice(call: Call) -> Any:
+def _slice(call: RowCall) -> Any:
     source = call.node.args[0]
     rows = call.rows_of(source)
     if rows is None:
@@ -111,7 +119,7 @@ def _slice(call: Call) -> Any:
     return _over_dims(call)
 
 
-def _matmul(call: Call) -> Any:
+def _matmul(call: RowCall) -> Any:
     """``mm``, ``addmm``, ``bmm``, ``baddbmm``."""
     *added, left, right = call.node.args
     rows = _product(call.rows_of(left), call.rows_of(right), call.value.dim())
@@ -132,7 +140,7 @@ def _product(a: Rows | None, b: Rows | None, rank: int) -> Rows | None:
     raise RowMixing("it sums over the batch, or multiplies rows with each other")
 
 
-def _norm(call: Call) -> Any:
+def _norm(call: RowCall) -> Any:
     source, shape = call.node.args[:2]
     rows = call.rows_of(source)
     if any(item is not None for item in call.rows[1:]):
@@ -142,14 +150,14 @@ def _norm(call: Call) -> Any:
     return in_each_result(call, rows)
 
 
-def _embedding(call: Call) -> Any:
+def _embedding(call: RowCall) -> Any:
     weight, indices = call.node.args[:2]
     if call.rows_of(weight) is not None:
         raise RowMixing("its table depends on the batch")
     return call.rows_of(indices)
 
 
-def _gather(call: Call) -> Any:
+def _gather(call: RowCall) -> Any:
     source, dim, index = call.node.args[:3]
     rows = call.rows_of(source)
     if rows is None and call.rows_of(index) is None:
@@ -159,7 +167,7 @@ def _gather(call: Call) -> Any:
     return rows
 
 
-def _index(call: Call) -> Any:
+def _index(call: RowCall) -> Any:
     source, indices = call.node.args[:2]
     assert isinstance(indices, (list, tuple))
     rows = call.rows_of(source)
@@ -182,7 +190,7 @@ def _index(call: Call) -> Any:
     return aligned(call, given, rank)
 
 
-def _index_copy(call: Call) -> Any:
+def _index_copy(call: RowCall) -> Any:
     """``index_copy``, ``slice_scatter``, ``select_scatter``: writes along one dimension."""
     source = call.node.args[0]
     rows = call.rows_of(source)
@@ -201,7 +209,7 @@ def _index_copy(call: Call) -> Any:
     return rows
 
 
-def _batched(call: Call) -> Any:
+def _batched(call: RowCall) -> Any:
     """One sample after the other: convolutions, pooling, normalisation with known statistics."""
     rows = call.rows_of(call.node.args[0])
     if any(item is not None for item in call.rows[1:]):
@@ -218,7 +226,7 @@ def _batched(call: Call) -> Any:
     )
 
 
-def _attention(call: Call) -> Any:
+def _attention(call: RowCall) -> Any:
     if call.get("dropout_p", 0.0):
         raise RowMixing("it drops out, and more rows draw more random numbers")
     query, key, value = (call.rows_of(argument) for argument in call.node.args[:3])
@@ -236,14 +244,14 @@ def _attention(call: Call) -> Any:
     )
 
 
-def _triangle(call: Call) -> Any:
+def _triangle(call: RowCall) -> Any:
     rows = call.rows_of(call.node.args[0])
     if rows is not None and rows.dim >= len(call.shape(call.node.args[0])) - 2:
         raise RowMixing("it cuts a triangle out of the batch")
     return rows
 
 
-def _copy(call: Call) -> Any:
+def _copy(call: RowCall) -> Any:
     """``copy_`` to an input, at the end of a graph."""
     target, source = (call.rows_of(argument) for argument in call.node.args[:2])
     if target != source:

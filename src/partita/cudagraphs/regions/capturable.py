@@ -24,7 +24,7 @@ from partita.graph.effects import Effects, metadata
 from partita.graph.state import lookup
 from partita.graph.use import PLAIN, Use, nodes_in
 
-__all__ = ["CaptureRules", "Judge", "Neutral", "Refusal"]
+__all__ = ["CaptureRules", "CaptureRulings", "Neutral", "Refusal"]
 
 _HIGHER_ORDER = ("triton_kernel_wrapper", "auto_functionalized", "flex_attention", "out_dtype")
 _SIZE_READERS = frozenset(
@@ -109,7 +109,7 @@ class Refusal:
         return f"{self.node} ({self.what}){where}: {self.reason}; {self.way_out}"
 
 
-class Judge:
+class CaptureRulings:
     """Verdicts on the nodes of one graph."""
 
     def __init__(self, gm: GraphModule, effects: Effects, rules: CaptureRules) -> None:

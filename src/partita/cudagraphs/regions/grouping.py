@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.fx import GraphModule
 
-from partita.cudagraphs.regions.capturable import CaptureRules, Judge, Neutral, Refusal
+from partita.cudagraphs.regions.capturable import CaptureRules, CaptureRulings, Neutral, Refusal
 from partita.cudagraphs.regions.coloured_partition import in_rounds
 from partita.cudagraphs.regions.launch_savings import SavingModel
 from partita.graph.effects import Effects, analyse, metadata
@@ -137,7 +137,7 @@ class _Finder:
         self.effects = analyse(gm)
         self.nodes = self.effects.nodes
         self.static_inputs = static_inputs
-        self.judge = Judge(gm, self.effects, rules)
+        self.judge = CaptureRulings(gm, self.effects, rules)
         self.refusals: dict[int, Refusal] = {}
         self.colours: list[object] = [None] * len(self.nodes)
         self.edges = _edges(self.effects)

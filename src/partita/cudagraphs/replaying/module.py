@@ -32,7 +32,7 @@ from partita.cudagraphs.facts.fixed_addresses import StableMemory
 from partita.cudagraphs.facts.written_inputs import find_input_mutations
 from partita.cudagraphs.recording.recorder import GraphRecorder
 from partita.cudagraphs.replaying.call_signature import CallSignature, describe_call, modes
-from partita.cudagraphs.replaying.entry import CacheInfo, Entry, fill
+from partita.cudagraphs.replaying.entry import CacheInfo, RecordedCall, fill
 from partita.cudagraphs.replaying.outputs import placed, plan_outputs
 from partita.errors import ExecutionError
 from partita.graph.state import lookup
@@ -113,7 +113,7 @@ class CudaGraphModule(nn.Module):
         self._transient = frozenset(transient_outputs)
         self._lent = frozenset(lent_outputs)
         self._memory = memory if memory is not None else StableMemory()
-        self._entries: OrderedDict[Any, Entry] = OrderedDict()
+        self._entries: OrderedDict[Any, RecordedCall] = OrderedDict()
         self._warm: OrderedDict[Any, None] = OrderedDict()
         self._calls_modules = any(node.op == "call_module" for node in gm.graph.nodes)
         self._attributes = _attributes(gm)
@@ -236,7 +236,7 @@ class CudaGraphModule(nn.Module):
 
     def _record(
         self, call: CallSignature, values: Sequence[Any], spec: Any, state: Sequence[torch.Tensor]
-    ) -> Entry:
+    ) -> RecordedCall:
         assert self.recorder is not None
         given = list(values)
         for number in call.copied:
@@ -256,7 +256,7 @@ class CudaGraphModule(nn.Module):
         lending = copying
         if self._lent:
             lending = plan_outputs(results, given, call.copied, state, self._transient, self._lent)
-        return Entry(
+        return RecordedCall(
             number,
             recording,
             buffers,
@@ -290,7 +290,7 @@ class CudaGraphModule(nn.Module):
         self._memory.declare((id(self), key), ())
         self._evicted += 1
 
-    def _keep(self, key: Any, entry: Entry) -> None:
+    def _keep(self, key: Any, entry: RecordedCall) -> None:
         self._recorded += 1
         self._unused += 1
         self._entries[key] = entry
@@ -299,7 +299,7 @@ class CudaGraphModule(nn.Module):
         if len(self._entries) > self.max_recordings:
             self._drop(next(iter(self._entries)))
 
-    def _replay(self, entry: Entry, values: Sequence[Any]) -> Any:
+    def _replay(self, entry: RecordedCall, values: Sequence[Any]) -> Any:
         assert self.recorder is not None
         return entry.replay(values, self.recorder.pool, lends=bool(self._lent))
 

@@ -132,7 +132,7 @@ def plan_outputs(
         else:
             plan.append(_view_of_copy(result))
     for memory in (*lends.values(), *passes.values()):
-        memory.settle()
+        memory.count_own_references()
     return OutputPlan(plan, tuple(lends.values()), tuple(passes.values()))
 
 

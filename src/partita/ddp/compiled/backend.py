@@ -21,9 +21,9 @@ from partita._torch.autograd.running_pass import compiled_nodes, current_node
 from partita._torch.compile.training_graphs import Boxed, PieceCompiler, compile_training
 from partita._torch.tensors.versions import times_written
 from partita.ddp.compiled.cutting import BackwardGraph, cut_backward
-from partita.ddp.compiled.program import Program, program_of
+from partita.ddp.compiled.program import BackwardProgram, program_of
 from partita.ddp.inner import InnerCompiler, RunThrough, inductors_settings, resolve_inner
-from partita.ddp.reducing.agreement import print_of
+from partita.ddp.reducing.agreement import fingerprint_of
 from partita.ddp.reducing.reducer import Reducer
 from partita.ddp.replicas.replicate import REPLICATIONS, Replication
 from partita.graph.effects import metadata
@@ -177,12 +177,12 @@ class _BackwardRunner:
         count = len(self._graph.outputs)
         self._tensors = [position for position in tensors if position < count]
         self._expected = {position: owner for position, owner in expected.items() if position < count}
-        self._program: Program | None = None
+        self._program: BackwardProgram | None = None
         self._versions: tuple[int, ...] = ()
         self._order = self._graph.in_order(self._expected)
         for reducer in self._reducers():
             names = [reducer.names[index] for index in self._order_for(reducer)]
-            reducer.add_graph(print_of(gm, names, given))
+            reducer.add_graph(fingerprint_of(gm, names, given))
         self._symbolic = any(
             not isinstance(metadata(node), torch.Tensor)
             for node in gm.graph.nodes

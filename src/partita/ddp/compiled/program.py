@@ -11,14 +11,14 @@ from torch.fx import GraphModule, Node
 from partita._torch.compile.training_graphs import Boxed
 from partita.splitter import Piece, Split
 
-__all__ = ["Deliver", "Program", "Step", "program_of"]
+__all__ = ["BackwardProgram", "Deliver", "ProgramStep", "program_of"]
 
 Deliver: TypeAlias = Callable[[int, Any], Any]
 """Given an output position and its value; returns what to put there."""
 
 
 @dataclass(frozen=True)
-class Step:
+class ProgramStep:
     """One piece.
 
     Attributes:
@@ -40,7 +40,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Program:
+class BackwardProgram:
     """A backward graph in steps.
 
     Attributes:
@@ -53,7 +53,7 @@ class Program:
     inputs: tuple[str, ...]
     constants: tuple[Any, ...]
     early: tuple[tuple[int, str], ...]
-    steps: tuple[Step, ...]
+    steps: tuple[ProgramStep, ...]
 
     def run(self, values: list[Any], deliver: Deliver) -> list[Any]:
         """All outputs, in order.
@@ -81,7 +81,7 @@ class Program:
 
 def program_of(
     gm: GraphModule, cut: Split | None, compile_piece: Callable[[str, GraphModule], Boxed]
-) -> Program:
+) -> BackwardProgram:
     """The program of a backward graph.
 
     Args:
@@ -103,7 +103,7 @@ def program_of(
         shown = [_Shown(inputs, names, _whole(gm, names, compile_piece))]
     else:
         shown = [_Shown(piece.inputs, piece.outputs, _compiled(piece, compile_piece)) for piece in cut.pieces]
-    return Program(inputs, constants, early, _steps(shown, wanted, place))
+    return BackwardProgram(inputs, constants, early, _steps(shown, wanted, place))
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,9 @@ def _whole(
     return selected
 
 
-def _steps(shown: Sequence[_Shown], wanted: dict[str, list[int]], place: dict[str, int]) -> tuple[Step, ...]:
+def _steps(
+    shown: Sequence[_Shown], wanted: dict[str, list[int]], place: dict[str, int]
+) -> tuple[ProgramStep, ...]:
     last_use: dict[str, int] = {}
     for number, piece in enumerate(shown):
         last_use.update(dict.fromkeys(piece.inputs, number))
@@ -144,7 +146,7 @@ def _steps(shown: Sequence[_Shown], wanted: dict[str, list[int]], place: dict[st
     for number, piece in enumerate(shown):
         made = sorted((name for name in piece.outputs if name in wanted), key=place.__getitem__)
         steps.append(
-            Step(
+            ProgramStep(
                 run=piece.run,
                 inputs=piece.inputs,
                 outputs=piece.outputs,

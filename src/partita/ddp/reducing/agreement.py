@@ -15,11 +15,11 @@ from partita.graph.effects import metadata
 from partita.runtime import Comm
 from partita.runtime.same_settings import refuse_differences, short_digest
 
-__all__ = ["GraphPrint", "Proposal", "agree", "check_same_replicas", "print_of"]
+__all__ = ["GraphFingerprint", "Proposal", "agree", "check_same_replicas", "fingerprint_of"]
 
 
 @dataclass(frozen=True)
-class GraphPrint:
+class GraphFingerprint:
     """What a backward graph should have in common with those of other ranks.
 
     Attributes:
@@ -32,7 +32,7 @@ class GraphPrint:
     operators: tuple[tuple[str, int], ...]
     given: str = ""
 
-    def fits(self, others: Iterable[GraphPrint]) -> bool:
+    def fits(self, others: Iterable[GraphFingerprint]) -> bool:
         """Whether one of ``others`` is this graph, or may be it for a batch of another size: a batch of one
         needs fewer sums and copies, and what is kept or computed again depends on sizes too.
         """
@@ -47,7 +47,7 @@ class GraphPrint:
             f"graph {number} ({len(self.gradients)} gradients, {sum(n for _, n in self.operators)} operators)"
         )
 
-    def difference(self, other: GraphPrint) -> str:
+    def difference(self, other: GraphFingerprint) -> str:
         """The first thing in which two prints differ."""
         mine, theirs = set(self.gradients), set(other.gradients)
         if mine != theirs:
@@ -61,7 +61,7 @@ class GraphPrint:
         return "the gradients get ready in another order"
 
 
-def print_of(gm: GraphModule, gradients: Sequence[str], given: str) -> GraphPrint:
+def fingerprint_of(gm: GraphModule, gradients: Sequence[str], given: str) -> GraphFingerprint:
     """The print of a backward graph from AOTAutograd."""
     counts: Counter[str] = Counter()
     for node in gm.graph.nodes:
@@ -71,7 +71,7 @@ def print_of(gm: GraphModule, gradients: Sequence[str], given: str) -> GraphPrin
         if schema is not None and any(result.alias_info is not None for result in schema.returns):
             continue
         counts[str(node.target)] += 1
-    return GraphPrint(tuple(gradients), tuple(sorted(counts.items())), given)
+    return GraphFingerprint(tuple(gradients), tuple(sorted(counts.items())), given)
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Proposal:
 
     step: int
     order: tuple[int, ...]
-    graphs: tuple[GraphPrint, ...]
+    graphs: tuple[GraphFingerprint, ...]
 
 
 def agree(comm: Comm, proposal: Proposal, *, check_graphs: bool) -> tuple[Proposal, str]:
@@ -117,7 +117,7 @@ def agree(comm: Comm, proposal: Proposal, *, check_graphs: bool) -> tuple[Propos
     return first, difference
 
 
-def _graphs_differ(mine: Sequence[GraphPrint], rank: int, theirs: Sequence[GraphPrint]) -> str:
+def _graphs_differ(mine: Sequence[GraphFingerprint], rank: int, theirs: Sequence[GraphFingerprint]) -> str:
     lines = [f"rank 0 and rank {rank} have compiled different backward graphs:"]
     lines += [f"  only rank 0: {item}" for item in mine] or ["  only rank 0: none"]
     lines += [f"  only rank {rank}: {item}" for item in theirs] or [f"  only rank {rank}: none"]

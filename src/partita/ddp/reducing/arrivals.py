@@ -15,17 +15,17 @@ from partita._torch.autograd.running_pass import grad_version
 from partita.ddp.reducing.bucket_layout import BucketLayout
 from partita.ddp.reducing.bucket_set import BucketSet
 from partita.ddp.reducing.comm_hooks import CommHook
-from partita.ddp.reducing.complete_gradients import Trust, can_be_added
+from partita.ddp.reducing.complete_gradients import CompleteGradients, can_be_added
 from partita.ddp.reducing.consensus import Consensus
 from partita.ddp.reducing.pass_errors import another_gradient, failed_everywhere, sparse_gradient
 from partita.ddp.reducing.pass_state import PassState
 from partita.ddp.reducing.reduction import PassFlags, Reduction
 from partita.runtime import Comm
 
-__all__ = ["Arrivals"]
+__all__ = ["GradientArrivals"]
 
 
-class Arrivals:
+class GradientArrivals:
     """Takes gradients, and sends buckets, of one pass after another.
 
     Args:
@@ -43,7 +43,7 @@ class Arrivals:
         comm: Comm,
         *,
         buckets: BucketSet,
-        trust: Trust,
+        trust: CompleteGradients,
         consensus: Consensus,
         hook: CommHook | None,
     ) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Collection
 
 import torch
 
-__all__ = ["Trust", "can_be_added"]
+__all__ = ["CompleteGradients", "can_be_added"]
 
 
-class Trust:
+class CompleteGradients:
     """Compares what compiled graphs have offered of a gradient with what autograd made of it.
 
     Args:

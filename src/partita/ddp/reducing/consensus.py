@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from partita.ddp.reducing.agreement import GraphPrint, Proposal, agree
+from partita.ddp.reducing.agreement import GraphFingerprint, Proposal, agree
 from partita.runtime import Comm
 
 __all__ = ["Consensus"]
@@ -38,13 +38,13 @@ class Consensus:
         self.order = tuple(reversed(range(count)))
         self._comm = comm
         self._check_graphs = check_graphs
-        self._graphs: dict[GraphPrint, None] = {}
-        self._told: set[GraphPrint] = set()
+        self._graphs: dict[GraphFingerprint, None] = {}
+        self._told: set[GraphFingerprint] = set()
         self._logged = {""}
         self._news: torch.Tensor | None = None
         self._observed: dict[int, None] = {}
 
-    def add_graph(self, graph: GraphPrint) -> None:
+    def add_graph(self, graph: GraphFingerprint) -> None:
         """This rank has compiled a backward graph."""
         self._graphs[graph] = None
 

@@ -35,13 +35,13 @@ from partita._torch.autograd.running_pass import (
     inside_another_pass,
     will_reach,
 )
-from partita.ddp.reducing.agreement import GraphPrint
-from partita.ddp.reducing.arrivals import Arrivals
+from partita.ddp.reducing.agreement import GraphFingerprint
+from partita.ddp.reducing.arrivals import GradientArrivals
 from partita.ddp.reducing.bucket_layout import BucketLayout
 from partita.ddp.reducing.bucket_report import PassTimes, record_spans
 from partita.ddp.reducing.bucket_set import BucketSet
 from partita.ddp.reducing.compiled_runs import CompiledRuns
-from partita.ddp.reducing.complete_gradients import Trust
+from partita.ddp.reducing.complete_gradients import CompleteGradients
 from partita.ddp.reducing.consensus import Consensus
 from partita.ddp.reducing.pass_errors import failed_everywhere, raised_on_some, unfinished_pass
 from partita.ddp.reducing.pass_state import PassState
@@ -53,7 +53,7 @@ from partita.runtime.whereabouts import doing
 
 __all__ = ["Reducer"]
 
-_UNSETTLED_PASSES = 2
+_WARM_UP_PASSES = 2
 
 
 class Reducer:
@@ -97,8 +97,8 @@ class Reducer:
         self._buckets = BucketSet(self.names, self.parameters, self._consensus.order, settings)
         self._runs = CompiledRuns(self.parameters)
         late = [index for index, name in enumerate(self.names) if name in settings.late]
-        self._trust = Trust(count, late)
-        self._arrivals = Arrivals(
+        self._trust = CompleteGradients(count, late)
+        self._arrivals = GradientArrivals(
             self.names,
             self.parameters,
             comm,
@@ -147,9 +147,9 @@ class Reducer:
         return self._buckets.version
 
     @property
-    def has_settled(self) -> bool:
+    def is_steady(self) -> bool:
         """Whether gradients come as they will from now on: in the first passes, some go through autograd."""
-        return self._consensus.step > _UNSETTLED_PASSES
+        return self._consensus.step > _WARM_UP_PASSES
 
     def measure(self, *, on: bool) -> None:
         """From the next pass on, note when each gradient is ready; compiled graphs are cut after each."""
@@ -172,7 +172,7 @@ class Reducer:
 
     # What the forward pass says.
 
-    def settle_last_pass(self) -> None:
+    def finish_last_pass(self) -> None:
         """Before anything else is sent: a pass that raised is dropped, where it raised on all ranks.
 
         Raises:
@@ -203,7 +203,7 @@ class Reducer:
 
     # What the backward pass says.
 
-    def add_graph(self, graph: GraphPrint) -> None:
+    def add_graph(self, graph: GraphFingerprint) -> None:
         """A backward graph has been compiled."""
         self._consensus.add_graph(graph)
 
@@ -339,7 +339,7 @@ class Reducer:
         self._arrivals.pass_ends()
         self._used_before = [index in state.gradients for index in range(len(self.parameters))]
         self.last = PassTimes.of(state.reductions, state.ready_s, self.names, state.started_s, backward_end_s)
-        if self.measuring and self.has_settled:
+        if self.measuring and self.is_steady:
             self.samples.append(self.last.ready_s)
         record_spans(self._tracer, state.reductions)
 

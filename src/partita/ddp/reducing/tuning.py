@@ -79,7 +79,7 @@ def tune_itself(reducer: Reducer) -> None:
     the best buckets for them. Collective at the end of the last one.
     """
     if not reducer.measuring:
-        if reducer.has_settled:
+        if reducer.is_steady:
             reducer.measure(on=True)
         return
     if len(reducer.samples) < _PASSES:

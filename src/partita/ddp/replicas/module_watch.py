@@ -12,10 +12,10 @@ from torch import nn
 
 from partita._torch.modules.contents import registries
 
-__all__ = ["Held"]
+__all__ = ["ModuleWatch"]
 
 
-class Held:
+class ModuleWatch:
     """The parameters and buffers of a module, as they are now and as they were when this was made.
 
     Args:

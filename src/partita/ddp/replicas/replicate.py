@@ -24,7 +24,7 @@ from partita.ddp.reducing.reducer import Reducer
 from partita.ddp.reducing.settings import MIB, ReducerSettings, describe_plan
 from partita.ddp.reducing.tuning import MARGIN, measure_links_of, plan_from_samples, tune_itself
 from partita.ddp.replicas.broadcast import StateBroadcast
-from partita.ddp.replicas.module_watch import Held
+from partita.ddp.replicas.module_watch import ModuleWatch
 from partita.ddp.replicas.owners import Owners
 from partita.ddp.replicas.replicable import check_replicable
 from partita.errors import ArgumentError, ExecutionError
@@ -124,7 +124,7 @@ class Replication:
         }
         taken = {name for name, value in trained.items() if REPLICATIONS.owner_of(value) is not None}
         check_replicable(module, named, trained, ignored, taken)
-        self._held = Held(module, trained, ignored, with_buffers=broadcast_buffers)
+        self._watch = ModuleWatch(module, trained, ignored, with_buffers=broadcast_buffers)
         self._module = ref(module)
         self._buffers = self._broadcast_of_buffers()
         self._last_synced = True
@@ -154,7 +154,7 @@ class Replication:
         self._undo = undo
 
     def _broadcast_of_buffers(self) -> StateBroadcast | None:
-        buffers = list(self._held.buffers.values())
+        buffers = list(self._watch.buffers.values())
         return StateBroadcast(self.comm, buffers, unseen=True) if buffers else None
 
     def before_forward(self, module: nn.Module) -> None:
@@ -176,7 +176,7 @@ class Replication:
             fault = self._look(module)
             if fault is not None:
                 raise failed_everywhere(self.comm, fault, "the forward pass")
-            self.reducer.settle_last_pass()
+            self.reducer.finish_last_pass()
             if self._buffers is not None:
                 self._buffers.forget()
                 if self._last_synced:
@@ -194,9 +194,9 @@ class Replication:
 
     def _look(self, module: nn.Module) -> str | None:
         """Take in what the module holds now. Why it can't be trained so, in words."""
-        if self._held.look(module):
+        if self._watch.look(module):
             self._buffers = self._broadcast_of_buffers()
-        fault = self._held.fault()
+        fault = self._watch.fault()
         return None if fault is None else f"{fault}: call replication.close() and replicate() again"
 
     def _keep_buffers(self) -> Callable[[], None]:

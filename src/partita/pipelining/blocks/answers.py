@@ -17,7 +17,7 @@ from torch import Tensor
 
 from partita.errors import ExecutionError
 
-__all__ = ["Answer", "Home", "Known", "New", "Opaque", "Raised", "map_leaves", "plain", "tensors_in"]
+__all__ = ["Answer", "Home", "Known", "New", "Opaque", "RaisedHere", "map_leaves", "plain", "tensors_in"]
 
 Answer = tuple[str, Any, Any]
 """The function's name; what it returned; what of its arguments has another shape or dtype now, by number."""
@@ -93,7 +93,7 @@ class Opaque:
         )
 
 
-class Raised:
+class RaisedHere:
     """The call raised this."""
 
     __slots__ = ("error",)
@@ -102,7 +102,7 @@ class Raised:
         self.error = error
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Raised, (self.error,)
+        return RaisedHere, (self.error,)
 
 
 _PLAIN = frozenset(

@@ -47,7 +47,7 @@ from partita.pipelining.blocks.answers import (
     Home,
     Known,
     New,
-    Raised,
+    RaisedHere,
     map_leaves,
     plain,
     tensors_in,
@@ -343,7 +343,7 @@ class Run(TorchFunctionMode):
         try:
             result = func(*args, **kwargs)
         except Exception as error:
-            self._answers.append((name, Raised(error), None))
+            self._answers.append((name, RaisedHere(error), None))
             raise
         changes = None
         if before is not None and (after := New.of(args[0])) != before:
@@ -395,7 +395,7 @@ class Run(TorchFunctionMode):
                 tensor = self._refs[number]()
                 if tensor is not None and number in self._ghosts:
                     become(tensor, self._ghost(looks))
-        if isinstance(answer, Raised):
+        if isinstance(answer, RaisedHere):
             raise answer.error
         return self._read(answer) if isinstance(answer, (New, Known)) else map_leaves(self._read, answer)
 

@@ -73,7 +73,7 @@ def receive_bundle(
         bundle, looks = pickle.loads(message)
     values: dict[int, Tensor] = {}
     for number, look in looks.items():
-        room = look.room(device)
+        room = look.empty(device)
         handles.append(_Unpacked(comm.recv(look.packed(room), rank, tag), look, room))
         values[number] = room
     return bundle.with_values(values)
@@ -95,7 +95,7 @@ class _Looks:
     def of(cls, tensor: Tensor) -> _Looks:
         return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.requires_grad)
 
-    def room(self, device: torch.device) -> Tensor:
+    def empty(self, device: torch.device) -> Tensor:
         """An empty tensor like that."""
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device)
 

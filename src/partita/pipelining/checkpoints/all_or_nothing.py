@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from partita.pipelining.checkpoints.checkpoint_source import Incoming
-from partita.pipelining.stages.held_state import by_identity, held_state, is_opaque
+from partita.pipelining.stages.state_of_stage import by_identity, is_opaque, state_of_stage
 
 __all__ = ["Undo", "put", "unchanged_on_error"]
 
@@ -50,7 +50,7 @@ def _random_numbers() -> Callable[[], object]:
 
 def _extra_state(module: nn.Module) -> Callable[[], object]:
     """What ``get_extra_state`` returns."""
-    state = {held.names[0]: held.value for held in by_identity(held_state(module)) if is_opaque(held)}
+    state = {held.names[0]: held.value for held in by_identity(state_of_stage(module)) if is_opaque(held)}
     return lambda: module.load_state_dict(state, strict=False) if state else None
 
 

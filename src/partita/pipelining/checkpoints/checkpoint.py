@@ -37,8 +37,14 @@ from partita.pipelining.checkpoints.replicas import Replicas
 from partita.pipelining.checkpoints.savers import Savers, agree, attempt, savers_of
 from partita.pipelining.checkpoints.shared_folder import check_shared
 from partita.pipelining.interface.listing import listed
-from partita.pipelining.stages.held_state import Stages, by_identity, held_state, listed_stages, stage_modules
 from partita.pipelining.stages.stage import Stage
+from partita.pipelining.stages.state_of_stage import (
+    Stages,
+    by_identity,
+    listed_stages,
+    stage_modules,
+    state_of_stage,
+)
 
 __all__ = ["Restored", "load_checkpoint", "save_checkpoint"]
 
@@ -220,7 +226,7 @@ def _arrived(
     cast: bool,
 ) -> _Arrived:
     model_key, optimizer_key = keys
-    states = [by_identity(held_state(module)) for module in modules]
+    states = [by_identity(state_of_stage(module)) for module in modules]
     wanted, missing = source.find([held for state in states for held in state], model_key, cast=cast)
     if missing and strict:
         raise CheckpointError(source.message(missing, model_key))

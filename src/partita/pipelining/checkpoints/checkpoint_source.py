@@ -21,7 +21,7 @@ from partita.pipelining.checkpoints.plain_values import plain_value
 from partita.pipelining.checkpoints.reasons import quiet_alone, reason
 from partita.pipelining.checkpoints.replicas import under
 from partita.pipelining.interface.listing import listed
-from partita.pipelining.stages.held_state import Held, is_opaque
+from partita.pipelining.stages.state_of_stage import StateValue, is_opaque
 
 __all__ = ["EXTRA", "CheckpointSource", "Incoming"]
 
@@ -57,7 +57,7 @@ class CheckpointSource:
         self.steps = None if manifest is None else manifest.steps
 
     def find(
-        self, state: Sequence[Held], key: str, *, cast: bool
+        self, state: Sequence[StateValue], key: str, *, cast: bool
     ) -> tuple[list[tuple[str, Tensor]], list[str]]:
         """Where the tensors of a model are, all checked.
 
@@ -125,11 +125,11 @@ class CheckpointSource:
             return f"{text}, but it has {found!r}: pass model_key={prefix!r}"
         return f"{text}: load what was saved from this model, or pass strict=False to leave them as they are"
 
-    def opaque(self, state: Sequence[Held], key: str) -> dict[str, Any]:
+    def opaque(self, state: Sequence[StateValue], key: str) -> dict[str, Any]:
         """What the checkpoint has of modules' extra state, by name."""
         places = {held.names[0]: under(key, held.names[0]) for held in state if is_opaque(held)}
         there = {name: place for name, place in places.items() if place in self._there}
-        wanted = {place: self._room(place, torch.empty(0)) for place in there.values()}
+        wanted = {place: self._buffer(place, torch.empty(0)) for place in there.values()}
         self.read(wanted)
         return {name: wanted[place] for name, place in there.items()}
 
@@ -155,7 +155,7 @@ class CheckpointSource:
         keys = [name.removeprefix(prefix) for name in self._there if name.startswith(prefix)]
         places = state_places(keys, parameters)
         wanted = {
-            prefix + place: self._room(prefix + place, parameters[name])
+            prefix + place: self._buffer(prefix + place, parameters[name])
             for name, found in places.items()
             for place in found.values()
         }
@@ -165,7 +165,7 @@ class CheckpointSource:
             for name, found in places.items()
         }
 
-    def _room(self, place: str, parameter: Tensor) -> Any:
+    def _buffer(self, place: str, parameter: Tensor) -> Any:
         """What to read into. What has a parameter's shape is sharded like it and lies where it does."""
         saved = self._there[place]
         if not isinstance(saved, TensorStorageMetadata):
@@ -182,7 +182,9 @@ class CheckpointSource:
         while f"{kind}.{numbers}.params" in self._there:
             prefix = f"{kind}.{numbers}."
             wanted = {
-                place: self._room(place, torch.empty(0)) for place in self._there if place.startswith(prefix)
+                place: self._buffer(place, torch.empty(0))
+                for place in self._there
+                if place.startswith(prefix)
             }
             self.read(wanted)
             group = {place.removeprefix(prefix): value for place, value in wanted.items()}

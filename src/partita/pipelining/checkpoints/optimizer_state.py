@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from partita.errors import CheckpointError
-from partita.pipelining.checkpoints.replicas import Entry
+from partita.pipelining.checkpoints.replicas import StateEntry
 from partita.pipelining.interface.listing import listed
 
 __all__ = [
@@ -39,7 +39,7 @@ Names = Mapping[int, tuple[str, ...]]
 _NOT_SETTINGS = ("params", "param_names")
 
 
-def optimizer_entries(optimizers: Sequence[Optimizer], names: Names, section: str) -> list[Entry]:
+def optimizer_entries(optimizers: Sequence[Optimizer], names: Names, section: str) -> list[StateEntry]:
     """All that the optimizers know, one entry a value and name, in that section of a checkpoint.
 
     Raises:
@@ -58,7 +58,9 @@ def optimizer_entries(optimizers: Sequence[Optimizer], names: Names, section: st
                     for key, value in values.items():
                         _check_plain(found[0], key, value)
                         root = f"{kind}.{min(found)}.{key}"
-                        entries += [Entry(section, f"{kind}.{name}.{key}", value, root) for name in found]
+                        entries += [
+                            StateEntry(section, f"{kind}.{name}.{key}", value, root) for name in found
+                        ]
     return entries
 
 

@@ -18,17 +18,17 @@ from partita.pipelining.checkpoints.manifest import MANIFEST, UNFINISHED
 from partita.pipelining.checkpoints.manifest_writer import METADATA
 from partita.pipelining.checkpoints.optimizer_state import optimizer_entries
 from partita.pipelining.checkpoints.plain_values import check_plain, plain_bytes
-from partita.pipelining.checkpoints.replicas import Entry, Replicas, share_out
+from partita.pipelining.checkpoints.replicas import Replicas, StateEntry, share_out
 from partita.pipelining.checkpoints.savers import Savers, agree, attempt
-from partita.pipelining.stages.held_state import (
-    Held,
+from partita.pipelining.stages.stage import Stage
+from partita.pipelining.stages.state_of_stage import (
     Stages,
+    StateValue,
     by_identity,
-    held_state,
     listed_stages,
     stage_modules,
+    state_of_stage,
 )
-from partita.pipelining.stages.stage import Stage
 
 __all__ = ["Optimizers", "Prepared", "Request", "all_names", "listed_optimizers", "prepare", "refuse_second"]
 
@@ -108,16 +108,16 @@ def _same_steps(savers: Savers, stages: Stages) -> int | None:
     return None if first is None else first[1]
 
 
-def _entries(request: Request, *, first: bool) -> list[Entry]:
+def _entries(request: Request, *, first: bool) -> list[StateEntry]:
     """All that this rank holds, under the names of the checkpoint; ``extra`` on the first."""
-    states = [by_identity(held_state(module)) for module in stage_modules(request.stages)]
+    states = [by_identity(state_of_stage(module)) for module in stage_modules(request.stages)]
     entries = []
     for held in (held for state in states for held in state):
         if isinstance(held.value, Tensor) and not has_memory(held.value):
             raise CheckpointError(
                 f"{held.names[0]!r} is on the meta device: materialise the stage before saving"
             )
-        entries += [Entry(request.model_key, name, held.value, min(held.names)) for name in held.names]
+        entries += [StateEntry(request.model_key, name, held.value, min(held.names)) for name in held.names]
     entries += optimizer_entries(
         listed_optimizers(request.optimizers), all_names(states), request.optimizer_key
     )
@@ -126,11 +126,11 @@ def _entries(request: Request, *, first: bool) -> list[Entry]:
             check_plain(entry.value, repr(entry.key))
     for name, value in request.extra.items() if first else ():
         text = plain_bytes(value, f"extra[{name!r}]", trust=request.trust)
-        entries.append(Entry(EXTRA, name, text, name))  # as bytes, so that nothing looks into it
+        entries.append(StateEntry(EXTRA, name, text, name))  # as bytes, so that nothing looks into it
     return entries
 
 
-def _nested(entries: Sequence[Entry], mine: set[str]) -> dict[str, Any]:
+def _nested(entries: Sequence[StateEntry], mine: set[str]) -> dict[str, Any]:
     """What this rank writes, in sections."""
     nested: dict[str, Any] = {}
     for entry in entries:
@@ -141,7 +141,7 @@ def _nested(entries: Sequence[Entry], mine: set[str]) -> dict[str, Any]:
     return nested
 
 
-def all_names(states: Sequence[Sequence[Held]]) -> dict[int, tuple[str, ...]]:
+def all_names(states: Sequence[Sequence[StateValue]]) -> dict[int, tuple[str, ...]]:
     """All names of each tensor, by its identity. A parameter that two stages hold may have a name more in
     one.
     """

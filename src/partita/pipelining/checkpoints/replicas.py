@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from partita.errors import CheckpointError
 from partita.pipelining.checkpoints.fingerprint import fingerprint
 
-__all__ = ["Entry", "Replicas", "Shares", "share_out", "under"]
+__all__ = ["Replicas", "Shares", "StateEntry", "share_out", "under"]
 
 Replicas = Literal["equal", "first"]
 
@@ -36,7 +36,7 @@ def under(section: str, name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StateEntry:
     """A value that this rank could write.
 
     Attributes:
@@ -88,7 +88,7 @@ class Shares:
     aliases: Mapping[str, str]
 
 
-def share_out(entries: Iterable[Entry], rank: int, everywhere: Gather, replicas: Replicas) -> Shares:
+def share_out(entries: Iterable[StateEntry], rank: int, everywhere: Gather, replicas: Replicas) -> Shares:
     """Work out with all other ranks who writes what. Collective.
 
     Args:
@@ -100,7 +100,7 @@ def share_out(entries: Iterable[Entry], rank: int, everywhere: Gather, replicas:
     Raises:
         CheckpointError: two copies of one name differ.
     """
-    held: dict[str, list[Entry]] = {}
+    held: dict[str, list[StateEntry]] = {}
     for entry in entries:
         held.setdefault(entry.key, []).append(entry)
     tables = everywhere({name: [_row(entry, rank) for entry in found] for name, found in held.items()})
@@ -116,7 +116,7 @@ def share_out(entries: Iterable[Entry], rank: int, everywhere: Gather, replicas:
     return Shares(tuple(name for name, holders in writers.items() if rank in holders), aliases)
 
 
-def _row(entry: Entry, rank: int) -> _Row:
+def _row(entry: StateEntry, rank: int) -> _Row:
     value = entry.value
     if isinstance(value, DTensor):
         holders = tuple(int(other) for other in value.device_mesh.mesh.flatten())
@@ -136,7 +136,7 @@ def _shape(value: Tensor) -> str:
 
 
 def _check(
-    held: Mapping[str, Sequence[Entry]],
+    held: Mapping[str, Sequence[StateEntry]],
     rows: Mapping[str, Sequence[tuple[int, _Row]]],
     ranks: Sequence[int],
     everywhere: Gather,
@@ -161,7 +161,7 @@ def _check(
                 raise _difference(name, numbers[0][0], owner, what)
 
 
-def _prints(entries: Sequence[Entry]) -> list[int]:
+def _prints(entries: Sequence[StateEntry]) -> list[int]:
     """Of plain tensors. The copies of a sharded one are its mesh's own affair."""
     plain: dict[int, Tensor] = {
         id(entry.value): entry.value

@@ -17,10 +17,10 @@ from partita.errors import CheckpointError, PartitaError
 from partita.pipelining.checkpoints.collective_save import comm_of_group, save_together
 from partita.pipelining.checkpoints.reasons import be_quiet_alone, quiet_alone, reason
 from partita.pipelining.checkpoints.writer_thread import writer_thread
-from partita.pipelining.stages.held_state import Stages, listed_stages
 from partita.pipelining.stages.stage import Stage
+from partita.pipelining.stages.state_of_stage import Stages, listed_stages
 from partita.runtime import Comm, InProcessComm
-from partita.runtime.publish_errors import told
+from partita.runtime.publish_errors import publish_errors
 from partita.runtime.whereabouts import doing
 
 __all__ = ["Savers", "agree", "attempt", "savers_of"]
@@ -128,7 +128,7 @@ class _Processes:
         self.first = self.place == 0
 
     def everywhere(self, value: Any) -> list[Any]:
-        with told(self._comm, _WHERE):
+        with publish_errors(self._comm, _WHERE):
             return self._comm.all_gather_object(value)
 
     def write(self, nested: dict[str, Any], writer: FileSystemWriter) -> None:
@@ -141,7 +141,7 @@ class _Processes:
 
 
 def _write(comm: Comm, where: str, nested: dict[str, Any], writer: FileSystemWriter) -> None:
-    with told(comm, where, (CheckpointException,)):
+    with publish_errors(comm, where, (CheckpointException,)):
         save_together(comm, nested, writer)
 
 

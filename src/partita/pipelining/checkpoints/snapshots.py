@@ -19,8 +19,8 @@ from partita.pipelining.checkpoints.prepare import Optimizers, Request, prepare
 from partita.pipelining.checkpoints.replicas import Replicas
 from partita.pipelining.checkpoints.savers import Savers, agree, attempt, savers_of
 from partita.pipelining.checkpoints.shared_folder import check_shared
-from partita.pipelining.checkpoints.staging import Copies
-from partita.pipelining.stages.held_state import Stages
+from partita.pipelining.checkpoints.staging import SnapshotBuffers
+from partita.pipelining.stages.state_of_stage import Stages
 
 __all__ = ["Snapshots"]
 
@@ -74,7 +74,7 @@ class Snapshots:
         self._keep = keep
         self._options: tuple[Replicas, str, str] = (replicas, model_key, optimizer_key)
         self._group = process_group
-        self._copies = Copies()
+        self._copies = SnapshotBuffers()
         self._running: tuple[Savers, Future[Any], Path] | None = None
         self._has_begun = False
 

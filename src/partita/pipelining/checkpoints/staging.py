@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.tensor import DTensor
 
-__all__ = ["Copies"]
+__all__ = ["SnapshotBuffers"]
 
 
-class Copies:
+class SnapshotBuffers:
     """Memory on the CPU that is used again for each snapshot. It takes as much as the rank writes."""
 
     def __init__(self) -> None:
@@ -33,12 +33,12 @@ class Copies:
             if isinstance(value, DTensor):
                 found |= BlockingAsyncStager().stage({name: value})
             elif isinstance(value, Tensor):
-                found[name] = self._room(key, value).copy_(value, non_blocking=True)
+                found[name] = self._buffer(key, value).copy_(value, non_blocking=True)
             else:
                 found[name] = self._copied(key, value) if type(value) is dict else value
         return found
 
-    def _room(self, key: str, value: Tensor) -> Tensor:
+    def _buffer(self, key: str, value: Tensor) -> Tensor:
         kept = self._kept.get(key)
         if kept is None or kept.shape != value.shape or kept.dtype != value.dtype:
             pinned = value.device.type == "cuda"  # only then is a copy from there quick

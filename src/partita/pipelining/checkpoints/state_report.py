@@ -13,7 +13,7 @@ from partita.errors import CheckpointError
 from partita.graph.state import lookup
 from partita.pipelining.frontends.graph.pipe import Pipe
 from partita.pipelining.interface.listing import listed
-from partita.pipelining.stages.held_state import held_state
+from partita.pipelining.stages.state_of_stage import state_of_stage
 
 __all__ = ["StateReport", "state_report"]
 
@@ -80,8 +80,8 @@ def state_report(pipe: Pipe, model: nn.Module | None = None) -> StateReport:
             stages.setdefault(name, []).append(index)
             if id(tensor) not in used:
                 unused.setdefault(name, index)
-    there = {name for module in modules for name in held_state(module)}
-    wanted = there if model is None else held_state(model).keys()
+    there = {name for module in modules for name in state_of_stage(module)}
+    wanted = there if model is None else state_of_stage(model).keys()
     return StateReport(
         {name: tuple(found) for name, found in sorted(stages.items())},
         dict(sorted(unused.items())),

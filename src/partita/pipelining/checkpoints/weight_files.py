@@ -22,13 +22,13 @@ from partita._torch.tensors.storage import has_memory
 from partita.errors import CheckpointError
 from partita.pipelining.checkpoints.all_or_nothing import put, unchanged_on_error
 from partita.pipelining.interface.listing import listed
-from partita.pipelining.stages.held_state import (
-    Held,
+from partita.pipelining.stages.state_of_stage import (
     Stages,
+    StateValue,
     by_identity,
-    held_state,
     is_opaque,
     stage_modules,
+    state_of_stage,
 )
 
 __all__ = ["load_safetensors"]
@@ -59,7 +59,7 @@ _DTYPES = {
 class _Found:
     """Where a stage's tensor lies: ``key`` in ``file``."""
 
-    held: Held
+    held: StateValue
     key: str
     file: Path
 
@@ -96,7 +96,7 @@ def load_safetensors(
         CheckpointError: a name that is missing; another shape or dtype than the stage's, with both; a tensor
             on the meta device; a file that is missing or broken.
     """
-    state = [held for module in stage_modules(stage) for held in by_identity(held_state(module))]
+    state = [held for module in stage_modules(stage) for held in by_identity(state_of_stage(module))]
     tensors = [held for held in state if not is_opaque(held)]
     for held in tensors:
         if not has_memory(held.value):
@@ -119,7 +119,7 @@ def load_safetensors(
     return tuple(missing)
 
 
-def _look_up(tensors: Sequence[Held], files: _Files, prefix: str) -> tuple[list[_Found], list[str]]:
+def _look_up(tensors: Sequence[StateValue], files: _Files, prefix: str) -> tuple[list[_Found], list[str]]:
     found: list[_Found] = []
     missing: dict[str, None] = {}
     for held in tensors:

@@ -24,7 +24,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-__all__ = ["copied", "laid_out", "lies_plainly", "packed", "trailer_length", "trailer_of", "trailer_room"]
+__all__ = ["copied", "empty_trailer", "laid_out", "lies_plainly", "packed", "trailer_length", "trailer_of"]
 
 _ALIGNED = 64
 """To so many bytes torch aligns what it allocates on a CPU; results were seen to differ within (matrix
@@ -57,7 +57,7 @@ def trailer_length(data: Sequence[Tensor]) -> int:
     return length
 
 
-def trailer_room(data: Sequence[Tensor]) -> Tensor:
+def empty_trailer(data: Sequence[Tensor]) -> Tensor:
     """Where a trailer is received.
 
     Args:

@@ -89,10 +89,10 @@ class AutogradCut:
         self._early: dict[Node, None] = {}
         if hooked:
             self._early = dict.fromkeys(node for node in graph.leaves if node not in self._wanted)
-        self._settle()
+        self._find_leads()
         while bad := self._unfit():
             self._early.update(dict.fromkeys(self._leaves_below(bad)))
-            self._settle()
+            self._find_leads()
         self.early = [graph.leaves[node] for node in self._early]
         self.frontier = list(self._hung)
         self.private = self._find_private()
@@ -103,7 +103,7 @@ class AutogradCut:
         edges = dict.fromkeys(edge for edge in node.next_functions if edge[0] in hung)
         return [GradientEdge(child, number) for child, number in edges if child is not None]
 
-    def _settle(self) -> None:
+    def _find_leads(self) -> None:
         """Find who leads to what I wants, given what is early."""
         order, targets = self._graph.order, self._wanted | self._early.keys()
         leads: dict[Node, bool] = {}

@@ -21,9 +21,9 @@ from partita._torch.fake.call import fake_call
 from partita.capture.sizes import evaluated
 from partita.errors import ArgumentError
 from partita.pipelining.interface.routes import Constant, Named, Routes, Value, accept
-from partita.pipelining.stages.held_state import stage_modules
 from partita.pipelining.stages.manual import PipelineStage
 from partita.pipelining.stages.stage import Stage
+from partita.pipelining.stages.state_of_stage import stage_modules
 
 __all__ = ["to_torch_stage"]
 

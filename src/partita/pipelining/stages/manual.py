@@ -24,10 +24,10 @@ from partita.pipelining.stages.crossing import (
     refuse_distributed,
 )
 from partita.pipelining.stages.declared import Declared, declared_outputs
-from partita.pipelining.stages.held_state import stage_modules
 from partita.pipelining.stages.input_key import input_key
 from partita.pipelining.stages.materialise import tensor_slots
 from partita.pipelining.stages.stage import Stage
+from partita.pipelining.stages.state_of_stage import stage_modules
 from partita.runtime import Comm, enter_site
 
 __all__ = ["MOST_VALUES", "PipelineStage", "draft_routes", "tag_of"]

@@ -24,8 +24,8 @@ from partita._torch.tensors.storage import has_memory
 from partita.errors import CheckpointError
 from partita.pipelining.interface.listing import listed
 from partita.pipelining.interface.two_modes import graphs_in
-from partita.pipelining.stages.held_state import Stages, stage_modules
 from partita.pipelining.stages.move_graph import move_graph
+from partita.pipelining.stages.state_of_stage import Stages, stage_modules
 
 __all__ = ["InitBuffers", "Slot", "materialise", "parameters_on_meta", "tensor_slots"]
 

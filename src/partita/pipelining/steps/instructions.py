@@ -11,7 +11,7 @@ from torch import Tensor
 from partita._torch.autograd.engine import hooks_made
 from partita.errors import ExecutionError, PartitaError, SignatureMismatch
 from partita.pipelining.blocks.transfer import receive_bundle, send_bundle
-from partita.pipelining.interface.layout import packed, trailer_of, trailer_room
+from partita.pipelining.interface.layout import empty_trailer, packed, trailer_of
 from partita.pipelining.interface.routes import Value
 from partita.pipelining.stages.flight import detached
 from partita.pipelining.stages.stage import Stage
@@ -22,13 +22,13 @@ from partita.runtime import Comm, Handle, finish_all, keyed, wait_all
 
 __all__ = [
     "Backward",
-    "Call",
     "Forward",
     "InputBackward",
     "Instruction",
     "Message",
     "Receive",
     "Send",
+    "StageCall",
     "WeightBackward",
 ]
 
@@ -247,7 +247,7 @@ class Send(_Transfer):
 
     def _blank(self, value: Value) -> Tensor:
         """A message has all of its values: zeros stand for what is not there."""
-        return self._step.room(self.action.stage, self._microbatch, value).zero_()
+        return self._step.empty_like_value(self.action.stage, self._microbatch, value).zero_()
 
     def clear(self) -> None:
         """Let its memory go: it has left, or there was a failure."""
@@ -292,19 +292,19 @@ class Receive(_Transfer):
 
     def run(self) -> None:
         handles, receive, rank, stage = self._to.handles, self._comm.recv, self._rank, self.action.stage
-        room, microbatch = self._step.room, self._microbatch
+        empty, microbatch = self._step.empty_like_value, self._microbatch
         for name, tag in self._bundles:
             self._to.values[name] = receive_bundle(self._comm, rank, tag, self._step.devices[stage], handles)
         if not self._tensors:
             return
-        data = [room(stage, microbatch, value) for value, _ in self._tensors]
+        data = [empty(stage, microbatch, value) for value, _ in self._tensors]
         numbers = [receive(to, rank, tag) for (_, tag), to in zip(self._tensors, data, strict=True)]
-        trailer = trailer_room(data)
+        trailer = empty_trailer(data)
         self._to.messages.append((self._names, trailer, data))
         handles.append(_Arrival(numbers, receive(trailer, rank, self._trailer_tag)))
 
 
-class Call:
+class StageCall:
     """UNSHARD, RESHARD or REDUCE_GRAD: whatever the stage has for it."""
 
     __slots__ = ("_stage", "action", "inbox")

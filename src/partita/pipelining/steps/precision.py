@@ -12,8 +12,8 @@ from torch import Tensor
 
 from partita._torch.fake.call import fake_call
 from partita.pipelining.interface.routes import Routes, Value
-from partita.pipelining.stages.held_state import stage_modules
 from partita.pipelining.stages.stage import Stage
+from partita.pipelining.stages.state_of_stage import stage_modules
 from partita.runtime import Comm
 
 __all__ = ["Autocast", "Precision", "current_autocast", "fresh_casts", "with_dtypes", "work_out_dtypes"]

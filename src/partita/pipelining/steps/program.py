@@ -11,13 +11,13 @@ from partita.pipelining.stages.stage import Stage
 from partita.pipelining.steps.custom_functions import CustomAction, CustomFunction
 from partita.pipelining.steps.instructions import (
     Backward,
-    Call,
     Forward,
     InputBackward,
     Instruction,
     Message,
     Receive,
     Send,
+    StageCall,
     WeightBackward,
 )
 from partita.pipelining.steps.mailbox import Delivery, Inbox, Outbox
@@ -86,7 +86,7 @@ class Program:
         wait_all([handle for send in self._sends for handle in send.handles])
         for send in self._sends:
             send.clear()
-        self._comm.settle()
+        self._comm.synchronize()
         return self.step.finish()
 
     def clear(self) -> None:
@@ -138,7 +138,7 @@ class Program:
         """None for a message of nothing."""
         stage, microbatch = self._stages[action.stage], action.microbatch
         if microbatch is None:
-            return Call(action, stage)
+            return StageCall(action, stage)
         if action.is_communication:
             return self._message(action, microbatch)
         if action.kind is ActionKind.W:

@@ -35,7 +35,7 @@ from partita.pipelining.steps.executor import Executor, StepInputs
 from partita.pipelining.steps.loss_weights import LossWeights, step_weights
 from partita.pipelining.steps.messages import with_messages
 from partita.pipelining.steps.precision import Precision, current_autocast, fresh_casts
-from partita.pipelining.steps.shape_exchange import Settling
+from partita.pipelining.steps.shape_exchange import ShapeExchange
 from partita.pipelining.tied.stepped_once import SteppedOnce
 from partita.pipelining.tied.tied import share_gradients
 from partita.pipelining.tied.tied_sum import TiedGradients, TiedSums, with_chains
@@ -47,7 +47,7 @@ from partita.runtime import (
     Recorder,
     merge,
 )
-from partita.runtime.publish_errors import closed_on_error, told
+from partita.runtime.publish_errors import closed_on_error, publish_errors
 from partita.runtime.same_settings import short_digest
 from partita.runtime.whereabouts import doing
 
@@ -151,7 +151,7 @@ class PipelineSchedule:
         self._plain = self._generate(self.kind) if self.kind else None
         self._stepped_once = SteppedOnce(held)
         self._peers = neighbours(self.comm.rank, self._by_mode, self.stage_ranks)
-        self._settling = Settling.of(self.stages, self.comm, self.stage_ranks)
+        self._shape_exchange = ShapeExchange.of(self.stages, self.comm, self.stage_ranks)
         self._relay = Relay.of(self.comm.rank, self._by_mode, self.stage_ranks, self.n_microbatches)
         pairs = rank_pairs(self._by_mode, self.stage_ranks)
         self.comm.connect({pair for a, b in sorted(pairs) for pair in ((a, b), (b, a))}, held[0].device)
@@ -279,7 +279,7 @@ class PipelineSchedule:
     def _run_step(
         self, given: StepArguments, losses: list[Tensor] | None, *, return_outputs: bool, train: bool
     ) -> Any:
-        with told(self.comm, "preparing a step"):
+        with publish_errors(self.comm, "preparing a step"):
             self._check_stages()
             self._follow_modes()
             if train:
@@ -295,7 +295,7 @@ class PipelineSchedule:
                 samples = numbers[: count * width : width]
                 sized = self._precision.sized(self.comm, self.stages, self.routes, numbers, count)
             else:
-                arguments, samples, sized = self._settle(plain)
+                arguments, samples, sized = self._exchange_shapes(plain)
             inputs = self._inputs(given, loss_side, arguments, samples, sized, return_outputs)
             if self._functions:
                 inputs = replace(inputs, context=self._context(given, made, loss_side.targets, losses))
@@ -313,7 +313,7 @@ class PipelineSchedule:
         return merge(results.outputs, self.output_merge_spec) if results.outputs else None
 
     def _share_gradients(self, sums: TiedSums) -> None:
-        with told(self.comm, "sharing the gradients of tied parameters"):
+        with publish_errors(self.comm, "sharing the gradients of tied parameters"):
             sums.end()
             share_gradients(self.comm, self.stages, self.stage_ranks, self.routes)
 
@@ -424,30 +424,30 @@ class PipelineSchedule:
         as the first stage takes them, and of each its number of samples and its open sizes.
         """
         first = self.stages.get(0)
-        if first is None and self._settling is None:
+        if first is None and self._shape_exchange is None:
             return None, None, ()
         if made is None:
             specs = (self.args_chunk_spec, self.kwargs_chunk_spec)
             batch = given.cut(self.n_microbatches, *specs, first=first is not None)
-            if self._settling is None and first is not None and not isinstance(first, BlockStage):
+            if self._shape_exchange is None and first is not None and not isinstance(first, BlockStage):
                 return None, *cut_arguments(first, self.routes, batch, train=train)
             made = Microbatches.of(batch)
-        if self._settling is not None:
-            return self._settling.bound(made), None, ()
+        if self._shape_exchange is not None:
+            return self._shape_exchange.bound(made), None, ()
         assert first is not None
         if isinstance(first, BlockStage):
             return None, [first.arguments(*part) for part in made.parts], made.samples
         return None, *given_arguments(first, self.routes, made, train=train)
 
-    def _settle(
+    def _exchange_shapes(
         self, plain: Microbatches
     ) -> tuple[list[dict[str, Tensor]] | None, tuple[int, ...], tuple[Routes, ...]]:
         """What will cross in a step of stages that are plain modules."""
-        assert self._settling is not None
-        settled = self._settling.run(plain)
-        if settled.changed:
+        assert self._shape_exchange is not None
+        exchanged = self._shape_exchange.run(plain)
+        if exchanged.changed:
             self._executors.clear()
-        return settled.arguments, settled.samples, settled.routes
+        return exchanged.arguments, exchanged.samples, exchanged.routes
 
     def _inputs(
         self,

@@ -25,7 +25,7 @@ from partita.pipelining.stages.stage import Stage
 from partita.pipelining.steps.arguments import Microbatches
 from partita.runtime import Comm
 
-__all__ = ["Settled", "Settling"]
+__all__ = ["ExchangedShapes", "ShapeExchange"]
 
 _TAG = 0
 """Like that of the agreement before a step: messages of one tag arrive in order."""
@@ -38,7 +38,7 @@ Sent = tuple[tuple[int, ...], tuple[bytes, ...]]
 
 
 @dataclass(frozen=True)
-class Settled:
+class ExchangedShapes:
     """What a step of this rank needs to know.
 
     Attributes:
@@ -72,7 +72,7 @@ class _Numbered(Generic[K]):
         self.count += 1
 
 
-class Settling:
+class ShapeExchange:
     """One rank's part of it, with what it remembers from earlier steps.
 
     Args:
@@ -81,7 +81,7 @@ class Settling:
     """
 
     @classmethod
-    def of(cls, stages: Mapping[int, Stage], comm: Comm, stage_ranks: Sequence[int]) -> Settling | None:
+    def of(cls, stages: Mapping[int, Stage], comm: Comm, stage_ranks: Sequence[int]) -> ShapeExchange | None:
         """None where the stages know already what crosses."""
         plain = {index: stage for index, stage in stages.items() if isinstance(stage, PipelineStage)}
         return cls(plain, comm, stage_ranks) if plain else None
@@ -118,7 +118,7 @@ class Settling:
                     _ = found.data
         return given
 
-    def run(self, batch: Microbatches) -> Settled:
+    def run(self, batch: Microbatches) -> ExchangedShapes:
         """Work out what will cross in a step. Collective.
 
         Args:
@@ -169,7 +169,7 @@ class Settling:
                 _named(crossing, positional)
                 for crossing, (positional, _) in zip(incoming[0], batch.parts, strict=True)
             ]
-        return Settled(arguments, samples, routes, changed)
+        return ExchangedShapes(arguments, samples, routes, changed)
 
     def _tell(self, index: int, what: Sent) -> None:
         sent, peer = self._sent[index], self._ranks[index + 1]

@@ -91,7 +91,7 @@ class StepState:
             seed = self._seeds[key] = torch.full_like(loss, key[0])
         return seed
 
-    def room(self, stage: int, microbatch: int, value: Value) -> Tensor:
+    def empty_like_value(self, stage: int, microbatch: int, value: Value) -> Tensor:
         """For the data of a value, or of its gradient, that this stage sends or receives."""
         if self.inputs.routes:
             value = self.inputs.routes[microbatch].values[value.name]

@@ -61,7 +61,7 @@ class TiedSums:
         self._comm = comm
         self._stages = stages
         self._stage_ranks = stage_ranks
-        self._held: list[_Held] = []
+        self._gradients: list[_TiedGradient] = []
 
     def begin(self, groups: Sequence[Tied]) -> None:
         """Put aside what earlier steps have summed.
@@ -82,21 +82,25 @@ class TiedSums:
                     'stages one by one and not its gradient: make the schedule with tied_gradients="exact"'
                 )
             ranks = tuple(sorted({self._stage_ranks[stage] for stage in group.stages}))
-            self._held.append(_Held(ranks, parameters, [parameter.grad for parameter in parameters]))
+            self._gradients.append(
+                _TiedGradient(ranks, parameters, [parameter.grad for parameter in parameters])
+            )
             for parameter in parameters:
                 parameter.grad = None
 
     def end(self) -> None:
         """Sum the shares of all holders, and add what was put aside. Collective."""
-        totals = [(held, held.share(), held.count()) for held in self._held]
+        totals = [(gradient, gradient.share(), gradient.count()) for gradient in self._gradients]
         handles = []
-        for held, share, count in totals:
-            if len(held.ranks) > 1:
-                handles += [self._comm.all_reduce(tensor, held.ranks) for tensor in (count, _local(share))]
+        for gradient, share, count in totals:
+            if len(gradient.ranks) > 1:
+                handles += [
+                    self._comm.all_reduce(tensor, gradient.ranks) for tensor in (count, _local(share))
+                ]
         wait_all(handles)
-        for held, share, count in totals:
-            held.settle(share if count.item() else None)
-        self._held.clear()
+        for gradient, share, count in totals:
+            gradient.write_sum(share if count.item() else None)
+        self._gradients.clear()
 
     def _copies(self, group: Tied) -> list[nn.Parameter]:
         """Those on this rank; one object where its stages hold the same."""
@@ -105,7 +109,7 @@ class TiedSums:
 
 
 @dataclass(frozen=True)
-class _Held:
+class _TiedGradient:
     """A tied parameter's copies on this rank, what lay in their ``.grad`` before, and the ranks of all
     copies.
     """
@@ -129,7 +133,7 @@ class _Held:
         return total
 
     @torch.no_grad()
-    def settle(self, total: Tensor | None) -> None:
+    def write_sum(self, total: Tensor | None) -> None:
         """Let every copy have the sum over all steps."""
         for number, (copy, before) in enumerate(zip(self.copies, self.before, strict=True)):
             if total is None:

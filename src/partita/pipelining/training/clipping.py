@@ -11,9 +11,9 @@ from torch.distributed.tensor import DTensor
 
 from partita._torch.tensors.norms import each_norm
 from partita.errors import ExecutionError
-from partita.pipelining.stages.held_state import stage_modules
+from partita.pipelining.stages.state_of_stage import stage_modules
 from partita.pipelining.steps.schedules import PipelineSchedule
-from partita.runtime.publish_errors import told
+from partita.runtime.publish_errors import publish_errors
 
 __all__ = ["clip_grad_norm_"]
 
@@ -48,7 +48,7 @@ def clip_grad_norm_(
         ExecutionError: a norm that is not finite, where that is asked for; names the parameters.
     """
     device = next(iter(schedule.stages.values())).device
-    with told(schedule.comm, "clipping gradients"):
+    with publish_errors(schedule.comm, "clipping gradients"):
         norm_type = float(norm_type)
         own = list(_own(schedule))
         norms = each_norm([_gradient(entry.parameter) for entry in own], norm_type, foreach)

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from partita._torch.autograd.grad_scaler import found_inf, set_found_inf
 from partita.errors import ExecutionError
 from partita.pipelining.steps.schedules import PipelineSchedule
-from partita.runtime.publish_errors import told
+from partita.runtime.publish_errors import publish_errors
 from partita.runtime.same_settings import check_same
 from partita.runtime.whereabouts import doing
 
@@ -87,7 +87,7 @@ class GradScaler(torch.amp.GradScaler):
         if not self.is_enabled():
             return
         self.scale(torch.ones(()))  # torch makes its scale at the first call; not every rank has a loss
-        with told(self._comm, "unscaling gradients"):
+        with publish_errors(self._comm, "unscaling gradients"):
             if optimizer is not None:
                 super().unscale_(optimizer)
             mine = (len(self._unscaled), optimizer is not None and found_inf(self, optimizer))

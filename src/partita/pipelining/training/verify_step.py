@@ -11,7 +11,7 @@ from partita._torch.modules.contents import named_state
 from partita.errors import VerificationFailed
 from partita.pipelining.steps.schedules import PipelineSchedule
 from partita.pipelining.training.reference import UncutReference
-from partita.runtime.publish_errors import told
+from partita.runtime.publish_errors import publish_errors
 from partita.verification.compare import EXACT, Mismatch, Tolerance, compare_values
 
 __all__ = ["verify_step"]
@@ -61,14 +61,14 @@ def verify_step(
     """
     found: list[Tensor] = []
     expected: list[Tensor] = []
-    with told(schedule.comm, "comparing with the uncut model"):
+    with publish_errors(schedule.comm, "comparing with the uncut model"):
         state = dict(named_state(reference.whole))
         mine = list(_differing(schedule, state, tolerance, gradients=False))
     _agree(schedule, mine, "the stages are not in the state of the uncut model, before any step")
-    with told(schedule.comm, "running the uncut model"):
+    with publish_errors(schedule.comm, "running the uncut model"):
         uncut = reference.step(*args, target=target, losses=expected, **kwargs)
     output = schedule.step(*args, target=target, losses=found, **kwargs)
-    with told(schedule.comm, "comparing a step with the uncut model"):
+    with publish_errors(schedule.comm, "comparing a step with the uncut model"):
         mine = list(_differing(schedule, state, tolerance, gradients=True))
         if schedule.routes.stages - 1 in schedule.stages:
             mine += compare_values(output, uncut, "output", tolerance)
@@ -81,7 +81,7 @@ def verify_step(
 
 def _agree(schedule: PipelineSchedule, mine: Sequence[Mismatch], headline: str) -> None:
     """Raise on all ranks where one has found anything."""
-    with told(schedule.comm, "comparing with the uncut model"):
+    with publish_errors(schedule.comm, "comparing with the uncut model"):
         said = schedule.comm.all_gather_object([f"{one.path}: {one.message}" for one in mine])
     lines = [f"rank {rank}: {line}" for rank, texts in enumerate(said) for line in texts]
     if lines:

@@ -120,7 +120,7 @@ class _Worker:
             if self._possible(_I, stage, done):
                 return self._take(_I, stage)
         for stage in (self._far, self._near):
-            if self._possible(_F, stage, done) and self._has_room(stage):
+            if self._possible(_F, stage, done) and self._fits(stage):
                 return self._take(_F, stage)
         if self._late:
             weight = self._late.popleft()
@@ -132,7 +132,7 @@ class _Worker:
         number = self._count[kind, stage]
         return number < self._microbatches and done.allows(Action(stage, kind, number))
 
-    def _has_room(self, stage: int) -> bool:
+    def _fits(self, stage: int) -> bool:
         """Whether one more forward pass keeps the rank within its memory.
 
         The far stage may always go on, since it is what lets the rank get rid of something. The near stage

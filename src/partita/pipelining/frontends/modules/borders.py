@@ -12,16 +12,16 @@ from torch import nn
 from partita._torch.modules.contents import named_state
 from partita.errors import AssignmentError, CaptureError
 from partita.pipelining.blocks.cut import BlockCut, Event, Site
-from partita.pipelining.frontends.modules.recording import Recording
+from partita.pipelining.frontends.modules.recording import RecordedPass
 from partita.pipelining.interface.listing import shared_atoms
 
-__all__ = ["BlockPlan", "Edge", "Place", "plan_blocks"]
+__all__ = ["BlockPlan", "Place", "Side", "plan_blocks"]
 
 Place = tuple[str, int | None]
 """A module by its qualified name, and which of its calls; None: the first, or after the last."""
 
 
-class Edge(Enum):
+class Side(Enum):
     """Which side of a call."""
 
     BEFORE = 1
@@ -48,7 +48,9 @@ class _Regions:
         homes: of modules that are known to run in one stage only; see `Run.reached`.
     """
 
-    def __init__(self, recording: Recording, borders: Mapping[Event, int], homes: Mapping[str, int]) -> None:
+    def __init__(
+        self, recording: RecordedPass, borders: Mapping[Event, int], homes: Mapping[str, int]
+    ) -> None:
         self._positions: list[int] = []
         self._stages: list[int] = []
         self.begins: dict[int, Event] = {}
@@ -69,7 +71,7 @@ class _Regions:
 
 
 def plan_blocks(
-    model: nn.Module, recordings: Sequence[Recording], places: Sequence[tuple[Place, Edge]]
+    model: nn.Module, recordings: Sequence[RecordedPass], places: Sequence[tuple[Place, Side]]
 ) -> BlockPlan:
     """Work out the stages.
 
@@ -116,14 +118,14 @@ def plan_blocks(
 
 
 def _ordered(
-    recordings: Sequence[Recording], places: Sequence[tuple[Place, Edge]]
-) -> dict[tuple[Place, Edge], int]:
+    recordings: Sequence[RecordedPass], places: Sequence[tuple[Place, Side]]
+) -> dict[tuple[Place, Side], int]:
     """The stage that begins at each place. Places with nothing to compute between them are one.
 
     A place that the first recording did not come by stands where others had it.
     """
-    order: list[tuple[Place, Edge]] = []
-    positions: list[dict[tuple[Place, Edge], int]] = []
+    order: list[tuple[Place, Side]] = []
+    positions: list[dict[tuple[Place, Side], int]] = []
     for recording in recordings:
         at = {moment.event: moment.position for moment in recording.moments}
         events = {where: _event(recording, *where) for where in places}
@@ -158,22 +160,22 @@ def _ordered(
     return stages
 
 
-def _event(recording: Recording, place: Place, edge: Edge) -> Event | None:
+def _event(recording: RecordedPass, place: Place, edge: Side) -> Event | None:
     path, call = place
     calls = recording.calls(path)
     if not calls:
         return None
     if call is None:
-        call = calls[0] if edge is Edge.BEFORE else calls[-1]
+        call = calls[0] if edge is Side.BEFORE else calls[-1]
     if call not in calls:
         raise AssignmentError(
             f"{path!r} is called {len(calls)} times: {', '.join(f'{path}@{number}' for number in calls)}; "
             f"say one of them, there is no {path}@{call}"
         )
-    return path, call, edge is Edge.AFTER
+    return path, call, edge is Side.AFTER
 
 
-def _events(recording: Recording, order: Mapping[tuple[Place, Edge], int]) -> dict[Event, int]:
+def _events(recording: RecordedPass, order: Mapping[tuple[Place, Side], int]) -> dict[Event, int]:
     events = {}
     for (place, edge), stage in order.items():
         event = _event(recording, place, edge)
@@ -183,8 +185,8 @@ def _events(recording: Recording, order: Mapping[tuple[Place, Edge], int]) -> di
 
 
 def _regions(
-    recordings: Sequence[Recording], borders: Mapping[bool, Mapping[Event, int]]
-) -> tuple[list[tuple[Recording, _Regions]], dict[str, int]]:
+    recordings: Sequence[RecordedPass], borders: Mapping[bool, Mapping[Event, int]]
+) -> tuple[list[tuple[RecordedPass, _Regions]], dict[str, int]]:
     """Those of each recording, and the stage of each module that is called in one only. Where a recording
     did not come by a border, what belongs behind it seems to run too early: the others know better.
     """
@@ -209,7 +211,7 @@ def _regions(
     return [(one, _Regions(one, borders[one.training], homes)) for one in recordings], homes
 
 
-def _idle(pairs: Sequence[tuple[Recording, _Regions]], stages: int) -> dict[int, frozenset[Site]]:
+def _idle(pairs: Sequence[tuple[RecordedPass, _Regions]], stages: int) -> dict[int, frozenset[Site]]:
     """For each stage the sites of values that are alive when it begins, and not used from there on. None
     where random numbers leave modules out: one that no recording has called there may use them.
     """
@@ -229,14 +231,14 @@ def _idle(pairs: Sequence[tuple[Recording, _Regions]], stages: int) -> dict[int,
     return {stage: frozenset(idle[stage] - used[stage]) for stage in idle}
 
 
-def _differ_in_calls(recordings: Sequence[Recording]) -> bool:
+def _differ_in_calls(recordings: Sequence[RecordedPass]) -> bool:
     calls: dict[bool, set[tuple[Event, ...]]] = {}
     for recording in recordings:
         calls.setdefault(recording.training, set()).add(tuple(moment.event for moment in recording.moments))
     return any(len(found) > 1 for found in calls.values())
 
 
-def _check_state(model: nn.Module, pairs: Sequence[tuple[Recording, _Regions]]) -> dict[str, set[int]]:
+def _check_state(model: nn.Module, pairs: Sequence[tuple[RecordedPass, _Regions]]) -> dict[str, set[int]]:
     """The stages that use each parameter and buffer, by name.
 
     Raises:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from partita.pipelining.blocks.cut import Event
-from partita.pipelining.frontends.modules.recording import Moment, Recording
+from partita.pipelining.frontends.modules.recording import Moment, RecordedPass
 from partita.planning import CostModel, Unit
 
 __all__ = ["block_costs"]
@@ -19,7 +19,7 @@ _FEW = 2
 
 
 def block_costs(
-    model: nn.Module, recording: Recording, stages: int | None = None
+    model: nn.Module, recording: RecordedPass, stages: int | None = None
 ) -> tuple[CostModel, list[Event]]:
     """The units between the beginnings of blocks, with the seconds that the example took.
 
@@ -67,7 +67,7 @@ def block_costs(
     return CostModel(tuple(units), tuple(bytes_at)), [moment.event for moment in borders]
 
 
-def _blocks(model: nn.Module, recording: Recording) -> dict[str, int]:
+def _blocks(model: nn.Module, recording: RecordedPass) -> dict[str, int]:
     """In how many other blocks each block lies."""
     order = [moment.event[0] for moment in recording.moments if not moment.event[2]]
     depths = {path: 0 for path, _ in model.named_children()}
@@ -83,7 +83,7 @@ def _blocks(model: nn.Module, recording: Recording) -> dict[str, int]:
     return depths
 
 
-def _borders(recording: Recording, blocks: set[str] | None) -> list[Moment]:
+def _borders(recording: RecordedPass, blocks: set[str] | None) -> list[Moment]:
     """Beginnings of calls with something to compute before them; of several at one place the outermost.
     Calls of a module that is called several times are not divided.
     """
@@ -99,7 +99,7 @@ def _borders(recording: Recording, blocks: set[str] | None) -> list[Moment]:
     return found
 
 
-def _bytes_across(recording: Recording, positions: Sequence[int]) -> list[int]:
+def _bytes_across(recording: RecordedPass, positions: Sequence[int]) -> list[int]:
     """Bytes of what is made before each position and used from there on."""
     last = dict[int, int]()
     for position, number in recording.uses:

@@ -13,12 +13,12 @@ from partita.capture.proof import Prove, tolerance_of
 from partita.pipelining.blocks.memos import memos_found
 from partita.pipelining.frontends.cuts.cuts import Place, SplitPoint, find_submodule, place_of
 from partita.pipelining.frontends.cuts.plans import planned_cuts, same_on_all_ranks
-from partita.pipelining.frontends.modules.borders import Edge, plan_blocks
 from partita.pipelining.frontends.modules.borders import Place as BlockPlace
+from partita.pipelining.frontends.modules.borders import Side, plan_blocks
 from partita.pipelining.frontends.modules.costs import block_costs
 from partita.pipelining.frontends.modules.pipe import BlockPipe
 from partita.pipelining.frontends.modules.proof import block_proof
-from partita.pipelining.frontends.modules.recording import Recording, record
+from partita.pipelining.frontends.modules.recording import RecordedPass, record
 from partita.pipelining.interface.loss import LossSpec
 from partita.planning import Cluster, Plan, plan_stages
 
@@ -93,7 +93,7 @@ def _passes(
     kwargs: Mapping[str, Any],
     modes: Modes,
     watch: Collection[str] | None = None,
-) -> list[Recording]:
+) -> list[RecordedPass]:
     """Run the example, in training, and in evaluation without and with gradients; again with other random
     numbers where a module that is watched was left out. Without ``watch`` once only.
     """
@@ -102,7 +102,7 @@ def _passes(
     if watch is None:
         training, grad = ways[0]
         return [record(model, args, kwargs, training=training, grad=grad)]
-    recordings: list[Recording] = []
+    recordings: list[RecordedPass] = []
     for seed in range(_ATTEMPTS):
         for training, grad in ways:
             recordings.append(
@@ -113,23 +113,23 @@ def _passes(
     return recordings
 
 
-def _places(points: Mapping[Place, Sequence[SplitPoint]], model: nn.Module) -> list[tuple[BlockPlace, Edge]]:
+def _places(points: Mapping[Place, Sequence[SplitPoint]], model: nn.Module) -> list[tuple[BlockPlace, Side]]:
     """A submodule with several names counts under the one that its calls go by."""
     names = {id(module): path for path, module in model.named_modules()}
-    found: list[tuple[BlockPlace, Edge]] = []
+    found: list[tuple[BlockPlace, Side]] = []
     for place, kinds in points.items():
         path, call = place_of(place)
         path = names[id(model.get_submodule(path))]
         for kind in kinds:
-            edge = Edge.BEFORE if SplitPoint(kind) is SplitPoint.BEGINNING else Edge.AFTER
+            edge = Side.BEFORE if SplitPoint(kind) is SplitPoint.BEGINNING else Side.AFTER
             if ((path, call), edge) not in found:
                 found.append(((path, call), edge))
     return found
 
 
 def _planned(
-    model: nn.Module, recording: Recording, where: ByPlan
-) -> tuple[Plan, list[tuple[BlockPlace, Edge]]]:
+    model: nn.Module, recording: RecordedPass, where: ByPlan
+) -> tuple[Plan, list[tuple[BlockPlace, Side]]]:
     plan = where.plan
     costs, events = block_costs(model, recording, where.stages)
     if plan is None:
@@ -145,6 +145,6 @@ def _planned(
         )
     cuts = planned_cuts(plan, costs, range(len(events)))
     return plan, [
-        ((path, call), Edge.AFTER if ends else Edge.BEFORE)
+        ((path, call), Side.AFTER if ends else Side.BEFORE)
         for path, call, ends in map(events.__getitem__, cuts)
     ]

@@ -31,7 +31,7 @@ from partita.pipelining.blocks.packet import given
 from partita.pipelining.blocks.run import Run, all_tensors
 from partita.pipelining.blocks.stage_module import entering, generator_states, leaving, set_generators
 
-__all__ = ["Moment", "Recording", "record", "twin_of"]
+__all__ = ["Moment", "RecordedPass", "record", "twin_of"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Moment:
 
 
 @dataclass
-class Recording:
+class RecordedPass:
     """What one pass has done. Functions are counted from 0; values are numbered as in a `Run`.
 
     Attributes:
@@ -92,7 +92,7 @@ class Recording:
 class _Recorder(Run):
     """Runs all of the model, and notes what it sees."""
 
-    def __init__(self, recording: Recording, watch: Collection[str], **options: Any) -> None:
+    def __init__(self, recording: RecordedPass, watch: Collection[str], **options: Any) -> None:
         nothing: Mapping[bool, Mapping[Any, Any]] = {True: {}, False: {}}
         super().__init__(0, BlockCut(1, nothing, {}, nothing), **options)
         self.recording = recording
@@ -171,7 +171,7 @@ def record(
     grad: bool,
     watch: Collection[str] = (),
     seed: int = 0,
-) -> Recording:
+) -> RecordedPass:
     """Run a copy of ``model`` on the example. Nothing of the model or of any generator changes.
 
     Args:
@@ -190,7 +190,7 @@ def record(
     home = next((tensor.device for tensor in tensors), torch.device("cpu"))
     state = {id(tensor): name for name, tensor in _named_state(twin)}
     packet = given(*tree_map(_copied, (tuple(args), dict(kwargs))), live=True)
-    recording = Recording(training)
+    recording = RecordedPass(training)
     before = generator_states()
     with (
         torch.random.fork_rng(devices=_cuda_of(tensors)),

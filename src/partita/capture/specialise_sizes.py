@@ -20,10 +20,10 @@ from partita._torch.fake.shapes import fake_values
 from partita.capture.sizes import Condition, Size, Sizes, Symbol, evaluated, sizes_of
 from partita.errors import CaptureError
 
-__all__ = ["settle_sizes"]
+__all__ = ["specialise_sizes"]
 
 
-def settle_sizes(gm: GraphModule, flat: Sequence[Any], *, provable: bool = False) -> Sizes:
+def specialise_sizes(gm: GraphModule, flat: Sequence[Any], *, provable: bool = False) -> Sizes:
     """Write the example's sizes into a graph's metadata, in place, where some are open.
 
     Args:

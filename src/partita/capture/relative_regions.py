@@ -23,13 +23,13 @@ from torch.fx import GraphModule, Node
 from partita._torch.autograd.region_switches import ENTER_AUTOCAST, SET_GRAD
 from partita._torch.export.export import METADATA_CHECK
 
-__all__ = ["settle_regions"]
+__all__ = ["make_regions_relative"]
 
 _CACHE = 3
 """Which argument of entering autocast says whether weights are cached."""
 
 
-def settle_regions(gm: GraphModule) -> None:
+def make_regions_relative(gm: GraphModule) -> None:
     """Rewrite the regions of ``gm`` in place, and take out the tracer's checks of devices and dtypes."""
     open_regions: list[tuple[bool, Node]] = []
     mode = True  # while tracing

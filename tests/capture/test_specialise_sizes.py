@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from partita._torch.export.export import export_module
 from partita._torch.export.open_sizes import SIZE_OF, open_batch
-from partita.capture.settle_sizes import settle_sizes
 from partita.capture.sizes import Condition, Size, Sizes
+from partita.capture.specialise_sizes import specialise_sizes
 from partita.errors import CaptureError
 
 
@@ -30,7 +30,7 @@ class Squeezes(Model):
 
 def _settled(model: nn.Module, x: Tensor) -> tuple[torch.fx.GraphModule, Sizes]:
     module = export_module(model, (x,), {}, way="eager", dynamic_shapes=open_batch([x]))
-    return module, settle_sizes(module, [x])
+    return module, specialise_sizes(module, [x])
 
 
 def test_metadata_has_the_examples_sizes_and_what_is_open_stands_beside_it() -> None:
@@ -61,12 +61,12 @@ def test_an_example_for_which_the_graph_does_not_hold_is_refused() -> None:
     two = torch.randn(2, 4)
     module = export_module(Squeezes(), (two,), {}, way="eager", dynamic_shapes=open_batch([two]))
     with pytest.raises(CaptureError, match=r"'squeeze' has shape \[4\] and not \[1, 4\]"):
-        settle_sizes(module, [x])
+        specialise_sizes(module, [x])
 
 
 def test_a_graph_without_open_sizes_is_left_as_it_is() -> None:
     x = torch.randn(3, 4)
     module = export_module(Model(), (x,), {}, way="eager")
     before = str(module.graph)
-    assert settle_sizes(module, [x]) == Sizes()
+    assert specialise_sizes(module, [x]) == Sizes()
     assert str(module.graph) == before

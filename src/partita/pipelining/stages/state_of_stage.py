@@ -12,7 +12,15 @@ from torch.nn.parallel import DistributedDataParallel
 from partita.errors import ArgumentError
 from partita.pipelining.stages.stage import Stage
 
-__all__ = ["Held", "Stages", "by_identity", "held_state", "is_opaque", "listed_stages", "stage_modules"]
+__all__ = [
+    "Stages",
+    "StateValue",
+    "by_identity",
+    "is_opaque",
+    "listed_stages",
+    "stage_modules",
+    "state_of_stage",
+]
 
 Stages = Stage | nn.Module | Sequence[Stage | nn.Module]
 """Stages, or whole models: one or several."""
@@ -22,14 +30,14 @@ _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class StateValue:
     """One value with all of its names, in order of the state dict: more than one where it is tied."""
 
     value: Any
     names: tuple[str, ...]
 
 
-def is_opaque(held: Held) -> bool:
+def is_opaque(held: StateValue) -> bool:
     """Whether it is what a module's ``get_extra_state`` returned, which only ``set_extra_state`` can take."""
     return held.names[0].rpartition(".")[2] == "_extra_state" or not isinstance(held.value, Tensor)
 
@@ -73,7 +81,7 @@ def _unwrapped(module: nn.Module) -> nn.Module:
         module = inner
 
 
-def held_state(module: nn.Module) -> dict[str, Any]:
+def state_of_stage(module: nn.Module) -> dict[str, Any]:
     """Its state dict with the tensors themselves (not detached) under the model's own names.
 
     Non-persistent buffers are left out, as in the model's state dict.
@@ -88,12 +96,12 @@ def _clean(name: str) -> str:
     return name
 
 
-def by_identity(state: Mapping[str, Any]) -> list[Held]:
+def by_identity(state: Mapping[str, Any]) -> list[StateValue]:
     """Each tensor once, with all of its names. Anything else stands alone.
 
     >>> layer = nn.Linear(2, 2)
     >>> tied = nn.ModuleDict({"a": layer, "b": layer})
-    >>> [held.names for held in by_identity(held_state(tied))]
+    >>> [held.names for held in by_identity(state_of_stage(tied))]
     [('a.weight', 'b.weight'), ('a.bias', 'b.bias')]
     """
     groups: dict[object, list[str]] = {}
@@ -102,4 +110,4 @@ def by_identity(state: Mapping[str, Any]) -> list[Held]:
         identity = id(value) if isinstance(value, Tensor) else name
         groups.setdefault(identity, []).append(name)
         values[identity] = value
-    return [Held(values[identity], tuple(names)) for identity, names in groups.items()]
+    return [StateValue(values[identity], tuple(names)) for identity, names in groups.items()]

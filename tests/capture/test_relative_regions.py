@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from partita._torch.export.export import export_module
-from partita.capture.regions import settle_regions
+from partita.capture.relative_regions import make_regions_relative
 
 
 class Nested(nn.Module):
@@ -24,7 +24,7 @@ class Nested(nn.Module):
 
 def _settled(model: nn.Module, x: Tensor) -> torch.fx.GraphModule:
     module = export_module(model, (x,), {}, way="eager")
-    settle_regions(module)
+    make_regions_relative(module)
     return module
 
 
