@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -16,10 +17,13 @@ from partita.pipelining.stages.stage import Stage
 from partita.runtime import Comm, wait_all
 from partita.runtime.same_settings import digest, refuse_differences
 
-__all__ = ["Relay", "agree_on_placement", "agree_on_step", "neighbours", "rank_pairs"]
+__all__ = ["BatchSizes", "Relay", "StepAgreement", "agree_on_placement", "neighbours", "rank_pairs"]
 
 _TAG = 0
 """Below the tags of values, which start at 1."""
+
+_places: WeakKeyDictionary[Comm, int] = WeakKeyDictionary()
+"""How many schedules have been made on each comm."""
 
 
 def agree_on_placement(
@@ -110,18 +114,56 @@ def neighbours(rank: int, routes: Routes, stage_ranks: tuple[int, ...]) -> tuple
 
 
 @dataclass(frozen=True, slots=True)
+class BatchSizes:
+    """How large the microbatches of a step are: the rank of the first stage sees it, and tells the others.
+
+    Attributes:
+        samples: how many each has; empty where this rank has not heard.
+        open: of each the sizes that the model leaves open, in the order of ``Routes.symbols``.
+    """
+
+    samples: tuple[int, ...] = ()
+    open: tuple[tuple[int, ...], ...] = ()
+
+    def numbers(self) -> list[int]:
+        """As they are sent: one microbatch after the other.
+
+        >>> BatchSizes((2, 1), ((7,), (5,))).numbers()
+        [2, 7, 1, 5]
+        """
+        return [
+            number
+            for samples, sizes in zip(self.samples, self.open, strict=True)
+            for number in (samples, *sizes)
+        ]
+
+    @classmethod
+    def of_numbers(cls, numbers: Sequence[int], microbatches: int, symbols: int) -> BatchSizes:
+        """As they are received; numbers behind them are ignored.
+
+        >>> BatchSizes.of_numbers([2, 7, 1, 5, 0, 0], microbatches=2, symbols=1)
+        BatchSizes(samples=(2, 1), open=((7,), (5,)))
+        """
+        width = 1 + symbols
+        parts = [tuple(numbers[start : start + width]) for start in range(0, microbatches * width, width)]
+        return cls(tuple(part[0] for part in parts), tuple(part[1:] for part in parts))
+
+
+@dataclass(frozen=True, slots=True)
 class Relay:
-    """How numbers that only the first stage's rank knows reach all others: from neighbour to neighbour, along
-    a tree.
+    """How `BatchSizes`, which only the first stage's rank knows, reach all others: from neighbour to
+    neighbour, along a tree.
 
     Attributes:
         parent: who tells this rank; None on the rank that knows.
         children: whom it tells.
-        length: how many numbers there are, in either mode.
+        microbatches: how many there are.
+        length: how many numbers are sent, in either mode.
     """
 
     parent: int | None
     children: tuple[int, ...]
+    microbatches: int
     length: int
 
     @classmethod
@@ -132,7 +174,7 @@ class Relay:
             return None
         parents = _parents(rank_pairs(routes, stage_ranks), stage_ranks[0])
         children = tuple(child for child, parent in parents.items() if parent == rank)
-        return cls(parents.get(rank), children, microbatches * (open_sizes + 1))
+        return cls(parents.get(rank), children, microbatches, microbatches * (open_sizes + 1))
 
 
 def _parents(pairs: Iterable[tuple[int, int]], root: int) -> dict[int, int]:
@@ -151,49 +193,65 @@ def _parents(pairs: Iterable[tuple[int, int]], root: int) -> dict[int, int]:
     return parents
 
 
-def agree_on_step(
-    comm: Comm, peers: Iterable[int], what: str, relay: Relay | None = None, numbers: Sequence[int] = ()
-) -> tuple[int, ...]:
-    """Compare with each neighbour what the coming step is (step or eval, which one, in which mode), and hand
-    on the numbers that go with it.
-
-    ::
-
-        rank 0   digest, numbers -->  rank 1   digest, numbers -->  rank 2
-                 <-- digest                    <-- digest
+class StepAgreement:
+    """What this rank tells its neighbours before each step, and hears from them.
 
     Args:
-        relay: see `Relay`; None: there are no numbers.
-        numbers: on the rank that knows them.
-
-    Returns:
-        The numbers, on every rank.
-
-    Raises:
-        SignatureMismatch: names both ranks and what each of them is about to do.
+        routes: of both modes.
+        stage_ranks: the rank of each stage.
+        microbatches: how many a step has.
     """
-    number = digest(what)
-    mine = torch.tensor([number], dtype=torch.int64)
-    peers = tuple(peers)
-    parent, children = (None, ()) if relay is None else (relay.parent, relay.children)
-    length = 0 if relay is None else relay.length
-    theirs = {peer: torch.empty(1 + length * (peer == parent), dtype=torch.int64) for peer in peers}
-    received = {peer: comm.recv(buffer, peer, _TAG) for peer, buffer in theirs.items()}
-    handles = [comm.send(mine, peer, _TAG) for peer in peers if peer not in children]
-    if parent is not None:
-        received.pop(parent).wait()
-        numbers = theirs[parent][1:].tolist()
-    if children:
-        padding = [0] * (length - len(numbers))
-        message = torch.tensor([number, *numbers, *padding], dtype=torch.int64)
-        handles += [comm.send(message, child, _TAG) for child in children]
-    wait_all([*received.values(), *handles])
-    for peer, buffer in theirs.items():
-        if buffer[0].item() != number:
-            comm.send_object(what, peer)
-            other = comm.recv_object(peer)
-            raise SignatureMismatch(
-                f"rank {comm.rank} is about to run {what}, but rank {peer} {other}: call step(), eval() and "
-                "train() in the same order on every rank"
-            )
-    return tuple(numbers)
+
+    def __init__(self, comm: Comm, routes: Routes, stage_ranks: tuple[int, ...], microbatches: int) -> None:
+        self._comm = comm
+        self._peers = neighbours(comm.rank, routes, stage_ranks)
+        self._relay = Relay.of(comm.rank, routes, stage_ranks, microbatches)
+        place = _places[comm] = _places.get(comm, 0) + 1
+        self.of_schedule = f" of schedule {place}" if place > 1 else ""
+        """Which of several schedules on one comm this is, in words; empty for the first."""
+
+    def agree(self, what: str, sizes: BatchSizes | None = None, symbols: int = 0) -> BatchSizes:
+        """Compare with each neighbour what the coming step is (step or eval, which one, in which mode), and
+        hand on the sizes that go with it. Collective.
+
+        ::
+
+            rank 0   digest, sizes -->  rank 1   digest, sizes -->  rank 2
+                     <-- digest                  <-- digest
+
+        Args:
+            sizes: on the rank that knows them.
+            symbols: how many sizes are open.
+
+        Returns:
+            The sizes: on every rank where some are open, else on the rank that knows them.
+
+        Raises:
+            SignatureMismatch: names both ranks and what each of them is about to do.
+        """
+        comm, relay, number = self._comm, self._relay, digest(what)
+        parent, children = (None, ()) if relay is None else (relay.parent, relay.children)
+        length = 0 if relay is None else relay.length
+        theirs = {peer: torch.empty(1 + length * (peer == parent), dtype=torch.int64) for peer in self._peers}
+        received = {peer: comm.recv(buffer, peer, _TAG) for peer, buffer in theirs.items()}
+        mine = torch.tensor([number], dtype=torch.int64)
+        handles = [comm.send(mine, peer, _TAG) for peer in self._peers if peer not in children]
+        if relay is not None and parent is not None:
+            received.pop(parent).wait()
+            sizes = BatchSizes.of_numbers(theirs[parent][1:].tolist(), relay.microbatches, symbols)
+        sizes = sizes or BatchSizes()
+        if children:
+            numbers = sizes.numbers()
+            padding = [0] * (length - len(numbers))
+            message = torch.tensor([number, *numbers, *padding], dtype=torch.int64)
+            handles += [comm.send(message, child, _TAG) for child in children]
+        wait_all([*received.values(), *handles])
+        for peer, buffer in theirs.items():
+            if buffer[0].item() != number:
+                comm.send_object(what, peer)
+                other = comm.recv_object(peer)
+                raise SignatureMismatch(
+                    f"rank {comm.rank} is about to run {what}, but rank {peer} {other}: call step(), eval() "
+                    "and train() in the same order on every rank"
+                )
+        return sizes

@@ -10,12 +10,28 @@ from torch import Tensor
 
 from partita._torch.containers.pytree import flatten
 from partita.errors import MicrobatchError
-from partita.pipelining.interface.routes import Routes
 from partita.pipelining.stages.stage import Stage
+from partita.pipelining.steps.agreement import BatchSizes
 from partita.pipelining.steps.loss_weights import LossWeights, step_weights
 from partita.runtime import CutBatch, cut_batch, split_tree
 
-__all__ = ["LossSide", "Microbatches", "StepArguments", "cut_arguments", "given_arguments"]
+__all__ = [
+    "Cutting",
+    "LossSide",
+    "Microbatches",
+    "StepArguments",
+    "cut_arguments",
+    "given_arguments",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Cutting:
+    """How a batch is cut: into how many microbatches, and along which dimensions; along 0 if not said."""
+
+    count: int
+    args: Sequence[Any] | None = None
+    kwargs: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +93,8 @@ class StepArguments:
     ``kwargs``, ``target``) or microbatches (``arg_mbs``, ``kwarg_mbs``, ``target_mbs``).
     """
 
+    cutting: Cutting
+    train: bool
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     target: Any
@@ -86,11 +104,11 @@ class StepArguments:
     weights: LossWeights | Sequence[float] | None = None
     loss_keywords: Mapping[str, Any] = field(default_factory=dict)
 
-    def microbatches(self, count: int) -> Microbatches | None:
+    def microbatches(self) -> Microbatches | None:
         """Those that the user has made; None where there is a batch to be cut.
 
         Raises:
-            MicrobatchError: both, or another number than ``count``.
+            MicrobatchError: both, or another number than the schedule's.
         """
         if self.arg_mbs is None and self.kwarg_mbs is None:
             return None
@@ -98,26 +116,20 @@ class StepArguments:
             raise MicrobatchError(
                 "the step is given a batch, and microbatches in arg_mbs or kwarg_mbs: give one or the other"
             )
-        return Microbatches.given(self.arg_mbs, self.kwarg_mbs, count)
+        return Microbatches.given(self.arg_mbs, self.kwarg_mbs, self.cutting.count)
 
-    def cut(
-        self,
-        count: int,
-        args_spec: Sequence[Any] | None,
-        kwargs_spec: Mapping[str, Any] | None,
-        *,
-        first: bool,
-    ) -> CutBatch:
+    def cut(self, *, first: bool) -> CutBatch:
         """The batch in microbatches; positional arguments are looked at where the first stage is.
 
         Raises:
             MicrobatchError: a batch that can't be cut.
         """
+        by = self.cutting
         if first:
-            return cut_batch(self.args, self.kwargs, count, args_spec, kwargs_spec)
-        return cut_batch((), self.kwargs, count, None, kwargs_spec if self.kwargs else None)
+            return cut_batch(self.args, self.kwargs, by.count, by.args, by.kwargs)
+        return cut_batch((), self.kwargs, by.count, None, by.kwargs if self.kwargs else None)
 
-    def for_loss(self, count: int, *, last: bool, train: bool, scaled: bool) -> LossSide:
+    def for_loss(self, *, last: bool, scaled: bool) -> LossSide:
         """What is known of it before other ranks have said anything.
 
         Args:
@@ -127,26 +139,26 @@ class StepArguments:
         Raises:
             MicrobatchError: weights or targets that can't be used.
         """
-        targets, samples = self._targets(count) if last else (None, ())
-        if last and train and scaled and self.weights is None and not samples:
+        targets, samples = self._targets() if last else (None, ())
+        if last and self.train and scaled and self.weights is None and not samples:
             return LossSide(targets, None)
-        samples = samples if train else ()  # else nothing is weighted
-        return LossSide(targets, step_weights(self.weights, samples, count, scaled=scaled))
+        samples = samples if self.train else ()  # else nothing is weighted
+        return LossSide(targets, step_weights(self.weights, samples, self.cutting.count, scaled=scaled))
 
-    def _targets(self, count: int) -> tuple[Sequence[Any] | None, tuple[int, ...]]:
+    def _targets(self) -> tuple[Sequence[Any] | None, tuple[int, ...]]:
         """The target of each microbatch, and how many samples each has; nothing where there are no targets.
 
         Raises:
-            MicrobatchError: both, another number than ``count``, or a batch that can't be cut.
+            MicrobatchError: both, another number than the schedule's, or a batch that can't be cut.
         """
         if self.target_mbs is not None:
             if self.target is not None:
                 raise MicrobatchError("the step is given a target and target_mbs: give one or the other")
-            targets = _checked(self.target_mbs, "target_mbs", count)
+            targets = _checked(self.target_mbs, "target_mbs", self.cutting.count)
             return targets, tuple(_samples(target) for target in targets)
         if self.target is None:
             return None, ()
-        targets, plan = split_tree(self.target, count)
+        targets, plan = split_tree(self.target, self.cutting.count)
         return targets, plan.sizes
 
 
@@ -170,24 +182,24 @@ def _samples(tree: Any) -> int:
 
 
 def given_arguments(
-    first: Stage, routes: Routes, microbatches: Microbatches, *, train: bool
-) -> tuple[list[dict[str, Tensor]], tuple[int, ...]]:
+    first: Stage, microbatches: Microbatches, *, train: bool
+) -> tuple[list[dict[str, Tensor]], BatchSizes]:
     """`cut_arguments` of microbatches that the user has made: each may be of sizes of its own."""
     arguments: list[dict[str, Tensor]] = []
-    numbers: list[int] = []
-    for number, (part, samples) in enumerate(zip(microbatches.parts, microbatches.samples, strict=True)):
+    open_sizes: list[tuple[int, ...]] = []
+    for number, part in enumerate(microbatches.parts):
         flat = first.signature.flatten(*part)
         arguments.append(first.accept(flat, number, train=train))
-        sizes = routes.sizes_of(flat)
-        routes.at(sizes, first.module.training)
-        numbers += (samples, *sizes)
-    return arguments, tuple(numbers)
+        sizes = first.routes.sizes_of(flat)
+        first.routes.at(sizes, first.module.training)
+        open_sizes.append(sizes)
+    return arguments, BatchSizes(microbatches.samples, tuple(open_sizes))
 
 
 def cut_arguments(
-    first: Stage, routes: Routes, batch: CutBatch, *, train: bool
-) -> tuple[list[dict[str, Tensor]], tuple[int, ...]]:
-    """The tensors of each microbatch by name, and of each its number of samples and its open sizes.
+    first: Stage, batch: CutBatch, *, train: bool
+) -> tuple[list[dict[str, Tensor]], BatchSizes]:
+    """The tensors of each microbatch by name, and the sizes of each.
 
     Microbatches of equal sizes look alike, since all are views of one batch: one of each is checked.
 
@@ -198,22 +210,24 @@ def cut_arguments(
         SignatureMismatch: what the pipeline was not cut for; nothing has been sent by then.
     """
     arguments: list[dict[str, Tensor]] = []
-    numbers: list[int] = []
+    samples: list[int] = []
+    open_sizes: list[tuple[int, ...]] = []
     checked: dict[tuple[int, ...], tuple[int, ...]] = {}
     places: list[tuple[str, int]] | None = None
     for microbatch, (size, parts) in enumerate(zip(batch.sizes(), batch.parts(), strict=True)):
         if places is None or size not in checked:
             flat = first.signature.flatten(*batch.tree(parts))
             found = first.accept(flat, microbatch, train=train)
-            sizes = routes.sizes_of(flat)
-            routes.at(sizes, first.module.training)
+            sizes = first.routes.sizes_of(flat)
+            first.routes.at(sizes, first.module.training)
             checked[size] = sizes
             places = _places(found, parts)
         else:
             found = {name: parts[place] for name, place in places}
         arguments.append(found)
-        numbers += (size[0], *checked[size])
-    return arguments, tuple(numbers)
+        samples.append(size[0])
+        open_sizes.append(checked[size])
+    return arguments, BatchSizes(tuple(samples), tuple(open_sizes))
 
 
 def _places(found: dict[str, Tensor], parts: Sequence[Any]) -> list[tuple[str, int]] | None:

@@ -71,7 +71,9 @@ class Precision:
     def __init__(self) -> None:
         self._known: dict[tuple[Autocast, bool], Routes] = {}
 
-    def routes(self, comm: Comm, stages: Mapping[int, Stage], routes: Routes, sizes: Sequence[int]) -> Routes:
+    def routes(
+        self, comm: Comm, stages: Mapping[int, Stage], routes: Routes, sizes: Sequence[int] = ()
+    ) -> Routes:
         """The same routes for the autocast that holds here. Collective where that is a new one.
 
         Args:
@@ -86,24 +88,6 @@ class Precision:
             dtypes = work_out_dtypes(comm, stages, routes.at(sizes, training))
             self._known[autocast, training] = with_dtypes(routes, dtypes)
         return self._known[autocast, training]
-
-    def sized(
-        self, comm: Comm, stages: Mapping[int, Stage], routes: Routes, numbers: Sequence[int], count: int
-    ) -> tuple[Routes, ...]:
-        """The same for each microbatch; none where all have those of the pipeline. Collective likewise.
-
-        Args:
-            numbers: of each microbatch its number of samples and its open sizes; on every rank where sizes
-                are open.
-            count: how many microbatches there are.
-        """
-        width, mode = 1 + len(routes.symbols), next(iter(stages.values())).module.training
-        mine = self.routes(comm, stages, routes, numbers[1:width])
-        if not routes.symbols:
-            return () if mine is routes else (mine,) * count
-        sizes = [tuple(numbers[start + 1 : start + width]) for start in range(0, count * width, width)]
-        distinct = {one: mine.at(one, mode) for one in set(sizes)}
-        return tuple(distinct[one] for one in sizes)
 
 
 def work_out_dtypes(comm: Comm, stages: Mapping[int, Stage], routes: Routes) -> dict[str, torch.dtype]:

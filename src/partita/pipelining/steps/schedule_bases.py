@@ -42,7 +42,8 @@ class _Ordered(PipelineSchedule):
 
     def __init__(self, stages: _Stages, n_microbatches: int, loss_fn: _Loss, *args: Any, **options: Any):
         super().__init__(stages, n_microbatches, loss_fn, *args, **options)
-        self._order: Order = {} if self._plain is None else _order_of(self._plain.compute_only())
+        plain = self._actions.training
+        self._order: Order = {} if plain is None else _order_of(plain.compute_only())
 
     @property
     def pipeline_order(self) -> Order:
@@ -54,8 +55,7 @@ class _Ordered(PipelineSchedule):
     @pipeline_order.setter
     def pipeline_order(self, order: Mapping[int, Sequence[Any]]) -> None:
         self._order = {rank: list(row) for rank, row in order.items()}
-        self._plain = None
-        self._executors.clear()
+        self._actions.change(None, given=False)
 
     @property
     def stage_index_to_group_rank(self) -> dict[int, int]:
@@ -90,7 +90,7 @@ class _Ordered(PipelineSchedule):
         return _order_of(self.schedule())
 
     def _ordered(self) -> Schedule:
-        if self._plain is None:
+        if self._actions.training is None:
             if not any(self._order.values()):
                 raise ScheduleError(
                     f"{type(self).__name__} has no actions yet: call _load_csv(path), or fill pipeline_order"
@@ -112,9 +112,8 @@ class _Ordered(PipelineSchedule):
         )
         schedule = Schedule(type(self).__name__, self.stage_ranks, self.n_microbatches, rows)
         with_messages(schedule, self.routes.edges)  # or an error
-        self._plain, self._is_given = schedule, True
+        self._actions.change(schedule, given=True)
         self._order = _order_of(schedule.compute_only())
-        self._executors.clear()
 
 
 class PipelineScheduleSingle(_Ordered):
@@ -167,7 +166,7 @@ class PipelineScheduleSingle(_Ordered):
 
     def _get_pipeline_order(self) -> Mapping[int, Sequence[Any]] | None:
         """What each rank computes, in order, as `Order` has it."""
-        return None if self._plain is None else self.pipeline_order
+        return None if self._actions.training is None else self.pipeline_order
 
 
 class PipelineScheduleMulti(_Ordered):
@@ -255,7 +254,7 @@ class PipelineScheduleRuntime(PipelineScheduleMulti):
         **options: Any,
     ) -> None:
         super().__init__(stages, n_microbatches, *args, **options)
-        self._defer_receives = defer_pp_recv
+        self._actions.defer_receives = defer_pp_recv
 
     def _dump_csv(self, filename: str | Path, format: ScheduleFormat = "compute_comms") -> None:  # noqa: A002 - torch's
         """Write what each rank does to a file that `_load_csv` reads."""
@@ -286,10 +285,10 @@ class PipelineScheduleRuntime(PipelineScheduleMulti):
                 run twice.
         """
         kind = checked_kind(computation_type)
-        if kind in self._functions:
+        if kind in self._actions.functions:
             warnings.warn(f"the custom function for {kind} is replaced by another", UserWarning, stacklevel=2)
-        self._functions[kind] = custom_function
-        self._executors.clear()
+        self._actions.functions[kind] = custom_function
+        self._actions.recompile()
 
     def _prepare_schedule_with_comms(
         self,

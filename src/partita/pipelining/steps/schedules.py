@@ -4,61 +4,58 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from partita.errors import ScheduleError, SignatureMismatch
-from partita.pipelining.blocks.stage import BlockStage
 from partita.pipelining.interface.routes import Routes
+from partita.pipelining.stages.manual import PipelineStage
 from partita.pipelining.stages.stage import Stage
 from partita.pipelining.stages.step_count import StepCount
-from partita.pipelining.steps.agreement import (
-    Relay,
-    agree_on_placement,
-    agree_on_step,
-    neighbours,
-    rank_pairs,
-)
-from partita.pipelining.steps.arguments import (
-    LossSide,
-    Microbatches,
-    StepArguments,
-    cut_arguments,
-    given_arguments,
-)
-from partita.pipelining.steps.custom_functions import CustomFunction, PipelineContext, with_whole_stages
+from partita.pipelining.steps.actions import Actions
+from partita.pipelining.steps.agreement import StepAgreement, agree_on_placement, rank_pairs
+from partita.pipelining.steps.arguments import Cutting, LossSide, Microbatches, StepArguments
+from partita.pipelining.steps.custom_functions import PipelineContext
 from partita.pipelining.steps.executor import Executor, StepInputs
 from partita.pipelining.steps.loss_weights import LossWeights, step_weights
-from partita.pipelining.steps.messages import with_messages
-from partita.pipelining.steps.precision import Precision, current_autocast, fresh_casts
+from partita.pipelining.steps.precision import current_autocast, fresh_casts
+from partita.pipelining.steps.preparation import CapturedPreparation, PreparedStep, StepPreparation
 from partita.pipelining.steps.shape_exchange import ShapeExchange
-from partita.pipelining.tied.stepped_once import SteppedOnce
-from partita.pipelining.tied.tied import share_gradients
-from partita.pipelining.tied.tied_sum import TiedGradients, TiedSums, with_chains
-from partita.planning import ActionKind, Schedule, get_schedule
-from partita.runtime import (
-    NULL_TRACER,
-    Comm,
-    ProcessGroupComm,
-    Recorder,
-    merge,
-)
+from partita.pipelining.tied.tied_parameters import TiedParameters
+from partita.pipelining.tied.tied_sum import TiedGradients, with_chains
+from partita.planning import Schedule, get_schedule
+from partita.runtime import NULL_TRACER, Comm, ProcessGroupComm, Recorder, merge
 from partita.runtime.publish_errors import closed_on_error, publish_errors
-from partita.runtime.same_settings import short_digest
 from partita.runtime.whereabouts import doing
 
-__all__ = ["PipelineSchedule"]
+__all__ = ["PipelineSchedule", "ScheduleOptions"]
 
 _ALIKE = (SignatureMismatch, ScheduleError)
 """What every rank raises by itself where a schedule can't be made."""
 
 
-_places: WeakKeyDictionary[Comm, int] = WeakKeyDictionary()
-"""How many schedules have been made on each comm."""
+@dataclass(frozen=True, slots=True)
+class ScheduleOptions:
+    """What a schedule was made with; see `PipelineSchedule`."""
+
+    cutting: Cutting
+    output_merge_spec: Any
+    scale_grads: bool
+    seed: int
+    tied_gradients: TiedGradients
+
+    def alike(self) -> dict[str, object]:
+        """What has to be the same on all ranks, by name."""
+        return {
+            "n_microbatches": self.cutting.count,
+            "seed": self.seed,
+            "scale_grads": self.scale_grads,
+            "tied_gradients": self.tied_gradients,
+        }
 
 
 class PipelineSchedule:
@@ -113,62 +110,73 @@ class PipelineSchedule:
         held = [stages] if isinstance(stages, Stage) else list(stages)
         if not held:
             raise ScheduleError("a rank needs at least one stage: pass the stage that it built")
+        cutting = Cutting(n_microbatches, args_chunk_spec, kwargs_chunk_spec)
+        self.options = ScheduleOptions(cutting, output_merge_spec, scale_grads, seed, tied_gradients)
         self.stages = {stage.index: stage for stage in held}
-        self.n_microbatches = n_microbatches
-        self._loss_fn = loss_fn or held[0].loss_fn
-        self.args_chunk_spec = args_chunk_spec
-        self.kwargs_chunk_spec = kwargs_chunk_spec
-        self.output_merge_spec = output_merge_spec
-        self.scale_grads = scale_grads
-        self.seed = seed
-        self.tied_gradients = tied_gradients
         self.tracer = tracer
         self.loss_scale: Callable[[], float] = lambda: 1.0
-        self._defer_receives = False
-        self._functions: dict[ActionKind, CustomFunction] = {}
-        self._precision = Precision()
-        self._executors: dict[tuple[bool, bool], Executor] = {}
-        self._is_given = False
+        self._actions = Actions(loss_fn=loss_fn or held[0].loss_fn)
         self._count = StepCount(*[max(stage.step_count.start for stage in held)] * 2)
         for stage in held:
             stage.step_count = self._count
-        self._owns_comm = held[0].comm is None
         with doing("making a schedule"):
             self.comm: Comm = held[0].comm or ProcessGroupComm.from_group(held[0].group)
-        self._place = _places[self.comm] = _places.get(self.comm, 0) + 1
         with closed_on_error(self.comm, "making a schedule", _ALIKE) if self._owns_comm else nullcontext():
             self._join(held)
 
     def _join(self, held: Sequence[Stage]) -> None:
         """Agree with the other ranks on what is run, and connect to those that this one has to do with."""
         for stage in held:
-            stage.by_mode = with_chains(stage.by_mode, self.tied_gradients == "exact")
+            stage.by_mode = with_chains(stage.by_mode, self.options.tied_gradients == "exact")
             stage.follow(stage.by_mode.in_mode(stage.module.training))
-        self._by_mode = held[0].by_mode
-        self.routes = held[0].routes
-        self.stage_ranks = self._agree(held)
+        by_mode, count = held[0].by_mode, self.n_microbatches
+        settings = {"the schedule": self.kind or type(self).__name__, **self.options.alike()}
+        self.stage_ranks = agree_on_placement(self.comm, held, settings)
         self._check_given()
-        self._plain = self._generate(self.kind) if self.kind else None
-        self._stepped_once = SteppedOnce(held)
-        self._peers = neighbours(self.comm.rank, self._by_mode, self.stage_ranks)
-        self._shape_exchange = ShapeExchange.of(self.stages, self.comm, self.stage_ranks)
-        self._relay = Relay.of(self.comm.rank, self._by_mode, self.stage_ranks, self.n_microbatches)
-        pairs = rank_pairs(self._by_mode, self.stage_ranks)
+        self._actions.training = self._generate(self.kind) if self.kind else None
+        self._tied = TiedParameters(self.comm, self.stages, self.stage_ranks)
+        self._agreement = StepAgreement(self.comm, by_mode, self.stage_ranks, count)
+        manual = {index: stage for index, stage in self.stages.items() if isinstance(stage, PipelineStage)}
+        self._preparation: StepPreparation = (
+            ShapeExchange(manual, self.comm, self.stage_ranks)
+            if manual
+            else CapturedPreparation(self.stages, self.comm, count)
+        )
+        pairs = rank_pairs(by_mode, self.stage_ranks)
         self.comm.connect({pair for a, b in sorted(pairs) for pair in ((a, b), (b, a))}, held[0].device)
+
+    @property
+    def n_microbatches(self) -> int:
+        """Into how many a batch is cut."""
+        return self.options.cutting.count
+
+    @property
+    def scale_grads(self) -> bool:
+        """Whether gradients are those of the mean over the batch."""
+        return self.options.scale_grads
+
+    @property
+    def routes(self) -> Routes:
+        """What crosses in the mode that the stages were last run in."""
+        return self._first.routes
+
+    @property
+    def _first(self) -> Stage:
+        return next(iter(self.stages.values()))
+
+    @property
+    def _owns_comm(self) -> bool:
+        return self._first.comm is None
 
     @property
     def loss_fn(self) -> Callable[..., Tensor] | None:
         """From (output, target) to a 0-d tensor; another one may be set between two steps."""
-        return self._loss_fn
+        return self._actions.loss_fn
 
     @loss_fn.setter
     def loss_fn(self, loss_fn: Callable[..., Tensor] | None) -> None:
-        self._loss_fn = loss_fn
-        self._executors.clear()
-
-    @property
-    def _is_forward_only(self) -> bool:
-        return self._plain is not None and not self._plain.has_backward
+        self._actions.loss_fn = loss_fn
+        self._actions.recompile()
 
     def schedule(self, *, train: bool = True) -> Schedule:
         """What every rank does in one step, sends and receives included."""
@@ -238,13 +246,11 @@ class PipelineSchedule:
                 different things.
             PeerFailed: another rank failed.
         """
-        given = StepArguments(
-            args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs, loss_weights, loss_kwargs or {}
-        )
-        if self.loss_fn is None or self._is_forward_only:
-            with torch.no_grad():
-                return self._run(given, losses, return_outputs=return_outputs, train=False)
-        return self._run(given, losses, return_outputs=return_outputs, train=True)
+        train = not self._actions.forward_only
+        batch = args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs
+        given = StepArguments(self.options.cutting, train, *batch, loss_weights, loss_kwargs or {})
+        with nullcontext() if train else torch.no_grad():
+            return self._run(given, losses, return_outputs=return_outputs)
 
     def eval(
         self,
@@ -264,78 +270,64 @@ class PipelineSchedule:
         Modules stay in the mode that they are in: call ``stage.module.eval()`` first where that matters.
         ``losses`` is filled where there are a ``loss_fn`` and a target.
         """
-        given = StepArguments(
-            args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs, loss_keywords=loss_kwargs or {}
-        )
+        batch = args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs
+        given = StepArguments(self.options.cutting, False, *batch, loss_keywords=loss_kwargs or {})
         with torch.no_grad():
-            return self._run(given, losses, return_outputs=return_outputs, train=False)
+            return self._run(given, losses, return_outputs=return_outputs)
 
-    def _run(
-        self, given: StepArguments, losses: list[Tensor] | None, *, return_outputs: bool, train: bool
-    ) -> Any:
-        with doing(f"{'step()' if train else 'eval()'} number {self._count.steps} of {type(self).__name__}"):
-            return self._run_step(given, losses, return_outputs=return_outputs, train=train)
+    def _run(self, given: StepArguments, losses: list[Tensor] | None, *, return_outputs: bool) -> Any:
+        what = f"{'step()' if given.train else 'eval()'} number {self._count.steps} of {type(self).__name__}"
+        with doing(what):
+            return self._run_step(given, losses, return_outputs=return_outputs)
 
-    def _run_step(
-        self, given: StepArguments, losses: list[Tensor] | None, *, return_outputs: bool, train: bool
-    ) -> Any:
+    def _run_step(self, given: StepArguments, losses: list[Tensor] | None, *, return_outputs: bool) -> Any:
         with publish_errors(self.comm, "preparing a step"):
             self._check_stages()
             self._follow_modes()
-            if train:
-                self._plain = self._ordered()
+            if given.train:
+                self._ordered()
             # what this rank can find wrong by itself, before it waits for another
             last = self.routes.stages - 1 in self.stages
-            loss_side = given.for_loss(self.n_microbatches, last=last, train=train, scaled=self.scale_grads)
-            made = given.microbatches(self.n_microbatches)
-            plain, arguments, numbers = self._cut(given, made, train)
-            numbers = agree_on_step(self.comm, self._peers, self._announcement(train), self._relay, numbers)
-            if plain is None:
-                count, width = self.n_microbatches, 1 + len(self.routes.symbols)
-                samples = numbers[: count * width : width]
-                sized = self._precision.sized(self.comm, self.stages, self.routes, numbers, count)
-            else:
-                arguments, samples, sized = self._exchange_shapes(plain)
-            inputs = self._inputs(given, loss_side, arguments, samples, sized, return_outputs)
-            if self._functions:
-                inputs = replace(inputs, context=self._context(given, made, loss_side.targets, losses))
-            executor = self._executor(train)
-            sums = TiedSums(self.comm, self.stages, self.stage_ranks)
-            if train:
-                sums.begin(self.routes.tied)
+            loss_side = given.for_loss(last=last, scaled=self.options.scale_grads)
+            accepted = self._preparation.accept(given)
+            # what the ranks can find wrong together, before anything is computed
+            symbols = len(self.routes.symbols)
+            sizes = self._agreement.agree(self._announcement(given.train), accepted.sizes, symbols)
+            prepared = self._preparation.prepare(replace(accepted, sizes=sizes))
+            if prepared.changed:
+                self._actions.recompile()
+            inputs = self._inputs(given, loss_side, prepared, losses, return_outputs)
+            executor = self._executor(given.train)
+            if given.train:
+                self._tied.begin(self.routes)
         with fresh_casts():
             results = executor.run(inputs, self.tracer)
-        if train:
-            self._share_gradients(sums)
+        if given.train:
+            with publish_errors(self.comm, "sharing the gradients of tied parameters"):
+                self._tied.end(self.routes)
             self._count.steps += 1
         if losses is not None:
             losses[:] = results.losses
-        return merge(results.outputs, self.output_merge_spec) if results.outputs else None
-
-    def _share_gradients(self, sums: TiedSums) -> None:
-        with publish_errors(self.comm, "sharing the gradients of tied parameters"):
-            sums.end()
-            share_gradients(self.comm, self.stages, self.stage_ranks, self.routes)
+        return merge(results.outputs, self.options.output_merge_spec) if results.outputs else None
 
     def _announcement(self, train: bool) -> str:
         """What the others must be about to do too."""
         modes = {stage.module.training for stage in self.stages.values()}
         mode = "both modes" if len(modes) > 1 else "train mode" if modes.pop() else "eval mode"
-        autocast = current_autocast(next(iter(self.stages.values())).device.type)
+        autocast = current_autocast(self._first.device.type)
         under = "" if autocast is None else f" under {autocast}"
         what = "step()" if train else "eval()" if self.loss_fn else "eval() or step() without loss_fn"
-        if train and self._is_given and self._plain is not None:  # the others may have been given another
-            what += f" of {self._plain.name} ({short_digest(self._plain.to_csv(), 6)})"
-        of = f" of schedule {self._place}" if self._place > 1 else ""
-        return f"{what} number {self._count.steps}{of} in {mode}{under}"
+        name = self._actions.name if train else ""  # the others may have been given another
+        return f"{what}{name} number {self._count.steps}{self._agreement.of_schedule} in {mode}{under}"
 
     def _check_stages(self) -> None:
         """A schedule made later may have changed what its stages send."""
         for index, stage in self.stages.items():
-            if any(group.chained != (self.tied_gradients == "exact") for group in stage.by_mode.tied):
+            tied_gradients = self.options.tied_gradients
+            if any(group.chained != (tied_gradients == "exact") for group in stage.by_mode.tied):
                 raise ScheduleError(
                     f"stage {index} was given to another schedule since, with other tied_gradients than "
-                    f"{self.tied_gradients!r}, and follows that one: make both with the same, or give each "
+                    f"{tied_gradients!r}, and follows that one: make both with the same, or give each "
                     "a stage of its own"
                 )
 
@@ -343,7 +335,7 @@ class PipelineSchedule:
         """Where a model takes another path in evaluation: let its stages take and make what they do in their
         mode.
         """
-        if self._by_mode.evaluation is None:
+        if self._first.by_mode.evaluation is None:
             return
         if len({stage.module.training for stage in self.stages.values()}) > 1:
             raise SignatureMismatch(
@@ -354,43 +346,16 @@ class PipelineSchedule:
             routes = stage.by_mode.in_mode(stage.module.training)
             if routes is not stage.routes:
                 stage.follow(routes)
-            self.routes = routes
 
     def _executor(self, train: bool) -> Executor:
-        key = (train, self.routes is self._by_mode.evaluation)
-        if key not in self._executors:
-            plain = self._ordered() if train else self._generate("ForwardOnly")
-            if train and self._functions:
-                plain = with_whole_stages(plain, self._functions)
-            self._executors[key] = Executor(
-                with_messages(plain, self.routes.edges),
-                self.stages,
-                self.comm,
-                self.loss_fn,
-                defer_receives=self._defer_receives or self.routes.bundled,
-                functions=self._functions,
-            )
-        return self._executors[key]
-
-    def _context(
-        self,
-        given: StepArguments,
-        made: Microbatches | None,
-        targets: Sequence[Any] | None,
-        losses: list[Tensor] | None,
-    ) -> PipelineContext:
-        """What custom functions are given in a step."""
-        if made is None:
-            specs = (self.args_chunk_spec, self.kwargs_chunk_spec)
-            made = Microbatches.of(given.cut(self.n_microbatches, *specs, first=0 in self.stages))
-        args, kwargs = [part[0] for part in made.parts], [part[1] for part in made.parts]
-        return PipelineContext(self, args, kwargs, None if targets is None else list(targets), losses)
+        plain = self._ordered if train else partial(self._generate, "ForwardOnly")
+        return self._actions.executor(plain, self.routes, self.stages, self.comm, train=train)
 
     def _ordered(self) -> Schedule:
         """What is run, without sends and receives where they have not been given."""
-        if self._plain is None:
+        if self._actions.training is None:
             raise ScheduleError(f"{type(self).__name__} has no actions yet: give it their order")
-        return self._plain
+        return self._actions.training
 
     def _generate(self, kind: str) -> Schedule:
         """The schedule of that kind, without sends and receives."""
@@ -407,69 +372,36 @@ class PipelineSchedule:
         if isinstance(n_microbatches, bool) or not isinstance(n_microbatches, int) or n_microbatches < 1:
             raise ScheduleError(f"n_microbatches is {n_microbatches!r}: give a whole number of at least 1")
 
-    def _agree(self, held: Sequence[Stage]) -> tuple[int, ...]:
-        settings = {
-            "the schedule": self.kind or type(self).__name__,
-            "n_microbatches": self.n_microbatches,
-            "seed": self.seed,
-            "scale_grads": self.scale_grads,
-            "tied_gradients": self.tied_gradients,
-        }
-        return agree_on_placement(self.comm, held, settings)
-
-    def _cut(
-        self, given: StepArguments, made: Microbatches | None, train: bool
-    ) -> tuple[Microbatches | None, list[dict[str, Tensor]] | None, tuple[int, ...]]:
-        """Arguments in microbatches: of stages that are plain modules, which have to settle what crosses; or
-        as the first stage takes them, and of each its number of samples and its open sizes.
-        """
-        first = self.stages.get(0)
-        if first is None and self._shape_exchange is None:
-            return None, None, ()
-        if made is None:
-            specs = (self.args_chunk_spec, self.kwargs_chunk_spec)
-            batch = given.cut(self.n_microbatches, *specs, first=first is not None)
-            if self._shape_exchange is None and first is not None and not isinstance(first, BlockStage):
-                return None, *cut_arguments(first, self.routes, batch, train=train)
-            made = Microbatches.of(batch)
-        if self._shape_exchange is not None:
-            return self._shape_exchange.bound(made), None, ()
-        assert first is not None
-        if isinstance(first, BlockStage):
-            return None, [first.arguments(*part) for part in made.parts], made.samples
-        return None, *given_arguments(first, self.routes, made, train=train)
-
-    def _exchange_shapes(
-        self, plain: Microbatches
-    ) -> tuple[list[dict[str, Tensor]] | None, tuple[int, ...], tuple[Routes, ...]]:
-        """What will cross in a step of stages that are plain modules."""
-        assert self._shape_exchange is not None
-        exchanged = self._shape_exchange.run(plain)
-        if exchanged.changed:
-            self._executors.clear()
-        return exchanged.arguments, exchanged.samples, exchanged.routes
-
     def _inputs(
         self,
         given: StepArguments,
         loss_side: LossSide,
-        arguments: list[dict[str, Tensor]] | None,
-        samples: Sequence[int],
-        sized: tuple[Routes, ...],
+        prepared: PreparedStep,
+        losses: list[Tensor] | None,
         keep_outputs: bool,
     ) -> StepInputs:
-        """What the step is given; ``samples`` of each microbatch where this rank has heard of them."""
+        """What the step is given."""
         shares = loss_side.weights
         if shares is None:
-            shares = step_weights(None, samples, self.n_microbatches, scaled=self.scale_grads)
+            scaled = self.options.scale_grads
+            shares = step_weights(None, prepared.samples, self.n_microbatches, scaled=scaled)
         scale = self.loss_scale()
         return StepInputs(
-            arguments,
+            prepared.arguments,
             loss_side.targets,
             tuple(share * scale for share in shares),
-            self.seed,
+            self.options.seed,
             self._count.steps,
-            sized,
+            prepared.routes,
             keep_outputs,
             given.loss_keywords,
+            self._context(given, loss_side.targets, losses) if self._actions.functions else None,
         )
+
+    def _context(
+        self, given: StepArguments, targets: Sequence[Any] | None, losses: list[Tensor] | None
+    ) -> PipelineContext:
+        """What custom functions are given in a step."""
+        made = given.microbatches() or Microbatches.of(given.cut(first=0 in self.stages))
+        args, kwargs = [part[0] for part in made.parts], [part[1] for part in made.parts]
+        return PipelineContext(self, args, kwargs, None if targets is None else list(targets), losses)

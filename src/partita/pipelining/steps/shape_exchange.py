@@ -11,7 +11,7 @@ message a border, which travels ahead of the data.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -21,11 +21,11 @@ from partita.errors import SignatureMismatch
 from partita.pipelining.interface.routes import TRAILER, Routes, StageBorder, Value
 from partita.pipelining.stages.crossing import Crossing, output_name
 from partita.pipelining.stages.manual import MOST_VALUES, PipelineStage, tag_of
-from partita.pipelining.stages.stage import Stage
-from partita.pipelining.steps.arguments import Microbatches
+from partita.pipelining.steps.arguments import Microbatches, StepArguments
+from partita.pipelining.steps.preparation import Accepted, PreparedStep
 from partita.runtime import Comm
 
-__all__ = ["ExchangedShapes", "ShapeExchange"]
+__all__ = ["ShapeExchange"]
 
 _TAG = 0
 """Like that of the agreement before a step: messages of one tag arrive in order."""
@@ -35,24 +35,6 @@ _KEPT = 64
 
 Sent = tuple[tuple[int, ...], tuple[bytes, ...]]
 """The samples of each microbatch, and what is handed on for each."""
-
-
-@dataclass(frozen=True)
-class ExchangedShapes:
-    """What a step of this rank needs to know.
-
-    Attributes:
-        arguments: for each microbatch the tensors among the first stage's arguments, by name; None on ranks
-            without the first stage.
-        samples: how many samples each microbatch has.
-        routes: for each microbatch.
-        changed: whether other values cross than in the step before, and not only of other sizes.
-    """
-
-    arguments: list[dict[str, Tensor]] | None
-    samples: tuple[int, ...]
-    routes: tuple[Routes, ...]
-    changed: bool
 
 
 K = TypeVar("K")
@@ -73,18 +55,12 @@ class _Numbered(Generic[K]):
 
 
 class ShapeExchange:
-    """One rank's part of it, with what it remembers from earlier steps.
+    """The `StepPreparation` of stages that are plain modules.
 
     Args:
         stages: those of this rank, by index.
         stage_ranks: the rank of each stage.
     """
-
-    @classmethod
-    def of(cls, stages: Mapping[int, Stage], comm: Comm, stage_ranks: Sequence[int]) -> ShapeExchange | None:
-        """None where the stages know already what crosses."""
-        plain = {index: stage for index, stage in stages.items() if isinstance(stage, PipelineStage)}
-        return cls(plain, comm, stage_ranks) if plain else None
 
     def __init__(self, stages: Mapping[int, PipelineStage], comm: Comm, stage_ranks: Sequence[int]) -> None:
         self._stages = {index: stages[index] for index in sorted(stages)}
@@ -94,40 +70,36 @@ class ShapeExchange:
         self._sent: dict[int, _Numbered[int]] = {index: _Numbered() for index in stages}
         self._heard: dict[int, _Numbered[Sent]] = {index: _Numbered() for index in stages}
 
-    def bound(self, given: Microbatches) -> Microbatches:
-        """What this rank's stages are called with, once the first stage has been found to take it. Waits for
-        nobody.
-
-        Args:
-            given: to this rank's step; positional arguments are looked at where the first stage is.
+    def accept(self, given: StepArguments) -> Accepted:
+        """See `StepPreparation`.
 
         Raises:
             ExecutionError: shapes for which the first stage fails, or can't be found without data, or a
                 result that can't be sent.
         """
         first = self._stages.get(0)
+        batch = given.microbatches() or Microbatches.of(given.cut(first=first is not None))
         if first is None:
-            return replace(given, samples=())
+            return Accepted(microbatches=replace(batch, samples=()))
         if first.bind is not None:
-            given = replace(given, parts=tuple((first.bind(*part), part[1]) for part in given.parts))
+            batch = replace(batch, parts=tuple((first.bind(*part), part[1]) for part in batch.parts))
         if not first.is_last:  # it remembers what it finds here
-            for positional, named in given.parts:
+            for positional, named in batch.parts:
                 incoming = Crossing.of(positional, "args")
                 found, _ = first.outgoing(incoming, named if first.bind is None else {})
                 if 1 not in self._stages:
                     _ = found.data
-        return given
+        return Accepted(microbatches=batch)
 
-    def run(self, batch: Microbatches) -> ExchangedShapes:
-        """Work out what will cross in a step. Collective.
-
-        Args:
-            batch: from `bound`.
+    def prepare(self, accepted: Accepted) -> PreparedStep:
+        """See `StepPreparation`.
 
         Raises:
             SignatureMismatch: microbatches for which a stage returns other structures, not only other shapes.
             ExecutionError: shapes that can't be found without data.
         """
+        assert accepted.microbatches is not None
+        batch = accepted.microbatches
         samples = batch.samples
         incoming: dict[int, list[Crossing]] = {}
         outgoing: dict[int, list[Crossing]] = {}
@@ -156,20 +128,20 @@ class ShapeExchange:
             else:
                 # nobody needs to know what it returns, so nobody knows what it writes to
                 written[index] = frozenset(value.name for value in incoming[index][0].values)
-        routes = tuple(
+        crossing = tuple(
             self._routes(number, incoming, outgoing, written) for number in range(len(batch.parts))
         )
-        names = (routes[0].borders, routes[0].forward, routes[0].backward)
+        names = (crossing[0].borders, crossing[0].forward, crossing[0].backward)
         changed, self._names = names != self._names, names
         for index, stage in self._stages.items():
-            stage.prepare(incoming[index], outgoing.get(index, ()), keywords[index], routes[0])
+            stage.prepare(incoming[index], outgoing.get(index, ()), keywords[index], crossing[0])
         arguments = None
         if 0 in self._stages:
             arguments = [
                 _named(crossing, positional)
                 for crossing, (positional, _) in zip(incoming[0], batch.parts, strict=True)
             ]
-        return ExchangedShapes(arguments, samples, routes, changed)
+        return PreparedStep(arguments, samples, crossing, changed)
 
     def _tell(self, index: int, what: Sent) -> None:
         sent, peer = self._sent[index], self._ranks[index + 1]
