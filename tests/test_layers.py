@@ -47,6 +47,7 @@ ROOMS = {
         ("blocks", "tied"),
         ("steps",),
         ("training",),
+        ("frontends.pipe",),
         ("frontends.graph",),
         ("frontends.modules", "checkpoints"),
         ("frontends",),

@@ -11,7 +11,7 @@ from partita.pipelining.frontends.cuts.annotations import annotate_split_points,
 from partita.pipelining.frontends.cuts.cuts import SplitPoint, pipe_split
 from partita.pipelining.frontends.cuts.sequential import PipeSequential
 from partita.pipelining.frontends.graph.multi_use import MultiUseParameterConfig
-from partita.pipelining.frontends.graph.pipe import Pipe
+from partita.pipelining.frontends.pipe import Pipe
 from partita.pipelining.frontends.pipeline import keyed_graph, measure_units, pipeline
 from partita.pipelining.interface.loss import LossWrapper, TrivialLossWrapper
 from partita.pipelining.interface.pipe_info import PipeInfo

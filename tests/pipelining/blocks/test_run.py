@@ -37,7 +37,7 @@ from partita.pipelining import (
     pipeline,
     save_checkpoint,
 )
-from partita.pipelining.frontends.modules.pipe import BlockPipe
+from partita.pipelining.frontends.modules.pipe import ModulePipe
 from partita.runtime import Comm, InProcessWorld
 
 SPEC = {"blocks.1": SplitPoint.BEGINNING, "blocks.2": SplitPoint.BEGINNING, "head": SplitPoint.BEGINNING}
@@ -53,10 +53,10 @@ def _x(samples: int, seed: int) -> Tensor:
     return torch.randn(samples, WIDTH, generator=torch.Generator().manual_seed(seed))
 
 
-def _cut(model: nn.Module, **options: Any) -> BlockPipe:
+def _cut(model: nn.Module, **options: Any) -> ModulePipe:
     _seed(0)  # which blocks are left out decides what is seen to cross
     pipe = pipeline(model, (_x(3, 0),), split_spec=SPEC, frontend="modules", **options)
-    assert isinstance(pipe, BlockPipe)
+    assert isinstance(pipe, ModulePipe)
     return pipe
 
 

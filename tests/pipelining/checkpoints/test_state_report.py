@@ -30,6 +30,17 @@ def test_unused_state_is_told_and_kept() -> None:
         assert report.stages[name] == (stage,)
 
 
+def test_of_a_model_that_is_cut_without_capturing_it_nothing_is_told_to_be_unused() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model.spare = nn.Parameter(torch.zeros(1))
+    points = {"0": SplitPoint.END}
+    pipe = pipeline(model, (torch.zeros(1, 2),), split_spec=points, frontend="modules")
+    report = state_report(pipe, model).check()
+    assert (report.stages["0.weight"], report.stages["1.bias"]) == ((0,), (1,))
+    assert "spare" in report.stages
+    assert not report.unused
+
+
 def test_a_module_that_runs_in_two_stages_has_its_own_name_in_both() -> None:
     report = state_report(pipe_of(3, CALLED))
     assert report.stages["a.weight"] == (0, 2)

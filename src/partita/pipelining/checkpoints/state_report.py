@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 from partita._torch.modules.contents import named_state
 from partita.errors import CheckpointError
 from partita.graph.state import lookup
-from partita.pipelining.frontends.graph.pipe import Pipe
+from partita.pipelining.frontends.pipe import Pipe
 from partita.pipelining.interface.listing import listed
 from partita.pipelining.stages.state_of_stage import state_of_stage
 
@@ -25,7 +25,8 @@ class StateReport:
     Attributes:
         stages: for each name of a parameter or buffer the stages that hold it, ascending. Together these are
             all names that a checkpoint made from the stages has, and the non-persistent buffers.
-        unused: names that no operation uses, with the stage that keeps them, so that a checkpoint has them.
+        unused: names that no operation of a captured model uses, with the stage that keeps them, so that a
+            checkpoint has them.
         missing: names in the model's own ``state_dict()`` that no stage has.
         surplus: names in a stage's ``state_dict()`` that the model's has not.
     """
@@ -90,15 +91,18 @@ def state_report(pipe: Pipe, model: nn.Module | None = None) -> StateReport:
     )
 
 
-def _used(module: GraphModule) -> Iterator[int]:
-    """Identities of what the graph, and the graphs and modules that it calls, refer to."""
+def _used(module: nn.Module) -> Iterator[int]:
+    """Identities of what the graph, and the graphs and modules that it calls, refer to; of everything, where
+    the stage runs the model's own code.
+    """
+    if not isinstance(module, GraphModule):
+        yield from (id(tensor) for _, tensor in named_state(module))
+        return
     for node in module.graph.nodes:
         if node.op not in ("get_attr", "call_module"):
             continue
         value = lookup(module, node)
-        if isinstance(value, GraphModule):
+        if isinstance(value, nn.Module):
             yield from _used(value)
-        elif isinstance(value, nn.Module):
-            yield from (id(tensor) for _, tensor in named_state(value))
         else:
             yield id(value)

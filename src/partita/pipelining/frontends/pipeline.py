@@ -36,9 +36,10 @@ from partita.pipelining.frontends.graph.multi_use import (
     transmit_parameters,
 )
 from partita.pipelining.frontends.graph.other_mode import check_shared_buffers, matched_assignment
-from partita.pipelining.frontends.graph.pipe import Pipe
+from partita.pipelining.frontends.graph.pipe import GraphPipe
 from partita.pipelining.frontends.graph.writes import check_writes
 from partita.pipelining.frontends.modules.frontend import ByPlan, cut_modules
+from partita.pipelining.frontends.pipe import Pipe
 from partita.pipelining.interface.listing import listed
 from partita.pipelining.interface.loss import LossSpec
 from partita.pipelining.interface.two_modes import ModeCut, TwoModes
@@ -176,7 +177,7 @@ def pipeline(
         other = ModeCut(there, _cut(there, matched), evaluation.signature)
     repeat_branches(whole, assignment)
     transmit_parameters(whole, assignment, multi_use_param_spec)
-    pipe = Pipe(
+    pipe = GraphPipe(
         whole, _cut(whole, assignment), captured.signature, plan, loss_spec, other, proof=captured.proof
     )
     if other is not None or captured_mode(whole) is not None:
@@ -203,7 +204,7 @@ def _by_mode(captured: Captured) -> tuple[Captured, Captured | None]:
     return train, evaluation
 
 
-def _follow_flags(model: nn.Module, pipe: Pipe) -> None:
+def _follow_flags(model: nn.Module, pipe: GraphPipe) -> None:
     """Let a pipe that was cut in a mode of its own be in the model's."""
     pipe.train(model.training)
     for index in range(pipe.num_stages):

@@ -16,7 +16,7 @@ from partita.pipelining.frontends.cuts.plans import planned_cuts, same_on_all_ra
 from partita.pipelining.frontends.modules.borders import Place as BlockPlace
 from partita.pipelining.frontends.modules.borders import Side, plan_blocks
 from partita.pipelining.frontends.modules.costs import block_costs
-from partita.pipelining.frontends.modules.pipe import BlockPipe
+from partita.pipelining.frontends.modules.pipe import ModulePipe
 from partita.pipelining.frontends.modules.proof import block_proof
 from partita.pipelining.frontends.modules.recording import RecordedPass, record
 from partita.pipelining.interface.loss import LossSpec
@@ -47,7 +47,7 @@ def cut_modules(
     loss_spec: LossSpec | None,
     modes: Modes = "both",
     prove: Prove = True,
-) -> BlockPipe:
+) -> ModulePipe:
     """Cut ``model`` where its ``forward`` calls these submodules.
 
     All of its code stays its own and runs on the stage that it belongs to: blocks, and what is before,
@@ -76,12 +76,12 @@ def cut_modules(
         watch = {path for (path, _), _ in places}
         recordings = _passes(model, args, kwargs, modes, watch)
     found = plan_blocks(model, recordings, places)
-    pipe = BlockPipe(model, found, recordings[0].output, plan)
+    pipe = ModulePipe(model, found, recordings[0].output, plan)
     tolerance = tolerance_of(prove)
     if tolerance is not None:
         proof = block_proof(pipe, model, args, kwargs, {one.training for one in recordings}, tolerance)
     if loss_spec is not None:
-        pipe = BlockPipe(model, found, recordings[0].output, plan, loss_spec)
+        pipe = ModulePipe(model, found, recordings[0].output, plan, loss_spec)
     if tolerance is not None:
         pipe.proof = proof
     return pipe

@@ -23,7 +23,7 @@ from partita.capture.samples import Sample, samples
 from partita.capture.sizes import Sizes
 from partita.errors import CaptureError, ExecutionError
 from partita.pipelining.blocks.stage_module import generator_states, set_generators
-from partita.pipelining.frontends.modules.pipe import BlockPipe
+from partita.pipelining.frontends.modules.pipe import ModulePipe
 from partita.pipelining.frontends.modules.recording import twin_of
 from partita.verification.compare import EXACT, Tolerance
 
@@ -33,7 +33,7 @@ _CALLS = 2
 
 
 def block_proof(
-    pipe: BlockPipe,
+    pipe: ModulePipe,
     model: nn.Module,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
@@ -61,7 +61,9 @@ def block_proof(
     return Proof(True, f"equal to the eager model {exact} in {ran} on {kinds}")
 
 
-def _equal_on(pipe: BlockPipe, model: nn.Module, sample: Sample, training: bool, tolerance: Tolerance) -> str:
+def _equal_on(
+    pipe: ModulePipe, model: nn.Module, sample: Sample, training: bool, tolerance: Tolerance
+) -> str:
     """The kind of the sample where both are equal on it; empty where it proves nothing."""
     try:
         check_against_model(pipe, model, sample.args, sample.kwargs, training=training, tolerance=tolerance)
@@ -77,7 +79,7 @@ class _NotTakenError(Exception):
 
 
 def check_against_model(
-    pipe: BlockPipe,
+    pipe: ModulePipe,
     model: nn.Module,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
@@ -110,7 +112,7 @@ def check_against_model(
             set_generators(before)
 
 
-def _twin_pipe(pipe: BlockPipe, model: nn.Module) -> BlockPipe:
+def _twin_pipe(pipe: ModulePipe, model: nn.Module) -> ModulePipe:
     """With the same parameters, and buffers and attributes of its own."""
     memo: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
     return copy.deepcopy(pipe, memo)

@@ -1,0 +1,198 @@
+"""A model cut into stages: runs locally like the model, and hands out stages for ranks to run."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.fx import GraphModule
+
+from partita._torch.export.export import Signature
+from partita._torch.graph_module.graph_copy import copy_graph
+from partita.capture.proof import UNASKED, Proof
+from partita.errors import StageIndexError
+from partita.pipelining.interface.loss import LossSpec, OutputLoss, checked_loss, loss_by_name
+from partita.pipelining.interface.pipe_info import PipeInfo
+from partita.pipelining.interface.routes import Routes
+from partita.pipelining.stages.flight import detached
+from partita.pipelining.stages.stage import Stage
+from partita.planning import Plan
+from partita.runtime import Comm
+
+__all__ = ["Pipe", "StageName"]
+
+StageName = "submod_pp_{}".format
+"""Of the stage of an index, among the children of `Pipe.split_gm`."""
+
+
+class Pipe(nn.Module, ABC):
+    """What `pipeline` returns: a ``GraphPipe``, or a ``ModulePipe`` where the model's own code is cut.
+
+    Calling it runs the stages one after the other in this process, with the model's own signature, output
+    structure, autograd and random numbers. The parameters are the model's own.
+
+    With a ``loss_spec`` it contains its backward: a call also fills the gradients (where grad mode is on),
+    and what it returns has no history. Its stages' schedules need no ``loss_fn`` then.
+
+    Attributes:
+        split_gm: calls the stages one after the other; its children ``submod_pp_<i>`` are the stages.
+        routes: what crosses the borders.
+        signature: how arguments and results are flattened; None where the model's own code takes them.
+        plan: how the cuts were chosen, or None where they were made by hand.
+        proof: whether what was cut was compared with the model itself, and how.
+        loss_spec: which of the model's outputs is the loss, or None.
+        loss: picks it out of the outputs.
+        step_loss: what the stages' schedules take where they are given no ``loss_fn``: the same, or without a
+            ``loss_spec`` what the model returns under the key ``"loss"``.
+    """
+
+    def __init__(
+        self,
+        split_gm: GraphModule,
+        routes: Routes,
+        signature: Signature | None,
+        homes: frozenset[torch.device],
+        plan: Plan | None,
+        proof: Proof = UNASKED,
+    ) -> None:
+        super().__init__()
+        self.split_gm = split_gm
+        self.routes = routes
+        self.signature = signature
+        self.plan = plan
+        self.proof = proof
+        self.loss_spec: LossSpec | None = None
+        self.loss: OutputLoss | None = None
+        self.step_loss: OutputLoss | None = None
+        self._homes = homes
+
+    def _find_loss(
+        self, loss_spec: LossSpec | None, output: Any, leaf: type, starts_gradients: Callable[[Any], bool]
+    ) -> None:
+        """Note which of the outputs is the loss.
+
+        Args:
+            output: as the model returns it, of ``leaf``s.
+            starts_gradients: whether a leaf is one number that has gradients.
+        """
+        self.loss_spec = loss_spec
+        self.loss = None if loss_spec is None else OutputLoss(loss_spec, output, leaf)
+        self.step_loss = self.loss or loss_by_name(output, starts_gradients)
+
+    @property
+    def num_stages(self) -> int:
+        """How many stages there are."""
+        return self.routes.stages
+
+    @property
+    def has_loss_and_backward(self) -> bool:
+        """Whether a call runs the backward pass too."""
+        return self.loss is not None
+
+    @property
+    def replicated_params(self) -> list[dict[str, str]]:
+        """For each parameter that several stages hold: its name in each of them, by the stage's name
+        (``submod_pp_<i>``).
+        """
+        held = [dict(module.named_parameters(remove_duplicate=False)) for module in self._stage_modules()]
+        return [
+            {
+                StageName(stage): next(name for name in tied.names if name in held[stage])
+                for stage in tied.stages
+            }
+            for tied in self.routes.tied
+        ]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run all stages in this process; arguments and result are those of the model.
+
+        Raises:
+            ArgumentError: arguments that the model was captured without, or with other names.
+            SignatureMismatch: another shape, dtype or constant than the model was captured with.
+            ExecutionError: the marked loss is not one number, or depends on nothing that is trained; or the
+                model's own code needs what the example did not need, see `pipeline`.
+        """
+        output = self._run_stages(args, kwargs)
+        # in evaluation the output may be built otherwise
+        elsewhere = self.routes.in_mode(self.training) is self.routes.evaluation
+        if self.loss is None or elsewhere or not torch.is_grad_enabled():
+            return output
+        checked_loss(self.loss(output)).backward()
+        return detached(output)
+
+    @abstractmethod
+    def _run_stages(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the model returns."""
+
+    def get_stage_module(self, index: int) -> nn.Module:
+        """The module of one stage; its parameters have their original names.
+
+        Raises:
+            StageIndexError: there is no such stage.
+        """
+        if not 0 <= index < self.num_stages:
+            raise StageIndexError(
+                f"there is no stage {index}: this pipe has stages 0 to {self.num_stages - 1}"
+            )
+        return self.split_gm.get_submodule(StageName(index))
+
+    def _stage_modules(self) -> Iterator[nn.Module]:
+        return map(self.get_stage_module, range(self.num_stages))
+
+    @abstractmethod
+    def build_stage(
+        self,
+        stage_index: int,
+        device: torch.device | str | None = None,
+        group: dist.ProcessGroup | None = None,
+        *,
+        comm: Comm | None = None,
+    ) -> Stage:
+        """The stage as a rank runs it. It keeps only its own parameters alive.
+
+        Args:
+            stage_index: which stage.
+            device: where it runs. What lies elsewhere is copied there, and operations that make tensors make
+                them there; this pipe and the user's model stay as they are. Not given, or all there already:
+                the stage's parameters are the model's own. Tensors on the meta device are left for
+                `materialise`.
+            group: the process group of the pipeline's ranks; the default group if neither it nor ``comm`` is
+                given.
+            comm: what the ranks talk through.
+        """
+
+    def info(self) -> PipeInfo:
+        """What there is to know of the pipe without keeping it alive; as text, a listing of stages,
+        parameters and what crosses.
+        """
+        return PipeInfo(
+            graph=copy_graph(self.split_gm.graph),
+            num_stages=self.num_stages,
+            has_loss_and_backward=self.has_loss_and_backward,
+            routes=self.routes,
+            signature=self.signature,
+            loss=self.step_loss,
+            homes=self._homes,
+            text=str(self),
+            proof=self.proof,
+        )
+
+    def __str__(self) -> str:
+        tied = [f"tied: {' = '.join(tied.names)} in stages {list(tied.stages)}" for tied in self.routes.tied]
+        return "\n".join([str(self.proof), *self._about_stages(), *tied, *self._remarks()])
+
+    @abstractmethod
+    def _about_stages(self) -> Iterator[str]:
+        """Lines of a listing: what each stage has."""
+
+    def _remarks(self) -> Iterator[str]:
+        """Lines at its end."""
+        return iter(())
+
+    def print_readable(self) -> None:
+        """Print the code of the stitched graph and of every stage."""
+        self.split_gm.print_readable()
