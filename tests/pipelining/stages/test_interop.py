@@ -13,7 +13,15 @@ from tests.runtime.worlds import endings
 from torch import Tensor, nn
 from torch.distributed import pipelining as theirs
 
-from partita.pipelining import MultiUseParameterConfig, Pipe, PipelineStage, pipeline, to_torch_stage
+from partita.errors import ArgumentError
+from partita.pipelining import (
+    MultiUseParameterConfig,
+    Pipe,
+    PipelineStage,
+    SplitPoint,
+    pipeline,
+    to_torch_stage,
+)
 from partita.runtime import Comm
 
 TRANSMIT = MultiUseParameterConfig.TRANSMIT
@@ -112,3 +120,12 @@ def test_what_would_be_wrong_there_is_refused(case: Case, message: str) -> None:
     example = None if case is PLAIN else case.data(2)[0]
     with pytest.raises(ValueError, match=message):
         to_torch_stage(pipe.build_stage(1), mb_args=example)
+
+
+def test_a_stage_that_runs_the_models_own_code_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    pipe = pipeline(model, (torch.zeros(1, 2),), split_spec={"0": SplitPoint.END}, frontend="modules")
+    with pytest.raises(
+        ArgumentError, match=r"hands on more than tensors, .* run it with a schedule of partita"
+    ):
+        to_torch_stage(pipe.build_stage(0))

@@ -90,6 +90,6 @@ def test_the_device_is_that_of_parameters_or_else_of_buffers_or_the_cpu() -> Non
 def test_results_take_the_models_own_structure() -> None:
     stage = cut(OUTPUTS, 2).build_stage(1)
     made = {name: torch.full((2,), float(number)) for number, name in enumerate(stage.routes.result_names)}
-    result = stage.assemble(made)
+    result = stage.results(made, stage.routes)
     assert list(result) == ["out", "early", "given", "n", "rows"]
     assert (result["n"], result["out"][1]) == (3, None)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import chain, pairwise
-from typing import Any, NoReturn, cast
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
-from partita._torch.autograd.engine import hooks_made
-from partita._torch.export.export import Signature
 from partita.pipelining.blocks.packet import Gradients, given
 from partita.pipelining.interface.routes import TRAILER, Routes, StageBorder, Tied, Value
 from partita.pipelining.stages.flight import Flight
@@ -23,18 +21,19 @@ _ARGUMENTS = "arguments"
 """Under this name the first stage is given the model's arguments."""
 
 
+@final
 class BlockStage(Stage):
     """Made by the ``build_stage`` of a pipe that was cut with ``frontend="modules"``.
 
     What crosses is found while it runs: a `Packet` forward and `Gradients` backward, each as one value.
+    `forward` raises ExecutionError where the model uses what no stage has handed on; see `Run`.
     """
 
     def __init__(
         self, module: nn.Module, index: int, routes: Routes, device: torch.device, *, comm: Comm | None = None
     ) -> None:
-        super().__init__(module, index, routes, cast("Signature", _NoSignature()), comm=comm)
+        super().__init__(module, index, routes, comm=comm)
         self._device = device
-        self._result: Any = None
         self._to = bundle_name(index)
         self._from = bundle_name(index - 1)
 
@@ -44,51 +43,22 @@ class BlockStage(Stage):
         tensors = chain(self._held.parameters(), self._held.buffers())
         return next((tensor.device for tensor in tensors), self._device)
 
-    def forward(
-        self,
-        microbatch: int,
-        values: Mapping[str, Any],
-        *,
-        train: bool,
-        routes: Routes | None = None,  # noqa: ARG002 - for the sizes of captured stages
-    ) -> dict[str, Any]:
-        """Run one microbatch.
-
-        Raises:
-            ExecutionError: the model uses what no stage has handed on; see `Run`.
-        """
-        if train and self._names:
-            self._check_tied()
-        before = hooks_made()
+    def _run(self, values: Mapping[str, Any], *, train: bool) -> tuple[Flight, dict[str, Any]]:
         packet = values[_ARGUMENTS if self.is_first else self._from]
         leaves = {
             number: value.detach().requires_grad_(train and value.requires_grad)
             for number, value in packet.values.items()
         }
-        call = self._call if self._reduction is None else self._reduction.forward
-        given_packet = packet.with_values(leaves)
-        if self._saved.idle:
-            made = call(given_packet)
-        else:
-            with self._saved.kept():
-                made = call(given_packet)
-        outputs: dict[str, Tensor] = {}
+        made = self._called(packet.with_values(leaves))
+        wanted = {_taken(number): leaf for number, leaf in leaves.items() if leaf.requires_grad}
+        sources: dict[str, Tensor] = {}
+        if self.is_first:
+            sources = {name: packet.values[number] for number, name in _numbers(wanted)}
         if self.is_last:
             self._result = made
-        elif train:
-            outputs = {_made(number): value for number, value in made.values.items() if value.requires_grad}
-        if train:
-            wanted = {_taken(number): leaf for number, leaf in leaves.items() if leaf.requires_grad}
-            sources = {}
-            if self.is_first:
-                sources = {name: packet.values[number] for number, name in _numbers(wanted)}
-            self._flights[microbatch] = Flight(wanted, outputs, sources, hooks_made() != before)
-        return {} if self.is_last else {self._to: made}
-
-    def assemble(self, made: Mapping[str, Any], routes: Routes | None = None) -> Any:  # noqa: ARG002
-        """What the model returned for the microbatch that was run last."""
-        result, self._result = self._result, None
-        return result
+            return Flight(wanted, {}, sources, False), {}
+        outputs = {_made(number): value for number, value in made.values.items() if value.requires_grad}
+        return Flight(wanted, outputs, sources, False), {self._to: made}
 
     def backward(
         self, microbatch: int, gradients: Mapping[str, Any], loss: tuple[Tensor, Tensor] | None = None
@@ -140,13 +110,6 @@ def _made(number: int) -> str:
 
 def _numbers(named: Mapping[str, Tensor]) -> list[tuple[int, str]]:
     return [(int(name.removeprefix(_TAKEN)), name) for name in named]
-
-
-class _NoSignature:
-    """Stands where a captured stage has its signature."""
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"a stage that runs the model's own code has no signature, and so no {name!r}")
 
 
 def bundle_name(stage: int) -> str:

@@ -8,9 +8,9 @@ from torch import nn
 
 from partita.errors import ArgumentError, StageIndexError
 from partita.pipelining.interface.pipe_info import PipeInfo
+from partita.pipelining.stages.graph_stage import GraphStage
 from partita.pipelining.stages.own_memory import with_own_memory
 from partita.pipelining.stages.relocate import relocated
-from partita.pipelining.stages.stage import Stage
 from partita.pipelining.stages.state_of_stage import stage_modules
 from partita.runtime import Comm
 
@@ -25,7 +25,7 @@ def build_stage(
     group: dist.ProcessGroup | None = None,
     *,
     comm: Comm | None = None,
-) -> Stage:
+) -> GraphStage:
     """A stage around a module from ``Pipe.get_stage_module``, which may have been wrapped since (in torch's
     DDP, or compiled).
 
@@ -63,7 +63,7 @@ def build_stage(
     own = with_own_memory(held, comm, wrapped=held is not stage_module)
     if held is stage_module:
         stage_module = own
-    stage = Stage(own, stage_index, pipe_info.routes, pipe_info.signature, comm=comm)
+    stage = GraphStage(own, stage_index, pipe_info.routes, pipe_info.signature, comm=comm)
     stage.module = stage_module
     stage.group = group
     stage.loss_fn = pipe_info.loss

@@ -21,6 +21,7 @@ from partita._torch.fake.call import fake_call
 from partita.capture.sizes import evaluated
 from partita.errors import ArgumentError
 from partita.pipelining.interface.routes import Constant, Named, Routes, Value, accept
+from partita.pipelining.stages.graph_stage import GraphStage
 from partita.pipelining.stages.manual import PipelineStage
 from partita.pipelining.stages.stage import Stage
 from partita.pipelining.stages.state_of_stage import stage_modules
@@ -49,12 +50,17 @@ def to_torch_stage(
 
     Raises:
         ArgumentError: a tied parameter, whose gradients nobody would add up there; sizes that are open; a
-            model that returns something else than tensors.
+            model that returns something else than tensors, or that was cut with ``frontend="modules"``.
     """
     device = torch.device(device) if device is not None else stage.device
     group = group if group is not None else stage.group
     if isinstance(stage, PipelineStage):
         return TorchStage(stage.module, stage.index, stage.num_stages, device, group=group)
+    if not isinstance(stage, GraphStage):
+        raise ArgumentError(
+            'a stage that was cut with frontend="modules" hands on more than tensors, and torch\'s schedules '
+            "take nothing else: run it with a schedule of partita.pipelining"
+        )
     routes = _plain_routes(stage, mb_args, mb_kwargs)
     chain = _Chain(stage, routes)
     return TorchStage(
@@ -70,7 +76,9 @@ def to_torch_stage(
     )
 
 
-def _plain_routes(stage: Stage, args: tuple[Any, ...] | None, kwargs: Mapping[str, Any] | None) -> Routes:
+def _plain_routes(
+    stage: GraphStage, args: tuple[Any, ...] | None, kwargs: Mapping[str, Any] | None
+) -> Routes:
     routes = stage.routes
     if routes.tied:
         raise ArgumentError(
@@ -93,7 +101,7 @@ def _on(device: torch.device, value: Value) -> Tensor:
     return torch.empty(shape, dtype=value.dtype, device=device, requires_grad=value.requires_grad)
 
 
-def _results(stage: Stage, routes: Routes, values: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+def _results(stage: GraphStage, routes: Routes, values: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
     """What the last stage returns for such values, as tensors of the right layout: torch compares."""
     output = (routes.signature or stage.signature).unflatten(routes.results)
     items = tuple(output) if isinstance(output, (tuple, list)) else (output,)
@@ -124,7 +132,7 @@ class _Chain(nn.Module):
         gives: what it returns, in a tuple; nothing on the last stage.
     """
 
-    def __init__(self, stage: Stage, routes: Routes) -> None:
+    def __init__(self, stage: GraphStage, routes: Routes) -> None:
         super().__init__()
         module = stage.module
         object.__setattr__(self, "_stage", stage)  # not a child: names stay those of the model
@@ -152,8 +160,8 @@ class _Chain(nn.Module):
         return self
 
     @property
-    def _own(self) -> Stage:
-        stage: Stage = vars(self)["_stage"]
+    def _own(self) -> GraphStage:
+        stage: GraphStage = vars(self)["_stage"]
         return stage
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -173,8 +181,7 @@ class _Chain(nn.Module):
         values.update(zip(names, (result,) if len(names) == 1 else result, strict=True))
         values.update({name: values[name].clone() for name in stage.border.reused})
         if self._is_last:
-            flat = [values[item.name] if isinstance(item, Named) else item for item in routes.results]
-            return (routes.signature or stage.signature).unflatten(flat)
+            return stage.results(values, routes)
         return tuple(values[name] for name in self._after)
 
     def _inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:

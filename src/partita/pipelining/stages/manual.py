@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, pairwise
-from typing import Any, NoReturn, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn import Module
 
 from partita._torch.containers.pytree import flatten
-from partita._torch.export.export import Signature
 from partita.errors import ArgumentError
 from partita.pipelining.interface.layout import copied
 from partita.pipelining.interface.routes import TRAILER, Routes, StageBorder, Tied
@@ -26,8 +25,8 @@ from partita.pipelining.stages.crossing import (
 from partita.pipelining.stages.declared import Declared, declared_outputs
 from partita.pipelining.stages.input_key import input_key
 from partita.pipelining.stages.materialise import tensor_slots
-from partita.pipelining.stages.stage import Stage
 from partita.pipelining.stages.state_of_stage import stage_modules
+from partita.pipelining.stages.value_stage import ValueStage
 from partita.runtime import Comm, enter_site
 
 __all__ = ["MOST_VALUES", "PipelineStage", "draft_routes", "tag_of"]
@@ -41,7 +40,7 @@ _KEPT = 256
 """For how many kinds of inputs a stage remembers what it returns."""
 
 
-class PipelineStage(Stage):
+class PipelineStage(ValueStage):
     """A stage around a module of the user's own, in a chain: what one returns, the next one takes.
 
     A tuple or list becomes several positional arguments, anything else (a tensor, a dict, None) a single
@@ -109,8 +108,7 @@ class PipelineStage(Stage):
             )
         if group is not None and comm is not None:
             raise ArgumentError("a stage talks through a process group or a comm, not both: give one of them")
-        signature = cast("Signature", _Unused())
-        super().__init__(submodule, stage_index, routes or draft_routes(num_stages), signature, comm=comm)
+        super().__init__(submodule, stage_index, routes or draft_routes(num_stages), comm=comm)
         self.bind = bind
         self.dw_builder = dw_builder
         self.group = group
@@ -121,7 +119,6 @@ class PipelineStage(Stage):
         self._outgoing: Sequence[Crossing] = ()
         self._keywords: Sequence[Mapping[str, Any]] = ()
         self._own_memory: frozenset[int] = frozenset()
-        self._result: Any = None
 
     @property
     def device(self) -> torch.device:
@@ -153,26 +150,23 @@ class PipelineStage(Stage):
         incoming: Sequence[Crossing],
         outgoing: Sequence[Crossing],
         keywords: Sequence[Mapping[str, Any]],
-        routes: Routes,
+        crossing: tuple[Routes, ...],
     ) -> None:
         """Get ready for a step: what comes in and goes out for each microbatch."""
         self._incoming, self._outgoing, self._keywords = incoming, outgoing, keywords
         slots = tensor_slots(self._held)
         own = (tensor for *_, tensor in slots if not isinstance(tensor, nn.Parameter))
         self._own_memory = frozenset(tensor.untyped_storage().data_ptr() for tensor in own) - {0}
-        self.follow(routes)
+        self.crossing = crossing
+        self.follow(crossing[0])
 
-    def assemble(self, made: Mapping[str, Tensor], routes: Routes | None = None) -> Any:  # noqa: ARG002
-        """What the module returned for the microbatch that was run last."""
-        result, self._result = self._result, None
-        return result
-
-    def _compute(self, microbatch: int, call: Callable[..., Any], given: Sequence[Any]) -> Sequence[Tensor]:
+    def _compute(self, given: Sequence[Any]) -> Sequence[Tensor]:
+        microbatch = self._microbatch
         incoming = self._incoming[microbatch]
         tensors = {value.name: tensor for value, tensor in zip(incoming.values, given, strict=True)}
         args = arguments_of(incoming.filled(tensors))
         enter_site(self.index)
-        output = call(*args, **self._keywords[microbatch])
+        output = self._called(*args, **self._keywords[microbatch])
         if self.is_last:
             self._result = output
             return ()
@@ -192,13 +186,6 @@ class PipelineStage(Stage):
         if requires_grad and torch.is_grad_enabled() and not tensor.requires_grad:
             tensor = tensor.detach().requires_grad_()
         return tensor
-
-
-class _Unused:
-    """Stands where a captured stage has its signature."""
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"a stage that is a plain module has no signature, and so no {name!r}")
 
 
 def draft_routes(stages: int, tied: Sequence[Tied] = ()) -> Routes:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -13,10 +14,8 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from partita._torch.autograd.engine import hooks_made, run_backward
-from partita._torch.export.export import Signature
 from partita.errors import ExecutionError, SignatureMismatch
-from partita.pipelining.interface.layout import copied
-from partita.pipelining.interface.routes import Named, Routes, Tied, Value, accept, describe
+from partita.pipelining.interface.routes import Routes, Tied
 from partita.pipelining.stages.arrivals import Arrivals
 from partita.pipelining.stages.data_parallel import GradientReduction, gradient_reduction
 from partita.pipelining.stages.flight import Flight, hand_to_caller, roots_of
@@ -30,14 +29,17 @@ from partita.runtime import Comm
 __all__ = ["Stage"]
 
 
-class Stage:
-    """A stage's module with what it needs to know about its neighbours. Made by ``Pipe.build_stage``.
+class Stage(ABC):
+    """A stage's module with what it needs to know about its neighbours.
+
+    Made by ``Pipe.build_stage``: a `GraphStage`, or a `BlockStage` where the model's own code is cut. A
+    `PipelineStage` is made by the user.
 
     Attributes:
         index: which stage it is.
         routes: what crosses all the borders of the pipeline, in the present mode.
         by_mode: the same for both modes.
-        signature: how the model's arguments and results are flattened.
+        crossing: for each microbatch of a step its routes, where they are not those of the pipeline.
         comm: what the ranks talk through; None: made from ``group``.
         group: the process group of the pipeline's ranks; None: the default group.
         loss_fn: picks the loss out of the model's results, where it is among them.
@@ -53,14 +55,15 @@ class Stage:
         module: nn.Module,
         index: int,
         routes: Routes,
-        signature: Signature,
         *,
         comm: Comm | None = None,
     ) -> None:
         self._held, self._saved = module, SavedBuffers(module)  # stay when the user wraps `module`
         self.module = module
         self.index = index
-        self.signature = signature
+        self.crossing: tuple[Routes, ...] = ()
+        self._microbatch = 0
+        self._result: Any = None
         self.comm = comm
         self.group: dist.ProcessGroup | None = None
         self.loss_fn: Callable[..., Tensor] | None = None
@@ -83,12 +86,6 @@ class Stage:
             if self.index in group.stages
         }
         self._shared = tuple(group for group in self._names if group.value.requires_grad and group.chained)
-        extra = dict.fromkeys(routes.result_names if self.is_last else ()).keys() - {*self.border.outputs}
-        takes = dict.fromkeys((*self.border.inputs, *sorted(extra)))
-        wants = {name: value.requires_grad for name, value in routes.values.items()}
-        self._takes = tuple((name, wants.get(name)) for name in takes if name not in routes.numbers)
-        self._inputs = frozenset(value.name for value in routes.inputs)
-        self._is_plain = not (routes.numbers or self.border.written)
 
     @property
     def module(self) -> nn.Module:
@@ -149,96 +146,46 @@ class Stage:
         """Its copy of a tied parameter."""
         return self._held.get_parameter(self._names[group])
 
-    def accept(self, flat: Sequence[Any], microbatch: int, *, train: bool) -> dict[str, Tensor]:
-        """The tensors among the model's flat arguments for one microbatch, by name.
-
-        Raises:
-            SignatureMismatch: a shape, dtype or constant that the pipeline was not cut for, or a tensor that
-                wants a gradient where the example did not.
-        """
-        accept(self.routes.inputs, flat, f"microbatch {microbatch}")
-        found = {}
-        for expected, value in zip(self.routes.inputs, flat, strict=True):
-            if not isinstance(value, Tensor):
-                continue
-            wants = train and value.requires_grad
-            if wants and not getattr(expected, "requires_grad", False):
-                raise SignatureMismatch(
-                    f"the input {expected.name!r} wants a gradient, but the pipeline was cut with an example "
-                    "that does not: detach it, or cut with an example that requires grad"
-                )
-            found[expected.name] = value
-        return found
-
-    def forward(
-        self, microbatch: int, values: Mapping[str, Tensor], *, train: bool, routes: Routes | None = None
-    ) -> dict[str, Tensor]:
+    def forward(self, microbatch: int, values: Mapping[str, Any], *, train: bool) -> dict[str, Any]:
         """Run one microbatch.
 
         Args:
-            values: the tensors that the stage is given, by name.
+            values: what the stage is given, by name.
             train: keep what the backward pass needs.
-            routes: for the sizes of this microbatch; `routes` if not given.
 
         Returns:
             What the stage makes, and on the last one also what it only hands out, by name.
 
         Raises:
             SignatureMismatch: an output of another shape, dtype or gradient flag than the others expect.
+            ExecutionError: see `BlockStage`.
         """
         if train and self._names:
             self._check_tied()
         before = hooks_made()
-        routes = routes or self.routes
-        numbers = routes.numbers
-        leaves = {}
-        for name, wants in self._takes:  # cut off from their history, so that gradients stop here
-            value = values[name]
-            leaf = leaves[name] = value.detach()
-            if train and (value.requires_grad if wants is None else wants):
-                leaf.requires_grad_()
-        call = self._call if self._reduction is None else self._reduction.forward
-        if self._is_plain:
-            given = [leaves[name] for name in self.border.inputs]
-        else:
-            given = [
-                numbers[name] if name in numbers else self._given(name, leaves[name])
-                for name in self.border.inputs
-            ]
-        if self._saved.idle:
-            made = self._compute(microbatch, call, given)
-        else:
-            with self._saved.kept():
-                made = self._compute(microbatch, call, given)
-        outputs = dict(zip(self.border.outputs, made, strict=True))
-        for name, value in outputs.items():
-            expected = routes.values.get(name)
-            if expected is not None:
-                self._check(expected, value, train)
-        for name in self.border.reused:
-            outputs[name] = copied(outputs[name])
+        self._microbatch = microbatch
+        flight, handed = self._run(values, train=train)
         if train:
-            sources = {name: value for name, value in values.items() if value.requires_grad}
-            hooked = hooks_made() != before
-            self._flights[microbatch] = Flight(leaves, outputs, sources, hooked)
-        return leaves | outputs
+            flight.hooked = hooks_made() != before
+            self._flights[microbatch] = flight
+        return handed
 
-    def _compute(
-        self,
-        microbatch: int,  # noqa: ARG002 - stages of plain modules need it
-        call: Callable[..., Any],
-        given: Sequence[Any],
-    ) -> Sequence[Tensor]:
-        """What the module makes, in the order of the border's outputs."""
-        result = call(*given)
-        made: Sequence[Tensor] = (result,) if len(self.border.outputs) == 1 else result
-        return made
+    @abstractmethod
+    def _run(self, values: Mapping[str, Any], *, train: bool) -> tuple[Flight, dict[str, Any]]:
+        """What the backward pass of this microbatch will need, and what `forward` returns."""
 
-    def assemble(self, made: Mapping[str, Tensor], routes: Routes | None = None) -> Any:
-        """What the model returns, from what `forward` of the last stage returned."""
-        routes = routes or self.routes
-        flat = [made[item.name] if isinstance(item, Named) else item for item in routes.results]
-        return (routes.signature or self.signature).unflatten(flat)
+    def _called(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module returns."""
+        call = self._call if self._reduction is None else self._reduction.forward
+        if self._saved.idle:
+            return call(*args, **kwargs)
+        with self._saved.kept():
+            return call(*args, **kwargs)
+
+    def assemble(self) -> Any:
+        """What the model returns for the microbatch that the last stage has run last."""
+        result, self._result = self._result, None
+        return result
 
     def start_from(self, microbatch: int, loss: Tensor, seed: Tensor, *, hooked: bool = False) -> None:
         """Let the backward pass of a microbatch start from a loss, too.
@@ -367,23 +314,6 @@ class Stage:
                 roots.append(share.parameter)
                 seeds.append(gradients[share.name])
         return shares
-
-    def _given(self, name: str, leaf: Tensor) -> Tensor:
-        """What the module gets: a copy of what it writes to, since autograd refuses to write to a leaf and
-        the memory is the sender's where both stages are on one rank. What the caller gave is the caller's to
-        see.
-        """
-        own = name in self._inputs and not leaf.requires_grad
-        return copied(leaf) if name in self.border.written and not own else leaf
-
-    def _check(self, expected: Value, value: Any, train: bool) -> None:
-        """What leaves the stage must be what the others made room for."""
-        if not expected.fits(value) or (train and value.requires_grad != expected.requires_grad):
-            raise SignatureMismatch(
-                f"stage {self.index} makes {expected.name}: {describe(value)}, but the pipeline was cut for "
-                f"{expected.describe()}: run it with the shapes, the autocast and the frozen parameters that "
-                "it was cut with, or cut it again"
-            )
 
     def _check_tied(self) -> None:
         for group in self._names:

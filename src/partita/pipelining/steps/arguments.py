@@ -10,7 +10,7 @@ from torch import Tensor
 
 from partita._torch.containers.pytree import flatten
 from partita.errors import MicrobatchError
-from partita.pipelining.stages.stage import Stage
+from partita.pipelining.stages.graph_stage import GraphStage
 from partita.pipelining.steps.agreement import BatchSizes
 from partita.pipelining.steps.loss_weights import LossWeights, step_weights
 from partita.runtime import CutBatch, cut_batch, split_tree
@@ -182,7 +182,7 @@ def _samples(tree: Any) -> int:
 
 
 def given_arguments(
-    first: Stage, microbatches: Microbatches, *, train: bool
+    first: GraphStage, microbatches: Microbatches, *, train: bool
 ) -> tuple[list[dict[str, Tensor]], BatchSizes]:
     """`cut_arguments` of microbatches that the user has made: each may be of sizes of its own."""
     arguments: list[dict[str, Tensor]] = []
@@ -197,7 +197,7 @@ def given_arguments(
 
 
 def cut_arguments(
-    first: Stage, batch: CutBatch, *, train: bool
+    first: GraphStage, batch: CutBatch, *, train: bool
 ) -> tuple[list[dict[str, Tensor]], BatchSizes]:
     """The tensors of each microbatch by name, and the sizes of each.
 

@@ -84,17 +84,17 @@ class Forward:
         if stage.is_first and step.inputs.arguments is not None:
             values.update(step.inputs.arguments[microbatch])
         with keyed(step.key(microbatch)):
-            made = stage.forward(microbatch, values, train=self._train, routes=step.routes(microbatch))
+            made = stage.forward(microbatch, values, train=self._train)
         if values:
             made = values | made
         if stage.is_last:
-            self._finish(made)
+            self._finish()
         self._delivery.put(made)
 
-    def _finish(self, made: dict[str, Tensor]) -> None:
+    def _finish(self) -> None:
         """The model's result, and its loss."""
         step, microbatch = self._step, self._microbatch
-        output = self._stage.assemble(made, step.routes(microbatch))
+        output = self._stage.assemble()
         if step.inputs.keep_outputs:
             step.outputs[microbatch] = detached(output)
         targets = step.inputs.targets

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from partita.pipelining.blocks.stage import BlockStage
 from partita.pipelining.interface.routes import Routes
+from partita.pipelining.stages.graph_stage import GraphStage
 from partita.pipelining.stages.stage import Stage
 from partita.pipelining.steps.agreement import BatchSizes
 from partita.pipelining.steps.arguments import Microbatches, StepArguments, cut_arguments, given_arguments
@@ -107,6 +108,7 @@ class CapturedPreparation:
             made = made or Microbatches.of(given.cut(first=True))
             sizes = BatchSizes(made.samples, ((),) * len(made.samples))
             return Accepted(sizes, [first.arguments(*part) for part in made.parts])
+        assert isinstance(first, GraphStage)
         if made is None:
             arguments, sizes = cut_arguments(first, given.cut(first=True), train=given.train)
         else:
@@ -123,4 +125,6 @@ class CapturedPreparation:
             crossing = tuple(cast.at(one, stage.module.training) for one in sizes.open)
         elif cast is not routes:
             crossing = (cast,) * self._microbatches
+        for each in self._stages.values():
+            each.crossing = crossing
         return PreparedStep(accepted.arguments, sizes.samples, crossing)

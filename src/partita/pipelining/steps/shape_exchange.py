@@ -134,7 +134,7 @@ class ShapeExchange:
         names = (crossing[0].borders, crossing[0].forward, crossing[0].backward)
         changed, self._names = names != self._names, names
         for index, stage in self._stages.items():
-            stage.prepare(incoming[index], outgoing.get(index, ()), keywords[index], crossing[0])
+            stage.prepare(incoming[index], outgoing.get(index, ()), keywords[index], crossing)
         arguments = None
         if 0 in self._stages:
             arguments = [

@@ -98,10 +98,6 @@ class StepState:
         shape = cast("tuple[int, ...]", value.shape)  # the sizes of a microbatch are numbers
         return torch.empty(shape, dtype=value.dtype, device=self.devices[stage])
 
-    def routes(self, microbatch: int) -> Routes | None:
-        """Those of a microbatch with sizes of its own."""
-        return self.inputs.routes[microbatch] if self.inputs.routes else None
-
     def finish(self) -> StepResults:
         """Hand out the results."""
         results = StepResults(

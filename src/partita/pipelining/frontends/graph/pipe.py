@@ -27,8 +27,8 @@ from partita.pipelining.interface.model_structure import structure_of
 from partita.pipelining.interface.routes import Named, Routes, StageBorder, accept, make_routes
 from partita.pipelining.interface.two_modes import ModeCut, graphs_in, joined
 from partita.pipelining.stages.build import build_stage
+from partita.pipelining.stages.graph_stage import GraphStage
 from partita.pipelining.stages.relocate import devices_of
-from partita.pipelining.stages.stage import Stage
 from partita.pipelining.tied.tied import tied_parameters
 from partita.pipelining.training.reference import graph_inputs
 from partita.planning import Plan
@@ -109,7 +109,7 @@ class GraphPipe(Pipe):
         group: dist.ProcessGroup | None = None,
         *,
         comm: Comm | None = None,
-    ) -> Stage:
+    ) -> GraphStage:
         """See `Pipe.build_stage`."""
         module = self.get_stage_module(stage_index)
         return build_stage(module, stage_index, self.info(), device, group, comm=comm)

@@ -1,0 +1,79 @@
+"""Stages of a captured model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+from torch import Tensor, nn
+
+from partita._torch.export.export import Signature
+from partita.errors import SignatureMismatch
+from partita.pipelining.interface.routes import Named, Routes, accept
+from partita.pipelining.stages.flight import Flight
+from partita.pipelining.stages.value_stage import ValueStage
+from partita.runtime import Comm
+
+__all__ = ["GraphStage"]
+
+
+@final
+class GraphStage(ValueStage):
+    """A `Stage` around a piece of a model's graph. Made by ``Pipe.build_stage``.
+
+    Attributes:
+        signature: how the model's arguments and results are flattened.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        index: int,
+        routes: Routes,
+        signature: Signature,
+        *,
+        comm: Comm | None = None,
+    ) -> None:
+        super().__init__(module, index, routes, comm=comm)
+        self.signature = signature
+
+    def accept(self, flat: Sequence[Any], microbatch: int, *, train: bool) -> dict[str, Tensor]:
+        """The tensors among the model's flat arguments for one microbatch, by name.
+
+        Raises:
+            SignatureMismatch: a shape, dtype or constant that the pipeline was not cut for, or a tensor that
+                wants a gradient where the example did not.
+        """
+        accept(self.routes.inputs, flat, f"microbatch {microbatch}")
+        tensors = {}
+        for expected, value in zip(self.routes.inputs, flat, strict=True):
+            if not isinstance(value, Tensor):
+                continue
+            wants = train and value.requires_grad
+            if wants and not getattr(expected, "requires_grad", False):
+                raise SignatureMismatch(
+                    f"the input {expected.name!r} wants a gradient, but the pipeline was cut with an example "
+                    "that does not: detach it, or cut with an example that requires grad"
+                )
+            tensors[expected.name] = value
+        return tensors
+
+    def _run(self, values: Mapping[str, Any], *, train: bool) -> tuple[Flight, dict[str, Any]]:
+        flight, made = super()._run(values, train=train)
+        if self.is_last:
+            self._result = self.results(made, self._crossing)
+        return flight, made
+
+    def results(self, values: Mapping[str, Tensor], routes: Routes) -> Any:
+        """What the model returns, from the values in it, by name.
+
+        Args:
+            routes: for the sizes of the microbatch.
+        """
+        flat = [values[item.name] if isinstance(item, Named) else item for item in routes.results]
+        return (routes.signature or self.signature).unflatten(flat)
+
+    def _compute(self, given: Sequence[Any]) -> Sequence[Tensor]:
+        result = self._called(*given)
+        made: Sequence[Tensor] = (result,) if len(self.border.outputs) == 1 else result
+        return made

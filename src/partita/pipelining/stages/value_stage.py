@@ -1,0 +1,83 @@
+"""Stages whose values cross borders one by one, each under a name."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from partita.errors import SignatureMismatch
+from partita.pipelining.interface.layout import copied
+from partita.pipelining.interface.routes import Routes, Value, describe
+from partita.pipelining.stages.flight import Flight
+from partita.pipelining.stages.stage import Stage
+
+__all__ = ["ValueStage"]
+
+
+class ValueStage(Stage):
+    """A stage that takes and makes the tensors that its `routes` name."""
+
+    def follow(self, routes: Routes) -> None:
+        """See `Stage.follow`."""
+        super().follow(routes)
+        extra = dict.fromkeys(routes.result_names if self.is_last else ()).keys() - {*self.border.outputs}
+        takes = dict.fromkeys((*self.border.inputs, *sorted(extra)))
+        wants = {name: value.requires_grad for name, value in routes.values.items()}
+        self._takes = tuple((name, wants.get(name)) for name in takes if name not in routes.numbers)
+        self._inputs = frozenset(value.name for value in routes.inputs)
+        self._is_plain = not (routes.numbers or self.border.written)
+
+    @property
+    def _crossing(self) -> Routes:
+        """What crosses in this microbatch."""
+        return self.crossing[self._microbatch] if self.crossing else self.routes
+
+    def _run(self, values: Mapping[str, Any], *, train: bool) -> tuple[Flight, dict[str, Any]]:
+        routes = self._crossing
+        numbers = routes.numbers
+        leaves = {}
+        for name, wants in self._takes:  # cut off from their history, so that gradients stop here
+            value = values[name]
+            leaf = leaves[name] = value.detach()
+            if train and (value.requires_grad if wants is None else wants):
+                leaf.requires_grad_()
+        if self._is_plain:
+            given = [leaves[name] for name in self.border.inputs]
+        else:
+            given = [
+                numbers[name] if name in numbers else self._given(name, leaves[name])
+                for name in self.border.inputs
+            ]
+        outputs = dict(zip(self.border.outputs, self._compute(given), strict=True))
+        for name, value in outputs.items():
+            expected = routes.values.get(name)
+            if expected is not None:
+                self._check(expected, value, train)
+        for name in self.border.reused:
+            outputs[name] = copied(outputs[name])
+        sources = {name: value for name, value in values.items() if value.requires_grad} if train else {}
+        return Flight(leaves, outputs, sources, False), leaves | outputs
+
+    @abstractmethod
+    def _compute(self, given: Sequence[Any]) -> Sequence[Tensor]:
+        """What the module makes of the border's inputs, in the order of its outputs."""
+
+    def _given(self, name: str, leaf: Tensor) -> Tensor:
+        """What the module gets: a copy of what it writes to, since autograd refuses to write to a leaf and
+        the memory is the sender's where both stages are on one rank. What the caller gave is the caller's to
+        see.
+        """
+        own = name in self._inputs and not leaf.requires_grad
+        return copied(leaf) if name in self.border.written and not own else leaf
+
+    def _check(self, expected: Value, value: Any, train: bool) -> None:
+        """What leaves the stage must be what the others made room for."""
+        if not expected.fits(value) or (train and value.requires_grad != expected.requires_grad):
+            raise SignatureMismatch(
+                f"stage {self.index} makes {expected.name}: {describe(value)}, but the pipeline was cut for "
+                f"{expected.describe()}: run it with the shapes, the autocast and the frozen parameters that "
+                "it was cut with, or cut it again"
+            )
