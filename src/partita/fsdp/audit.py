@@ -16,6 +16,7 @@ from partita._torch.distributed.fsdp_marks import (
     mark_of,
 )
 from partita.errors import CaptureError
+from partita.listing import listed
 
 __all__ = ["Audit", "audit"]
 
@@ -60,12 +61,12 @@ class Audit:
         ]
         if self.missed:
             lines.append(
-                f"missed: {_some(self.missed)}: added after wrapping? FSDP neither shards them nor tells "
+                f"missed: {listed(self.missed)}: added after wrapping? FSDP neither shards them nor tells "
                 "Dynamo. Add them before wrapping, or name them in ignored_modules"
             )
         if self.eager:
             lines.append(
-                f"eager: {_some(self.eager)}: wrapped with use_orig_params=False, so torch.compile makes no "
+                f"eager: {listed(self.eager)}: wrapped with use_orig_params=False, so torch.compile makes no "
                 "graph of them. Wrap with use_orig_params=True, or use fully_shard"
             )
         return "\n".join(lines)
@@ -114,8 +115,3 @@ def audit(module: nn.Module, ignored_modules: Collection[nn.Module] = ()) -> Aud
     if found.eager:
         warnings.warn(str(found), UserWarning, stacklevel=2)
     return found
-
-
-def _some(names: tuple[str, ...], limit: int = 5) -> str:
-    shown = ", ".join(repr(name) for name in names[:limit])
-    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"

@@ -9,6 +9,7 @@ axis       0       5       10      15 ms
 
 from __future__ import annotations
 
+from partita.listing import first_few
 from partita.reporting.backward_pass import BackwardPass, ReducedBucket
 from partita.reporting.scales import Scale
 from partita.reporting.svg import Attribute, element, picture, text, title
@@ -62,14 +63,12 @@ def _bar(name: str, scale: Scale, start_s: float, end_s: float, y: float, height
 
 def _tooltip(bucket: ReducedBucket) -> str:
     ready = "no gradient came" if bucket.ready_s is None else f"ready at {_ms(bucket.ready_s)}"
-    names = list(bucket.parameters[:_MOST_NAMES])
-    more = len(bucket.parameters) - _MOST_NAMES
     return "\n".join(
         [
             f"bucket {bucket.bucket}: {format_bytes(bucket.size_bytes)} of {bucket.dtype}",
             f"{ready}, sent at {_ms(bucket.sent_s)}, mean known at {_ms(bucket.finished_s)}",
             f"exposed for {format_seconds(bucket.exposed_s)}",
-            ", ".join(names) + (f" and {more} more" if more > 0 else ""),
+            first_few(bucket.parameters, _MOST_NAMES),
         ]
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
+from partita.listing import first_few
 from partita.reporting.capture_report import CaptureReport, GraphRow, LeftOutRow
 from partita.reporting.units import format_seconds, format_share
 
@@ -94,6 +95,4 @@ def operator_list(row: LeftOutRow) -> str:
     >>> operator_list(LeftOutRow("", ("a", "b", "c", "d", "e"), "", ""))
     'a, b, c and 2 more'
     """
-    shown = ", ".join(row.operators[:_MOST_OPERATORS])
-    more = len(row.operators) - _MOST_OPERATORS
-    return f"{shown} and {more} more" if more > 0 else shown
+    return first_few(row.operators, _MOST_OPERATORS)

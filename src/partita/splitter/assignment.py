@@ -8,6 +8,7 @@ from typing import Any
 from torch.fx import Node
 
 from partita.errors import AssignmentError
+from partita.listing import listed
 
 __all__ = ["Assignment", "assigned_keys", "is_assignable"]
 
@@ -62,7 +63,7 @@ def _from_mapping(
     ]
     if foreign:
         raise AssignmentError(
-            f"the assignment names {_some(foreign)}, which the graph does not have: use the names of "
+            f"the assignment names {listed(foreign)}, which the graph does not have: use the names of "
             "graph.nodes (print(gm.graph) shows them)"
         )
     missing = [
@@ -72,7 +73,7 @@ def _from_mapping(
     ]
     if missing:
         raise AssignmentError(
-            f"the assignment has no key for {_some(missing)}: give every node a key but placeholders, "
+            f"the assignment has no key for {listed(missing)}: give every node a key but placeholders, "
             "get_attr and output"
         )
     return [
@@ -95,8 +96,3 @@ def _checked(key: Any, node: Node) -> Any:
             "hashed: return an int, a str or a tuple"
         ) from None
     return key
-
-
-def _some(names: Sequence[str], limit: int = 5) -> str:
-    shown = ", ".join(repr(name) for name in names[:limit])
-    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from partita.listing import first_few
+
 if TYPE_CHECKING:
     from partita.ddp.reducing.bucket_layout import BucketLayout
     from partita.ddp.reducing.reduction import Reduction
@@ -121,13 +123,11 @@ def bucket_table(rows: Sequence[BucketRow]) -> str:
     lines = [f"{'bucket':>6}  {'bytes':>12}  {'ready':>9}  {'sent':>9}  {'exposed':>9}  parameters"]
     for row in rows:
         times = "  ".join(f"{_ms(value):>9}" for value in (row.ready_s, row.sent_s, row.exposed_s))
-        lines.append(f"{row.bucket:>6}  {row.bytes:>12,}  {times}  {_names(row.parameters)} ({row.dtype})")
+        lines.append(
+            f"{row.bucket:>6}  {row.bytes:>12,}  {times}  {first_few(row.parameters, 3)} ({row.dtype})"
+        )
     return "\n".join(lines)
 
 
 def _ms(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1e3:.2f} ms"
-
-
-def _names(names: Sequence[str], limit: int = 3) -> str:
-    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")

@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.optim import Optimizer
 
 from partita.errors import CheckpointError, ExecutionError
+from partita.listing import listed
 from partita.pipelining.checkpoints.all_or_nothing import put, unchanged_on_error
 from partita.pipelining.checkpoints.checkpoint_source import CheckpointSource, Incoming
 from partita.pipelining.checkpoints.manifest_writer import ManifestWriter
@@ -36,7 +37,6 @@ from partita.pipelining.checkpoints.reasons import reason
 from partita.pipelining.checkpoints.replicas import Replicas
 from partita.pipelining.checkpoints.savers import Savers, agree, attempt, savers_of
 from partita.pipelining.checkpoints.shared_folder import check_shared
-from partita.pipelining.interface.listing import listed
 from partita.pipelining.stages.stage import Stage
 from partita.pipelining.stages.state_of_stage import (
     Stages,

@@ -15,12 +15,12 @@ from torch.distributed.tensor import DTensor
 
 from partita._torch.tensors.storage import has_memory
 from partita.errors import CheckpointError, PartitaError
+from partita.listing import listed
 from partita.pipelining.checkpoints.checked_reader import CheckedReader, PlainPlanner
 from partita.pipelining.checkpoints.optimizer_state import state_places
 from partita.pipelining.checkpoints.plain_values import plain_value
 from partita.pipelining.checkpoints.reasons import quiet_alone, reason
 from partita.pipelining.checkpoints.replicas import under
-from partita.pipelining.interface.listing import listed
 from partita.pipelining.stages.state_of_stage import StateValue, is_opaque
 
 __all__ = ["EXTRA", "CheckpointSource", "Incoming"]

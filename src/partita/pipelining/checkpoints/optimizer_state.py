@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from partita.errors import CheckpointError
+from partita.listing import listed
 from partita.pipelining.checkpoints.replicas import StateEntry
-from partita.pipelining.interface.listing import listed
 
 __all__ = [
     "Names",

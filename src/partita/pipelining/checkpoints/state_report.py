@@ -11,8 +11,8 @@ from torch.fx import GraphModule
 from partita._torch.modules.contents import named_state
 from partita.errors import CheckpointError
 from partita.graph.state import lookup
+from partita.listing import listed
 from partita.pipelining.frontends.pipe import Pipe
-from partita.pipelining.interface.listing import listed
 from partita.pipelining.stages.state_of_stage import state_of_stage
 
 __all__ = ["StateReport", "state_report"]

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from partita._torch.tensors.storage import has_memory
 from partita.errors import CheckpointError
+from partita.listing import listed
 from partita.pipelining.checkpoints.all_or_nothing import put, unchanged_on_error
-from partita.pipelining.interface.listing import listed
 from partita.pipelining.stages.state_of_stage import (
     Stages,
     StateValue,

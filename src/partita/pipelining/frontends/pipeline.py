@@ -17,6 +17,7 @@ from partita.capture.proof import Prove
 from partita.errors import ArgumentError, InfeasiblePlan, NotProven
 from partita.graph.cost import NodeCost, estimate, measure
 from partita.graph.effects import analyse
+from partita.listing import listed
 from partita.pipelining.frontends.cuts.annotations import split_points
 from partita.pipelining.frontends.cuts.cuts import (
     Place,
@@ -40,7 +41,6 @@ from partita.pipelining.frontends.graph.pipe import GraphPipe
 from partita.pipelining.frontends.graph.writes import check_writes
 from partita.pipelining.frontends.modules.frontend import ByPlan, cut_modules
 from partita.pipelining.frontends.pipe import Pipe
-from partita.pipelining.interface.listing import listed
 from partita.pipelining.interface.loss import LossSpec
 from partita.pipelining.interface.two_modes import ModeCut, TwoModes
 from partita.planning import Cluster, CostModel, Plan, plan_stages

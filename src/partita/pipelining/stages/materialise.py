@@ -22,7 +22,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from partita._torch.modules.contents import is_persistent_buffer
 from partita._torch.tensors.storage import has_memory
 from partita.errors import CheckpointError
-from partita.pipelining.interface.listing import listed
+from partita.listing import listed
 from partita.pipelining.interface.two_modes import graphs_in
 from partita.pipelining.stages.move_graph import move_graph
 from partita.pipelining.stages.state_of_stage import Stages, stage_modules

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from partita._torch.tensors.norms import each_norm
 from partita.errors import ExecutionError
+from partita.listing import first_few
 from partita.pipelining.stages.state_of_stage import stage_modules
 from partita.pipelining.steps.schedules import PipelineSchedule
 from partita.runtime.publish_errors import publish_errors
@@ -109,9 +110,8 @@ def _whole(norm: Tensor) -> Tensor:
 
 def _message(norms: list[tuple[str, Tensor]], total: Tensor, norm_type: float) -> str:
     bad = [name for name, norm in norms if not torch.isfinite(norm)]
-    some = ", ".join(bad[:4]) + (f" and {len(bad) - 4} more" if len(bad) > 4 else "")
     return (
         f"the norm of order {norm_type:g} of the gradients is {total.item()} (not finite: "
-        f"{some or 'only their sum'}), so they can't be clipped: look for the overflow there, or pass "
-        "error_if_nonfinite=False"
+        f"{first_few(bad, 4) or 'only their sum'}), so they can't be clipped: look for the overflow there, or "
+        "pass error_if_nonfinite=False"
     )

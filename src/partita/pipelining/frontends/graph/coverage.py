@@ -18,7 +18,7 @@ from partita._torch.autograd.region_switches import (
 from partita._torch.modules.contents import named_state
 from partita.errors import CaptureError
 from partita.graph.state import lookup
-from partita.pipelining.interface.listing import listed
+from partita.listing import listed
 from partita.splitter import Piece
 
 __all__ = ["check_operations", "check_state", "unused_state"]

@@ -26,7 +26,7 @@ from partita._torch.autograd.region_switches import (
 from partita.errors import ArgumentError
 from partita.graph.regions import ambient_states
 from partita.graph.state import lookup
-from partita.pipelining.interface.listing import listed
+from partita.listing import listed
 
 __all__ = ["MultiUseParamSpec", "MultiUseParameterConfig", "transmit_parameters"]
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from partita._torch.modules.contents import is_buffer, is_persistent_buffer, named_state
-from partita.pipelining.interface.listing import shared_atoms
+from partita.listing import shared_atoms
 
 __all__ = ["add_aliases", "add_unused"]
 

@@ -11,9 +11,9 @@ from torch import nn
 
 from partita._torch.modules.contents import named_state
 from partita.errors import AssignmentError, CaptureError
+from partita.listing import shared_atoms
 from partita.pipelining.blocks.cut import BlockCut, Event, Site
 from partita.pipelining.frontends.modules.recording import RecordedPass
-from partita.pipelining.interface.listing import shared_atoms
 
 __all__ = ["BlockPlan", "Place", "Side", "plan_blocks"]
 

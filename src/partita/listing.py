@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["listed", "shared_atoms"]
+__all__ = ["first_few", "listed", "shared_atoms"]
+
+
+def first_few(names: Iterable[str], limit: int = 5) -> str:
+    """The first few of many, and how many there are besides.
+
+    >>> first_few("abcdefg", limit=3)
+    'a, b, c and 4 more'
+    """
+    every = list(names)
+    more = len(every) - limit
+    return ", ".join(every) if more <= 0 else f"{', '.join(every[:limit])} and {more} more"
 
 
 def listed(names: Iterable[object], limit: int = 5) -> str:
-    """Names for a message, the first few of many.
+    """The same in quotes, for a message.
 
     >>> listed("abcdefg", limit=3)
     "'a', 'b', 'c' and 4 more"
     """
-    found = [repr(name) for name in names]
-    more = len(found) - limit
-    return ", ".join(found) if more <= 0 else f"{', '.join(found[:limit])} and {more} more"
+    return first_few(map(repr, names), limit)
 
 
 def shared_atoms(left: str, right: str) -> int:
