@@ -112,6 +112,6 @@ def _message(norms: list[tuple[str, Tensor]], total: Tensor, norm_type: float) -
     bad = [name for name, norm in norms if not torch.isfinite(norm)]
     return (
         f"the norm of order {norm_type:g} of the gradients is {total.item()} (not finite: "
-        f"{first_few(bad, 4) or 'only their sum'}), so they can't be clipped: look for the overflow there, or "
-        "pass error_if_nonfinite=False"
+        f"{first_few(bad, 4) or 'only their sum'}), so they can't be clipped: look for the overflow there, "
+        "or pass error_if_nonfinite=False"
     )
