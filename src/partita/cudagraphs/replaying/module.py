@@ -19,7 +19,6 @@ it is the newer of the two.
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -34,13 +33,13 @@ from partita.cudagraphs.recording.recorder import GraphRecorder
 from partita.cudagraphs.replaying.call_signature import CallSignature, describe_call, modes
 from partita.cudagraphs.replaying.entry import CacheInfo, RecordedCall, fill
 from partita.cudagraphs.replaying.outputs import placed, plan_outputs
+from partita.cudagraphs.replaying.recording_cache import RecordingCache
 from partita.errors import ExecutionError
 from partita.graph.state import lookup
 
 __all__ = ["CudaGraphModule"]
 
 _LOG = logging.getLogger("partita.cudagraphs")
-_COUNTS = ("_hits", "_recorded", "_evicted", "_reordered", "_uncaptured", "_overtaken", "_unused")
 
 
 class CudaGraphModule(nn.Module):
@@ -76,14 +75,6 @@ class CudaGraphModule(nn.Module):
     ([1.0, 1.0, 1.0], 1)
     """
 
-    _hits: int
-    _recorded: int
-    _evicted: int
-    _reordered: int
-    _uncaptured: int
-    _overtaken: int
-    _unused: int
-
     def __init__(
         self,
         gm: GraphModule,
@@ -104,7 +95,6 @@ class CudaGraphModule(nn.Module):
         self.gm = gm
         self.region = name
         self.recorder = recorder
-        self.max_recordings = max_recordings
         self.mutated_inputs = frozenset(
             find_input_mutations(gm.graph) if mutated_inputs is None else mutated_inputs
         )
@@ -113,44 +103,32 @@ class CudaGraphModule(nn.Module):
         self._transient = frozenset(transient_outputs)
         self._lent = frozenset(lent_outputs)
         self._memory = memory if memory is not None else StableMemory()
-        self._entries: OrderedDict[Any, RecordedCall] = OrderedDict()
-        self._warm: OrderedDict[Any, None] = OrderedDict()
+        self._cache = RecordingCache(max_recordings, self._memory)
         self._calls_modules = any(node.op == "call_module" for node in gm.graph.nodes)
         self._attributes = _attributes(gm)
-        vars(self).update(dict.fromkeys(_COUNTS, 0))
-        self._gave_up = ""
 
     def __getstate__(self) -> dict[str, Any]:
         """All but what belongs to this process and this object."""
-        fresh = {"_memory": StableMemory(), "_entries": OrderedDict(), "_warm": OrderedDict(), "_run": None}
-        return {**super().__getstate__(), **fresh, **dict.fromkeys(_COUNTS, 0), "_gave_up": ""}
+        cache = self._cache.fresh()
+        return {**super().__getstate__(), "_cache": cache, "_memory": cache.memory, "_run": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Find the attributes of the copied graph."""
         super().__setstate__(state)
         self._attributes = _attributes(self.gm)
 
+    @property
+    def max_recordings(self) -> int:
+        """How many recordings it holds."""
+        return self._cache.max_size
+
     def cache_info(self) -> CacheInfo:
         """What has been recorded so far."""
-        return CacheInfo(
-            len(self._entries),
-            self.max_recordings,
-            self._hits,
-            self._recorded,
-            self._evicted,
-            self._reordered,
-            self._uncaptured,
-            self._overtaken,
-            self._gave_up,
-        )
+        return self._cache.info()
 
     def clear(self) -> None:
         """Drop all recordings and their memory; the next calls warm up and record again."""
-        for key in self._entries:
-            self._memory.declare((id(self), key), ())
-        self._entries.clear()
-        self._warm.clear()
-        self._gave_up, self._unused = "", 0
+        self._cache.clear()
 
     def forward(self, *args: Any) -> Any:
         """Run the graph.
@@ -158,44 +136,44 @@ class CudaGraphModule(nn.Module):
         Raises:
             ExecutionError: gradients are on, and an input or a parameter needs one: a replay has no history.
         """
-        if self.recorder is None or self._gave_up:
+        # 1. What can't be replayed, whatever it is called with, runs as it is.
+        cache = self._cache
+        if self.recorder is None or cache.gave_up:
             return self._as_it_is(args)
+
+        # 2. What this call has in common with others: a kind, and on what addresses it works.
         values, spec = flatten(args)
         state = self._state()
         self._check_grad(values, state)
         call = describe_call(values, self.recorder.device_type, self._static, self._memory)
         if isinstance(call, str) or self._shares_written(args, values, call, state):
             return self._as_it_is(args)
-        if self._static:
-            addresses = (
-                values[number].untyped_storage().data_ptr()
-                for number in self._static
-                if _is_tensor(values[number])
-            )
-            self._memory.declare(id(self), addresses)
+        self._declare_static(values)
         kind = (call.kind, spec, modes(self.recorder.device_type), self._flags(), _kinds(state))
         key = (kind, call.addresses, tuple(tensor.data_ptr() for tensor in state))
-        entry = self._entries.get(key)
+
+        # 3. A recording of such a call is replayed, unless that would overwrite what somebody still has.
+        entry = cache.find(key)
         if entry is not None:
-            self._entries.move_to_end(key)
-            self._unused = 0
             if entry.lending.in_use:
                 self._copy_from_now_on()
                 return self._overtake(args)
             endangered = self.recorder.pool.endangered_by(entry.number)
             if endangered is None:
-                self._hits += 1
+                cache.counts.hits += 1
                 return self._replay(entry, values)
-            if self._reordered >= self.max_recordings:
+            if cache.counts.reordered >= cache.max_size:
                 endangered.give_up()
                 return self._overtake(args)
-            self._reordered += 1
-            self._drop(key)
-        if kind not in self._warm:
+            cache.counts.reordered += 1
+            cache.drop(key)
+
+        # 4. Else this call is the first of its kind, which warms up, or is recorded and replayed.
+        if not cache.is_warm(kind):
             return self._warm_up(kind, args)
-        if self._unused >= self.max_recordings:
+        if cache.unused >= cache.max_size:
             self._give_up(
-                f"its last {self._unused} recordings were not used a second time: shapes, numbers or "
+                f"its last {cache.unused} recordings were not used a second time: shapes, numbers or "
                 "addresses of its inputs change at each call. Fix them, or raise max_recordings"
             )
             return self._as_it_is(args)
@@ -204,16 +182,22 @@ class CudaGraphModule(nn.Module):
         except ExecutionError as error:
             self._give_up(str(error))
             return self._as_it_is(args)
-        self._keep(key, entry)
+        cache.keep(key, entry)
         return self._replay(entry, values)
 
+    def _declare_static(self, values: Sequence[Any]) -> None:
+        """Inputs that keep their addresses lie there for other regions too."""
+        if self._static:
+            tensors = (values[number] for number in self._static if _is_tensor(values[number]))
+            self._memory.declare(id(self), (tensor.untyped_storage().data_ptr() for tensor in tensors))
+
     def _as_it_is(self, args: Sequence[Any]) -> Any:
-        self._uncaptured += 1
+        self._cache.counts.uncaptured += 1
         return self.gm(*args) if self._run is None else self._run(*args)
 
     def _overtake(self, args: Sequence[Any]) -> Any:
         """Run as it is beside what somebody still has and a replay would overwrite."""
-        self._overtaken += 1
+        self._cache.counts.overtaken += 1
         return self._as_it_is(args)
 
     def _copy_from_now_on(self) -> None:
@@ -229,9 +213,7 @@ class CudaGraphModule(nn.Module):
             self._give_up(
                 "it switches gradients on, and a replay has no history: keep no_grad around all of it"
             )
-        self._warm[kind] = None
-        if len(self._warm) > 4 * self.max_recordings:
-            self._warm.popitem(last=False)
+        self._cache.note_warm(kind)
         return result
 
     def _record(
@@ -285,20 +267,6 @@ class CudaGraphModule(nn.Module):
             start += count
         return frozenset(found)
 
-    def _drop(self, key: Any) -> None:
-        del self._entries[key]
-        self._memory.declare((id(self), key), ())
-        self._evicted += 1
-
-    def _keep(self, key: Any, entry: RecordedCall) -> None:
-        self._recorded += 1
-        self._unused += 1
-        self._entries[key] = entry
-        tensors = [value for value in flatten(entry.recording.result)[0] if _is_tensor(value)]
-        self._memory.declare_storages((id(self), key), (tensor.untyped_storage() for tensor in tensors))
-        if len(self._entries) > self.max_recordings:
-            self._drop(next(iter(self._entries)))
-
     def _replay(self, entry: RecordedCall, values: Sequence[Any]) -> Any:
         assert self.recorder is not None
         return entry.replay(values, self.recorder.pool, lends=bool(self._lent))
@@ -347,8 +315,8 @@ class CudaGraphModule(nn.Module):
         )
 
     def _give_up(self, why: str) -> None:
-        self.clear()
-        self._gave_up = why
+        self._cache.clear()
+        self._cache.gave_up = why
         _LOG.warning("%s runs uncaptured from now on: %s", self.region, why)
 
 
