@@ -12,8 +12,8 @@ from torch import nn
 
 from partita.ddp.reducing.arrivals import GradientArrivals
 from partita.ddp.reducing.bucket_set import BucketSet
-from partita.ddp.reducing.complete_gradients import CompleteGradients
 from partita.ddp.reducing.consensus import Consensus
+from partita.ddp.reducing.gradient import Arrival, Gradient
 from partita.ddp.reducing.pass_state import PassState
 from partita.ddp.reducing.settings import ReducerSettings
 
@@ -28,17 +28,11 @@ def on_three(check: Check) -> None:
         consensus = Consensus(comm, 3, check_graphs=True)
         buckets = BucketSet("abc", parameters, consensus.order, ReducerSettings(8, 8))
         assert [bucket.names for bucket in buckets.layouts] == [("c",), ("b", "a")]
-        arrivals = GradientArrivals(
-            "abc",
-            parameters,
-            comm,
-            buckets=buckets,
-            trust=CompleteGradients(3, late=()),
-            consensus=consensus,
-            hook=None,
-        )
+        gradients = [Gradient(name, parameter) for name, parameter in zip("abc", parameters, strict=True)]
+        arrivals = GradientArrivals(gradients, comm, buckets=buckets, consensus=consensus, hook=None)
+        state = PassState(True, [Arrival(expected=True, early=True) for _ in gradients])
         with torch.no_grad():
-            check(arrivals, PassState(sync=True, expected=[True] * 3, early={0, 1, 2}), parameters)
+            check(arrivals, state, parameters)
 
     alone(body)
 
@@ -85,7 +79,7 @@ def test_at_the_end_all_buckets_are_sent() -> None:
 
 def test_an_offer_is_taken_when_the_last_graph_has_made_it() -> None:
     def check(arrivals: GradientArrivals, state: PassState, parameters: list[nn.Parameter]) -> None:
-        state.remaining[2] = 2
+        state.arrivals[2].to_come = 2
         assert arrivals.offered(state, 2, torch.ones(2)) is None
         assert not state.reductions
         assert arrivals.offered(state, 2, torch.ones(2)) is None
@@ -99,20 +93,20 @@ def test_an_offer_is_taken_when_the_last_graph_has_made_it() -> None:
 
 def test_what_was_taken_goes_back_to_autograd_where_a_later_offer_can_not_be() -> None:
     def check(arrivals: GradientArrivals, state: PassState, parameters: list[nn.Parameter]) -> None:
-        state.remaining[2] = 2
+        state.arrivals[2].to_come = 2
         arrivals.offered(state, 2, torch.ones(2))
         with torch.enable_grad():
             left = arrivals.offered(state, 2, torch.ones(2))
         assert left is not None
         assert left.tolist() == [2.0, 2.0]
-        assert not state.partial
+        assert state.arrivals[2].partial is None
 
     on_three(check)
 
 
 def test_without_synchronisation_gradients_stay_with_autograd() -> None:
     def check(arrivals: GradientArrivals, _state: PassState, parameters: list[nn.Parameter]) -> None:
-        state = PassState(sync=False)
+        state = PassState(False, [Arrival() for _ in parameters])
         given = torch.ones(2)
         assert arrivals.offered(state, 2, given) is given
         arrive(arrivals, state, parameters, 2)
@@ -124,9 +118,9 @@ def test_without_synchronisation_gradients_stay_with_autograd() -> None:
 @pytest.mark.parametrize("index", [0, 1])
 def test_offers_that_never_became_whole_are_taken_at_the_end(index: int) -> None:
     def check(arrivals: GradientArrivals, state: PassState, parameters: list[nn.Parameter]) -> None:
-        state.remaining[index] = 2
+        state.arrivals[index].to_come = 2
         arrivals.offered(state, index, torch.ones(1))
         arrivals.take_partial(state)
-        assert index in state.gradients
+        assert state.arrivals[index].is_there
 
     on_three(check)

@@ -15,8 +15,8 @@ from partita._torch.autograd.running_pass import grad_version
 from partita.ddp.reducing.bucket_layout import BucketLayout
 from partita.ddp.reducing.bucket_set import BucketSet
 from partita.ddp.reducing.comm_hooks import CommHook
-from partita.ddp.reducing.complete_gradients import CompleteGradients, can_be_added
 from partita.ddp.reducing.consensus import Consensus
+from partita.ddp.reducing.gradient import Gradient
 from partita.ddp.reducing.pass_errors import another_gradient, failed_everywhere, sparse_gradient
 from partita.ddp.reducing.pass_state import PassState
 from partita.ddp.reducing.reduction import PassFlags, Reduction
@@ -29,53 +29,53 @@ class GradientArrivals:
     """Takes gradients, and sends buckets, of one pass after another.
 
     Args:
-        names: of the trainable parameters.
-        parameters: themselves, in the same order.
-        trust: is told which offers were the whole gradient.
+        gradients: of the trainable parameters; an index is one of these.
         consensus: is told in which order gradients get ready.
         hook: averages a bucket; None: a plain mean.
     """
 
     def __init__(
         self,
-        names: Sequence[str],
-        parameters: Sequence[torch.nn.Parameter],
+        gradients: Sequence[Gradient],
         comm: Comm,
         *,
         buckets: BucketSet,
-        trust: CompleteGradients,
         consensus: Consensus,
         hook: CommHook | None,
     ) -> None:
-        self._names = names
-        self._parameters = parameters
+        self._gradients = gradients
+        self._parameters = [gradient.parameter for gradient in gradients]
         self._comm = comm
         self._buckets = buckets
-        self._trust = trust
         self._consensus = consensus
         self._hook = hook
-        self._used = [False] * len(parameters)  # since the last synchronised pass, by parameter
 
-    def offered(self, state: PassState, index: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    def offered(self, state: PassState, index: int, offer: torch.Tensor | None) -> torch.Tensor | None:
         """A compiled graph has computed a gradient, or knows that there is none.
 
         Returns:
             What is left for autograd to add to ``grad``: None where it has been taken.
         """
-        if index in state.remaining:
-            state.remaining[index] -= 1
-        if not state.sync or not can_be_added(gradient, self._parameters[index]):
-            return self._decline(state, index, gradient)
-        self._consensus.observe(index)
-        if index not in state.early or state.remaining[index] < 0:
-            return self._decline(state, index, gradient)
-        gradient = state.added_to_partial(index, gradient)
-        if gradient is None:
-            return None
-        if state.remaining[index] > 0:
-            state.partial[index] = gradient
-        else:
-            self._take(state, index, gradient)
+        gradient, arrival = self._gradients[index], state.arrivals[index]
+        if arrival.to_come is not None:
+            arrival.to_come -= 1
+        may_be_taken = state.sync and gradient.can_take(offer)
+        if may_be_taken:
+            self._consensus.observe(index)
+        if not may_be_taken or not arrival.early or arrival.to_come is None or arrival.to_come < 0:
+            # Autograd gets it, and what was taken before.
+            arrival.early = False
+            if arrival.partial is not None:
+                return arrival.with_partial(offer)
+            if offer is not None and arrival.to_come is not None and gradient.parameter.grad is None:
+                arrival.note_left(offer)
+            return offer
+        offer = arrival.with_partial(offer)
+        if offer is not None:
+            if arrival.to_come > 0:
+                arrival.partial = offer
+            else:
+                self._take(state, index, offer)
         return None
 
     def accumulated(self, state: PassState, index: int) -> None:
@@ -84,38 +84,41 @@ class GradientArrivals:
         Raises:
             ExecutionError: the gradient is sparse, or its bucket has been sent.
         """
-        parameter = self._parameters[index]
-        self._trust.compare(index, parameter.grad, foreseen=state.remaining.get(index) == 0)
+        gradient, arrival = self._gradients[index], state.arrivals[index]
+        parameter = gradient.parameter
+        gradient.compare(arrival)
         if not state.sync:
-            self._used[index] = self._used[index] or parameter.grad is not None
+            gradient.used = gradient.used or parameter.grad is not None
             return
-        if index in state.gradients and grad_version(parameter) == state.versions[index]:
+        if arrival.is_there and grad_version(parameter) == arrival.version:
             return  # all of it was offered before
         if parameter.grad is None:
-            state.expected[index] = False
+            arrival.expected = False
             self.send_complete(state)
             return
         if parameter.grad.layout is not torch.strided:
-            raise failed_everywhere(self._comm, sparse_gradient(self._names[index]), "backward")
+            raise failed_everywhere(self._comm, sparse_gradient(gradient.name), "backward")
         if len(state.reductions) > self._buckets.bucket_of[index]:
-            raise failed_everywhere(self._comm, another_gradient(self._names[index]), "backward")
-        self._used[index] = True
-        for taken in (state.partial.pop(index, None), state.gradients.get(index)):
+            raise failed_everywhere(self._comm, another_gradient(gradient.name), "backward")
+        gradient.used = True
+        for taken in (arrival.partial, arrival.value):
             if taken is not None:
                 parameter.grad.add_(taken)
+        arrival.partial = None
         self._consensus.observe(index)
         self._ready(state, index, None)
 
     def take_partial(self, state: PassState) -> None:
         """Take what was offered of gradients whose other offers have not come."""
-        for index, gradient in list(state.partial.items()):
-            del state.partial[index]
-            self._take(state, index, gradient)
+        for index, arrival in enumerate(state.arrivals):
+            if arrival.partial is not None:
+                offer, arrival.partial = arrival.partial, None
+                self._take(state, index, offer)
 
     def is_complete(self, state: PassState) -> bool:
         """Whether all gradients are there that buckets wait for."""
         layouts = self._buckets.layouts
-        return len(state.reductions) >= len(layouts) - 1 and state.is_complete(layouts[-1])
+        return len(state.reductions) >= len(layouts) - 1 and self._has_come(state, layouts[-1])
 
     def send_complete(self, state: PassState) -> None:
         """Send the buckets whose turn it is. The last one stays until the pass is over: it says how that
@@ -124,7 +127,7 @@ class GradientArrivals:
         layouts = self._buckets.layouts
         while len(state.reductions) < len(layouts) - 1:
             bucket = layouts[len(state.reductions)]
-            if not state.is_complete(bucket):
+            if not self._has_come(state, bucket):
                 return
             self._send(state, bucket, PassFlags())
 
@@ -135,56 +138,59 @@ class GradientArrivals:
         for bucket in layouts[len(state.reductions) :]:
             self._send(state, bucket, flags if bucket is layouts[-1] else PassFlags())
 
+    @staticmethod
+    def _has_come(state: PassState, bucket: BucketLayout) -> bool:
+        """Whether all gradients that a bucket waits for are there."""
+        arrivals = (state.arrivals[slot.index] for slot in bucket.slots)
+        return all(arrival.is_there or not arrival.expected for arrival in arrivals)
+
     def _send(self, state: PassState, bucket: BucketLayout, flags: PassFlags) -> None:
+        arrivals = {slot.index: state.arrivals[slot.index] for slot in bucket.slots}
         state.reductions.append(
             Reduction(
                 self._buckets.memory[bucket.number],
                 self._parameters,
-                state.in_bucket(bucket),
-                self._used,
+                {index: arrival.value for index, arrival in arrivals.items() if arrival.is_there},
+                {index: self._gradients[index].used for index in arrivals},
                 self._comm,
                 self._hook,
                 flags=flags,
             )
         )
-        state.taken_from(bucket, self._parameters)
+        for index, arrival in arrivals.items():  # they lie in the bucket's memory now
+            if arrival.is_there:
+                arrival.value, arrival.version = None, grad_version(self._parameters[index])
 
     def pass_begins(self, state: PassState) -> None:
         """A synchronised pass begins."""
-        state.used_before = tuple(self._used)
+        for gradient, arrival in zip(self._gradients, state.arrivals, strict=True):
+            arrival.used_before = gradient.used
         self.send_complete(state)
 
-    def pass_ends(self) -> None:
+    def pass_ends(self, state: PassState) -> None:
         """All buckets of a synchronised pass have been reduced."""
-        self._used = [False] * len(self._parameters)
-        self._trust.pass_ends()
+        for gradient, arrival in zip(self._gradients, state.arrivals, strict=True):
+            gradient.used, gradient.came = False, arrival.is_there
 
     def pass_is_dropped(self, state: PassState) -> None:
         """What has come in a pass does not count."""
-        self._used = list(state.used_before)
-        self._trust.pass_ends()
+        for gradient, arrival in zip(self._gradients, state.arrivals, strict=True):
+            gradient.used = arrival.used_before
 
-    def _decline(self, state: PassState, index: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        """Leave a gradient, and what was taken of it before, to autograd."""
-        state.early.discard(index)
-        if index in state.partial:
-            return state.added_to_partial(index, gradient)
-        if gradient is not None and index in state.remaining and self._parameters[index].grad is None:
-            self._trust.note_offer(index, gradient)
-        return gradient
-
-    def _take(self, state: PassState, index: int, gradient: torch.Tensor) -> None:
-        parameter = self._parameters[index]
-        self._used[index] = True
-        if parameter.grad is None:
-            self._ready(state, index, gradient)
+    def _take(self, state: PassState, index: int, offer: torch.Tensor) -> None:
+        gradient = self._gradients[index]
+        gradient.used = True
+        existing = gradient.parameter.grad
+        if existing is None:
+            self._ready(state, index, offer)
             return
         with torch.no_grad():
-            parameter.grad.add_(gradient)
+            existing.add_(offer)
         self._ready(state, index, None)
 
-    def _ready(self, state: PassState, index: int, gradient: torch.Tensor | None) -> None:
-        state.gradients[index] = gradient
-        state.versions[index] = grad_version(self._parameters[index])
-        state.ready_s[index] = time.monotonic()
+    def _ready(self, state: PassState, index: int, value: torch.Tensor | None) -> None:
+        arrival = state.arrivals[index]
+        arrival.is_there, arrival.value = True, value
+        arrival.version = grad_version(self._parameters[index])
+        arrival.ready_s = time.monotonic()
         self.send_complete(state)

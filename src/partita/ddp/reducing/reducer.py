@@ -41,8 +41,8 @@ from partita.ddp.reducing.bucket_layout import BucketLayout
 from partita.ddp.reducing.bucket_report import PassTimes, record_spans
 from partita.ddp.reducing.bucket_set import BucketSet
 from partita.ddp.reducing.compiled_runs import CompiledRuns
-from partita.ddp.reducing.complete_gradients import CompleteGradients
 from partita.ddp.reducing.consensus import Consensus
+from partita.ddp.reducing.gradient import Arrival, Gradient
 from partita.ddp.reducing.pass_errors import failed_everywhere, raised_on_some, unfinished_pass
 from partita.ddp.reducing.pass_state import PassState
 from partita.ddp.reducing.settings import ReducerSettings
@@ -96,22 +96,17 @@ class Reducer:
         self._consensus = Consensus(comm, count, check_graphs=settings.check_graphs)
         self._buckets = BucketSet(self.names, self.parameters, self._consensus.order, settings)
         self._runs = CompiledRuns(self.parameters)
-        late = [index for index, name in enumerate(self.names) if name in settings.late]
-        self._trust = CompleteGradients(count, late)
+        self._gradients = [
+            Gradient(name, parameter, late=name in settings.late)
+            for name, parameter in zip(self.names, self.parameters, strict=True)
+        ]
         self._arrivals = GradientArrivals(
-            self.names,
-            self.parameters,
-            comm,
-            buckets=self._buckets,
-            trust=self._trust,
-            consensus=self._consensus,
-            hook=settings.hook,
+            self._gradients, comm, buckets=self._buckets, consensus=self._consensus, hook=settings.hook
         )
         self._unread: torch.Tensor | None = None  # flags of the last pass that the host has not waited for
         self._armed = True
         self._passed_since_forward = True
         self._pass: PassState | None = None
-        self._used_before = [True] * count
         self._reentrant = False
         self._lock = threading.RLock()
         self._accumulators = [accumulator(parameter) for parameter in self.parameters]
@@ -266,7 +261,8 @@ class Reducer:
             self._drop(state)
             state = None
         if state is None:
-            state = self._pass = PassState(self._armed, time.monotonic())
+            arrivals = [Arrival() for _ in self._gradients]
+            state = self._pass = PassState(self._armed, arrivals, time.monotonic())
             self._reentrant = self._reentrant or nested
             try:
                 self._begin(state, order)
@@ -276,7 +272,8 @@ class Reducer:
         state.tasks.add(task)
         if nested:
             self._reentrant = True
-            state.expected = [True] * len(self.parameters)
+            for arrival in state.arrivals:
+                arrival.expected = True
         else:
             state.root = task
             at_end_of_pass(self._finish)
@@ -290,16 +287,13 @@ class Reducer:
             is_new = self._consensus.exchange(order)
         if is_new:
             self._buckets.lay_out(self._consensus.order, self._plan)
-        reached = [will_reach(node) for node in self._accumulators]
-        state.expected = [
-            self._reentrant or here or before for here, before in zip(reached, self._used_before, strict=True)
-        ]
-        state.remaining.update(self._runs.offers_to_come())
-        state.early = {
-            index
-            for index in state.remaining
-            if reached[index] and self._trust[index] and not has_hooks(self.parameters[index])
-        }
+        to_come = self._runs.offers_to_come()
+        for index, (gradient, arrival) in enumerate(zip(self._gradients, state.arrivals, strict=True)):
+            reached = will_reach(self._accumulators[index])
+            arrival.expected = self._reentrant or reached or gradient.came
+            arrival.to_come = to_come.get(index)
+            if arrival.to_come is not None:
+                arrival.early = reached and gradient.whole and not has_hooks(gradient.parameter)
         self._arrivals.pass_begins(state)
 
     def _end_if_nested(self, state: PassState) -> None:
@@ -336,9 +330,10 @@ class Reducer:
             self._unread = flags  # reading them now would keep the host waiting for the device
         for reduction in state.reductions:
             reduction.hand_back()
-        self._arrivals.pass_ends()
-        self._used_before = [index in state.gradients for index in range(len(self.parameters))]
-        self.last = PassTimes.of(state.reductions, state.ready_s, self.names, state.started_s, backward_end_s)
+        self._arrivals.pass_ends(state)
+        self.last = PassTimes.of(
+            state.reductions, state.ready_s(), self.names, state.started_s, backward_end_s
+        )
         if self.measuring and self.is_steady:
             self.samples.append(self.last.ready_s)
         record_spans(self._tracer, state.reductions)
@@ -357,7 +352,9 @@ class Reducer:
     def _drop(self, state: PassState) -> None:
         """Send what others wait for of a pass that raised, and forget it."""
         if state.sync and state.root is None:
-            missing = [name for index, name in enumerate(self.names) if index not in state.gradients]
+            missing = [
+                name for name, arrival in zip(self.names, state.arrivals, strict=True) if not arrival.is_there
+            ]
             raise failed_everywhere(self.comm, unfinished_pass(missing), "the backward pass before")
         self._pass = None
         if state.sync:

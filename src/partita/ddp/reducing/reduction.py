@@ -82,7 +82,7 @@ class Reduction:
         memory: BucketMemory,
         parameters: Sequence[torch.Tensor],
         gradients: Mapping[int, torch.Tensor | None],
-        used: Sequence[bool],
+        used: Mapping[int, bool],
         comm: Comm,
         hook: CommHook | None,
         *,

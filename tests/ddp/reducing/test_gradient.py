@@ -1,0 +1,76 @@
+"""Offers are the whole gradient where autograd has made nothing else of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from partita.ddp.reducing.gradient import Arrival, Gradient
+
+
+def of_two(*, late: bool = False) -> Gradient:
+    return Gradient("weight", nn.Parameter(torch.zeros(2)), late=late)
+
+
+def one_pass(gradient: Gradient, offers: Sequence[float], made: float, *, known: int | None = None) -> bool:
+    """Compiled graphs offer, and autograd makes ``made`` of it; ``known``: of how many offers was known."""
+    arrival = Arrival(to_come=(len(offers) if known is None else known) - len(offers))
+    for offer in offers:
+        arrival.note_left(torch.full((2,), offer))
+    gradient.parameter.grad = torch.full((2,), made)
+    gradient.compare(arrival)
+    assert arrival.left is None
+    return gradient.whole
+
+
+def test_an_offer_that_is_the_whole_gradient_is_known_to_be() -> None:
+    gradient = of_two()
+    assert not gradient.whole
+    assert one_pass(gradient, [1.0], 1.0)
+
+
+def test_several_offers_are_compared_by_their_sum() -> None:
+    assert one_pass(of_two(), [1.0, 1.0], 2.0)
+
+
+def test_offers_that_nobody_knew_of_are_not_the_whole() -> None:
+    gradient = of_two()
+    assert one_pass(gradient, [1.0], 1.0)
+    assert not one_pass(gradient, [1.0], 1.0, known=0)
+
+
+def test_a_gradient_with_another_part_is_not_known_any_more() -> None:
+    gradient = of_two()
+    assert one_pass(gradient, [1.0], 1.0)
+    assert not one_pass(gradient, [1.0], 3.0)
+
+
+def test_of_a_parameter_that_is_announced_as_late_offers_are_never_the_whole() -> None:
+    assert not one_pass(of_two(late=True), [1.0], 1.0)
+
+
+def test_a_pass_without_offers_says_nothing() -> None:
+    gradient = of_two()
+    assert one_pass(gradient, [1.0], 1.0)
+    assert one_pass(gradient, [], 5.0)
+
+
+def test_what_was_taken_is_given_out_once() -> None:
+    arrival = Arrival(partial=torch.ones(2))
+    assert torch.equal(arrival.with_partial(torch.ones(2)), torch.full((2,), 2.0))  # type: ignore[arg-type]
+    assert arrival.with_partial(None) is None
+
+
+def test_only_plain_gradients_of_the_parameters_kind_can_be_taken() -> None:
+    gradient = of_two()
+    with torch.no_grad():
+        assert gradient.can_take(None)
+        assert gradient.can_take(torch.zeros(2))
+        assert not gradient.can_take(torch.zeros(3))
+        assert not gradient.can_take(torch.zeros(2, dtype=torch.float64))
+        assert not gradient.can_take(torch.zeros(2).to_sparse())
+        gradient.parameter.grad = torch.zeros(2).to_sparse()
+        assert not gradient.can_take(torch.zeros(2))
+    assert not of_two().can_take(torch.zeros(2))  # the gradient is differentiated too
