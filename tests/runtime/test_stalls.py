@@ -84,6 +84,8 @@ class World:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
+        self.delay = 0
+        """How often somebody looks at the clock, a tenth of a second each, before messages arrive."""
         self._monkeypatch = monkeypatch
         monkeypatch.setattr(module, "WATCH", self)
         monkeypatch.setattr(module, "time", self)
@@ -93,6 +95,10 @@ class World:
             process.stalls.add(comm)
 
     def monotonic(self) -> float:
+        if self.delay:
+            self.now, self.delay = self.now + 0.1, self.delay - 1
+            if not self.delay:
+                self._deliver()
         return self.now
 
     def wake(self) -> None:
@@ -101,6 +107,11 @@ class World:
         for process in awake:
             with self._as(process):
                 process.stalls.look(self.now)
+        if not self.delay:
+            self._deliver()
+
+    def _deliver(self) -> None:
+        awake = [process for process in self.processes if not process.is_silent]
         while any(process.inbox for process in awake):
             for process in awake:
                 while process.inbox:
@@ -261,6 +272,24 @@ def test_absent_are_those_who_have_not_begun_their_part_and_say_where_they_are(w
     world.comms[2].begun.add(wait.key)
     assert first.stalls.absent(wait, 0.0) == [Absent(3, "loading data")]
     assert second.stalls.absent(wait, 0.0) == [Absent(1), Absent(2), Absent(3)]  # it is in no wait
+
+
+def test_who_has_answered_before_and_is_asked_once_more_is_not_silent(world: World) -> None:
+    """Its first answer was taken for all that there is to hear, and its silence since the second question,
+    which was on its way, for a sign that it is stopped.
+    """
+    first, second, *_ = world.processes
+    wait = first.waits("forward", ("recv from", 1, 0, 1), 1)
+    second.waits("backward", ("recv from", 2, 0, 1), 2)
+    here = Absent(1, "backward, where it waits for rank 2")
+    assert first.stalls.absent(wait, 0.0) == [here]
+    world.go_on(5)
+    world.delay = 12
+    assert first.stalls.absent(wait, 2.0) == [here]
+    second.is_silent = True
+    world.delay = 30
+    (silent,) = first.stalls.absent(wait, 2.0)
+    assert 1.5 < silent.silent_s < 3.0
 
 
 def test_a_process_that_was_stopped_itself_holds_the_time_against_nobody(world: World) -> None:

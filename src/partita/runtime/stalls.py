@@ -107,6 +107,7 @@ class _Stall:
     asks_at: float
     pause_s: float = _ASK_S
     asked: dict[int, float] = field(default_factory=dict)
+    heard: dict[int, float] = field(default_factory=dict)
     absent: dict[int, Absent] = field(default_factory=dict)
     come: set[int] = field(default_factory=set)
     blocked_by: dict[int, Node] = field(default_factory=dict)
@@ -157,12 +158,14 @@ class _Stalls:
     def absent(self, wait: Wait, seconds: float) -> list[Absent]:
         """Who has not begun its part of a wait of the calling thread, asked now."""
         key = (threading.get_ident(), wait.comm_name, wait.key)
-        end, pause = time.monotonic() + seconds, threading.Event()
+        began, pause = time.monotonic(), threading.Event()
         self._hurry = True
         WATCH.wake()
-        while time.monotonic() < end:
+        while time.monotonic() < began + seconds:
             stall = self._stalls.get(key)
-            if stall is not None and len(stall.come) + len(stall.absent) >= len(wait.needs):
+            if stall is not None and all(
+                rank in stall.come or stall.heard.get(rank, 0.0) >= began for rank in wait.needs
+            ):
                 break
             pause.wait(0.01)
         stall = self._stalls.get(key)
@@ -174,7 +177,7 @@ class _Stalls:
             if rank in stall.come:
                 continue
             since = stall.asked.get(rank)
-            if since is None:
+            if since is None or stall.heard.get(rank, 0.0) >= began:  # who is asked once more is not silent
                 found.append(stall.absent.get(rank, Absent(rank)))
             else:
                 found.append(Absent(rank, silent_s=max(now - since, 0.001)))
@@ -296,6 +299,7 @@ class _Stalls:
             return
         peer = message["peer"]
         stall.asked.pop(peer, None)
+        stall.heard[peer] = time.monotonic()
         stall.absent.pop(peer, None)
         stall.blocked_by.pop(peer, None)
         if message["came"]:
