@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 
 import pytest
 import torch
-from torch.fx import Graph
+from torch.fx import Graph, symbolic_trace
 
 from partita._torch.autograd import global_settings as ambient
 from partita._torch.autograd import region_switches as regions
@@ -132,23 +134,61 @@ def test_an_error_leaves_no_region_of_a_graph_open(inference: bool, looked_at: b
     assert ambient.capture() == before
 
 
-def test_an_error_in_a_cut_model_leaves_no_region_open() -> None:
-    class Model(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.one, self.two = torch.nn.Linear(4, 4), torch.nn.Embedding(4, 4)
-
-        def forward(self, x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                return self.two(i) + self.one(x)
-
-    pipe = pipeline(
-        Model(), (torch.ones(2, 4), torch.tensor([0, 1])), split_spec={"two": SplitPoint.BEGINNING}
-    )
+def test_regions_within_regions_are_left_in_reverse_order() -> None:
+    g = Graph()
+    x = g.placeholder("x")
+    outer = g.call_function(ENTER_INFERENCE, (True,))
+    inner = g.call_function(ENTER_INFERENCE, (False,))
+    y = g.call_method("reshape", (x, 3))
+    g.call_function(EXIT_INFERENCE, (inner,))
+    g.call_function(EXIT_INFERENCE, (outer,))
+    g.output(y)
     before = ambient.capture()
-    with pytest.raises(IndexError):
-        pipe(torch.ones(2, 4), torch.tensor([0, 9]))
+    with pytest.raises(RuntimeError, match="invalid"):
+        lazy_module(g, "Nested", training=True)(torch.ones(4))
     assert ambient.capture() == before
+
+
+class _Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = torch.nn.Linear(4, 4), torch.nn.Embedding(4, 4)
+
+    def forward(self, x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.two(i) + self.one(x)
+
+
+def test_an_error_in_a_cut_model_leaves_no_region_open_and_keeps_nothing_alive() -> None:
+    """Not even where the user keeps the exception: a scope of autocast's cache that stayed open would give
+    the user's own regions converted weights of before.
+    """
+    points = {"two": SplitPoint.BEGINNING}
+    pipe = pipeline(_Model(), (torch.ones(2, 4), torch.tensor([0, 1])), split_spec=points)
+    before = ambient.capture()
+    given = torch.ones(2, 4)
+    gc.disable()
+    try:
+        with pytest.raises(IndexError) as kept:
+            pipe(given, torch.tensor([0, 9]))
+        assert ambient.capture() == before
+        assert regions._SCOPES.open == 0
+        assert kept.value.__traceback__ is not None
+        alive = weakref.ref(given)
+        del given, kept
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
+def test_a_cut_model_with_regions_can_be_traced_anew() -> None:
+    class Variadic(_Model):
+        def forward(self, *given: torch.Tensor) -> torch.Tensor:
+            return super().forward(*given)
+
+    points = {"two": SplitPoint.BEGINNING}
+    pipe = pipeline(Variadic(), (torch.ones(2, 4), torch.tensor([0, 1])), split_spec=points)
+    assert isinstance(symbolic_trace(pipe.split_gm), torch.fx.GraphModule)
 
 
 class _Regions(torch.nn.Module):

@@ -30,6 +30,26 @@ def test_unused_state_is_told_and_kept() -> None:
         assert report.stages[name] == (stage,)
 
 
+class _OtherInTraining(nn.Module):
+    """An auxiliary head in training only, and a parameter that nothing uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.head = (nn.Linear(2, 2) for _ in range(3))
+        self.spare = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.two(self.one(x))
+        return y + self.head(y).mean(0, keepdim=True) if self.training else y.relu()
+
+
+def test_of_a_model_that_does_something_else_in_training_both_modes_count() -> None:
+    model = _OtherInTraining()
+    pipe = pipeline(model, (torch.zeros(2, 2),), split_spec={"one": SplitPoint.END})
+    for mode in (True, False):
+        assert set(state_report(pipe.train(mode), model).check().unused) == {"spare"}
+
+
 def test_of_a_model_that_is_cut_without_capturing_it_nothing_is_told_to_be_unused() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model.spare = nn.Parameter(torch.zeros(1))

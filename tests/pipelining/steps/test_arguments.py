@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -13,11 +13,12 @@ from tests.pipelining.running import assert_equal, cut, errors_of
 from torch import Tensor, nn
 from torch.nn import functional
 
-from partita.errors import MicrobatchError
-from partita.pipelining import PipelineStage, Schedule1F1B
+from partita.errors import MicrobatchError, PeerFailed
+from partita.pipelining import PipelineStage, Schedule1F1B, SplitPoint, pipeline
 from partita.runtime import Comm, InProcessWorld, split_args, split_tree
 
 Call = Callable[[Any, int], Any]
+Frontend = Literal["export", "modules"]
 
 
 class Scaled(nn.Module):
@@ -162,6 +163,41 @@ def test_what_can_not_be_taken_says_why(given: dict[str, Any], message: str) -> 
 
     with pytest.raises(MicrobatchError, match=message):
         InProcessWorld(1).run(body)
+
+
+@pytest.mark.parametrize("frontend", ["export", "modules"])
+def test_a_rank_that_does_not_have_the_first_stage_refuses_them_too(frontend: Frontend) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    pipe = pipeline(model, (X,), split_spec={"0": SplitPoint.END}, frontend=frontend)
+
+    def body(comm: Comm) -> None:
+        schedule = Schedule1F1B(pipe.build_stage(comm.rank, comm=comm), 3, functional.mse_loss)
+        if comm.rank == 0:
+            schedule.step(torch.ones(6, 4))
+        else:
+            schedule.step(target=torch.ones(6, 4), kwarg_mbs=[{}])
+
+    first, second = errors_of(2, body)
+    assert isinstance(second, MicrobatchError)
+    assert "kwarg_mbs has 1 microbatches, but the schedule has 3" in str(second)
+    assert isinstance(first, PeerFailed)
+
+
+def test_what_a_schedule_was_made_with_can_be_read_and_not_set() -> None:
+    """Ranks have agreed on it; ``scale_grads`` alone is an attribute of torch's that can be set."""
+
+    def body(comm: Comm) -> None:
+        stage = PipelineStage(nn.Identity(), 0, 1, "cpu", comm=comm)
+        schedule = Schedule1F1B(stage, 3, functional.mse_loss, seed=7)
+        assert (schedule.n_microbatches, schedule.seed, schedule.tied_gradients) == (3, 7, "exact")
+        for name in ("n_microbatches", "seed", "tied_gradients"):
+            with pytest.raises(AttributeError):
+                setattr(schedule, name, getattr(schedule, name))
+        schedule.scale_grads = False
+        assert not schedule.options.scale_grads
+        assert len(vars(schedule)) <= 12
+
+    InProcessWorld(1).run(body)
 
 
 def test_shares_that_nobody_can_tell_are_refused_where_they_count() -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from functools import wraps
+from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +20,7 @@ __all__ = [
     "OpenRegions",
     "autocast_nesting",
     "is_barrier_function",
-    "leaving_regions",
+    "leave_open",
     "set_autocast_nesting",
 ]
 
@@ -188,26 +187,25 @@ class OpenRegions(NamedTuple):
             set_autocast_nesting(self.nesting)
 
 
-def leaving_regions(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """``forward``, run so that an error leaves no region open that was entered in it: what a ``with`` block
-    of the user's does, and the two function calls that stand for it in a graph do not.
+def leave_open(before: OpenRegions, error: BaseException, code: CodeType) -> None:
+    """After an error in a graph's code: leave what it has entered, as a ``with`` block of the user's would.
+    The calls that stand for it in the graph have been skipped.
+
+    Args:
+        before: what was open when the graph was called.
+        error: as it was caught.
+        code: of the function that runs the graph.
     """
-
-    @wraps(forward)
-    def leaving(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return forward(*args, **kwargs)
-        before = OpenRegions.now()
-        try:
-            return forward(*args, **kwargs)
-        except BaseException as error:
-            run = error.__traceback__.tb_next if error.__traceback__ is not None else None
-            if run is not None:
-                run.tb_frame.clear()  # leaves inference mode, which only the end of its guard does
-            before.put_back()
-            raise
-
-    return leaving
+    entry = error.__traceback__
+    while entry is not None and entry.tb_frame.f_code is not code:
+        entry = entry.tb_next
+    if entry is not None:
+        for value in reversed(list(entry.tb_frame.f_locals.values())):  # the innermost first
+            if isinstance(value, torch._C._InferenceMode):
+                value.__exit__(None, None, None)
+            elif isinstance(value, CacheScope) and not value.left:
+                LEAVE_CACHE_SCOPE(value)
+    before.put_back()
 
 
 for _function in (ENTER_CACHE_SCOPE, LEAVE_CACHE_SCOPE, EMPTY_CACHE):

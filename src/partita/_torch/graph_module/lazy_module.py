@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch.fx import Graph, GraphModule
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph import CodeGen
 
-from partita._torch.autograd.region_switches import ENTER_AUTOCAST, ENTER_INFERENCE, SET_GRAD, leaving_regions
+from partita._torch.autograd.region_switches import (
+    ENTER_AUTOCAST,
+    ENTER_CACHE_SCOPE,
+    ENTER_INFERENCE,
+    SET_GRAD,
+    OpenRegions,
+    leave_open,
+)
 from partita._torch.graph_module.graph_copy import copy_graph
 from partita._torch.graph_module.graph_pickle import GraphRecord
 from partita._torch.graph_module.guards_module import recorded, restored
 from partita._torch.graph_module.quick_code import quick_forward
 
-__all__ = ["LazyGraphModule", "forward_of", "generate_code", "lazy_module", "mark_impure", "plain_arguments"]
+__all__ = ["LazyGraphModule", "generate_code", "lazy_module", "mark_impure", "plain_arguments", "run_by"]
 
-_SWITCHES = {SET_GRAD, ENTER_AUTOCAST, ENTER_INFERENCE}
+_SWITCHES = {SET_GRAD, ENTER_AUTOCAST, ENTER_INFERENCE, ENTER_CACHE_SCOPE}
 
 
 class _ReadByDynamo:
@@ -50,7 +59,8 @@ class LazyGraphModule(_LazyGraphModule):
 
     The first run uses code that graphs of equal structure share (see ``quick_code``). Everything that looks
     at the code (``.code``, ``torch.compile``, symbolic tracing) gets what torch generates. Copies and pickles
-    keep the graph itself, buffers that are not persistent, and whether the module counts as impure.
+    keep the graph itself, buffers that are not persistent, and whether the module counts as impure. A call
+    that ends with an error leaves no grad, autocast or inference region open that the graph has entered.
     """
 
     torchdynamo_force_dynamic = _ReadByDynamo()
@@ -65,6 +75,7 @@ class LazyGraphModule(_LazyGraphModule):
 
     forward = _lazy_forward
     _partita_quick: Callable[..., Any] | None = None
+    _partita_regions = True
 
     def _quick_compile(self) -> None:
         cls = type(self)
@@ -72,13 +83,29 @@ class LazyGraphModule(_LazyGraphModule):
         if quick is None:
             self.real_recompile()
         else:
-            cls._partita_quick = cls.forward = _leaving_regions(quick, self._graph)
+            cls._partita_quick = cls.forward = quick
+            cls._partita_regions = _has_regions(self._graph)
 
     def _real_recompile(self) -> Any:
         code = super()._real_recompile()
-        cls = type(self)
-        cls.forward = _leaving_regions(cls.forward, self._graph)
+        type(self)._partita_regions = _has_regions(self._graph)
         return code
+
+    @classmethod
+    def recompile(cls) -> None:  # type: ignore[override]  # as the class above it
+        """The graph has changed: its code is generated anew at the next run."""
+        cls._partita_regions = True  # as far as is known
+        super().recompile()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._partita_regions or torch.compiler.is_compiling():
+            return super().__call__(*args, **kwargs)
+        before = OpenRegions.now()
+        try:
+            return super().__call__(*args, **kwargs)
+        except BaseException as error:
+            leave_open(before, error, type(self).forward.__code__)
+            raise
 
     @classmethod
     def _needs_recompile(cls) -> bool:
@@ -131,14 +158,25 @@ def generate_code(module: GraphModule) -> None:
         module.real_recompile()
 
 
-def forward_of(module: LazyGraphModule) -> Callable[..., Any]:
-    """The function ``forward(self, ...)`` that runs the graph of ``module``, for another module to run it
-    with its own attributes.
-    """
+def run_by(
+    module: LazyGraphModule,
+    runner: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] = MappingProxyType({}),
+) -> Any:
+    """Run the graph of ``module`` with the attributes of ``runner``, another module."""
     cls = type(module)
     if cls.forward is cls._lazy_forward:
         module._quick_compile()
-    return cls.forward
+    forward = cls.forward
+    if not module._partita_regions or torch.compiler.is_compiling():
+        return forward(runner, *args, **kwargs)
+    before = OpenRegions.now()
+    try:
+        return forward(runner, *args, **kwargs)
+    except BaseException as error:
+        leave_open(before, error, forward.__code__)
+        raise
 
 
 def plain_arguments(graph: Graph) -> None:
@@ -151,8 +189,8 @@ def mark_impure(module: GraphModule) -> None:
     module._is_impure = True  # type: ignore[assignment]
 
 
-def _leaving_regions(forward: Callable[..., Any], graph: Graph) -> Callable[..., Any]:
-    return leaving_regions(forward) if any(node.target in _SWITCHES for node in graph.nodes) else forward
+def _has_regions(graph: Graph) -> bool:
+    return any(node.target in _SWITCHES for node in graph.nodes)
 
 
 def _fresh(value: Any) -> Any:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 from torch import nn
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 
 from partita._torch.modules.contents import named_state
 from partita.errors import CheckpointError
 from partita.graph.state import lookup
 from partita.listing import listed
 from partita.pipelining.frontends.pipe import Pipe
+from partita.pipelining.interface.two_modes import TwoModes
 from partita.pipelining.stages.state_of_stage import state_of_stage
 
 __all__ = ["StateReport", "state_report"]
@@ -92,17 +94,15 @@ def state_report(pipe: Pipe, model: nn.Module | None = None) -> StateReport:
 
 
 def _used(module: nn.Module) -> Iterator[int]:
-    """Identities of what the graph, and the graphs and modules that it calls, refer to; of everything, where
-    the stage runs the model's own code.
+    """Identities of what a stage's graphs, and the graphs and modules that they call, refer to; of
+    everything, where it runs the model's own code.
     """
-    if not isinstance(module, GraphModule):
+    graphs: list[Graph] = [module.graph] if isinstance(module, GraphModule) else []
+    if isinstance(module, TwoModes):
+        graphs = [one.graph for one in module.graphs.values()]
+    if not graphs:
         yield from (id(tensor) for _, tensor in named_state(module))
-        return
-    for node in module.graph.nodes:
-        if node.op not in ("get_attr", "call_module"):
-            continue
-        value = lookup(module, node)
-        if isinstance(value, nn.Module):
-            yield from _used(value)
-        else:
-            yield id(value)
+    for node in chain.from_iterable(graph.nodes for graph in graphs):
+        if node.op in ("get_attr", "call_module"):
+            value = lookup(module, node)
+            yield from _used(value) if isinstance(value, nn.Module) else [id(value)]

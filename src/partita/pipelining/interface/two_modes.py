@@ -21,7 +21,7 @@ from torch.fx import Graph, GraphModule
 
 from partita._torch.export.export import Signature
 from partita._torch.graph_module.graph_copy import copy_graph
-from partita._torch.graph_module.lazy_module import LazyGraphModule, forward_of, plain_arguments
+from partita._torch.graph_module.lazy_module import LazyGraphModule, plain_arguments, run_by
 from partita._torch.graph_module.nodes import lazy_module
 from partita.errors import ExecutionError
 from partita.graph.state import Attribute
@@ -127,10 +127,10 @@ class TwoModes(nn.Module):
                     "mode: this model takes another path in each, so its parts can't be switched alone; call "
                     "train() or eval() on the whole"
                 )
-        run = forward_of(self.graphs[self.training])
+        graph = self.graphs[self.training]
         if self._signatures is None:
-            return run(self, *args, **kwargs)
-        return self.signature.unflatten(run(self, *self.signature.flatten(args, kwargs)))
+            return run_by(graph, self, args, kwargs)
+        return self.signature.unflatten(run_by(graph, self, self.signature.flatten(args, kwargs)))
 
     def print_readable(self) -> None:
         """Print the code of both graphs."""

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.fx import GraphModule
 
 from partita._torch.autograd.engine import hooks_made, run_backward
+from partita._torch.graph_module.lazy_module import LazyGraphModule
 from partita.errors import ExecutionError, SignatureMismatch
 from partita.pipelining.interface.routes import Routes, Tied
 from partita.pipelining.stages.arrivals import Arrivals
@@ -97,7 +97,7 @@ class Stage(ABC):
         self._module = module
         # A GraphModule's own __call__ prints where an exception came from and drops its traceback.
         self._call: Callable[..., Any] = (
-            partial(nn.Module.__call__, module) if isinstance(module, GraphModule) else module
+            partial(LazyGraphModule.__call__, module) if isinstance(module, LazyGraphModule) else module
         )
         if self._held not in module.modules():  # another one, and not a wrapper of what is held
             self._held, self._saved = module, SavedBuffers(module)

@@ -38,11 +38,13 @@ class Accepted:
         arguments: for each microbatch the tensors among the first stage's arguments, by name; None where they
             are not known yet, and on ranks without the first stage.
         microbatches: what stages that are plain modules are called with.
+        made: the microbatches that the user has made.
     """
 
     sizes: BatchSizes = field(default_factory=BatchSizes)
     arguments: list[dict[str, Tensor]] | None = None
     microbatches: Microbatches | None = None
+    made: Microbatches | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,20 +102,19 @@ class CapturedPreparation:
 
     def accept(self, given: StepArguments) -> Accepted:
         """See `StepPreparation`."""
-        first = self._stages.get(0)
+        first, made = self._stages.get(0), given.microbatches()
         if first is None:
-            return Accepted()
-        made = given.microbatches()
+            return Accepted(made=made)
         if isinstance(first, BlockStage):
-            made = made or Microbatches.of(given.cut(first=True))
-            sizes = BatchSizes(made.samples, ((),) * len(made.samples))
-            return Accepted(sizes, [first.arguments(*part) for part in made.parts])
+            batch = made or Microbatches.of(given.cut(first=True))
+            sizes = BatchSizes(batch.samples, ((),) * len(batch.samples))
+            return Accepted(sizes, [first.arguments(*part) for part in batch.parts], made=made)
         assert isinstance(first, GraphStage)
         if made is None:
             arguments, sizes = cut_arguments(first, given.cut(first=True), train=given.train)
         else:
             arguments, sizes = given_arguments(first, made, train=given.train)
-        return Accepted(sizes, arguments)
+        return Accepted(sizes, arguments, made=made)
 
     def prepare(self, accepted: Accepted) -> PreparedStep:
         """See `StepPreparation`."""

@@ -152,8 +152,22 @@ class PipelineSchedule:
 
     @property
     def scale_grads(self) -> bool:
-        """Whether gradients are those of the mean over the batch."""
+        """Whether gradients are those of the mean over the batch; the same on every rank."""
         return self.options.scale_grads
+
+    @scale_grads.setter
+    def scale_grads(self, scale_grads: bool) -> None:
+        self.options = replace(self.options, scale_grads=scale_grads)
+
+    @property
+    def seed(self) -> int:
+        """Of the random numbers."""
+        return self.options.seed
+
+    @property
+    def tied_gradients(self) -> TiedGradients:
+        """How the gradients of parameters in several stages come together."""
+        return self.options.tied_gradients
 
     @property
     def routes(self) -> Routes:
@@ -296,7 +310,7 @@ class PipelineSchedule:
             prepared = self._preparation.prepare(replace(accepted, sizes=sizes))
             if prepared.changed:
                 self._actions.recompile()
-            inputs = self._inputs(given, loss_side, prepared, losses, return_outputs)
+            inputs = self._inputs(given, accepted.made, loss_side, prepared, losses, return_outputs)
             executor = self._executor(given.train)
             if given.train:
                 self._tied.begin(self.routes)
@@ -375,6 +389,7 @@ class PipelineSchedule:
     def _inputs(
         self,
         given: StepArguments,
+        made: Microbatches | None,
         loss_side: LossSide,
         prepared: PreparedStep,
         losses: list[Tensor] | None,
@@ -395,13 +410,17 @@ class PipelineSchedule:
             prepared.routes,
             keep_outputs,
             given.loss_keywords,
-            self._context(given, loss_side.targets, losses) if self._actions.functions else None,
+            self._context(given, made, loss_side.targets, losses) if self._actions.functions else None,
         )
 
     def _context(
-        self, given: StepArguments, targets: Sequence[Any] | None, losses: list[Tensor] | None
+        self,
+        given: StepArguments,
+        made: Microbatches | None,
+        targets: Sequence[Any] | None,
+        losses: list[Tensor] | None,
     ) -> PipelineContext:
         """What custom functions are given in a step."""
-        made = given.microbatches() or Microbatches.of(given.cut(first=0 in self.stages))
+        made = made or Microbatches.of(given.cut(first=0 in self.stages))
         args, kwargs = [part[0] for part in made.parts], [part[1] for part in made.parts]
         return PipelineContext(self, args, kwargs, None if targets is None else list(targets), losses)

@@ -78,9 +78,10 @@ class ShapeExchange:
                 result that can't be sent.
         """
         first = self._stages.get(0)
-        batch = given.microbatches() or Microbatches.of(given.cut(first=first is not None))
+        made = given.microbatches()
+        batch = made or Microbatches.of(given.cut(first=first is not None))
         if first is None:
-            return Accepted(microbatches=replace(batch, samples=()))
+            return Accepted(microbatches=replace(batch, samples=()), made=made)
         if first.bind is not None:
             batch = replace(batch, parts=tuple((first.bind(*part), part[1]) for part in batch.parts))
         if not first.is_last:  # it remembers what it finds here
@@ -89,7 +90,7 @@ class ShapeExchange:
                 found, _ = first.outgoing(incoming, named if first.bind is None else {})
                 if 1 not in self._stages:
                     _ = found.data
-        return Accepted(microbatches=batch)
+        return Accepted(microbatches=batch, made=made)
 
     def prepare(self, accepted: Accepted) -> PreparedStep:
         """See `StepPreparation`.

@@ -32,13 +32,13 @@ class UncutReference:
     A pipeline's step gives the same outputs, losses and gradients, bit for bit on CPU.
 
     Args:
-        whole: the model itself; or its graph, ``Pipe.whole`` or what `keyed_graph` returns, which can't tell
-            what the capture may have got wrong.
+        whole: the model itself; or its graph, ``GraphPipe.whole`` or what `keyed_graph` returns, which can't
+            tell what the capture may have got wrong.
         n_microbatches: into how many the batch is cut.
         loss_fn: from (output, target) to one number.
         seed: of the random numbers.
-        graph: of a model that draws random numbers: ``Pipe.whole``, which says which of them a step draws
-            where. What it computes is not used.
+        graph: of a model that draws random numbers: ``GraphPipe.whole``, which says which of them a step
+            draws where. What it computes is not used.
 
     >>> import torch
     >>> from partita.pipelining import UncutReference, pipeline

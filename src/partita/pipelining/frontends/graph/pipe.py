@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast, final
+from typing import Any, final
 
 import torch
 import torch.distributed as dist
@@ -100,7 +100,8 @@ class GraphPipe(Pipe):
 
     def get_stage_module(self, index: int) -> GraphModule:
         """See `Pipe.get_stage_module`."""
-        return cast("GraphModule", super().get_stage_module(index))
+        super().get_stage_module(index)
+        return self._pieces[index].module
 
     def build_stage(
         self,
