@@ -203,3 +203,36 @@ def test_regions_are_compiled_in_one_piece() -> None:
     module = capture(_Regions(), (torch.ones(4), 2)).module
     compiled = torch.compile(module, backend="eager", fullgraph=True)
     assert torch.equal(compiled(torch.ones(4), 2), _Regions()(torch.ones(4), 2))
+
+
+def test_an_error_in_a_compiled_graph_leaves_no_region_open_where_it_breaks() -> None:
+    def told(x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return x.reshape(3)
+
+    g = Graph()
+    x = g.placeholder("x")
+    g.call_function(SET_GRAD, (False,))
+    cast = g.call_function(ENTER_AUTOCAST, ("cpu", torch.bfloat16, True, False))
+    y = g.call_function(told, (x,))
+    g.call_function(EXIT_AUTOCAST, (cast,))
+    g.call_function(SET_GRAD, (True,))
+    g.output(y)
+    compiled = torch.compile(lazy_module(g, "Breaks", training=True), backend="eager")
+    before = ambient.capture()
+    with pytest.raises(RuntimeError, match="invalid"):
+        compiled(torch.ones(4))
+    assert ambient.capture() == before
+
+
+def test_graphs_that_are_compiled_do_not_count_against_each_other() -> None:
+    """They share a ``__call__``; Dynamo compiles the code of a function eight times at the most."""
+    for number in range(10):
+        g = Graph()
+        x = g.placeholder("x")
+        g.call_function(SET_GRAD, (False,))
+        y = g.call_function(torch.add, (x, number))
+        g.call_function(SET_GRAD, (True,))
+        g.output(y)
+        module = torch.compile(lazy_module(g, "Adds", training=True), backend="eager", fullgraph=True)
+        assert float(module(torch.zeros(()))) == number

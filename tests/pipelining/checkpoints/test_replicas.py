@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partita.errors import CheckpointError, PartitaError
-from partita.pipelining.checkpoints.replicas import Entry, Shares, share_out
+from partita.pipelining.checkpoints.replicas import Shares, StateEntry, share_out
 from partita.runtime import Comm, InProcessWorld
 
 
@@ -22,7 +22,8 @@ def shares(
 
     def body(comm: Comm) -> Shares:
         found = [
-            Entry("m", name, value, (roots or {}).get(name, name)) for name, value in held[comm.rank].items()
+            StateEntry("m", name, value, (roots or {}).get(name, name))
+            for name, value in held[comm.rank].items()
         ]
         return share_out(found, comm.rank, comm.all_gather_object, replicas)
 
@@ -56,7 +57,7 @@ def test_ranks_may_know_of_different_ties() -> None:
         value = torch.ones(2)
         names = (("b", "a"), ("a", "a")) if comm.rank == 0 else (("c", "b"), ("b", "b"))
         return share_out(
-            [Entry("", n, value, r) for n, r in names], comm.rank, comm.all_gather_object, "equal"
+            [StateEntry("", n, value, r) for n, r in names], comm.rank, comm.all_gather_object, "equal"
         )
 
     first, second = InProcessWorld(2).run(body)

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch.fx import Graph, GraphModule
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph import CodeGen
@@ -139,6 +140,12 @@ class LazyGraphModule(_LazyGraphModule):
         for hook in self._deepcopy_hooks:
             hook(result)
         return result
+
+
+# Dynamo compiles what it meets within, a graph's own code, and not this frame, which all graphs share.
+set_code_exec_strategy(
+    LazyGraphModule.__call__.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT)
+)
 
 
 def lazy_module(graph: Graph, name: str, *, training: bool) -> LazyGraphModule:
