@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -58,3 +60,14 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 def test_light_packages_import_no_torch(name: str) -> None:
     code = f"import sys, {name}; sys.exit(any(m == 'torch' or m.startswith('torch.') for m in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_no_two_public_classes_share_a_name() -> None:
+    places: dict[str, list[str]] = {}
+    source = Path(partita.__file__).parent
+    for path in sorted(source.rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(str(path.relative_to(source)))
+    shared = {name: files for name, files in places.items() if len(files) > 1}
+    assert not shared

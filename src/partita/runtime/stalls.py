@@ -37,7 +37,7 @@ Node = tuple[int, int]
 """A wait: the process, and its number there."""
 
 
-class Watched(Protocol):
+class AnsweringLookout(Protocol):
     """What is asked of a lookout."""
 
     team: Any
@@ -118,7 +118,7 @@ class _Stalls:
 
     def __init__(self) -> None:
         self.gone: dict[int, Kind] = {}
-        self._comms: dict[str, Watched] = {}
+        self._comms: dict[str, AnsweringLookout] = {}
         self._begun: set[str] = set()
         self._meetings: dict[str, MeetingPlace] = {}
         self._stalls: dict[tuple[int, str, tuple[Any, ...]], _Stall] = {}
@@ -136,13 +136,13 @@ class _Stalls:
             self._world = world
             self.gone.clear()
 
-    def add(self, comm: Watched) -> None:
+    def add(self, comm: AnsweringLookout) -> None:
         """A comm has begun."""
         self._begun.add(comm.team.name)
         self._comms[comm.team.name] = comm
         WATCH.stalls = self.look
 
-    def remove(self, comm: Watched) -> None:
+    def remove(self, comm: AnsweringLookout) -> None:
         """It is over."""
         self._comms.pop(comm.team.name, None)
 
@@ -258,7 +258,7 @@ class _Stalls:
                     return True
         return False
 
-    def take(self, comm: Watched, sender: int, message: dict[str, Any]) -> None:
+    def take(self, comm: AnsweringLookout, sender: int, message: dict[str, Any]) -> None:
         """A message of this kind has come."""
         process = comm.team.processes[sender]
         if "ask" in message:

@@ -13,7 +13,7 @@ from torch import nn
 from partita.ddp.reducing.arrivals import GradientArrivals
 from partita.ddp.reducing.bucket_set import BucketSet
 from partita.ddp.reducing.consensus import Consensus
-from partita.ddp.reducing.gradient import Arrival, Gradient
+from partita.ddp.reducing.gradient import Arrival, ParameterGradient
 from partita.ddp.reducing.pass_state import PassState
 from partita.ddp.reducing.settings import ReducerSettings
 
@@ -28,7 +28,9 @@ def on_three(check: Check) -> None:
         consensus = Consensus(comm, 3, check_graphs=True)
         buckets = BucketSet("abc", parameters, consensus.order, ReducerSettings(8, 8))
         assert [bucket.names for bucket in buckets.layouts] == [("c",), ("b", "a")]
-        gradients = [Gradient(name, parameter) for name, parameter in zip("abc", parameters, strict=True)]
+        gradients = [
+            ParameterGradient(name, parameter) for name, parameter in zip("abc", parameters, strict=True)
+        ]
         arrivals = GradientArrivals(gradients, comm, buckets=buckets, consensus=consensus, hook=None)
         state = PassState(True, [Arrival(expected=True, early=True) for _ in gradients])
         with torch.no_grad():

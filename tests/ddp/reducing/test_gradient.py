@@ -7,14 +7,16 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from partita.ddp.reducing.gradient import Arrival, Gradient
+from partita.ddp.reducing.gradient import Arrival, ParameterGradient
 
 
-def of_two(*, late: bool = False) -> Gradient:
-    return Gradient("weight", nn.Parameter(torch.zeros(2)), late=late)
+def of_two(*, late: bool = False) -> ParameterGradient:
+    return ParameterGradient("weight", nn.Parameter(torch.zeros(2)), late=late)
 
 
-def one_pass(gradient: Gradient, offers: Sequence[float], made: float, *, known: int | None = None) -> bool:
+def one_pass(
+    gradient: ParameterGradient, offers: Sequence[float], made: float, *, known: int | None = None
+) -> bool:
     """Compiled graphs offer, and autograd makes ``made`` of it; ``known``: of how many offers was known."""
     arrival = Arrival(to_come=(len(offers) if known is None else known) - len(offers))
     for offer in offers:

@@ -112,7 +112,7 @@ def test_nothing_of_a_tied_parameter_travels_during_the_step() -> None:
 
 
 def test_a_tied_parameter_that_the_loss_ignores_has_no_gradient() -> None:
-    class Side(nn.Module):
+    class CallEdge(nn.Module):
         """Both stages use a layer for a second result, which the loss leaves out."""
 
         def __init__(self) -> None:
@@ -124,7 +124,7 @@ def test_a_tied_parameter_that_the_loss_ignores_has_no_gradient() -> None:
             h = self.a(x)
             return self.b(h), self.side(early)
 
-    case = Case("side", Side, ("a",), loss=first_loss)
+    case = Case("side", CallEdge, ("a",), loss=first_loss)
     assert [group.names for group in cut(case, 2).routes.tied] == [("side.weight",), ("side.bias",)]
     for found in _run(case, (0, 1), _nothing, tied_gradients="reduced"):
         assert found["side.weight"] is None

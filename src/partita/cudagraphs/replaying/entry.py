@@ -13,7 +13,7 @@ from partita.cudagraphs.recording.pool import MemoryPool
 from partita.cudagraphs.recording.recorder import Recording
 from partita.cudagraphs.replaying.outputs import OutputPlan
 
-__all__ = ["CacheInfo", "RecordedCall", "fill"]
+__all__ = ["CacheInfo", "RegionRecording", "fill"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class CacheInfo:
 
 
 @dataclass(frozen=True)
-class RecordedCall:
+class RegionRecording:
     """One recording with all that a replay needs. To the memory pool it is what was handed out.
 
     Attributes:

@@ -31,7 +31,7 @@ from partita.cudagraphs.facts.fixed_addresses import StableMemory
 from partita.cudagraphs.facts.written_inputs import find_input_mutations
 from partita.cudagraphs.recording.recorder import GraphRecorder
 from partita.cudagraphs.replaying.call_signature import CallSignature, describe_call, modes
-from partita.cudagraphs.replaying.entry import CacheInfo, RecordedCall, fill
+from partita.cudagraphs.replaying.entry import CacheInfo, RegionRecording, fill
 from partita.cudagraphs.replaying.outputs import placed, plan_outputs
 from partita.cudagraphs.replaying.recording_cache import RecordingCache
 from partita.errors import ExecutionError
@@ -218,7 +218,7 @@ class CudaGraphModule(nn.Module):
 
     def _record(
         self, call: CallSignature, values: Sequence[Any], spec: Any, state: Sequence[torch.Tensor]
-    ) -> RecordedCall:
+    ) -> RegionRecording:
         assert self.recorder is not None
         given = list(values)
         for number in call.copied:
@@ -238,7 +238,7 @@ class CudaGraphModule(nn.Module):
         lending = copying
         if self._lent:
             lending = plan_outputs(results, given, call.copied, state, self._transient, self._lent)
-        return RecordedCall(
+        return RegionRecording(
             number,
             recording,
             buffers,
@@ -267,7 +267,7 @@ class CudaGraphModule(nn.Module):
             start += count
         return frozenset(found)
 
-    def _replay(self, entry: RecordedCall, values: Sequence[Any]) -> Any:
+    def _replay(self, entry: RegionRecording, values: Sequence[Any]) -> Any:
         assert self.recorder is not None
         return entry.replay(values, self.recorder.pool, lends=bool(self._lent))
 

@@ -10,7 +10,7 @@ import torch
 
 from partita._torch.containers.pytree import flatten
 from partita.cudagraphs.facts.fixed_addresses import StableMemory
-from partita.cudagraphs.replaying.entry import CacheInfo, RecordedCall
+from partita.cudagraphs.replaying.entry import CacheInfo, RegionRecording
 
 __all__ = ["Counts", "RecordingCache"]
 
@@ -44,14 +44,14 @@ class RecordingCache:
     counts: Counts = field(default_factory=Counts)
     unused: int = 0
     gave_up: str = ""
-    _entries: OrderedDict[Hashable, RecordedCall] = field(default_factory=OrderedDict)
+    _entries: OrderedDict[Hashable, RegionRecording] = field(default_factory=OrderedDict)
     _warm: OrderedDict[Hashable, None] = field(default_factory=OrderedDict)
 
     def fresh(self) -> RecordingCache:
         """An empty one, for a copy of the region."""
         return RecordingCache(self.max_size)
 
-    def find(self, key: Hashable) -> RecordedCall | None:
+    def find(self, key: Hashable) -> RegionRecording | None:
         """The recording under a key, which has been used now."""
         entry = self._entries.get(key)
         if entry is not None:
@@ -59,7 +59,7 @@ class RecordingCache:
             self.unused = 0
         return entry
 
-    def keep(self, key: Hashable, entry: RecordedCall) -> None:
+    def keep(self, key: Hashable, entry: RegionRecording) -> None:
         """A new recording; the one unused for longest goes where there are too many."""
         self.counts.recorded += 1
         self.unused += 1

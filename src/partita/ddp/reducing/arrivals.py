@@ -16,7 +16,7 @@ from partita.ddp.reducing.bucket_layout import BucketLayout
 from partita.ddp.reducing.bucket_set import BucketSet
 from partita.ddp.reducing.comm_hooks import CommHook
 from partita.ddp.reducing.consensus import Consensus
-from partita.ddp.reducing.gradient import Gradient
+from partita.ddp.reducing.gradient import ParameterGradient
 from partita.ddp.reducing.pass_errors import another_gradient, failed_everywhere, sparse_gradient
 from partita.ddp.reducing.pass_state import PassState
 from partita.ddp.reducing.reduction import PassFlags, Reduction
@@ -36,7 +36,7 @@ class GradientArrivals:
 
     def __init__(
         self,
-        gradients: Sequence[Gradient],
+        gradients: Sequence[ParameterGradient],
         comm: Comm,
         *,
         buckets: BucketSet,

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Arrival", "Gradient"]
+__all__ = ["Arrival", "ParameterGradient"]
 
 
 @dataclass(slots=True, eq=False)
-class Gradient:
+class ParameterGradient:
     """What is known from one backward pass to the next.
 
     Attributes:

@@ -42,7 +42,7 @@ from partita.ddp.reducing.bucket_report import PassTimes, record_spans
 from partita.ddp.reducing.bucket_set import BucketSet
 from partita.ddp.reducing.compiled_runs import CompiledRuns
 from partita.ddp.reducing.consensus import Consensus
-from partita.ddp.reducing.gradient import Arrival, Gradient
+from partita.ddp.reducing.gradient import Arrival, ParameterGradient
 from partita.ddp.reducing.pass_errors import failed_everywhere, raised_on_some, unfinished_pass
 from partita.ddp.reducing.pass_state import PassState
 from partita.ddp.reducing.settings import ReducerSettings
@@ -97,7 +97,7 @@ class Reducer:
         self._buckets = BucketSet(self.names, self.parameters, self._consensus.order, settings)
         self._runs = CompiledRuns(self.parameters)
         self._gradients = [
-            Gradient(name, parameter, late=name in settings.late)
+            ParameterGradient(name, parameter, late=name in settings.late)
             for name, parameter in zip(self.names, self.parameters, strict=True)
         ]
         self._arrivals = GradientArrivals(

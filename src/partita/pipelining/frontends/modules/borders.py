@@ -15,13 +15,13 @@ from partita.listing import shared_atoms
 from partita.pipelining.blocks.cut import BlockCut, Event, Site
 from partita.pipelining.frontends.modules.recording import RecordedPass
 
-__all__ = ["BlockPlan", "Place", "Side", "plan_blocks"]
+__all__ = ["BlockPlan", "CallEdge", "Place", "plan_blocks"]
 
 Place = tuple[str, int | None]
 """A module by its qualified name, and which of its calls; None: the first, or after the last."""
 
 
-class Side(Enum):
+class CallEdge(Enum):
     """Which side of a call."""
 
     BEFORE = 1
@@ -71,7 +71,7 @@ class _Regions:
 
 
 def plan_blocks(
-    model: nn.Module, recordings: Sequence[RecordedPass], places: Sequence[tuple[Place, Side]]
+    model: nn.Module, recordings: Sequence[RecordedPass], places: Sequence[tuple[Place, CallEdge]]
 ) -> BlockPlan:
     """Work out the stages.
 
@@ -118,14 +118,14 @@ def plan_blocks(
 
 
 def _ordered(
-    recordings: Sequence[RecordedPass], places: Sequence[tuple[Place, Side]]
-) -> dict[tuple[Place, Side], int]:
+    recordings: Sequence[RecordedPass], places: Sequence[tuple[Place, CallEdge]]
+) -> dict[tuple[Place, CallEdge], int]:
     """The stage that begins at each place. Places with nothing to compute between them are one.
 
     A place that the first recording did not come by stands where others had it.
     """
-    order: list[tuple[Place, Side]] = []
-    positions: list[dict[tuple[Place, Side], int]] = []
+    order: list[tuple[Place, CallEdge]] = []
+    positions: list[dict[tuple[Place, CallEdge], int]] = []
     for recording in recordings:
         at = {moment.event: moment.position for moment in recording.moments}
         events = {where: _event(recording, *where) for where in places}
@@ -160,22 +160,22 @@ def _ordered(
     return stages
 
 
-def _event(recording: RecordedPass, place: Place, edge: Side) -> Event | None:
+def _event(recording: RecordedPass, place: Place, edge: CallEdge) -> Event | None:
     path, call = place
     calls = recording.calls(path)
     if not calls:
         return None
     if call is None:
-        call = calls[0] if edge is Side.BEFORE else calls[-1]
+        call = calls[0] if edge is CallEdge.BEFORE else calls[-1]
     if call not in calls:
         raise AssignmentError(
             f"{path!r} is called {len(calls)} times: {', '.join(f'{path}@{number}' for number in calls)}; "
             f"say one of them, there is no {path}@{call}"
         )
-    return path, call, edge is Side.AFTER
+    return path, call, edge is CallEdge.AFTER
 
 
-def _events(recording: RecordedPass, order: Mapping[tuple[Place, Side], int]) -> dict[Event, int]:
+def _events(recording: RecordedPass, order: Mapping[tuple[Place, CallEdge], int]) -> dict[Event, int]:
     events = {}
     for (place, edge), stage in order.items():
         event = _event(recording, place, edge)

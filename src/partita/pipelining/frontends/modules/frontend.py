@@ -13,8 +13,8 @@ from partita.capture.proof import Prove, tolerance_of
 from partita.pipelining.blocks.memos import memos_found
 from partita.pipelining.frontends.cuts.cuts import Place, SplitPoint, find_submodule, place_of
 from partita.pipelining.frontends.cuts.plans import planned_cuts, same_on_all_ranks
+from partita.pipelining.frontends.modules.borders import CallEdge, plan_blocks
 from partita.pipelining.frontends.modules.borders import Place as BlockPlace
-from partita.pipelining.frontends.modules.borders import Side, plan_blocks
 from partita.pipelining.frontends.modules.costs import block_costs
 from partita.pipelining.frontends.modules.pipe import ModulePipe
 from partita.pipelining.frontends.modules.proof import block_proof
@@ -113,15 +113,17 @@ def _passes(
     return recordings
 
 
-def _places(points: Mapping[Place, Sequence[SplitPoint]], model: nn.Module) -> list[tuple[BlockPlace, Side]]:
+def _places(
+    points: Mapping[Place, Sequence[SplitPoint]], model: nn.Module
+) -> list[tuple[BlockPlace, CallEdge]]:
     """A submodule with several names counts under the one that its calls go by."""
     names = {id(module): path for path, module in model.named_modules()}
-    found: list[tuple[BlockPlace, Side]] = []
+    found: list[tuple[BlockPlace, CallEdge]] = []
     for place, kinds in points.items():
         path, call = place_of(place)
         path = names[id(model.get_submodule(path))]
         for kind in kinds:
-            edge = Side.BEFORE if SplitPoint(kind) is SplitPoint.BEGINNING else Side.AFTER
+            edge = CallEdge.BEFORE if SplitPoint(kind) is SplitPoint.BEGINNING else CallEdge.AFTER
             if ((path, call), edge) not in found:
                 found.append(((path, call), edge))
     return found
@@ -129,7 +131,7 @@ def _places(points: Mapping[Place, Sequence[SplitPoint]], model: nn.Module) -> l
 
 def _planned(
     model: nn.Module, recording: RecordedPass, where: ByPlan
-) -> tuple[Plan, list[tuple[BlockPlace, Side]]]:
+) -> tuple[Plan, list[tuple[BlockPlace, CallEdge]]]:
     plan = where.plan
     costs, events = block_costs(model, recording, where.stages)
     if plan is None:
@@ -145,6 +147,6 @@ def _planned(
         )
     cuts = planned_cuts(plan, costs, range(len(events)))
     return plan, [
-        ((path, call), Side.AFTER if ends else Side.BEFORE)
+        ((path, call), CallEdge.AFTER if ends else CallEdge.BEFORE)
         for path, call, ends in map(events.__getitem__, cuts)
     ]
