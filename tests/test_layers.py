@@ -31,7 +31,7 @@ ROOMS = {
         ("tensors", "containers", "modules", "autograd"),
         ("operators", "graph_module"),
         ("export", "compile", "distributed"),
-        ("fake",),
+        ("fake", "fake_module"),
     ),
     "cudagraphs": (
         ("facts",),

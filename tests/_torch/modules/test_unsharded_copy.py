@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
-from partita._torch.fake.module import run_on_fakes
+from partita._torch.fake_module import run_on_fakes
 from partita._torch.modules.unsharded_copy import unsharded_copy
 from partita.runtime import Comm
 

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.nn import functional
 from torch.nn.attention.flex_attention import create_block_mask
 
-from partita._torch.fake import module as fake_module
+from partita._torch import fake_module
 from partita.errors import ExecutionError, SignatureMismatch
 from partita.pipelining import (
     PipelineStage,

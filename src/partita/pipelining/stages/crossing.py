@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from partita._torch.containers.pytree import TreeSpec, flatten, flatten_with_path, unflatten
-from partita._torch.fake.module import run_on_fakes
+from partita._torch.fake_module import run_on_fakes
 from partita.capture.sizes import evaluated
 from partita.errors import ExecutionError, SignatureMismatch
 from partita.pipelining.interface.routes import Constant, Value, describe

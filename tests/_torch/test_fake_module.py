@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from partita._torch.fake.module import run_on_fakes
+from partita._torch.fake_module import run_on_fakes
 from partita.errors import ExecutionError
 
 CPU = torch.device("cpu")
