@@ -21,6 +21,7 @@ from partita._torch.autograd.region_switches import (
     EXIT_INFERENCE,
     LEAVE_CACHE_SCOPE,
     SET_GRAD,
+    OpenRegions,
     is_barrier_function,
 )
 from partita._torch.graph_module.lazy_module import lazy_module
@@ -236,3 +237,17 @@ def test_graphs_that_are_compiled_do_not_count_against_each_other() -> None:
         g.output(y)
         module = torch.compile(lazy_module(g, "Adds", training=True), backend="eager", fullgraph=True)
         assert float(module(torch.zeros(()))) == number
+
+
+def test_a_tracer_does_not_see_that_regions_are_looked_at_and_put_back() -> None:
+    """It would record that as a call of the model's own."""
+    seen: list[object] = []
+
+    class Sees(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Sees():
+        OpenRegions.now().put_back()
+    assert not seen

@@ -23,9 +23,9 @@ from partita.pipelining.stages.stage import Stage
 from partita.planning import Plan
 from partita.runtime import Comm
 
-__all__ = ["Pipe", "StageName"]
+__all__ = ["Pipe", "stage_name"]
 
-StageName = "submod_pp_{}".format
+stage_name = "submod_pp_{}".format
 """Of the stage of an index, among the children of `Pipe.split_gm`."""
 
 
@@ -101,7 +101,7 @@ class Pipe(nn.Module, ABC):
         held = [dict(module.named_parameters(remove_duplicate=False)) for module in self._stage_modules()]
         return [
             {
-                StageName(stage): next(name for name in tied.names if name in held[stage])
+                stage_name(stage): next(name for name in tied.names if name in held[stage])
                 for stage in tied.stages
             }
             for tied in self.routes.tied
@@ -138,7 +138,7 @@ class Pipe(nn.Module, ABC):
             raise StageIndexError(
                 f"there is no stage {index}: this pipe has stages 0 to {self.num_stages - 1}"
             )
-        return self.split_gm.get_submodule(StageName(index))
+        return self.split_gm.get_submodule(stage_name(index))
 
     def _stage_modules(self) -> Iterator[nn.Module]:
         return map(self.get_stage_module, range(self.num_stages))

@@ -17,7 +17,7 @@ from partita.pipelining.blocks.stage import BlockStage, block_routes
 from partita.pipelining.blocks.stage_module import StageModule, generator_states
 from partita.pipelining.frontends.modules.borders import BlockPlan
 from partita.pipelining.frontends.modules.build import moved, stage_modules_of
-from partita.pipelining.frontends.pipe import Pipe, StageName
+from partita.pipelining.frontends.pipe import Pipe, stage_name
 from partita.pipelining.interface.loss import LossSpec
 from partita.pipelining.interface.model_structure import structure_of
 from partita.pipelining.stages.own_memory import with_own_memory
@@ -108,9 +108,9 @@ def _stitched(modules: Sequence[StageModule], *, training: bool) -> GraphModule:
     graph = Graph()
     packet = graph.placeholder("packet")
     for stage in range(len(modules)):
-        packet = graph.call_module(StageName(stage), (packet,))
+        packet = graph.call_module(stage_name(stage), (packet,))
     graph.output(packet)
     stitched = lazy_module(graph, "Stages", training=training)
     for stage, module in enumerate(modules):
-        stitched.add_module(StageName(stage), module)
+        stitched.add_module(stage_name(stage), module)
     return stitched
