@@ -45,11 +45,12 @@ def _same_settings() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _fresh_compiler() -> Iterator[None]:
-    """What one test compiled, and how often, is no business of the next."""
+    """What one test compiled, and how often, is no business of the next; nor is whether anything compiles."""
     yield
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is not None:
         dynamo.reset()
+        assert dynamo.eval_frame._stance.stance == "default"
 
 
 class _AtOnce:

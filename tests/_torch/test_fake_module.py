@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import copy
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Never
 
 import pytest
@@ -108,3 +110,46 @@ def test_compiled_parts_run_as_they_are() -> None:
     module = nn.Sequential(nn.Linear(4, 4), torch.compile(nn.Linear(4, 4), backend=backend), nn.ReLU())
     module[0].compile(backend=backend)
     assert run_on_fakes(module, (torch.empty(2, 4),), {}, CPU)[0].shape == (2, 4)
+
+
+class Meeting(nn.Module):
+    """Two threads are in it at once, and the one that came first leaves first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first_is_in, self.second_is_in, self.first_has_left = (threading.Event() for _ in range(3))
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Meeting:
+        return self  # events can't be copied, and are what the threads share
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.first_is_in.is_set():
+            self.first_is_in.set()
+            assert self.second_is_in.wait(30)
+        else:
+            self.second_is_in.set()
+            assert self.first_has_left.wait(30)
+        return x
+
+
+def test_two_threads_at_once_leave_the_compiler_on() -> None:
+    """Each put back what it had found: the second one that nothing is to be compiled, for good."""
+    module, compiled = Meeting(), list[str]()
+
+    def backend(gm: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
+        compiled.append("graph")
+        return gm
+
+    def first() -> None:
+        run_on_fakes(module, (torch.empty(2),), {}, CPU)
+        module.first_has_left.set()
+
+    def second() -> None:
+        assert module.first_is_in.wait(30)
+        run_on_fakes(module, (torch.empty(2),), {}, CPU)
+
+    with ThreadPoolExecutor(2) as threads:
+        for future in [threads.submit(first), threads.submit(second)]:
+            future.result(30)
+    torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
+    assert compiled == ["graph"]

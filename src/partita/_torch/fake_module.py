@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
+from partita._torch.compile.eager_stance import nothing_compiled
 from partita._torch.containers.pytree import flatten, unflatten
 from partita._torch.modules.unsharded_copy import unsharded_copy
 from partita._torch.modules.untouched import untouched
@@ -40,8 +41,7 @@ def run_on_fakes(
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with FakeCopyMode(mode):
         twin = unsharded_copy(module, mode)
-    eager = torch.compiler.set_stance("force_eager")  # nothing is compiled for a run without data
-    with untouched(module), eager, mode, torch.enable_grad():
+    with untouched(module), nothing_compiled(), mode, torch.enable_grad():
         leaves, spec = flatten((args, dict(kwargs)))
         given = [_like(leaf, device) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         before = [_version(leaf) for leaf in given]
