@@ -243,7 +243,7 @@ def test_inductor_compiles_the_pieces_and_random_numbers_stay(dynamic: bool) -> 
 
 
 def test_eager_is_the_graph_as_it_is() -> None:
-    assert capturing(inner="eager").options.compiler is capturing().options.compiler is None
+    assert capturing(inner="aot_eager").options.compiler is capturing().options.compiler is None
 
 
 @pytest.mark.skipif(
@@ -262,7 +262,7 @@ def test_the_backend_is_known_by_name() -> None:
             return super().record(run)
 
     recorder = Counting()
-    options = {"recorder": lambda _device: recorder, "saving": AllWorthIt(), "inner": "eager"}
+    options = {"recorder": lambda _device: recorder, "saving": AllWorthIt(), "inner": "aot_eager"}
     compiled = torch.compile(model, backend="partita_cudagraphs", options=options)
     with torch.no_grad():
         for step in range(4):
@@ -354,7 +354,7 @@ def test_options_come_through_torch_compile() -> None:
     [
         ({"recoder": "replay"}, "unknown option 'recoder': partita_cudagraphs takes recorder, allow"),
         ({"recorder": "gpu"}, "recorder is 'cuda', 'replay' or a function"),
-        ({"inner": "triton"}, "inner is 'eager', 'inductor' or a function"),
+        ({"inner": "triton"}, "inner is 'aot_eager', 'inductor' or a function"),
         ({"max_recordings": 0}, "max_recordings is 0"),
     ],
 )

@@ -11,7 +11,7 @@ from tests.cudagraphs.test_backend import AllWorthIt
 from torch import nn
 from torch.fx import GraphModule
 
-from partita._torch.compile.aot import compile_ahead
+from partita._torch.compile.aot import AotGraph, compile_ahead
 from partita.cudagraphs import CudaGraphsRunner
 from partita.pipelining import Schedule1F1B, ScheduleGPipe, SplitPoint, UncutReference, keyed_graph, pipeline
 from partita.runtime import Comm, InProcessWorld, PieceRunner, PlainRunner
@@ -113,10 +113,10 @@ def backward_in_pieces(runner: PieceRunner, model: nn.Module) -> Any:
     piece through the runner.
     """
 
-    def plain(gm: GraphModule, _inputs: Any) -> GraphModule:
-        return gm
-
-    def backward(gm: GraphModule, _inputs: Any) -> GraphModule:
+    def compile_graph(graph: AotGraph) -> GraphModule:
+        gm = graph.gm
+        if graph.kind != "backward":
+            return gm
         order = [node for node in gm.graph.nodes if node.op == "call_function"]
         places = {node: 3 * number // len(order) for number, node in enumerate(order)}
         cut = split(gm, lambda node: places[node])
@@ -126,7 +126,7 @@ def backward_in_pieces(runner: PieceRunner, model: nn.Module) -> Any:
         return cut.module
 
     def backend(gm: GraphModule, inputs: Any) -> Any:
-        return compile_ahead(gm, inputs, forward=plain, backward=backward, inference=plain)
+        return compile_ahead(gm, inputs, compile_graph)
 
     return torch.compile(model, backend=backend)
 

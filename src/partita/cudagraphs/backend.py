@@ -22,7 +22,7 @@ from typing import Any, Literal
 import torch
 from torch.fx import GraphModule
 
-from partita._torch.compile.aot import compile_ahead, forward_returns, static_placeholders
+from partita._torch.compile.aot import AotGraph, compile_ahead
 from partita._torch.operators.call_recording import WholeCall
 from partita.cudagraphs.facts.fixed_addresses import StableMemory
 from partita.cudagraphs.facts.written_inputs import find_input_mutations
@@ -99,32 +99,17 @@ class CudaGraphsBackend:
         if not self.options.records:
             _say_once()
             return gm.forward
-        static: set[str] = set()
+        return compile_ahead(gm, inputs, self._compile_graph)
 
-        def compiler(kind: GraphKind) -> Any:
-            def compile_graph(graph: GraphModule, _examples: Sequence[Any]) -> Callable[..., Any]:
-                names = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
-                if kind != "backward":
-                    static.update(names[index] for index in static_placeholders() if index < len(names))
-                returned = forward_returns() if kind == "forward" else None
-                captured = self.capture(graph, kind, static.intersection(names), returned)
-                return self._padded(graph, captured) if self.options.buckets else captured
-
-            return compile_graph
-
-        return compile_ahead(
-            gm,
-            inputs,
-            forward=compiler("forward"),
-            backward=compiler("backward"),
-            inference=compiler("inference"),
-        )
+    def _compile_graph(self, graph: AotGraph) -> Callable[..., Any]:
+        captured = self.capture(graph.gm, graph.kind, graph.static_inputs, graph.returned)
+        return self._padded(graph.gm, captured) if self.options.buckets else captured
 
     def capture(
         self,
         gm: GraphModule,
         kind: GraphKind = "inference",
-        static_inputs: set[str] | frozenset[str] = frozenset(),
+        static_inputs: frozenset[str] = frozenset(),
         returned: int | None = None,
     ) -> GraphModule:
         """Cut a flat graph with example values at its regions; those are recorded when the result runs.
@@ -171,7 +156,7 @@ class CudaGraphsBackend:
         piece: Piece,
         device: torch.device,
         plan: RegionPlan,
-        static_inputs: set[str] | frozenset[str],
+        static_inputs: frozenset[str],
         run: Callable[..., Any] | None,
     ) -> CudaGraphModule:
         if device not in self._recorders:
@@ -229,6 +214,5 @@ class _Compiled(torch.nn.Module):
 def _say_once() -> None:
     _LOG.warning(
         "partita_cudagraphs: there is no CUDA device, so nothing is captured and the model runs as it is. "
-        "To try it "
-        'on the CPU, pass options={"recorder": "replay"}'
+        'To try it on the CPU, pass options={"recorder": "replay"}'
     )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
+from torch.fx import GraphModule
 
-from partita._torch.compile.aot import GraphCompiler
 from partita._torch.compile.inductor import compile_with_inductor
 from partita.cudagraphs.recording.cpu import ReplayRecorder
 from partita.cudagraphs.recording.cuda import CudaRecorder
@@ -19,7 +19,14 @@ from partita.errors import ArgumentError
 
 __all__ = ["BackendOptions"]
 
-_INNER: dict[str, GraphCompiler | None] = {"eager": None, "inductor": compile_with_inductor}
+PieceCompiler: TypeAlias = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
+"""From a flat graph and its example inputs to what runs it."""
+
+_INNER: dict[str, PieceCompiler | None] = {
+    "aot_eager": None,
+    "eager": None,  # its name before it was called as in `partita.ddp`
+    "inductor": compile_with_inductor,
+}
 
 
 @dataclass(frozen=True)
@@ -34,7 +41,7 @@ class BackendOptions:
         max_recordings: how many kinds of calls each region keeps, see `CudaGraphModule`.
         inner: compiles each piece before it is recorded: ``"inductor"`` (without CUDA graphs of its own, and
             with the random numbers of the operators), or a function from a graph and example inputs to a
-            function of the same inputs. ``"eager"`` or None runs the graph as it is.
+            function of the same inputs. ``"aot_eager"`` or None runs the graph as it is.
         buckets: sizes to which the batch (dimension 0 of the inputs) is padded in inference, so that a few
             recordings serve all sizes; larger batches are not padded. Only graphs whose rows provably keep
             apart are padded, see `PaddedGraph`.
@@ -46,7 +53,7 @@ class BackendOptions:
     allow: frozenset[str] = frozenset()
     saving: SavingModel = field(default_factory=SavingModel)
     max_recordings: int = 8
-    inner: Literal["eager", "inductor"] | GraphCompiler | None = None
+    inner: Literal["aot_eager", "eager", "inductor"] | PieceCompiler | None = None
     buckets: tuple[int, ...] = ()
     rows_apart: bool = False
 
@@ -58,7 +65,7 @@ class BackendOptions:
             )
         if self.inner not in (None, *_INNER) and not callable(self.inner):
             raise ArgumentError(
-                f"inner is 'eager', 'inductor' or a function (gm, example_inputs) -> callable, got "
+                f"inner is 'aot_eager', 'inductor' or a function (gm, example_inputs) -> callable, got "
                 f"{self.inner!r}: leave it out to run the graph as it is"
             )
         if any(size < 1 for size in self.buckets) or list(self.buckets) != sorted(set(self.buckets)):
@@ -99,7 +106,7 @@ class BackendOptions:
         return self.recorder is not None or torch.cuda.is_available()
 
     @property
-    def compiler(self) -> GraphCompiler | None:
+    def compiler(self) -> PieceCompiler | None:
         """What compiles a piece, or None."""
         return _INNER[self.inner] if isinstance(self.inner, str) else self.inner
 

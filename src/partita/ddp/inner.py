@@ -3,50 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 from torch.fx import GraphModule
 
-from partita._torch.compile.aot import forward_returns, static_placeholders
+from partita._torch.compile.aot import AotGraph
 from partita._torch.compile.inductor import inductor_settings
 from partita.errors import ArgumentError
 from partita.runtime import PieceRunner
 
-__all__ = ["InnerCompiler", "RunThrough", "check_inner", "inductors_settings", "resolve_inner"]
+__all__ = ["InnerCompiler", "check_inner", "inductors_settings", "resolve_inner"]
 
 _CUDA_GRAPHS = "triton.cudagraphs"
 
 InnerCompiler: TypeAlias = str | PieceRunner | Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
 """``"inductor"``, ``"aot_eager"``, a `partita.runtime.PieceRunner`, or a function from a flat graph and
 example inputs to what runs it."""
-
-
-class RunThrough:
-    """The compiler that gives the graphs of one training graph to a piece runner.
-
-    Args:
-        runner: runs the forward graph, the inference graph, and each piece of the backward graph.
-    """
-
-    def __init__(self, runner: PieceRunner) -> None:
-        self._runner = runner
-        self._forward: GraphModule | None = None
-        self._fixed: frozenset[str] = frozenset()
-
-    def note_forward(self, gm: GraphModule) -> None:
-        """This graph will have a backward graph; called while torch compiles it."""
-        self._forward = gm
-
-    def __call__(self, gm: GraphModule, _examples: Sequence[Any]) -> Callable[..., Any]:
-        """The forward graph, or that of inference; then pieces of the backward graph. The reducer copies
-        their gradients, and the pieces behind read the rest: nobody keeps any of it for long.
-        """
-        names = [node.name for node in gm.graph.find_nodes(op="placeholder")]
-        if self._forward is not None and gm is not self._forward:
-            return self._runner.for_graph(gm, fixed_inputs=self._fixed.intersection(names), returned=0)
-        self._fixed = frozenset(names[index] for index in static_placeholders() if index < len(names))
-        returned = None if self._forward is None else forward_returns()
-        return self._runner.for_graph(gm, fixed_inputs=self._fixed, returned=returned)
 
 
 def check_inner(inner: InnerCompiler) -> InnerCompiler:
@@ -64,18 +37,26 @@ def check_inner(inner: InnerCompiler) -> InnerCompiler:
     return inner
 
 
-def resolve_inner(
-    inner: InnerCompiler,
-) -> str | RunThrough | Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]:
-    """What compiles the graphs of one training graph: ``"inductor"``, or a function.
+def resolve_inner(inner: InnerCompiler) -> Callable[[AotGraph], Callable[..., Any]] | None:
+    """Return what compiles the graphs of one training graph, and pieces of them; None for Inductor.
 
     Raises:
         ArgumentError: see `check_inner`.
     """
     checked = check_inner(inner)
     if isinstance(checked, PieceRunner):
-        return RunThrough(checked)
-    return _as_it_is if checked == "aot_eager" else checked
+        return partial(_run_by, checked)
+    if isinstance(checked, str):
+        return None if checked == "inductor" else lambda graph: graph.gm.forward
+    return lambda graph: checked(graph.gm, graph.examples)
+
+
+def _run_by(runner: PieceRunner, graph: AotGraph) -> Callable[..., Any]:
+    """Of backward, the reducer copies the gradients, and the pieces behind read the rest: nobody keeps any of
+    it for long.
+    """
+    returned = 0 if graph.kind == "backward" else graph.returned
+    return runner.for_graph(graph.gm, fixed_inputs=graph.static_inputs, returned=returned)
 
 
 def inductors_settings(inner: InnerCompiler, mode: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,7 +85,3 @@ def inductors_settings(inner: InnerCompiler, mode: str | None, options: Mapping[
             "mode='max-autotune-no-cudagraphs' to torch.compile"
         )
     return settings
-
-
-def _as_it_is(gm: GraphModule, _examples: Sequence[Any]) -> Callable[..., Any]:
-    return gm.forward

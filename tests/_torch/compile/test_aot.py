@@ -5,64 +5,53 @@ from typing import Any
 import torch
 from torch import nn
 
-from partita._torch.compile.aot import compile_ahead, forward_returns, static_placeholders
+from partita._torch.compile.aot import AotGraph, compile_ahead
 
 
-def test_each_graph_goes_to_its_compiler_and_parameters_are_static() -> None:
-    seen: dict[str, Any] = {}
+def compiled_by(graphs: list[AotGraph], function: Any) -> Any:
+    """Compiled by a backend that runs graphs as they are, and keeps their records."""
 
-    def compiler(kind: str) -> Any:
-        def compile_graph(gm: torch.fx.GraphModule, _inputs: Any) -> Any:
-            names = [node.name for node in gm.graph.find_nodes(op="placeholder")]
-            seen[kind] = (
-                [names[index] for index in sorted(static_placeholders())] if kind != "backward" else []
-            )
-            return gm
+    def keep(graph: AotGraph) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph.gm
 
-        return compile_graph
+    return torch.compile(function, backend=lambda gm, inputs: compile_ahead(gm, inputs, keep))
 
-    def backend(gm: torch.fx.GraphModule, inputs: Any) -> Any:
-        return compile_ahead(
-            gm,
-            inputs,
-            forward=compiler("forward"),
-            backward=compiler("backward"),
-            inference=compiler("inference"),
-        )
 
-    torch.compiler.reset()
-    model = nn.Linear(2, 3)
-    compiled = torch.compile(model, backend=backend)
-    x = torch.ones(4, 2)
+def test_each_graph_has_a_record_and_parameters_are_static() -> None:
+    graphs: list[AotGraph] = []
+    model, x = nn.Linear(2, 3), torch.ones(4, 2)
+    compiled = compiled_by(graphs, model)
     compiled(x).sum().backward()
     assert torch.equal(model.bias.grad, torch.full((3,), 4.0))
-    assert len(seen["forward"]) == 2
     with torch.no_grad():
         assert torch.equal(compiled(x), model(x))
-    assert seen.keys() == {"forward", "backward", "inference"}
-    assert len(seen["inference"]) == 2
-
-
-def test_outside_of_a_compilation_nothing_is_static() -> None:
-    assert static_placeholders() == frozenset()
+    forward, backward, inference = graphs
+    assert [graph.kind for graph in graphs] == ["forward", "backward", "inference"]
+    assert [len(graph.static_inputs) for graph in graphs] == [2, 0, 2]
+    assert (forward.forward, backward.forward, inference.forward) == (None, forward, None)
+    assert [value.shape for value in forward.examples] == [(3, 2), (3,), (4, 2)]
 
 
 def test_what_forward_saves_for_backward_stands_behind_what_it_returns() -> None:
-    seen: list[tuple[int | None, int]] = []
-
-    def forward(gm: torch.fx.GraphModule, _inputs: Any) -> Any:
-        seen.append((forward_returns(), len(gm.graph.output_node().args[0])))
-        return gm
-
-    def plain(gm: torch.fx.GraphModule, _inputs: Any) -> Any:
-        return gm
-
-    def backend(gm: torch.fx.GraphModule, inputs: Any) -> Any:
-        return compile_ahead(gm, inputs, forward=forward, backward=plain, inference=plain)
-
+    graphs: list[AotGraph] = []
     x = torch.ones(3, requires_grad=True)
-    torch.compile(lambda x: (x.sin().cos(), x + 1), backend=backend)(x)
-    returned, outputs = seen[0]
-    assert returned == 2
-    assert outputs > 2
-    assert forward_returns() is None
+    compiled_by(graphs, lambda x: (x.sin().cos(), x + 1))(x)
+    assert graphs[0].returned == 2
+    assert len(graphs[0].gm.graph.output_node().args[0]) > 2
+
+
+def test_a_backward_graph_knows_the_parameters_that_it_reads_and_a_piece_those_of_its_own() -> None:
+    graphs: list[AotGraph] = []
+    norm = nn.LayerNorm(2)
+    compiled_by(graphs, norm)(torch.ones(4, 2, requires_grad=True)).sum().backward()
+    backward = graphs[1]
+    assert backward.kind == "backward"
+    assert len(backward.static_inputs) == 2
+    placeholder = torch.fx.GraphModule({}, torch.fx.Graph())
+    node = placeholder.graph.placeholder("tangents")
+    node.meta["val"] = torch.ones(2)
+    placeholder.graph.output((node,))
+    piece = backward.piece(placeholder)
+    assert (piece.kind, piece.static_inputs, piece.forward) == ("backward", frozenset(), graphs[0])
+    assert [value.shape for value in piece.examples] == [(2,)]

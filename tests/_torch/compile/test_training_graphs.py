@@ -5,30 +5,29 @@ from typing import Any
 import torch
 from torch import nn
 
-from partita._torch.compile.training_graphs import compile_training
+from partita._torch.compile.aot import AotGraph, takes_a_list
+from partita._torch.compile.training_graphs import GraphCompiler, compile_training
 
 
 def test_the_backward_graph_can_be_compiled_later_and_run_twice() -> None:
     seen: list[Any] = []
 
-    def forward(gm: Any) -> None:
-        seen.append("forward")
-
-    def backward(gm: Any, examples: Any, pieces: Any) -> Any:
-        seen.append("backward")
+    def compile_graph(graph: AotGraph, compiler: GraphCompiler) -> Any:
+        seen.append(graph.kind)
+        if graph.kind != "backward":
+            return compiler(graph)
         compiled: list[Any] = []
 
         def run(values: list[Any]) -> Any:
             if not compiled:
-                compiled.append(pieces(gm))
+                compiled.append(compiler(graph))
                 seen.append("compiled")
             return compiled[0](values)
 
-        return run
+        return takes_a_list(run)
 
     def backend(gm: Any, inputs: Any) -> Any:
-        inner = lambda graph, _inputs: graph.forward  # noqa: E731
-        return compile_training(gm, inputs, inner=inner, forward=forward, backward=backward)
+        return compile_training(gm, inputs, compile_graph, inner=lambda graph: graph.gm.forward)
 
     torch.manual_seed(0)
     layer = nn.Linear(3, 3)

@@ -5,19 +5,19 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from partita._torch.compile.aot import compile_ahead
+from partita._torch.compile.aot import AotGraph, compile_ahead
 from partita._torch.export.batch_size import BatchSize, find_batch
 
 
 def graph_of(function: Any, *inputs: torch.Tensor, dynamic: bool = True) -> GraphModule:
     seen: list[GraphModule] = []
 
-    def keep(gm: GraphModule, _inputs: Any) -> GraphModule:
-        seen.append(gm)
-        return gm
+    def keep(graph: AotGraph) -> GraphModule:
+        seen.append(graph.gm)
+        return graph.gm
 
-    def backend(gm: GraphModule, given: Any) -> Any:
-        return compile_ahead(gm, given, forward=keep, backward=keep, inference=keep)
+    def backend(gm: GraphModule, inputs: Any) -> Any:
+        return compile_ahead(gm, inputs, keep)
 
     with torch.no_grad():
         torch.compile(function, backend=backend, dynamic=dynamic)(*inputs)

@@ -1,82 +1,122 @@
-"""AOTAutograd as the frame of a backend: forward, backward and inference graphs, each given to a compiler."""
+"""AOTAutograd as the frame of a backend: a record of each graph that it makes, given to one function."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 from torch.fx import GraphModule
 
-__all__ = ["GraphCompiler", "compile_ahead", "forward_returns", "static_placeholders"]
+__all__ = ["AotGraph", "AotGraphKind", "Boxed", "Recorder", "boxed", "compile_ahead", "takes_a_list"]
 
-GraphCompiler: TypeAlias = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
-"""From a flat functional graph and its example inputs (fake tensors) to what runs it."""
+AotGraphKind: TypeAlias = Literal["forward", "backward", "inference"]
+
+Boxed: TypeAlias = Callable[[list[Any]], Sequence[Any]]
+"""Takes its inputs in a list, which it empties, so that what is used up can be freed."""
+
+
+@dataclass(frozen=True)
+class AotGraph:
+    """One flat functional graph of operators. Writes to inputs stay in it, as ``copy_`` at its end.
+
+    Attributes:
+        kind: what AOTAutograd made it for.
+        gm: the graph; its nodes have example values.
+        examples: its example inputs (fake tensors).
+        static_inputs: names of the parameters and buffers among its inputs, which keep their addresses from
+            run to run; a backward graph names those of its forward graph.
+        returned: how many of its outputs a caller gets; those behind them are saved, and only the backward
+            graph reads them. None: all are returned.
+        forward: of a backward graph, the graph that saves what it reads.
+    """
+
+    kind: AotGraphKind
+    gm: GraphModule
+    examples: Sequence[Any]
+    static_inputs: frozenset[str]
+    returned: int | None
+    forward: AotGraph | None = None
+
+    def piece(self, gm: GraphModule) -> AotGraph:
+        """A graph that was cut from this one. Its outputs have the strides that the example values say."""
+        placeholders = gm.graph.find_nodes(op="placeholder")
+        names = {node.name for node in placeholders}
+        examples = [node.meta["val"] for node in placeholders]
+        return replace(self, gm=gm, examples=examples, static_inputs=self.static_inputs & names)
+
+
+class Recorder:
+    """Makes the records of the graphs that come from one graph of Dynamo's, while torch compiles them."""
+
+    def __init__(self) -> None:
+        self._static: set[str] = set()
+        self._forward: AotGraph | None = None
+
+    def graph(self, kind: AotGraphKind, gm: GraphModule, examples: Sequence[Any]) -> AotGraph:
+        """The record of the graph that is being compiled."""
+        names = [node.name for node in gm.graph.find_nodes(op="placeholder")]
+        context = TracingContext.try_get()
+        facts = None if context is None else context.fw_metadata
+        if kind != "backward" and facts is not None:
+            self._static.update(names[index] for index in facts.static_input_indices if index < len(names))
+        returned = getattr(facts, "num_forward", None) if kind == "forward" else None
+        forward = self._forward if kind == "backward" else None
+        graph = AotGraph(kind, gm, examples, frozenset(self._static.intersection(names)), returned, forward)
+        if kind == "forward":
+            self._forward = graph
+        return graph
 
 
 def compile_ahead(
-    gm: GraphModule,
-    inputs: Sequence[Any],
-    *,
-    forward: GraphCompiler,
-    backward: GraphCompiler,
-    inference: GraphCompiler,
+    gm: GraphModule, inputs: Sequence[Any], compile_graph: Callable[[AotGraph], Callable[..., Any]]
 ) -> Callable[..., Any]:
-    """Give the forward, backward and inference graphs of a Dynamo graph to their compilers.
-
-    Writes to inputs stay in the graphs, as ``copy_`` at their end.
+    """Give the forward, backward and inference graphs of a Dynamo graph to ``compile_graph``.
 
     Args:
         inputs: those that Dynamo hands to a backend.
+        compile_graph: returns what runs a graph: a function of its inputs, called without gradients.
 
     Returns:
         A function of the same inputs.
     """
-    compiler = aot_autograd(
-        fw_compiler=_boxed(forward),
-        bw_compiler=_boxed(backward),
-        inference_compiler=_boxed(inference),
+    recorder = Recorder()
+
+    def compiler(kind: AotGraphKind) -> Callable[[GraphModule, Sequence[Any]], Boxed]:
+        return lambda graph, examples: boxed(compile_graph(recorder.graph(kind, graph, examples)))
+
+    compiled: Callable[..., Any] = aot_autograd(
+        fw_compiler=compiler("forward"),
+        bw_compiler=compiler("backward"),
+        inference_compiler=compiler("inference"),
         keep_inference_input_mutations=True,
-    )
-    compiled: Callable[..., Any] = compiler(gm, inputs)
+    )(gm, inputs)
     return compiled
 
 
-def static_placeholders() -> frozenset[int]:
-    """Indices of the inputs of the forward graph being compiled that are parameters or buffers: they keep
-    their addresses from run to run.
-    """
-    context = TracingContext.try_get()
-    if context is None or context.fw_metadata is None:
-        return frozenset()
-    return frozenset(context.fw_metadata.static_input_indices)
+def boxed(run: Callable[..., Any]) -> Boxed:
+    """``run`` with its inputs in a list, without gradients; itself where torch has marked it as such."""
+    if getattr(run, "_boxed_call", False):
+        return run
+
+    def run_boxed(values: list[Any]) -> Sequence[Any]:
+        taken = tuple(values)
+        values.clear()
+        with torch.no_grad():
+            results: Sequence[Any] = run(*taken)
+        return results
+
+    return takes_a_list(run_boxed)
 
 
-def forward_returns() -> int | None:
-    """How many of the outputs of the forward graph being compiled leave it; those behind them are saved, and
-    only backward reads them. None outside of such a compilation.
-    """
-    context = TracingContext.try_get()
-    if context is None or context.fw_metadata is None or not hasattr(context.fw_metadata, "num_forward"):
-        return None
-    return int(context.fw_metadata.num_forward)
+def takes_a_list(run: Boxed) -> Boxed:
+    """A function that AOTAutograd calls with a list, which it may empty."""
 
+    def marked(values: list[Any]) -> Sequence[Any]:
+        return run(values)
 
-def _boxed(compiler: GraphCompiler) -> GraphCompiler:
-    """AOTAutograd hands over inputs in a list, so that what is used up can be freed."""
-
-    def compile_boxed(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        run = compiler(gm, inputs)
-
-        def boxed(values: list[Any]) -> Any:
-            taken = tuple(values)
-            values.clear()
-            with torch.no_grad():
-                return run(*taken)
-
-        boxed._boxed_call = True  # type: ignore[attr-defined]
-        return boxed
-
-    return compile_boxed
+    marked._boxed_call = True  # type: ignore[attr-defined]
+    return marked

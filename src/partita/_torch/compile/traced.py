@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,27 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 
-from partita._torch.compile.aot import compile_ahead, forward_returns, static_placeholders
+from partita._torch.compile.aot import AotGraph, compile_ahead
 
-__all__ = ["Break", "TracedGraph", "TracedModel", "pretend_device", "trace_model"]
-
-
-@dataclass(frozen=True)
-class TracedGraph:
-    """One flat graph of operators, its nodes with example values.
-
-    Attributes:
-        kind: what AOTAutograd made it for.
-        gm: the graph.
-        static_inputs: names of the parameters and buffers among its inputs; a backward graph names those of
-            its forward.
-        returned: how many of its outputs a caller gets; None: all.
-    """
-
-    kind: Literal["forward", "backward", "inference"]
-    gm: GraphModule
-    static_inputs: frozenset[str]
-    returned: int | None
+__all__ = ["Break", "TracedModel", "pretend_device", "trace_model"]
 
 
 @dataclass(frozen=True)
@@ -63,7 +45,7 @@ class TracedModel:
         result: what the model returned; None where it stopped.
     """
 
-    graphs: list[TracedGraph] = field(default_factory=list)
+    graphs: list[AotGraph] = field(default_factory=list)
     breaks: list[Break] = field(default_factory=list)
     stopped: str = ""
     result: Any = None
@@ -82,31 +64,17 @@ def trace_model(
     Raises:
         Exception: whatever the model raises, unless values were missing because nothing is computed.
     """
-    found = TracedModel()
-    static: set[str] = set()
+    traced = TracedModel()
 
-    def compiler(kind: Literal["forward", "backward", "inference"]) -> Any:
-        def compile_graph(gm: GraphModule, _examples: Sequence[Any]) -> Any:
-            names = [node.name for node in gm.graph.find_nodes(op="placeholder")]
-            if kind != "backward":
-                static.update(names[index] for index in static_placeholders() if index < len(names))
-            returned = forward_returns() if kind == "forward" else None
-            found.graphs.append(TracedGraph(kind, gm, frozenset(static.intersection(names)), returned))
-            return gm if compute else _Zeros(gm)
-
-        return compile_graph
+    def compile_graph(graph: AotGraph) -> Any:
+        traced.graphs.append(graph)
+        return graph.gm if compute else _Zeros(graph.gm)
 
     def backend(gm: GraphModule, inputs: Sequence[Any]) -> Any:
         ending = getattr(gm, "compile_subgraph_reason", None)
         if ending is not None and ending.graph_break:
-            found.breaks.append(_break(str(ending.reason), ending.user_stack))
-        return compile_ahead(
-            gm,
-            inputs,
-            forward=compiler("forward"),
-            backward=compiler("backward"),
-            inference=compiler("inference"),
-        )
+            traced.breaks.append(_break(str(ending.reason), ending.user_stack))
+        return compile_ahead(gm, inputs, compile_graph)
 
     patch = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True}
     compiled = torch.compile(module, backend=backend)
@@ -118,17 +86,17 @@ def trace_model(
         # Dynamo looks at the gradients of what one graph gives to the next
         warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
         try:
-            found.result = compiled(*args, **kwargs)
+            traced.result = compiled(*args, **kwargs)
             if train:
-                _backward(found.result)
+                _backward(traced.result)
         except Exception as error:
             if compute:
                 raise
-            found.stopped = _first_line(error)
-    return found
+            traced.stopped = _first_line(error)
+    return traced
 
 
-def pretend_device(graphs: Sequence[TracedGraph], instead_of: str, device: torch.device) -> None:
+def pretend_device(graphs: Sequence[AotGraph], instead_of: str, device: torch.device) -> None:
     """Let the example values on one type of device say that they lie on another, which need not be there."""
     for graph in graphs:
         for node in graph.gm.graph.nodes:

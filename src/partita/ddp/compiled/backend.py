@@ -18,15 +18,16 @@ import torch
 from torch.fx import GraphModule
 
 from partita._torch.autograd.running_pass import compiled_nodes, current_node
-from partita._torch.compile.training_graphs import Boxed, PieceCompiler, compile_training
+from partita._torch.compile.aot import AotGraph, Boxed, takes_a_list
+from partita._torch.compile.training_graphs import GraphCompiler, compile_training
 from partita._torch.tensors.versions import times_written
 from partita.ddp.compiled.cutting import BackwardGraph, cut_backward
 from partita.ddp.compiled.program import BackwardProgram, program_of
-from partita.ddp.inner import InnerCompiler, RunThrough, inductors_settings, resolve_inner
+from partita.ddp.inner import inductors_settings, resolve_inner
 from partita.ddp.reducing.agreement import fingerprint_of
 from partita.ddp.reducing.reducer import Reducer
-from partita.ddp.replicas.replicate import REPLICATIONS, Replication
-from partita.graph.effects import metadata
+from partita.ddp.replicas.replicate import REPLICATIONS
+from partita.runtime import PieceRunner
 
 __all__ = ["partita_ddp"]
 
@@ -53,63 +54,35 @@ def partita_ddp(
     Raises:
         ArgumentError: an unknown mode, option or compiler, or one that asks for Inductor's CUDA graphs.
     """
-    given = dict(options or {})
+    settings = dict(options or {})
     owners = [REPLICATIONS.owner_of(value) for value in inputs]
     replication = next((owner[0] for owner in owners if owner is not None), REPLICATIONS.last_used())
-    inner = given.pop("inner", "inductor" if replication is None else replication.inner)
-    graph = _Training(inner, inductors_settings(inner, mode, given))
-    return graph.compile(gm, inputs, owners)
+    inner = settings.pop("inner", "inductor" if replication is None else replication.inner)
 
+    expected: dict[int, tuple[Reducer, int]] = {}
+    others: list[int] = []
+    for position, owner in enumerate(owners):
+        if owner is None:
+            others.append(position)
+        else:
+            expected[position] = owner[0].reducer, owner[1]
+    compiled_for = ", ".join(_described(inputs[position]) for position in others)
 
-class _Training:
-    """One graph of Dynamo's.
+    def compile_graph(graph: AotGraph, compiler: GraphCompiler) -> Boxed:
+        if graph.kind != "backward":
+            return compiler(graph)
+        shares = not isinstance(inner, PieceRunner)
+        return takes_a_list(_BackwardRunner(graph, compiler, expected, compiled_for, shares=shares))
 
-    Args:
-        settings: Inductor's.
-    """
-
-    def __init__(self, inner: InnerCompiler, settings: Mapping[str, Any]) -> None:
-        self._inner = resolve_inner(inner)
-        self._settings = settings
-        self._shares = not isinstance(self._inner, RunThrough)
-        self._tensors: list[int] = []
-
-    def compile(
-        self, gm: GraphModule, inputs: Sequence[Any], owners: Sequence[tuple[Replication, int] | None]
-    ) -> Callable[..., Any]:
-        """What runs the graph.
-
-        Args:
-            owners: for each input, the replication that it is a parameter of, and its index there.
-        """
-        expected = {
-            position: (owner[0].reducer, owner[1])
-            for position, owner in enumerate(owners)
-            if owner is not None
-        }
-        others = [position for position in range(len(inputs)) if position not in expected]
-        given = ", ".join(_described(inputs[position]) for position in others)
-        run = compile_training(
-            gm,
-            inputs,
-            inner=self._inner,
-            forward=self._see_forward,
-            backward=lambda graph, _examples, pieces: _BackwardRunner(
-                graph, pieces, self._tensors, expected, given, shares=self._shares
-            ),
-            settings=self._settings,
-        )
-        tensors = [position for position in others if isinstance(inputs[position], torch.Tensor)]
-        return _registering(run, tensors) if expected else run
-
-    def _see_forward(self, gm: GraphModule) -> None:
-        """Which inputs are tensors: autograd counts only those."""
-        if isinstance(self._inner, RunThrough):
-            self._inner.note_forward(gm)
-        placeholders = gm.graph.find_nodes(op="placeholder")
-        self._tensors[:] = [
-            position for position, node in enumerate(placeholders) if isinstance(metadata(node), torch.Tensor)
-        ]
+    run = compile_training(
+        gm,
+        inputs,
+        compile_graph,
+        inner=resolve_inner(inner),
+        settings=inductors_settings(inner, mode, settings),
+    )
+    tensors = [position for position in others if isinstance(inputs[position], torch.Tensor)]
+    return _registering(run, tensors) if expected else run
 
 
 def _registering(run: Callable[..., Any], others: Sequence[int]) -> Callable[..., Any]:
@@ -125,12 +98,14 @@ def _registering(run: Callable[..., Any], others: Sequence[int]) -> Callable[...
             return run(*args)
         before = [times_written(args[position]) for position in others]
         results = run(*args)
-        made = list(results) if isinstance(results, (list, tuple)) else [results]
-        for position, seen in zip(others, before, strict=True):
-            if times_written(args[position]) != seen:
-                made.append(args[position])
+        written = [
+            args[position]
+            for position, count in zip(others, before, strict=True)
+            if times_written(args[position]) != count
+        ]
         reducers = {owner[0].reducer for owner in map(REPLICATIONS.owner_of, args) if owner is not None}
-        for node in compiled_nodes(made):
+        outputs = list(results) if isinstance(results, (list, tuple)) else [results]
+        for node in compiled_nodes([*outputs, *written]):
             for reducer in reducers:
                 reducer.add_node(node)
         return results
@@ -153,41 +128,43 @@ class _BackwardRunner:
     would not hear of assumptions about sizes that are made later.
 
     Args:
-        tensors: which inputs of the forward graph are tensors.
+        compiler: of the pieces.
         expected: for output positions, the reducer and the index of the parameter.
-        given: what the forward graph was compiled for, in words.
+        compiled_for: the inputs that are no parameters, in words.
         shares: compile equal pieces once. What a piece runner makes is bound to its place (a recording to its
             parameters), and each piece gets its own.
     """
 
     def __init__(
         self,
-        gm: GraphModule,
-        pieces: PieceCompiler,
-        tensors: Sequence[int],
+        graph: AotGraph,
+        compiler: GraphCompiler,
         expected: Mapping[int, tuple[Reducer, int]],
-        given: str,
+        compiled_for: str,
         *,
         shares: bool,
     ) -> None:
+        assert graph.forward is not None
         self._shares = shares
-        self._graph = BackwardGraph(gm)
-        self._pieces = pieces
+        self._whole = graph
+        self._graph = BackwardGraph(graph.gm)
+        self._compiler = compiler
         self._compiled: dict[str, Boxed] = {}
         count = len(self._graph.outputs)
-        self._tensors = [position for position in tensors if position < count]
+        # Autograd counts only those inputs of the forward graph that are tensors.
+        self._tensors = [
+            position
+            for position, value in enumerate(graph.forward.examples[:count])
+            if isinstance(value, torch.Tensor)
+        ]
         self._expected = {position: owner for position, owner in expected.items() if position < count}
         self._program: BackwardProgram | None = None
         self._versions: tuple[int, ...] = ()
         self._order = self._graph.in_order(self._expected)
         for reducer in self._reducers():
             names = [reducer.names[index] for index in self._order_for(reducer)]
-            reducer.add_graph(fingerprint_of(gm, names, given))
-        self._symbolic = any(
-            not isinstance(metadata(node), torch.Tensor)
-            for node in gm.graph.nodes
-            if node.op == "placeholder"
-        )
+            reducer.add_graph(fingerprint_of(graph.gm, names, compiled_for))
+        self._symbolic = any(not isinstance(value, torch.Tensor) for value in graph.examples)
         if self._symbolic:
             self._cut()
 
@@ -253,7 +230,7 @@ class _BackwardRunner:
 
     def _compile_piece(self, key: str, gm: GraphModule) -> Boxed:
         if not self._shares:
-            return self._pieces(gm)
+            return self._compiler(self._whole.piece(gm))
         if key not in self._compiled:
-            self._compiled[key] = self._pieces(gm)
+            self._compiled[key] = self._compiler(self._whole.piece(gm))
         return self._compiled[key]

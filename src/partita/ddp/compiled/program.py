@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from torch.fx import GraphModule, Node
 
-from partita._torch.compile.training_graphs import Boxed
+from partita._torch.compile.aot import Boxed
 from partita.splitter import Piece, Split
 
 __all__ = ["BackwardProgram", "Deliver", "ProgramStep", "program_of"]
