@@ -1,5 +1,4 @@
-"""How long does it take to find the regions of a graph and to cut it there, against torch's
-``partition_cudagraphs``?
+"""How long does it take to find a graph's regions and to cut it there, against ``partition_cudagraphs``?
 
 ``partita bench cudagraphs``. CPU time of one process; nothing runs on a GPU. Every tenth node can't be
 captured. All nodes have example values. `find` is `partita.cudagraphs.find_regions`, `partition` is
@@ -70,9 +69,9 @@ def main(
         console.print(f"{nodes} nodes, {nodes // 10} regions", style="dim")
         rows.append(measure(nodes, 1 if quick else MIN_ROUNDS))
     growth = [
-        Growth(side, slope([row.nodes for row in known], [row.seconds[side] for row in known]))
+        Growth(side, slope([row.nodes for row in of_side], [row.seconds[side] for row in of_side]))
         for side in ("find", "partition", "torch")
-        if (known := [row for row in rows if side in row.seconds])
+        if (of_side := [row for row in rows if side in row.seconds])
     ]
     table = Table("nodes", "regions", "find (s)", "partition (s)", "torch (s)", "torch / partition")
     for row in rows:
@@ -84,13 +83,12 @@ def main(
     console.print(table)
     for item in growth:
         console.print(f"{item.side}: slope of log time over log nodes {item.slope:.2f}")
-    if json_path is not None:
-        write_json(json_path, "cudagraphs", [*rows, *growth])
+    write_json(json_path, "cudagraphs", [*rows, *growth])
     return [*rows, *growth]
 
 
 def measure(nodes: int, rounds: int) -> Row:
-    """One row."""
+    """Measure one size of graph."""
     gm = alternating(nodes)
     example = [node.meta["val"] for node in gm.graph.nodes if node.op == "placeholder"]
     subjects: dict[str, Callable[[], object]] = {
@@ -111,7 +109,7 @@ def measure(nodes: int, rounds: int) -> Row:
 
 
 def alternating(nodes: int, length: int = 10) -> GraphModule:
-    """Nine operators on the GPU and then one that takes the value to the host; the next takes it back."""
+    """Make a graph of nine operators on the GPU, one that takes the value to the host, and so on."""
     graph = Graph()
     here, there = example_tensors((4, 4), ("cuda", "cpu"))
     value = graph.placeholder("x")

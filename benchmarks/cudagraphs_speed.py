@@ -140,18 +140,17 @@ def main(
         raise UsageError("this benchmark needs a CUDA device: --quick tries its code without one")
     rows: list[SpeedRow] = []
     for case in [Case(train, host) for train in (False, True) for host in (False, True)]:
-        found = measure(case, quick=quick)
-        console.print(_table(case, found))
-        rows += found
+        case_rows = measure(case, quick=quick)
+        console.print(_table(case, case_rows))
+        rows += case_rows
     if not torch.cuda.is_available():
         console.print("no GPU: these figures mean nothing", style="yellow")
-    if json_path is not None:
-        write_json(json_path, "cudagraphs_speed", rows)
+    write_json(json_path, "cudagraphs_speed", rows)
     return rows
 
 
 def measure(case: Case, *, quick: bool) -> list[SpeedRow]:
-    """All sides of one case, in turn."""
+    """Measure all sides of one case, in turn."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     size = (16, 2, 2) if quick else (_WIDTH, _HEADS, _LAYERS)
     torch.manual_seed(0)
@@ -252,10 +251,10 @@ def _timed(step: Callable[[], torch.Tensor], device: str) -> float:
 
 def _kernel_time(step: Callable[[], torch.Tensor]) -> float:
     """Milliseconds of all kernels and copies of one step."""
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         step()
         torch.cuda.synchronize()
-    return sum(event.self_device_time_total for event in found.key_averages()) / 1e3
+    return sum(event.self_device_time_total for event in profiler.key_averages()) / 1e3
 
 
 def _row(

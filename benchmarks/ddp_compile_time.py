@@ -62,8 +62,7 @@ def main(*, quick: bool = False, json_path: Path | None = None, console: Console
     for row in rows:
         table.add_row(row.way, f"{row.seconds:.1f}", str(row.over_whole))
     console.print(table)
-    if json_path is not None:
-        write_json(json_path, "ddp_compile_time", rows)
+    write_json(json_path, "ddp_compile_time", rows)
     return rows
 
 

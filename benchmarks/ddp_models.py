@@ -35,7 +35,7 @@ class Sizes:
     tokens: int = 1
 
     def batch(self, seed: int) -> torch.Tensor:
-        """One batch; float32, (rows, width) or (rows, tokens, width)."""
+        """Draw a batch; float32, (rows, width) or (rows, tokens, width)."""
         shape = (self.rows, self.width) if self.kind == "mlp" else (self.rows, self.tokens, self.width)
         return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
@@ -61,8 +61,9 @@ class Blocks(nn.Module):
 
 
 def make_model(sizes: Sizes) -> Blocks:
-    """The same on every rank. Each is compiled for itself: Dynamo keeps what it has compiled by code, and one
-    way of training would run the graphs of another.
+    """Make a model, the same on every rank, with a ``forward`` of its own.
+
+    Dynamo keeps what it has compiled by code: else one way of training would run the graphs of another.
     """
     torch.manual_seed(0)
     shared: Any = Blocks.forward

@@ -24,7 +24,7 @@ INTERFACE = "link0"
 
 @contextmanager
 def hosts(count: int) -> Iterator[list[str]]:
-    """The names of ``count`` network namespaces that reach each other; they are gone afterwards.
+    """Make ``count`` network namespaces that reach each other, and yield their names; remove them afterwards.
 
     Raises:
         UsageError: this process may not make them.
@@ -33,11 +33,11 @@ def hosts(count: int) -> Iterator[list[str]]:
         raise UsageError("this benchmark shapes links with `ip` and `tc`: install iproute2")
     prefix = f"partita-{os.getpid()}"
     hub, names = f"{prefix}-hub", [f"{prefix}-{number}" for number in range(count)]
-    made: list[str] = []
+    namespaces: list[str] = []
     try:
         for name in (hub, *names):
             _run("ip", "netns", "add", name)
-            made.append(name)
+            namespaces.append(name)
         _run("ip", "-n", hub, "link", "add", "bridge0", "type", "bridge")
         _run("ip", "-n", hub, "link", "set", "bridge0", "up")
         for number, name in enumerate(names):
@@ -51,7 +51,7 @@ def hosts(count: int) -> Iterator[list[str]]:
             _run("ip", "-n", name, "link", "set", "lo", "up")
         yield names
     finally:
-        for name in reversed(made):
+        for name in reversed(namespaces):
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
 
@@ -69,8 +69,6 @@ def _run(*command: str) -> None:
     if result.returncode:
         raise UsageError(
             f"`{' '.join(command)}` failed: {result.stderr.strip()}. This benchmark makes network "
-            f"namespaces, "
-            "which needs root (or CAP_NET_ADMIN and CAP_SYS_ADMIN) and a kernel with veth, bridge and tbf: "
-            "run it "
-            "in a virtual machine or a privileged container"
+            "namespaces, which needs root (or CAP_NET_ADMIN and CAP_SYS_ADMIN) and a kernel with veth, "
+            "bridge and tbf: run it in a virtual machine or a privileged container"
         )

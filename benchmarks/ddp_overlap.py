@@ -92,7 +92,7 @@ def main(*, quick: bool = False, json_path: Path | None = None, console: Console
                 "communication is hidden less well than on machines of their own",
                 style="yellow",
             )
-        found = measure(
+        case_rows = measure(
             model,
             count,
             relations=(1.0,) if quick else (0.3, 1.0, 2.0),
@@ -100,11 +100,10 @@ def main(*, quick: bool = False, json_path: Path | None = None, console: Console
             backend="aot_eager" if quick else "inductor",
             console=console,
         )
-        for relation in dict.fromkeys(row.relation for row in found):
-            console.print(_table([row for row in found if row.relation == relation]))
-        rows += found
-    if json_path is not None:
-        write_json(json_path, "ddp_overlap", rows)
+        for relation in dict.fromkeys(row.relation for row in case_rows):
+            console.print(_table([row for row in case_rows if row.relation == relation]))
+        rows += case_rows
+    write_json(json_path, "ddp_overlap", rows)
     return rows
 
 
@@ -117,7 +116,7 @@ def measure(
     backend: str,
     console: Console,
 ) -> list[Row]:
-    """All ways at all speeds, for one model on so many hosts; a bar on ``console`` tells how far it is."""
+    """Measure all ways at all speeds, for one model on so many hosts, with a bar on ``console``."""
     settings = {"model": model, "relations": relations, "rounds": rounds, "backend": backend}
     with tempfile.TemporaryDirectory() as name, hosts(count) as names:
         folder = Path(name)
@@ -131,13 +130,13 @@ def measure(
             codes = [rank.wait() for rank in ranks]
         result = folder / "result.json"
         if any(codes) or not result.exists():
-            said = "\n".join(
+            endings = "\n".join(
                 f"rank {rank} ended with {code} and wrote:\n{_stderr(folder, rank).read_text()[-1500:]}"
                 for rank, code in enumerate(codes)
             )
-            raise ExecutionError(f"the measurement did not come to its end (limit {_LIMIT_S} s)\n{said}")
-        found = json.loads(result.read_text(encoding="utf-8"))
-    return [row for item in found for row in _rows(model, count, item)]
+            raise ExecutionError(f"the measurement did not come to its end (limit {_LIMIT_S} s)\n{endings}")
+        results = json.loads(result.read_text(encoding="utf-8"))
+    return [row for item in results for row in _rows(model, count, item)]
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from partita.ddp import partita_ddp, replicate, use_partita_ddp_optimizer
 __all__ = ["PLANNED", "REFERENCES", "main", "tasks"]
 
 REFERENCES = ("alone", "alone in eager mode", "forward", "network")
-"""What is no way of training: no communication, or nothing else."""
+"""References that are no way of training: no communication, or nothing else."""
 
 PLANNED = "partita_ddp, planned"
 """The way whose buckets are planned anew for each speed of the links."""
@@ -30,34 +30,34 @@ _CAP_MB = 4
 
 
 def tasks(settings: dict[str, Any]) -> list[str]:
-    """What is done, one after the other. Rank 0 prints a line when one of them is."""
-    found = ["compiling", "computing alone"]
+    """Return what is done, one after the other; rank 0 prints a line after each."""
+    titles = ["compiling", "computing alone"]
     for relation in settings["relations"]:
-        found.append(f"planning buckets for network = {relation:g} computing")
-        found += [f"round {number} of {settings['rounds']}" for number in range(settings["rounds"] + 1)]
-    return found
+        titles.append(f"planning buckets for network = {relation:g} computing")
+        titles += [f"round {number} of {settings['rounds']}" for number in range(settings["rounds"] + 1)]
+    return titles
 
 
 def main(arguments: list[str]) -> None:
-    """Measure, and let rank 0 write what was seen."""
+    """Measure all ways of training at all speeds of the links; rank 0 writes the seconds."""
     rank, size, folder = int(arguments[0]), int(arguments[1]), Path(arguments[2])
     settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     sizes = MODELS[settings["model"]]
-    done = _tell if rank == 0 else _tell_nobody
+    done = _print_line if rank == 0 else _print_nothing
     planned: Any = replicate(make_model(sizes), inner=settings["backend"])
     steps = _steps(sizes, rank, settings["backend"], planned)
     for step in steps.values():
         for _ in range(4):
             step()
     done()
-    alone = _turns({"alone": steps["alone"]}, settings["rounds"], _tell_nobody)["alone"]
+    alone = _turns({"alone": steps["alone"]}, settings["rounds"], _print_nothing)["alone"]
     compute_s = statistics.median(alone)
     done()
     parameters = sum(p.numel() * p.element_size() for p in make_model(sizes).parameters())
-    found = []
+    results = []
     for relation in settings["relations"]:
         bits = 8 * parameters * 2 * (size - 1) / size
         megabits_per_s = bits / (relation * compute_s) / 1e6
@@ -65,17 +65,17 @@ def main(arguments: list[str]) -> None:
         _plan(planned, steps[PLANNED])
         done()
         seconds = _turns(steps, settings["rounds"], done)
-        found.append({"relation": relation, "megabits_per_s": megabits_per_s, "seconds": seconds})
+        results.append({"relation": relation, "megabits_per_s": megabits_per_s, "seconds": seconds})
     if rank == 0:
-        (folder / "result.json").write_text(json.dumps(found), encoding="utf-8")
+        (folder / "result.json").write_text(json.dumps(results), encoding="utf-8")
     dist.barrier()
 
 
-def _tell() -> None:
+def _print_line() -> None:
     print(flush=True)
 
 
-def _tell_nobody() -> None:
+def _print_nothing() -> None:
     pass
 
 

@@ -90,7 +90,7 @@ def in_turn(
 
 @contextmanager
 def progress_bar(console: Console, title: str, tasks: Sequence[str]) -> Iterator[Callable[[], None]]:
-    """A bar on ``console``, where that is a terminal, which is gone in the end.
+    """Show a bar on ``console``, where that is a terminal, until the block ends.
 
     Args:
         title: what is measured.
@@ -99,12 +99,7 @@ def progress_bar(console: Console, title: str, tasks: Sequence[str]) -> Iterator
     Returns:
         What to call when a task is done.
     """
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         ahead = iter([*tasks, "done"])
         task = progress.add_task(f"{title}: {next(ahead)}", total=len(tasks))
@@ -116,7 +111,7 @@ def progress_bar(console: Console, title: str, tasks: Sequence[str]) -> Iterator
 
 
 def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Ratio:
-    """The ratio of two subjects of one `in_turn`, round by round.
+    """Return the ratio of two subjects of one `in_turn`, round by round.
 
     >>> print(ratio([2.0, 4.0, 3.0], [1.0, 1.0, 1.0]))
     3.00 (2.00 to 4.00)
@@ -126,7 +121,7 @@ def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Ratio:
 
 
 def slope(sizes: Sequence[int], seconds: Sequence[float]) -> float:
-    """The slope of log time over log size by least squares: 1 is linear, 2 quadratic.
+    """Return the slope of log time over log size by least squares: 1 is linear, 2 quadratic.
 
     >>> round(slope([10, 100, 1000], [1.0, 10.0, 100.0]), 3)
     1.0
@@ -137,7 +132,7 @@ def slope(sizes: Sequence[int], seconds: Sequence[float]) -> float:
 
 
 def environment() -> dict[str, Any]:
-    """What a figure depends on besides the code."""
+    """Return what a figure depends on besides the code."""
     return {
         "partita": partita.__version__,
         "torch": torch.__version__,
@@ -150,8 +145,10 @@ def environment() -> dict[str, Any]:
     }
 
 
-def write_json(path: Path, name: str, rows: Sequence[Any]) -> None:
-    """Write the rows of one benchmark (dataclasses) with the environment."""
+def write_json(path: Path | None, name: str, rows: Sequence[Any]) -> None:
+    """Write the rows of one benchmark (dataclasses) with the environment, where a path is given."""
+    if path is None:
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {"benchmark": name, "environment": environment(), "rows": [asdict(row) for row in rows]}
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

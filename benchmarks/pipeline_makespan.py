@@ -4,8 +4,7 @@
 they sleep: F 10 ms, B 20 ms, I and W 10 ms each, so that more ranks than cores measure what the runtime
 costs, and not the machine. What a pass takes without any runtime is a little more (timers, autograd, the
 operator), so each rank measures its own passes first, all ranks at once, and the simulator is given these
-times. Both sides run the same stages in turn; a step's time is that from a barrier to the end of the slowest
-rank.
+times. Both sides run the same stages in turn; a step lasts from a barrier to the end of the slowest rank.
 """
 
 from __future__ import annotations
@@ -93,30 +92,29 @@ def main(*, quick: bool = False, json_path: Path | None = None, console: Console
         simulated = f"{row.simulated_s:.3f} ({row.nominal_s:.3f} if passes took what they sleep)"
         table.add_row(row.schedule, str(row.ranks), passes, simulated, str(row.ours), other)
     console.print(table)
-    if json_path is not None:
-        write_json(json_path, "pipeline_makespan", rows)
+    write_json(json_path, "pipeline_makespan", rows)
     return rows
 
 
 def measure(name: str, ranks: int, microbatches: int, unit_s: float, rounds: int) -> Row:
-    """One schedule: F takes ``unit_s``, B twice as long, I and W as long each."""
+    """Measure one schedule: F takes ``unit_s``, B twice as long, I and W as long each."""
     plan = _plan(name, ranks, microbatches)
-    found = _on_processes(ranks, name, microbatches, unit_s, rounds)
+    timings = _on_processes(ranks, name, microbatches, unit_s, rounds)
     nominal = StageCost(unit_s, 2 * unit_s, unit_s, unit_s)
-    measured = [found.costs[rank] for rank in plan.stage_ranks]
+    measured = [timings.costs[rank] for rank in plan.stage_ranks]
     simulated = simulate(plan, measured).makespan_s
-    theirs_ok = len(found.theirs) == rounds
+    theirs_ok = len(timings.theirs) == rounds
     return Row(
         name,
         ranks,
         microbatches,
-        1e3 * statistics.median(cost.forward_s for cost in found.costs),
-        1e3 * statistics.median(cost.backward_s for cost in found.costs),
+        1e3 * statistics.median(cost.forward_s for cost in timings.costs),
+        1e3 * statistics.median(cost.backward_s for cost in timings.costs),
         simulate(plan, [nominal] * plan.stages).makespan_s,
         simulated,
-        ratio(found.ours, [simulated] * rounds),
-        ratio(found.theirs, [simulated] * rounds) if theirs_ok else None,
-        found.failed,
+        ratio(timings.ours, [simulated] * rounds),
+        ratio(timings.theirs, [simulated] * rounds) if theirs_ok else None,
+        timings.failed,
     )
 
 
@@ -166,7 +164,7 @@ class _Sleeper(nn.Module):
 
 
 @dataclass
-class _Found:
+class _Timings:
     """Seconds of each round, and what the passes of each rank's stages take without a runtime."""
 
     costs: list[StageCost]
@@ -175,7 +173,7 @@ class _Found:
     failed: str = ""
 
 
-def _on_processes(ranks: int, *settings: Any) -> _Found:
+def _on_processes(ranks: int, *settings: Any) -> _Timings:
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         here, there = context.Pipe(duplex=False)
@@ -191,12 +189,12 @@ def _on_processes(ranks: int, *settings: Any) -> _Found:
         try:
             if not here.poll(_LIMIT_S):
                 raise RuntimeError(f"{ranks} ranks still run after {_LIMIT_S:g} s: try fewer ranks or rounds")
-            found: _Found = here.recv()
+            timings: _Timings = here.recv()
         finally:
             for process in processes:
                 process.join(_GRACE_S)
                 process.kill()
-    return found
+    return timings
 
 
 def _body(
@@ -220,22 +218,22 @@ def _body(
         other = _theirs(name, plan, rank, unit_s)
         comm.barrier()
         costs = comm.all_gather_object(_bare(unit_s))
-        found = _Found(costs, [], [])
+        timings = _Timings(costs, [], [])
         for number in range(rounds + 1):
             seconds = _timed(comm, ours)
             if number:
-                found.ours.append(seconds)
-            if found.failed:
+                timings.ours.append(seconds)
+            if timings.failed:
                 continue
             try:
                 seconds = _timed(comm, other)
             except RuntimeError as error:  # whatever goes wrong there goes wrong on every rank, or ends all
-                found.failed = f"{type(error).__name__}: {error}".partition("\n")[0]
+                timings.failed = f"{type(error).__name__}: {error}".partition("\n")[0]
                 continue
             if number:
-                found.theirs.append(seconds)
+                timings.theirs.append(seconds)
     if rank == 0:
-        answer.send(found)
+        answer.send(timings)
     dist.destroy_process_group()
 
 
@@ -278,7 +276,7 @@ def _ours(
     model = nn.Sequential(*(_Sleeper(unit_s) for _ in range(plan.stages)))
     spec = {str(number): SplitPoint.END for number in range(plan.stages - 1)}
     pipe = pipeline(model, (torch.zeros(1, _WIDTH),), split_spec=spec)
-    stages = [pipe.build_stage(stage, comm=comm) for stage in _held(plan, rank)]
+    stages = [pipe.build_stage(stage, comm=comm) for stage in _stages_of(plan, rank)]
     schedule = get_schedule_class(name)(stages, plan.microbatches, functional.mse_loss)
     x = torch.zeros(plan.microbatches, _WIDTH)
     return lambda: schedule.step(x, target=x)
@@ -287,7 +285,7 @@ def _ours(
 def _theirs(name: str, plan: Schedule, rank: int, unit_s: float) -> Callable[[], object]:
     device = torch.device("cpu")
     stages = [
-        theirs.PipelineStage(_Sleeper(unit_s), stage, plan.stages, device) for stage in _held(plan, rank)
+        theirs.PipelineStage(_Sleeper(unit_s), stage, plan.stages, device) for stage in _stages_of(plan, rank)
     ]
     kind = theirs.schedules.get_schedule_class(name)
     schedule: Any = kind(
@@ -297,9 +295,9 @@ def _theirs(name: str, plan: Schedule, rank: int, unit_s: float) -> Callable[[],
     )
     x = torch.zeros(plan.microbatches, _WIDTH)
     args = (x,) if plan.stage_ranks[0] == rank else ()
-    given = {"target": x} if plan.stage_ranks[-1] == rank else {}
-    return lambda: schedule.step(*args, **given)
+    kwargs = {"target": x} if plan.stage_ranks[-1] == rank else {}
+    return lambda: schedule.step(*args, **kwargs)
 
 
-def _held(plan: Schedule, rank: int) -> list[int]:
+def _stages_of(plan: Schedule, rank: int) -> list[int]:
     return [stage for stage, holder in enumerate(plan.stage_ranks) if holder == rank]

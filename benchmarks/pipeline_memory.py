@@ -102,20 +102,14 @@ def _model(shape: Shape) -> nn.Module:
 
 
 def _peak() -> int:
-    return _status("VmHWM")
-
-
-def _status(field: str) -> int:
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith(f"{field}:"):
+        if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
-    raise RuntimeError(f"this system's /proc/self/status has no {field}")
+    raise RuntimeError("this system's /proc/self/status has no VmHWM")
 
 
 def _train(shape: Shape, kind: str, steps: int) -> tuple[PipelineStage, int, int]:
-    """Train this rank's stage. Returns also how many bytes its optimizer and its batch take, and how many
-    microbatches were in flight.
-    """
+    """Train this rank's stage; also return bytes of optimizer and batch, and microbatches in flight."""
     rank = dist.get_rank()
     with torch.device("meta"):
         model = _model(shape)
@@ -131,16 +125,16 @@ def _train(shape: Shape, kind: str, steps: int) -> tuple[PipelineStage, int, int
     schedule = get_schedule_class(kind)(stage, MICROBATCHES, functional.mse_loss)
     batch = torch.randn(shape.rows * MICROBATCHES, shape.width) if rank in {0, RANKS - 1} else None
     for _ in range(steps):
-        given = (batch,) if rank == 0 else ()
-        schedule.step(*given, target=batch if rank == RANKS - 1 else None, return_outputs=False)
+        args = (batch,) if rank == 0 else ()
+        schedule.step(*args, target=batch if rank == RANKS - 1 else None, return_outputs=False)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     in_flight = schedule.schedule().in_flight()[rank]
     schedule.close()
 
-    held = [value for state in optimizer.state.values() for value in state.values()]
-    held += [] if batch is None else [batch]
-    return stage, sum(_bytes(value) for value in held if isinstance(value, Tensor)), in_flight
+    state = [value for state in optimizer.state.values() for value in state.values()]
+    state += [] if batch is None else [batch]
+    return stage, sum(_bytes(value) for value in state if isinstance(value, Tensor)), in_flight
 
 
 def _bytes(tensor: Tensor) -> int:
@@ -148,14 +142,14 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def _saved(stage: PipelineStage, shape: Shape) -> int:
-    """Bytes that one microbatch keeps for the backward pass: what autograd saves, and what came in."""
+    """Return the bytes that a microbatch keeps for its backward pass: what autograd saves, and its input."""
     own = {value.untyped_storage().data_ptr() for value in stage.module.parameters()}
-    found: dict[int, int] = {}
+    sizes: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
-            found[storage.data_ptr()] = storage.nbytes()
+            sizes[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     x = torch.randn(shape.rows, shape.width, requires_grad=stage.index > 0)
@@ -164,8 +158,8 @@ def _saved(stage: PipelineStage, shape: Shape) -> int:
         if stage.is_last:
             result = functional.mse_loss(result, torch.zeros_like(result))
     for tensor in (x, result):
-        found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-    return sum(found.values())
+        sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+    return sum(sizes.values())
 
 
 def _worker(shape: Shape, kind: str, folder: Path) -> None:
@@ -176,11 +170,11 @@ def _worker(shape: Shape, kind: str, folder: Path) -> None:
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # VmHWM starts anew
     baseline = _peak()
-    stage, held, in_flight = _train(shape, kind, 3)
+    stage, state_bytes, in_flight = _train(shape, kind, 3)
     peak = _peak() - baseline
     parameters = sum(_bytes(value) for value in stage.module.parameters())
     activations = in_flight * _saved(stage, shape)
-    total = 2 * parameters + held + activations
+    total = 2 * parameters + state_bytes + activations
     measured = Measured(shape.name, kind, rank, total, activations, peak, peak / total)
     (folder / f"{rank}.json").write_text(json.dumps(asdict(measured)), encoding="utf-8")
     dist.destroy_process_group()
@@ -189,15 +183,9 @@ def _worker(shape: Shape, kind: str, folder: Path) -> None:
 def measure(shape: Shape, kind: str) -> list[Measured]:
     """Train ``shape`` on two ranks, in processes of their own."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            str(RANKS),
-        ]
-        command += ["-m", "benchmarks.pipeline_memory", json.dumps(asdict(shape)), kind, folder]
+        launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
+        worker = ["benchmarks.pipeline_memory", json.dumps(asdict(shape)), kind, folder]
+        command = [sys.executable, "-m", *launcher, "-m", *worker]
         root = Path(__file__).parent.parent
         variables = os.environ | {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
         subprocess.run(command, check=True, cwd=root, env=variables, timeout=300)
@@ -214,15 +202,14 @@ def main(*, quick: bool = False, json_path: Path | None = None) -> list[Measured
         quick: a tiny model: whether it runs, not what it takes.
         json_path: write them there too.
     """
-    found: list[Measured] = []
+    rows: list[Measured] = []
     for shape in QUICK if quick else SHAPES:
         for kind in KINDS[:1] if quick else KINDS:
             for row in measure(shape, kind):
                 print(row)
-                found.append(row)
-    if json_path is not None:
-        write_json(json_path, "pipeline_memory", found)
-    return found
+                rows.append(row)
+    write_json(json_path, "pipeline_memory", rows)
+    return rows
 
 
 def _command_line(words: Sequence[str]) -> None:

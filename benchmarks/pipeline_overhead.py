@@ -30,7 +30,8 @@ from torch.nn import functional
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC2701 - made for this
 
 from benchmarks.harness import MIN_ROUNDS, Ratio, in_turn, ratio, write_json
-from partita.pipelining import Pipe, PipelineSchedule, SplitPoint, get_schedule_class, pipeline
+from partita.pipelining import Pipe, SplitPoint, get_schedule_class, pipeline
+from partita.pipelining.schedules import PipelineSchedule
 from partita.planning import Schedule, get_schedule
 from partita.runtime import Handle, ProcessGroupComm
 from partita.runtime.waiters import Waiters
@@ -45,13 +46,8 @@ _ROUNDS = 3 * MIN_ROUNDS
 """Short ones: this measures microseconds, and a machine's speed drifts."""
 _STAGES_PER_RANK = {"GPipe": 1, "1F1B": 1}
 _NAMES = (
-    "GPipe",
-    "1F1B",
-    "LoopedBFS",
-    "Interleaved1F1B",
-    "DualPipeV",
-    "InterleavedZeroBubble",
-    "ZBVZeroBubble",
+    *("GPipe", "1F1B", "LoopedBFS", "Interleaved1F1B"),
+    *("DualPipeV", "InterleavedZeroBubble", "ZBVZeroBubble"),
 )
 
 
@@ -94,13 +90,12 @@ def main(*, quick: bool = False, json_path: Path | None = None, console: Console
             row.schedule, str(row.actions), f"{row.ours_us:.1f}", f"{row.theirs_us:.1f}", str(row.gain)
         )
     console.print(table)
-    if json_path is not None:
-        write_json(json_path, "pipeline_overhead", rows)
+    write_json(json_path, "pipeline_overhead", rows)
     return rows
 
 
 def measure(name: str, microbatches: int, rounds: int) -> Row:
-    """One schedule."""
+    """Measure one schedule."""
     stages = _RANKS * _STAGES_PER_RANK.get(name, 2)
     layers = [nn.Linear(_WIDTH, _WIDTH) for _ in range(stages)]
     example = torch.randn(1, _WIDTH)
@@ -162,7 +157,7 @@ def _fake_world(rank: int, size: int) -> Iterator[dist.ProcessGroup]:
 
 
 class _FakeComm(ProcessGroupComm):
-    """The comm of real runs over a group that sends nothing. What other ranks would say, it knows."""
+    """The comm of real runs over a group that sends nothing: it makes up what other ranks would send."""
 
     def __init__(self, group: dist.ProcessGroup, stage_ranks: tuple[int, ...]) -> None:
         self.rank = group.rank()
@@ -171,29 +166,28 @@ class _FakeComm(ProcessGroupComm):
         self._use_nccl = False
         self.name = "fake"
         self._closed = False
-        self._gave_up = None
         self._process = os.getpid()
         self._began = {}
-        self._launched = {}
+        self.launched = {}
         self._unsent = deque()
         self.waiters = Waiters()
         self.collectives = set()
         self._data = group  # type: ignore[assignment]
-        self._lookout: Any = SimpleNamespace(failure=None)
+        self._detector: Any = SimpleNamespace(failure=None)
         self._stage_ranks = stage_ranks
-        self._said = torch.empty(0)
+        self._last_sent = torch.empty(0)
 
     def all_gather_object(self, obj: Any) -> list[Any]:
         _, *rest = obj
-        held = [
+        stages_by_rank = [
             tuple(stage for stage, rank in enumerate(self._stage_ranks) if rank == number)
             for number in range(self.size)
         ]
-        return [(stages, *rest) for stages in held]
+        return [(stages, *rest) for stages in stages_by_rank]
 
     def send(self, tensor: Tensor, dst: int, tag: int = 0) -> Handle:
         if not tag:
-            self._said = tensor
+            self._last_sent = tensor
         return super().send(tensor, dst, tag)
 
     def recv(self, buffer: Tensor, src: int, tag: int = 0) -> Handle:
@@ -203,12 +197,12 @@ class _FakeComm(ProcessGroupComm):
         return handle if tag else _Echo(self, buffer)
 
     def echo(self, buffer: Tensor) -> None:
-        """The other rank says what this one has said, and that each microbatch has one sample."""
+        """Answer what this rank has sent, and that each microbatch has one sample."""
         buffer.fill_(1)
-        buffer[0] = self._said[0]
+        buffer[0] = self._last_sent[0]
 
     def fail(self, error: BaseException, where: str) -> None:
-        """Nobody is there to be told."""
+        """There is no other rank that could learn of it."""
 
 
 class _Echo:
@@ -224,12 +218,12 @@ def _ours(
     name: str, pipe: Pipe, plan: Schedule, rank: int, microbatches: int, group: dist.ProcessGroup
 ) -> PipelineSchedule:
     comm = _FakeComm(group, plan.stage_ranks)
-    stages = [pipe.build_stage(stage, comm=comm) for stage in _held(plan, rank)]
+    stages = [pipe.build_stage(stage, comm=comm) for stage in _stages_of(plan, rank)]
     return get_schedule_class(name)(stages, microbatches, functional.mse_loss)
 
 
 class _TheirStage(theirs.PipelineStage):
-    """Hears from all others that shapes are known."""
+    """Skips the exchange of shapes, as if all other stages knew theirs."""
 
     def _warmup_backward_result(self, received_result: Tensor | None = None) -> Tensor:  # noqa: ARG002
         return torch.ones(1, dtype=torch.int32)
@@ -248,27 +242,27 @@ def _theirs(
             input_args=example.clone().requires_grad_(stage > 0),
             output_args=example.clone().requires_grad_(),
         )
-        for stage in _held(plan, rank)
+        for stage in _stages_of(plan, rank)
     ]
     kind = theirs.schedules.get_schedule_class(name)
-    given = stages[0] if name in _STAGES_PER_RANK else stages
-    return kind(given, microbatches, loss_fn=functional.mse_loss)
+    own_stages = stages[0] if name in _STAGES_PER_RANK else stages
+    return kind(own_stages, microbatches, loss_fn=functional.mse_loss)
 
 
 def _their_step(schedule: Any, plan: Schedule, rank: int, x: Tensor, target: Tensor) -> Callable[[], object]:
     args = (x,) if plan.stage_ranks[0] == rank else ()
-    given = {"target": target} if plan.stage_ranks[-1] == rank else {}
-    return lambda: schedule.step(*args, **given)
+    kwargs = {"target": target} if plan.stage_ranks[-1] == rank else {}
+    return lambda: schedule.step(*args, **kwargs)
 
 
 def _bare(layers: list[nn.Linear], plan: Schedule, rank: int, example: Tensor) -> Callable[[], object]:
     """The same passes without a runtime: whole backward passes, also where the schedule cuts them."""
-    held, last = _held(plan, rank), plan.stages - 1
+    own_stages, last = _stages_of(plan, rank), plan.stages - 1
     gradient = torch.ones_like(example)
 
     def run() -> None:
         for _ in range(plan.microbatches):
-            for stage in held:
+            for stage in own_stages:
                 value = layers[stage](example.detach().requires_grad_(stage > 0))
                 if stage == last:
                     torch.autograd.backward(functional.mse_loss(value, gradient))
@@ -278,5 +272,5 @@ def _bare(layers: list[nn.Linear], plan: Schedule, rank: int, example: Tensor) -
     return run
 
 
-def _held(plan: Schedule, rank: int) -> list[int]:
+def _stages_of(plan: Schedule, rank: int) -> list[int]:
     return [stage for stage, holder in enumerate(plan.stage_ranks) if holder == rank]

@@ -68,7 +68,7 @@ class _Training:
         self.optimizer = torch.optim.AdamW(self.model.parameters())
         self.batch = torch.randn(64, width)
         self.passes = 1
-        self._work()  # makes the optimizer's state
+        self.step()  # makes the optimizer's state
         fixed_s, pass_s = self._calibrate()
         self.passes = max(1, round((step_s - fixed_s) / pass_s))
 
@@ -77,33 +77,29 @@ class _Training:
         seconds: dict[int, list[float]] = {1: [], 11: []}
         for self.passes in (*seconds, *seconds, *seconds):
             started = time.perf_counter()
-            self._work()
+            self.step()
             seconds[self.passes].append(time.perf_counter() - started)
         one, eleven = (statistics.median(rounds) for rounds in seconds.values())
         pass_s = max(eleven - one, 1e-6) / 10
         return one - pass_s, pass_s
 
-    def _work(self) -> None:
-        """A step of several batches: the same work each time."""
+    def step(self) -> None:
+        """Take a step over several batches: the same work each time."""
         for _ in range(self.passes):
             self.model(self.batch).square().mean().backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def step(self) -> None:
-        """Without saving."""
-        self._work()
-
     @property
     def bytes(self) -> int:
-        """Of the state."""
+        """The size of the state."""
         values = [*self.model.parameters()]
         values += [value for state in self.optimizer.state.values() for value in state.values()]
         return sum(value.numel() * value.element_size() for value in values)
 
 
 def _measure(sizes: tuple[int, int, float], rounds: int, done: Callable[[], None]) -> list[Row]:
-    """Blocks of steps; a block that saves ends when its last snapshot is whole."""
+    """Time blocks of steps; a block that saves ends when its last snapshot is whole."""
     training = _Training(*sizes)
     numbers = itertools.count(1)
     with tempfile.TemporaryDirectory() as folder:
@@ -155,8 +151,7 @@ def main(*, quick: bool = False, json_path: Path | None = None, console: Console
         torch.set_num_threads(threads)
     for row in rows:
         console.print(str(row))
-    if json_path is not None:
-        write_json(json_path, "snapshot_overhead", rows)
+    write_json(json_path, "snapshot_overhead", rows)
     return rows
 
 

@@ -130,13 +130,12 @@ def main(
     )
     memory = [_memory(shape, nodes, min(1000, nodes // 2)) for shape, nodes in cells]
     _print(console, rows, slopes, memory)
-    if json_path is not None:
-        write_json(json_path, "splitter", [*rows, *slopes, *memory])
+    write_json(json_path, "splitter", [*rows, *slopes, *memory])
     return [*rows, *slopes, *memory]
 
 
 def measure(case: Case, nodes: int, pieces: int, rounds: int) -> Row:
-    """One row: a case at one size."""
+    """Measure a case at one size."""
     what, keep_original_order = case.what, case.keep_original_order
     with_torch = nodes <= case.torch_up_to
     gm = SHAPES[case.shape](nodes, pieces)
@@ -175,17 +174,17 @@ def measure(case: Case, nodes: int, pieces: int, rounds: int) -> Row:
 
 
 def _slopes(case: Case, rows: list[Row]) -> list[Slope]:
-    found = []
+    slopes = []
     for side in ("copy", "split", "drop-in", "torch"):
-        known = [row for row in rows if side in row.seconds]
-        if len(known) > 1:
-            growth = slope([row.nodes for row in known], [row.seconds[side] for row in known])
-            found.append(Slope(case.shape, case.pieces, case.what, case.keep_original_order, side, growth))
-    return found
+        of_side = [row for row in rows if side in row.seconds]
+        if len(of_side) > 1:
+            growth = slope([row.nodes for row in of_side], [row.seconds[side] for row in of_side])
+            slopes.append(Slope(case.shape, case.pieces, case.what, case.keep_original_order, side, growth))
+    return slopes
 
 
 def _memory(shape: str, nodes: int, pieces: int) -> Memory:
-    """Measured in a process of its own, where nothing else is alive."""
+    """Measure in a process of its own, where nothing else is alive."""
     command = [sys.executable, "-m", "benchmarks.splitter", shape, str(nodes), str(pieces)]
     root = Path(__file__).resolve().parent.parent
     result = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True, timeout=600)
@@ -193,7 +192,7 @@ def _memory(shape: str, nodes: int, pieces: int) -> Memory:
 
 
 def _peak_of_split(shape: str, nodes: int, pieces: int) -> int:
-    """Bytes that Python's allocator holds for a split at the most, beyond what it held before.
+    """Return the bytes that Python's allocator holds for a split at the most, beyond those before.
 
     Not the process's resident memory: generating the code of a large graph, which is needed to have one to
     split, takes more than the split, and what is free again is used again.

@@ -13,7 +13,7 @@ __all__ = ["SHAPES", "assignment", "chain", "different_chain", "many_inputs", "t
 
 
 def chain(nodes: int, _pieces: int) -> GraphModule:
-    """``nodes`` pointwise operators, one after the other. Its pieces are equal but for their names."""
+    """Chain ``nodes`` pointwise operators. Its pieces are equal but for their names."""
     graph = Graph()
     value = graph.placeholder("x")
     for number in range(nodes):
@@ -23,7 +23,7 @@ def chain(nodes: int, _pieces: int) -> GraphModule:
 
 
 def different_chain(nodes: int, pieces: int) -> GraphModule:
-    """The same, but each piece adds a number of its own, so that no two are equal."""
+    """Make the same chain, but each piece adds a number of its own, so that no two are equal."""
     graph = Graph()
     value = graph.placeholder("x")
     length = max(1, nodes // pieces)
@@ -37,7 +37,7 @@ def different_chain(nodes: int, pieces: int) -> GraphModule:
 
 
 def woven_chain(nodes: int, pieces: int) -> GraphModule:
-    """Pieces that differ in operators and in what these are given: each is woven after its own number."""
+    """Make a chain whose pieces differ in operators and arguments: each is woven after its own number."""
     graph = Graph()
     value = earlier = graph.placeholder("x")
     length = max(1, nodes // pieces)
@@ -52,7 +52,7 @@ def woven_chain(nodes: int, pieces: int) -> GraphModule:
 
 
 def many_inputs(nodes: int, _pieces: int) -> GraphModule:
-    """One placeholder for each operator."""
+    """Make a graph with one placeholder for each operator."""
     graph = Graph()
     inputs = [graph.placeholder(f"x{number}") for number in range(nodes)]
     value = inputs[0]
@@ -63,8 +63,7 @@ def many_inputs(nodes: int, _pieces: int) -> GraphModule:
 
 
 def transformer(nodes: int, _pieces: int) -> GraphModule:
-    """Blocks of attention and feed-forward with residuals and two weights each; every block has the same
-    weights.
+    """Make blocks of attention and feed-forward, with residuals and shared weights.
 
     23 operators and 4 attributes a block; ``x``: (1, 2, 4).
     """
@@ -73,10 +72,10 @@ def transformer(nodes: int, _pieces: int) -> GraphModule:
     for name in ("qkv", "out", "up", "down"):
         setattr(root, name, nn.Parameter(torch.eye(width).repeat(3 if name == "qkv" else 1, 1)))
     value = graph.placeholder("x")
-    made = 0
-    while made < nodes:
+    operators = 0
+    while operators < nodes:
         value, count = _block(graph, value, width)
-        made += count
+        operators += count
     graph.output(value)
     return GraphModule(root, graph)
 
@@ -117,7 +116,7 @@ SHAPES: dict[str, Callable[[int, int], GraphModule]] = {
 
 
 def assignment(gm: GraphModule, pieces: int) -> dict[Node, int]:
-    """Contiguous pieces of equal length."""
+    """Assign operators to contiguous pieces of equal length."""
     nodes = [node for node in gm.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
     length = -(-len(nodes) // pieces)
     return {node: position // length for position, node in enumerate(nodes)}

@@ -3,8 +3,7 @@
     torchrun --nproc-per-node 2 examples/gpt.py
 
 It learns to predict the next character of this file. The embedding is used by the first stage and, as the
-output layer, by the last one: each has a copy, and partita adds up their gradients, so that both stay one
-parameter.
+output layer, by the last one: each has a copy, and partita adds up their gradients, so that they stay equal.
 """
 
 from __future__ import annotations
@@ -133,14 +132,14 @@ def main() -> None:
     # The proof: the uncut model, trained without a stop, has the same parameters bit for bit.
     whole = keyed_graph(make_model(), (batch(0)[0][: BATCH // MICROBATCHES],))
     expected = train(UncutReference(whole, MICROBATCHES, loss_fn), optimizer_of(whole), range(STEPS))
-    held, reference = stage.module.state_dict(), whole.state_dict()
-    different = [name for name, value in held.items() if not torch.equal(value, reference[name])]
+    state, reference = stage.module.state_dict(), whole.state_dict()
+    different = [name for name, value in state.items() if not torch.equal(value, reference[name])]
     if different:
         raise SystemExit(f"rank {dist.get_rank()}: {different} differ from the uncut model's")
     if stage.is_last:
         assert torch.equal(torch.stack(before + after), torch.stack(expected))
         print(f"loss {float(before[0]):.3f} -> {float(after[-1]):.3f}")
-    print(f"rank {dist.get_rank()}: {len(held)} tensors equal to the uncut model's, bit for bit")
+    print(f"rank {dist.get_rank()}: {len(state)} tensors equal to the uncut model's, bit for bit")
     dist.destroy_process_group()
 
 

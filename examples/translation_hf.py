@@ -19,13 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import T5Config, T5ForConditionalGeneration
 
-from partita.pipelining import (
-    Schedule1F1B,
-    UncutReference,
-    load_checkpoint,
-    pipeline,
-    save_checkpoint,
-)
+from partita.pipelining import Schedule1F1B, UncutReference, load_checkpoint, pipeline, save_checkpoint
 
 PAD, END, LETTERS, LENGTH = 0, 1, 20, 8
 BATCH, MICROBATCHES, STEPS = 16, 4, 4
@@ -57,12 +51,12 @@ def batch(step: int, samples: int = BATCH) -> tuple[dict[str, Tensor], Tensor]:
     source = words.where(there, PAD)
     target = source.flip(1)
     start = torch.full((samples, 1), PAD)
-    given = {
+    inputs = {
         "input_ids": source,
         "attention_mask": there.long(),
         "decoder_input_ids": torch.cat([start, target[:, :-1]], 1),
     }
-    return given, target
+    return inputs, target
 
 
 def loss_fn(output: Any, target: Tensor) -> Tensor:
@@ -74,9 +68,9 @@ def train(runner: Schedule1F1B | UncutReference, module: nn.Module) -> list[Tens
     optimizer = torch.optim.AdamW(module.parameters(), lr=3e-3)
     history = []
     for step in range(STEPS):
-        given, target = batch(step)
+        inputs, target = batch(step)
         losses: list[Tensor] = []
-        runner.step(**given, target=target, losses=losses)
+        runner.step(**inputs, target=target, losses=losses)
         optimizer.step()
         optimizer.zero_grad()
         history += [torch.stack(losses).mean()] if losses else []
@@ -96,8 +90,8 @@ def main() -> None:
 
     # Evaluate in the pipeline, save, and load into the library's own model.
     stage.module.eval()
-    given, _ = batch(STEPS)
-    output = schedule.eval(**given)
+    inputs, _ = batch(STEPS)
+    output = schedule.eval(**inputs)
     folders = [tempfile.mkdtemp(prefix="partita-t5-")]  # in earnest: a path that all hosts can reach
     dist.broadcast_object_list(folders)
     save_checkpoint(folders[0], stage)
@@ -106,8 +100,7 @@ def main() -> None:
     load_checkpoint(folders[0], model)
 
     # The proof, first part: the library's own model, trained on the same microbatches, has the same
-    # parameters.
-    # The graph says where a step draws which random numbers for dropout.
+    # parameters. The graph says where a step draws which random numbers for dropout.
     whole = make_model()
     expected = train(UncutReference(whole, MICROBATCHES, loss_fn, graph=graph), whole)
     trained = whole.state_dict()
@@ -119,8 +112,8 @@ def main() -> None:
     if stage.is_last:
         assert torch.equal(torch.stack(history), torch.stack(expected))
         parts = [
-            dict(zip(given, part, strict=True))
-            for part in zip(*(v.chunk(MICROBATCHES) for v in given.values()), strict=True)
+            dict(zip(inputs, part, strict=True))
+            for part in zip(*(v.chunk(MICROBATCHES) for v in inputs.values()), strict=True)
         ]
         with torch.no_grad():
             logits = torch.cat([model(**part).logits for part in parts])

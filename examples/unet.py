@@ -3,8 +3,7 @@
     torchrun --nproc-per-node 2 examples/unet.py
 
 The first half of the network hands three tensors to the second: what goes through the bottom, and two skips.
-A value goes straight from the stage that makes it to the one that uses it, however many lie between (try four
-processes).
+A value goes straight from the stage that makes it to the one that uses it: try four processes.
 """
 
 from __future__ import annotations
@@ -106,11 +105,11 @@ def main() -> None:
     expected = train(reference, whole)
     whole.eval()
     expected_cleaned = reference.eval(batch(STEPS)[0])
-    held = stage.module.state_dict()
+    state = stage.module.state_dict()
     different = [
         name
         for name, value in whole.state_dict().items()
-        if name in held and not torch.equal(held[name], value)
+        if name in state and not torch.equal(state[name], value)
     ]
     if different:
         raise SystemExit(f"rank {rank}: {different} differ from the uncut model's")
@@ -118,7 +117,7 @@ def main() -> None:
         assert torch.equal(torch.stack(history), torch.stack(expected))
         assert torch.equal(cleaned, expected_cleaned)
         print(f"loss {float(history[0]):.3f} -> {float(history[-1]):.3f}")
-    print(f"rank {rank}: {len(held)} tensors equal to the uncut model's, bit for bit")
+    print(f"rank {rank}: {len(state)} tensors equal to the uncut model's, bit for bit")
     dist.destroy_process_group()
 
 

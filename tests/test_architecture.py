@@ -24,7 +24,7 @@ def test_places_are_named() -> None:
 @pytest.mark.parametrize("name", NAMED)
 def test_every_place_that_is_named_exists(name: str) -> None:
     place = name.removeprefix("src/").removesuffix(".py")
-    assert (ROOT / name).exists() or any(f"/{known}".endswith(f"/{place}") for known in PLACES)
+    assert (ROOT / name).exists() or any(f"/{existing}".endswith(f"/{place}") for existing in PLACES)
 
 
 def test_the_drawing_has_every_room() -> None:

@@ -50,18 +50,10 @@ FOR_TORCHRUN = [block for block in BLOCKS if "# torchrun" in block]
 def test_an_example_for_torchrun_runs_with_it(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(FOR_TORCHRUN[0])
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        str(script),
-    ]
-    result = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=120, cwd=tmp_path
-    )  # what an example writes is gone with the folder
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*launcher, str(script)]
+    # in tmp_path, so that what an example writes is gone with the folder
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "tensor(" in result.stdout
 
@@ -72,7 +64,7 @@ def test_examples_for_torchrun_run(block: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(block)
     with worlds.patience(120.0):
-        found = worlds.script_endings(2, script)
-    for ending in found:
+        endings = worlds.script_endings(2, script)
+    for ending in endings:
         assert ending.error is None, ending.text
-    assert "tensor(" in "".join(ending.result for ending in found)
+    assert "tensor(" in "".join(ending.result for ending in endings)

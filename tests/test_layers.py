@@ -24,6 +24,7 @@ LAYERS = (
     ("reporting",),
     ("demo",),
     ("cli",),
+    ("__main__",),
 )
 # Likewise the rooms within a package; a file beside them counts as a room.
 ROOMS = {

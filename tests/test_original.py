@@ -57,11 +57,11 @@ def test_no_run_of_lines_stands_in_torch() -> None:
         for number, window in runs(statements(path))
     }
     assert len(ours) > 1000
-    found = [
+    copied = [
         f"{ours[window]} == torch/{path.relative_to(TORCH)}:{number}"
         for part in PARTS
         for path in sorted((TORCH / part).rglob("*.py"))
         for number, window in runs(statements(path))
         if window in ours
     ]
-    assert not found, "\n".join(found)
+    assert not copied, "\n".join(copied)

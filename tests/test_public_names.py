@@ -21,6 +21,8 @@ PACKAGES = (
     "partita.errors",
     "partita.fsdp",
     "partita.pipelining",
+    "partita.pipelining.checkpoints",
+    "partita.pipelining.stages",
     "partita.planning",
     "partita.reporting",
     "partita.runtime",

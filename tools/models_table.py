@@ -1,5 +1,4 @@
-"""Cut Hugging Face architectures and write ``docs/models.md``: which are equal to the uncut model, which are
-not, and why.
+"""Cut architectures and write ``docs/models.md``: which are equal to the uncut model, which not, and why.
 
     python -m tools.models_table                     all of them, two at a time; rewrites docs/models.md
     python -m tools.models_table --only llama --only t5     some; prints, writes nothing
@@ -46,18 +45,15 @@ PAGE = ROOT / "docs" / "models.md"
 
 
 def run_row(architecture: Architecture, limit: float, stages: Sequence[int] = STAGES) -> Row:
-    """The row of one architecture, made in a process of its own.
+    """Make the row of one architecture, in a process of its own.
 
     Args:
         limit: seconds; what is not compared by then says so in its cell.
         stages: into how many it is cut, one after the other.
     """
     command = [sys.executable, "-m", "tools.models.row", architecture.name, *map(str, stages)]
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
+    settings = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    environment = os.environ | settings
     try:
         done = subprocess.run(
             command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=limit, check=False
@@ -67,11 +63,8 @@ def run_row(architecture: Architecture, limit: float, stages: Sequence[int] = ST
         text = expired.stdout.decode() if isinstance(expired.stdout, bytes) else expired.stdout or ""
         end = f"not done after {limit:.0f} s"
     lines = [line for line in text.splitlines() if line.startswith("{")]
-    row = (
-        Row(**json.loads(lines[-1]))
-        if lines
-        else Row(architecture.name, architecture.family, architecture.model)
-    )
+    empty = Row(architecture.name, architecture.family, architecture.model)
+    row = Row(**json.loads(lines[-1])) if lines else empty
     for cell in CELLS:
         if int(cell.split()[0]) in stages:
             row.cells.setdefault(cell, end)
@@ -101,10 +94,10 @@ def main(
 ) -> None:
     """Cut Hugging Face architectures in 2 and 4 stages and compare them with the uncut models."""
     console = Console(stderr=True)
-    known = [architecture.name for architecture in ZOO]
-    unknown = [name for name in only or [] if name not in known]
+    names = [architecture.name for architecture in ZOO]
+    unknown = [name for name in only or [] if name not in names]
     if unknown:
-        console.print(f"there is no architecture {', '.join(unknown)}; there are {', '.join(known)}")
+        console.print(f"there is no architecture {', '.join(unknown)}; there are {', '.join(names)}")
         raise typer.Exit(2)
     listed = ZOO if part is None else PARTS[part - 1]
     stages = tuple(cut or STAGES)
@@ -121,7 +114,7 @@ def main(
             rows[row.name] = row
             _keep(rows, json_file)
             progress.advance(task)
-            progress.console.print(_told(row, stages))
+            progress.console.print(_summary(row, stages))
     ordered = [rows[architecture.name] for architecture in chosen]
     target = out or (None if only or part or cut else PAGE)
     if target is not None:
@@ -141,7 +134,7 @@ def _keep(rows: dict[str, Row], file: Path | None) -> None:
         file.write_text(json.dumps([asdict(row) for row in rows.values()], indent=1) + "\n", encoding="utf-8")
 
 
-def _told(row: Row, stages: Sequence[int]) -> str:
+def _summary(row: Row, stages: Sequence[int]) -> str:
     if row.passed_in(stages):
         return f"{row.name}: equal ({row.seconds:.0f} s)"
     wrong = {text: cell for cell, text in reversed(row.cells.items()) if text}

@@ -1,5 +1,4 @@
-"""partita cuts a PyTorch model's graph into pieces, runs the pieces, and proves that they do what the
-whole did.
+"""Cut a PyTorch model's graph into pieces, run them, and prove that they do what the whole did.
 
 Names load on first use, so that ``import partita`` costs next to nothing and ``import partita.planning``
 needs no torch.

@@ -1,4 +1,4 @@
-"""Names: for messages, and how close two of them are."""
+"""Lists of names for messages, and how much of their names two modules share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["first_few", "listed", "shared_atoms"]
 
 
 def first_few(names: Iterable[str], limit: int = 5) -> str:
-    """The first few of many, and how many there are besides.
+    """Join the first few names, and say how many there are besides.
 
     >>> first_few("abcdefg", limit=3)
     'a, b, c and 4 more'
@@ -19,7 +19,7 @@ def first_few(names: Iterable[str], limit: int = 5) -> str:
 
 
 def listed(names: Iterable[object], limit: int = 5) -> str:
-    """The same in quotes, for a message.
+    """Join the first few names in quotes, for a message.
 
     >>> listed("abcdefg", limit=3)
     "'a', 'b', 'c' and 4 more"
@@ -28,7 +28,7 @@ def listed(names: Iterable[object], limit: int = 5) -> str:
 
 
 def shared_atoms(left: str, right: str) -> int:
-    """How many atoms, from the first on, two qualified names have in common.
+    """Count the atoms that two qualified names have in common, from the first on.
 
     >>> shared_atoms("layers.0.attention.weight", "layers.0.norm.weight")
     2

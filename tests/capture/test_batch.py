@@ -26,7 +26,7 @@ def test_a_batch_of_one_is_doubled_first_and_taken_as_it_is_then() -> None:
 
 def test_what_is_closed_stays_fixed_and_nothing_is_tried_where_all_is() -> None:
     x = torch.zeros(2, 3)
-    (found,) = examples((x, x.clone()), {}, frozenset({1}))
-    assert list(found.dynamic_shapes._shapes) == [id(x)]
+    (example,) = examples((x, x.clone()), {}, frozenset({1}))
+    assert list(example.dynamic_shapes._shapes) == [id(x)]
     assert list(examples((x,), {}, frozenset({0}))) == []
     assert list(examples((3,), {}, frozenset())) == []

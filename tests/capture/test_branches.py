@@ -168,11 +168,11 @@ def test_more_ways_than_are_traced_are_refused_in_the_run() -> None:
     for number in range(32):
         x = torch.tensor([[1.0 if number >> place & 1 else -1.0 for place in range(6)]] * 2)
         try:
-            found = captured.module(x)
+            output = captured.module(x)
         except ExecutionError:
             refused += 1
         else:
-            assert torch.equal(found, model(x))
+            assert torch.equal(output, model(x))
     assert 0 < refused < 32
     with pytest.raises(ExecutionError, match=f"more than {MOST_WAYS} ways"):
         captured.module(torch.full((2, 6), -1.0))
@@ -231,7 +231,7 @@ def test_a_question_about_sizes_only_is_not_traced_both_ways(monkeypatch: pytest
     traces = []
     original = export_file.export_module
     monkeypatch.setattr(
-        export_file, "export_module", lambda *args, **given: traces.append(0) or original(*args, **given)
+        export_file, "export_module", lambda *args, **options: traces.append(0) or original(*args, **options)
     )
     model = Packed()
     module = capture(model, (torch.randn(2, 4),), prove=True).module
@@ -265,7 +265,7 @@ def test_each_way_is_traced_once_a_mode(example: str, monkeypatch: pytest.Monkey
     traces = []
     original = export_file.export_module
     monkeypatch.setattr(
-        export_file, "export_module", lambda *args, **given: traces.append(0) or original(*args, **given)
+        export_file, "export_module", lambda *args, **options: traces.append(0) or original(*args, **options)
     )
     mask = torch.ones(2, 3).tril(int(example == "ones") * 9)
     capture(Masked(), (torch.randn(2, 3, 8), mask))

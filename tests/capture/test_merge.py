@@ -10,11 +10,11 @@ from partita.capture.modes import in_mode
 
 
 def _both(model: nn.Module, *args: Tensor) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-    found = []
+    graphs = []
     for mode in (True, False):
         with in_mode(model, mode):
-            found.append(export_module(model, args, {}, way="eager"))
-    return found[0], found[1]
+            graphs.append(export_module(model, args, {}, way="eager"))
+    return graphs[0], graphs[1]
 
 
 def _flags(module: torch.fx.GraphModule) -> list[str]:

@@ -103,8 +103,8 @@ class Two(Expands):
 def test_other_conditions_stay() -> None:
     module = capture(Two(), (torch.randn(2, WIDTH),), prove=True).module
     sizes = Sizes.of(module)
-    held = [all(one.holds({"batch": size}) for one in sizes.conditions) for size in range(1, 6)]
-    assert held == [True, True, False, True, False]
+    holds = [all(one.holds({"batch": size}) for one in sizes.conditions) for size in range(1, 6)]
+    assert holds == [True, True, False, True, False]
 
 
 class Normed(Expands):

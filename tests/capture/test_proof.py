@@ -60,12 +60,12 @@ def x(rows: int = 3) -> Tensor:
 
 
 def test_a_proven_capture_says_what_it_was_compared_on() -> None:
-    found = capture(Model(), (x(), torch.ones(3, 4)), prove=True).proof
-    assert found.holds
-    assert str(found) == (
+    proof = capture(Model(), (x(), torch.ones(3, 4)), prove=True).proof
+    assert proof.holds
+    assert str(proof) == (
         "proven: equal to the eager model bit for bit in training and evaluation on the example, a sample "
         "with other values and padding, and one more in the batch, a sample with a mask that hides nothing"
-    ), str(found)
+    ), str(proof)
 
 
 def test_the_model_is_as_it_was_after_a_proof() -> None:
@@ -134,9 +134,9 @@ def test_a_model_without_data_is_cut_with_one_warning() -> None:
 
 def test_what_does_not_fit_into_memory_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proof_module, "free_bytes", lambda _device: 100)
-    found = capture(Model(), (x(),), prove=True).proof
-    assert not found.holds
-    assert "MiB are free" in found.text
+    proof = capture(Model(), (x(),), prove=True).proof
+    assert not proof.holds
+    assert "MiB are free" in proof.text
 
 
 class Uncopyable(Model):
@@ -149,9 +149,9 @@ class Uncopyable(Model):
 
 
 def test_a_model_that_can_not_be_copied_is_not_proven() -> None:
-    found = capture(Uncopyable(), (x(),), prove=True).proof
-    assert not found.holds
-    assert "no copies" in found.text
+    proof = capture(Uncopyable(), (x(),), prove=True).proof
+    assert not proof.holds
+    assert "no copies" in proof.text
 
 
 _COUNT = [0]
@@ -171,9 +171,9 @@ def test_a_model_whose_own_runs_differ_is_not_proven() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.a(x) + _counted()
 
-    found = capture(Counts(), (x(),), prove=True).proof
-    assert not found.holds
-    assert "two runs of the model itself differ" in found.text
+    proof = capture(Counts(), (x(),), prove=True).proof
+    assert not proof.holds
+    assert "two runs of the model itself differ" in proof.text
 
 
 def test_a_number_that_was_read_from_a_weight_is_noticed() -> None:
@@ -197,9 +197,9 @@ def test_a_sample_that_the_model_does_not_take_proves_nothing_against_it() -> No
         def forward(self, ids: Tensor, place: Tensor) -> Tensor:
             return self.table(ids + place)  # only some pairs are in the table
 
-    found = capture(Small(), (torch.tensor([[0, 9]]), torch.tensor([[9, 0]])), prove=True).proof
-    assert found.holds
-    assert "the example" in found.text
+    proof = capture(Small(), (torch.tensor([[0, 9]]), torch.tensor([[9, 0]])), prove=True).proof
+    assert proof.holds
+    assert "the example" in proof.text
 
 
 def test_one_tensor_in_two_places_is_two_inputs() -> None:

@@ -31,9 +31,9 @@ def _settled(model: nn.Module, x: Tensor) -> torch.fx.GraphModule:
 def test_nested_regions_hold_and_the_mode_is_as_before() -> None:
     model, x = Nested(), torch.randn(3, 2)
     module = _settled(model, x)
-    for found, expected in zip(module(x), model(x), strict=True):
-        assert torch.equal(found, expected)
-        assert found.requires_grad is expected.requires_grad
+    for actual, expected in zip(module(x), model(x), strict=True):
+        assert torch.equal(actual, expected)
+        assert actual.requires_grad is expected.requires_grad
     assert torch.is_grad_enabled()
 
 

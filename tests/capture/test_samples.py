@@ -22,14 +22,14 @@ def test_the_example_comes_first_as_it_is() -> None:
 
 
 def test_a_mask_comes_with_padding_and_without() -> None:
-    _, padded, plain = samples((IDS,), {"attention_mask": MASK}, OPEN, ["ids", "mask"])
+    _, padded, unpadded = samples((IDS,), {"attention_mask": MASK}, OPEN, ["ids", "mask"])
     mask = padded.kwargs["attention_mask"]
     assert mask.shape == (3, 4)
     assert mask.dtype == torch.long
     assert 0 < mask.sum() < 12
     assert bool((mask[:, :2] == 1).all())
-    assert bool((plain.kwargs["attention_mask"] == 1).all())
-    assert plain.kwargs["attention_mask"].shape == (2, 4)
+    assert bool((unpadded.kwargs["attention_mask"] == 1).all())
+    assert unpadded.kwargs["attention_mask"].shape == (2, 4)
 
 
 def test_integers_are_those_of_the_example() -> None:

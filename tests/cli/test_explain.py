@@ -26,7 +26,7 @@ class Net(nn.Module):
         self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
 
     def forward(self, x):
-        hidden = self.first(x).relu().sin().cos()
+        hidden = self.first(x).relu().sin().cos().tanh()
         scale = hidden.sum().cpu()
         print("inside of the model")
         return self.last(hidden * scale.to(x.device)).sin().cos()

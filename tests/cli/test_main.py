@@ -11,10 +11,8 @@ from partita import __version__
 
 
 def partita(*arguments: str) -> subprocess.CompletedProcess[str]:
-    code = "from partita.cli.main import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, timeout=120
-    )
+    command = [sys.executable, "-m", "partita", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
 def test_the_version_is_printed() -> None:

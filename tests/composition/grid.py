@@ -24,7 +24,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from partita.pipelining import LossWeights, Pipe, Stage, UncutReference, keyed_graph, pipeline
+from partita.pipelining import LossWeights, Pipe, UncutReference, keyed_graph, pipeline
+from partita.pipelining.stages import Stage
 from partita.runtime import ProcessGroupComm
 
 SAMPLES = 16

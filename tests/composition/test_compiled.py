@@ -16,7 +16,8 @@ from tests.runtime.worlds import patience
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from partita.pipelining import Pipe, PipelineSchedule, Schedule1F1B, ScheduleGPipe, get_schedule_class
+from partita.pipelining import Pipe, Schedule1F1B, ScheduleGPipe, get_schedule_class
+from partita.pipelining.schedules import PipelineSchedule
 from partita.planning import loop_placement
 from partita.runtime import Comm, InProcessWorld
 

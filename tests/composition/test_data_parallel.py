@@ -18,13 +18,8 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from partita.pipelining import (
-    PipelineSchedule,
-    Schedule1F1B,
-    ScheduleGPipe,
-    UncutReference,
-    clip_grad_norm_,
-)
+from partita.pipelining import Schedule1F1B, ScheduleGPipe, UncutReference, clip_grad_norm_
+from partita.pipelining.schedules import PipelineSchedule
 from partita.runtime import Comm
 
 STEPS = 3

@@ -9,7 +9,7 @@ import pickle
 from typing import Any
 
 import torch
-from tests.cudagraphs.test_backend import AllWorthIt
+from tests.cudagraphs.capturing import AllWorthIt
 from tests.ddp import models
 from tests.ddp.models import batch, loss_of, seeded
 from tests.ddp.scenarios import TINY_MB, difference, ordinary

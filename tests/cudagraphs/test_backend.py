@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.cudagraphs.capturing import AllWorthIt, CountingRecorder, Net, assert_same_state, batch, capturing
 from tests.own_functions import OwnFunctions
 from torch import nn
 from torch.nn.attention.flex_attention import flex_attention
 
-from partita.cudagraphs import CudaGraphsBackend, ReplayRecorder, SavingModel, backend, cudagraphs
+from partita.cudagraphs import CudaGraphsBackend, ReplayRecorder, backend, cudagraphs
 from partita.errors import ArgumentError
 
 
@@ -23,46 +24,6 @@ def _fresh() -> Iterator[None]:
     torch.compiler.reset()
     yield
     torch.compiler.reset()
-
-
-class AllWorthIt(SavingModel):
-    """Captures every region."""
-
-    def is_worth_it(self, launches: int, copies: int = 0, copied_bytes: int = 0) -> bool:
-        return True
-
-
-def capturing(**options: Any) -> CudaGraphsBackend:
-    return CudaGraphsBackend(**{"recorder": "replay", "saving": AllWorthIt(), **options})
-
-
-class Net(nn.Module):
-    """Everything that makes a replay hard: random numbers, running statistics, a node that can't be
-    captured.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(6, 6)
-        self.norm = nn.BatchNorm1d(6)
-        self.drop = nn.Dropout(0.4)
-        self.table = nn.Embedding(10, 6)
-        self.last = nn.Linear(6, 2)
-
-    def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        hidden = self.drop(self.norm(self.first(x) + self.table(index)))
-        ordered = torch.linalg.svd(hidden.detach())[1].sum()  # waits for the device
-        return self.last(hidden.relu() + ordered)
-
-
-def batch(step: int, rows: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(step)
-    return torch.randn(rows, 6, generator=generator), torch.randint(10, (rows,), generator=generator)
-
-
-def assert_same_state(first: nn.Module, second: nn.Module) -> None:
-    for (name, ours), theirs in zip(first.state_dict().items(), second.state_dict().values(), strict=True):
-        assert torch.equal(ours, theirs), name
 
 
 def test_training_is_that_of_the_model_as_it_is() -> None:
@@ -86,7 +47,7 @@ def test_training_is_that_of_the_model_as_it_is() -> None:
             graph.cache_info()
         )
     refused = " ".join(map(str, kinds["forward"].plan.refusals))
-    assert "test_backend.py" in refused
+    assert "capturing.py" in refused
     assert "torch.linalg.svd(hidden.detach())" in refused
 
 
@@ -139,18 +100,6 @@ def test_inference_follows_weights_that_move_and_change() -> None:
     assert sum(info.hits for info in used.graphs[0].cache_info().values()) > 0
 
 
-class CountingRecorder(ReplayRecorder):
-    """Notes the shapes of the inputs that are copied."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.copied: list[tuple[int, ...]] = []
-
-    def buffer(self, like: torch.Tensor) -> torch.Tensor:
-        self.copied.append(tuple(like.shape))
-        return super().buffer(like)
-
-
 def test_no_parameter_is_copied_in_forward_or_backward() -> None:
     recorder = CountingRecorder()
     model = nn.Sequential(nn.Linear(3, 7), nn.ReLU(), nn.Linear(7, 5))
@@ -189,9 +138,9 @@ def test_inputs_that_the_model_writes_are_written() -> None:
         for seed in range(4):
             x = torch.full((3,), float(seed))
             torch.manual_seed(seed)
-            found = compiled(x, ours)
+            actual = compiled(x, ours)
             torch.manual_seed(seed)
-            assert torch.equal(found, step(x, theirs))
+            assert torch.equal(actual, step(x, theirs))
             assert torch.equal(ours, theirs)
 
 

@@ -5,8 +5,8 @@ graph says where its values lie, and runs on the CPU.
 from __future__ import annotations
 
 import torch
+from tests.cudagraphs.capturing import AllWorthIt
 from tests.cudagraphs.graphs import Builder, aten
-from tests.cudagraphs.test_backend import AllWorthIt
 from torch.fx import GraphModule
 
 from partita.cudagraphs import CudaGraphsBackend, ReplayRecorder, find_regions
@@ -42,9 +42,9 @@ def graph() -> GraphModule:
 
 def test_a_region_is_of_one_device() -> None:
     plan = find_regions(graph())
-    found = [(region.device, region.launches) for region in plan.regions]
-    assert found[:2] == [(FIRST, 2), (SECOND, 2)]
-    assert sorted(map(str, found[2:])) == sorted(map(str, found[:2]))
+    regions = [(region.device, region.launches) for region in plan.regions]
+    assert regions[:2] == [(FIRST, 2), (SECOND, 2)]
+    assert sorted(map(str, regions[2:])) == sorted(map(str, regions[:2]))
 
 
 def test_each_device_has_a_recorder_and_replays_are_right() -> None:

@@ -30,25 +30,25 @@ class Net(nn.Module):
 
 @without_gpu
 def test_without_a_gpu_the_graph_is_judged_as_if_there_was_one() -> None:
-    found = explain(Net(), (torch.ones(2, 4),), saving=ALL)
-    assert found.assumed
-    assert str(found.device) == "cuda:0"
-    assert "There is no CUDA device here, so the model was not run" in found.note
-    (graph,) = found.graphs
+    explanation = explain(Net(), (torch.ones(2, 4),), saving=ALL)
+    assert explanation.assumed
+    assert str(explanation.device) == "cuda:0"
+    assert "There is no CUDA device here, so the model was not run" in explanation.note
+    (graph,) = explanation.graphs
     assert graph.kind == "inference"
     assert [str(region.device) for region in graph.plan.regions] == ["cuda:0", "cuda:0"]
     first = graph.plan.refusals[0]
     assert first.reason == "its result lies on cpu"
     assert "test_explain.py" in first.source
     assert "hidden.sum().cpu()" in first.source
-    assert found.launches_saved == sum(region.launches - 1 for region in graph.plan.regions) > 4
+    assert explanation.launches_saved == sum(region.launches - 1 for region in graph.plan.regions) > 4
 
 
 @without_gpu
 def test_training_has_a_backward_graph_whose_parameters_are_not_copied() -> None:
-    found = explain(Net(), (torch.ones(2, 4),), train=True, saving=ALL)
-    assert [graph.kind for graph in found.graphs] == ["forward", "backward"]
-    forward, backward = (graph.plan for graph in found.graphs)
+    explanation = explain(Net(), (torch.ones(2, 4),), train=True, saving=ALL)
+    assert [graph.kind for graph in explanation.graphs] == ["forward", "backward"]
+    forward, backward = (graph.plan for graph in explanation.graphs)
     # x in, and the hidden values, which the host sees, out; what is saved for backward is lent
     assert forward.saved
     assert sum(region.copies for region in forward.regions) <= 4
@@ -61,9 +61,9 @@ def test_on_the_cpu_the_model_runs_and_nothing_of_it_changes() -> None:
     x = torch.ones(3, 4, requires_grad=True)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.random.get_rng_state()
-    found = explain(model, (x,), train=True, device="cpu")
-    assert not found.assumed
-    assert [graph.kind for graph in found.graphs] == ["forward", "backward"]
+    explanation = explain(model, (x,), train=True, device="cpu")
+    assert not explanation.assumed
+    assert [graph.kind for graph in explanation.graphs] == ["forward", "backward"]
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in (*model.parameters(), x))
     assert torch.equal(torch.random.get_rng_state(), state)
@@ -74,8 +74,8 @@ def test_keyword_arguments_are_passed_on() -> None:
         def forward(self, x: torch.Tensor, *, scale: torch.Tensor, twice: bool) -> torch.Tensor:
             return (x.sin() * scale).cos().exp() * (2 if twice else 1)
 
-    found = explain(Scaled(), (torch.ones(2),), {"scale": torch.ones(2), "twice": True}, device="cpu")
-    assert found.graphs[0].nodes == 5
+    explanation = explain(Scaled(), (torch.ones(2),), {"scale": torch.ones(2), "twice": True}, device="cpu")
+    assert explanation.graphs[0].nodes == 5
 
 
 @pytest.mark.parametrize("device", ["tpu", "nonsense", "meta"])
@@ -106,7 +106,7 @@ def test_a_model_that_branches_on_values_is_explained_up_to_there() -> None:
             x = x.sin()
             return x if x.sum() > 0 else x + 1
 
-    found = explain(Branches(), (torch.ones(2),))
-    assert len(found.graphs) == 1
-    assert "test_explain.py" in found.stopped
-    assert "return x if x.sum() > 0" in found.stopped
+    explanation = explain(Branches(), (torch.ones(2),))
+    assert len(explanation.graphs) == 1
+    assert "test_explain.py" in explanation.stopped
+    assert "return x if x.sum() > 0" in explanation.stopped

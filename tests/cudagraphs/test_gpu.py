@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.cudagraphs.test_backend import AllWorthIt
+from tests.cudagraphs.capturing import AllWorthIt
 from torch import nn
 
 from partita.cudagraphs import (
@@ -19,10 +19,10 @@ from partita.cudagraphs import (
     CudaGraphsBackend,
     CudaGraphsRunner,
     CudaRecorder,
-    PaddedGraph,
     SavingModel,
     explain,
 )
+from partita.cudagraphs.padding import PaddedGraph
 from partita.errors import ExecutionError
 
 pytestmark = [
@@ -82,14 +82,14 @@ def test_replays_equal_the_model_as_it_is(train: bool) -> None:
     compiled = torch.compile(model.train(train), backend=backend)
     reference.train(train)
     for step in range(5):
-        found = []
+        results = []
         for module in (compiled, reference):
             torch.manual_seed(step)
             with torch.set_grad_enabled(train):
-                found.append(module(batch(step)))
+                results.append(module(batch(step)))
                 if train:
-                    found[-1].square().mean().backward()
-        assert torch.equal(*found)
+                    results[-1].square().mean().backward()
+        assert torch.equal(*results)
     assert_same(model, reference)
     assert hits(backend) > 2
 
@@ -115,10 +115,10 @@ def test_an_optimizer_steps_alike_with_forwards_before_their_backwards(at_once: 
 
 def test_results_stay_as_they_were_returned() -> None:
     compiled = torch.compile(lambda x: (x.sin(), x.cos()), backend=capturing())
-    given = [batch(step) for step in range(5)]
+    batches = [batch(step) for step in range(5)]
     with torch.no_grad():
-        results = [compiled(x) for x in given]
-    for x, (sine, cosine) in zip(given, results, strict=True):
+        results = [compiled(x) for x in batches]
+    for x, (sine, cosine) in zip(batches, results, strict=True):
         assert torch.equal(sine, x.sin())
         assert torch.equal(cosine, x.cos())
 
@@ -217,13 +217,13 @@ def test_a_copy_of_a_region_records_anew() -> None:
 def test_what_is_explained_is_what_is_captured() -> None:
     model, _ = pair()
     saving = SavingModel(min_launches=1, replay_s=0.0)
-    found = explain(model.eval(), (batch(0),), device=DEVICE, saving=saving)
-    assert not found.assumed
+    explanation = explain(model.eval(), (batch(0),), device=DEVICE, saving=saving)
+    assert not explanation.assumed
     backend = CudaGraphsBackend(saving=saving, **OPTIONS)
     torch.compiler.reset()
     with torch.no_grad():
         torch.compile(model, backend=backend)(batch(0))
-    ours = [[region.nodes for region in graph.plan.regions] for graph in found.graphs]
+    ours = [[region.nodes for region in graph.plan.regions] for graph in explanation.graphs]
     assert ours == [[region.nodes for region in graph.plan.regions] for graph in backend.graphs]
 
 
@@ -265,11 +265,11 @@ def test_random_numbers_go_on_over_replays() -> None:
     )
     with torch.no_grad():
         torch.manual_seed(0)
-        found = [region(x) for _ in range(5)]
+        actual = [region(x) for _ in range(5)]
         after = torch.rand(3, device="cuda")
         torch.manual_seed(0)
         expected = [nn.functional.dropout(x, 0.5, True) for _ in range(5)]
-    for ours, theirs in zip(found, expected, strict=True):
+    for ours, theirs in zip(actual, expected, strict=True):
         assert torch.equal(ours, theirs)
     assert torch.equal(after, torch.rand(3, device="cuda"))
 

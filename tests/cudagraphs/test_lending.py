@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.cudagraphs.test_backend import Net, assert_same_state, batch, capturing
+from tests.cudagraphs.capturing import Net, assert_same_state, batch, capturing
 from torch import nn
 
 from partita.cudagraphs import CudaGraphModule, CudaGraphsBackend, ReplayRecorder
@@ -107,9 +107,9 @@ def test_a_graph_that_is_kept_keeps_what_it_saved() -> None:
     x = torch.randn(2, 3)
     losses = [compiled(x * scale).square().sum() for scale in (1, 2, 3, 4, 5)]
     for number, loss in enumerate(losses):
-        found = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+        actual = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
         expected = torch.autograd.grad(model(x * (number + 1)).square().sum(), list(model.parameters()))
-        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
 def test_a_view_of_what_was_lent_counts_as_having_it() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.cudagraphs.test_backend import AllWorthIt
+from tests.cudagraphs.capturing import AllWorthIt
 from torch import nn
 from torch.fx import GraphModule
 
@@ -62,20 +62,20 @@ def test_stages_of_a_pipeline_train_through_the_runner_bit_for_bit(schedule: typ
     def rank(comm: Comm) -> dict[str, torch.Tensor]:
         stage = pipe.build_stage(comm.rank, "cpu", comm=comm)
         runners[comm.rank] = capturing()
-        held = stage.module
-        stage.module = runners[comm.rank].for_module(held)
+        module = stage.module
+        stage.module = runners[comm.rank].for_module(module)
         step = schedule(stage, 4, loss_fn=nn.functional.mse_loss)
-        optimizer = torch.optim.AdamW(held.parameters(), lr=0.01)
+        optimizer = torch.optim.AdamW(module.parameters(), lr=0.01)
         for number in range(4):
             x, target = data(number)
             step.step(*((x,) if comm.rank == 0 else ()), **({"target": target} if comm.rank else {}))
             optimizer.step()
             optimizer.zero_grad()
-        return {name: value.detach().clone() for name, value in held.named_parameters()}
+        return {name: value.detach().clone() for name, value in module.named_parameters()}
 
-    found: dict[str, torch.Tensor] = {}
+    trained: dict[str, torch.Tensor] = {}
     for state in InProcessWorld(2).run(rank):
-        found |= state
+        trained |= state
     reference = UncutReference(whole, 4, loss_fn=nn.functional.mse_loss)
     optimizer = torch.optim.AdamW(whole.parameters(), lr=0.01)
     for number in range(4):
@@ -84,7 +84,7 @@ def test_stages_of_a_pipeline_train_through_the_runner_bit_for_bit(schedule: typ
         optimizer.step()
         optimizer.zero_grad()
     for name, value in whole.named_parameters():
-        assert torch.equal(found[name], value), name
+        assert torch.equal(trained[name], value), name
     for runner in runners.values():
         assert hits(runner, "forward") > 4
         assert hits(runner, "backward") > 4

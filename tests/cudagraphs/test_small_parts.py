@@ -7,8 +7,9 @@ import torch
 from tests.cudagraphs.graphs import Builder, aten
 from torch.fx import Graph, symbolic_trace
 
-from partita.cudagraphs import SavingModel, StableMemory, find_input_mutations
-from partita.cudagraphs.facts.origin import source_line
+from partita.cudagraphs import SavingModel, find_input_mutations
+from partita.cudagraphs.facts.fixed_addresses import StableMemory
+from partita.cudagraphs.facts.source_line import source_line
 from partita.cudagraphs.replaying.call_signature import describe_call, modes
 from partita.errors import GraphError
 

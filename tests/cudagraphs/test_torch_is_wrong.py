@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from tests.cudagraphs.capturing import CountingRecorder, capturing
 from tests.cudagraphs.graphs import Builder, aten, build, sync
-from tests.cudagraphs.test_backend import CountingRecorder, capturing
 from torch import nn
 from torch._dynamo.backends import cudagraphs as torch_backend
 from torch._dynamo.backends.cudagraphs import check_for_skip
@@ -36,10 +36,10 @@ def agrees(partitioner: Partitioner, function: Callable[..., Any], *, grad: bool
         expected = build(function)(x.clone())
         parts = partitioner(whole, [example])
         torch.manual_seed(0)
-        found = parts(x.clone())
+        actual = parts(x.clone())
         return torch.is_grad_enabled() and all(
             torch.equal(a, b) and a.requires_grad == b.requires_grad
-            for a, b in zip(expected, found, strict=True)
+            for a, b in zip(expected, actual, strict=True)
         )
     finally:
         torch.set_grad_enabled(True)
@@ -153,9 +153,8 @@ def test_one_uncapturable_node_costs_only_itself_and_says_why() -> None:
     plan = find_regions(gm)
     assert [region.nodes for region in plan.regions] == [("neg", "sin"), ("exp", "cos")]
     assert str(plan.refusals[0]) == (
-        "_to_copy (aten._to_copy.default) at model.py:7: code of line 7: its result lies on cpu; create it "
-        "on the cuda "
-        "device, or move this before or after the model"
+        "_to_copy (aten._to_copy.default) at model.py:7: code of line 7: its result lies on cpu; "
+        "create it on the cuda device, or move this before or after the model"
     )
 
 

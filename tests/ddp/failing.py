@@ -41,38 +41,38 @@ class ByRank(nn.Module):
 
 def disagreements(comm: Comm) -> dict[str, str]:
     torch.set_num_threads(1)
-    found = {}
-    found["shape"] = text_of(replicate, nn.Linear(3, 3 + comm.rank))
+    texts = {}
+    texts["shape"] = text_of(replicate, nn.Linear(3, 3 + comm.rank))
     names = ("a", "b") if comm.rank else ("b", "a")
-    found["names"] = text_of(replicate, nn.ModuleDict({name: nn.Linear(2, 2) for name in names}))
+    texts["names"] = text_of(replicate, nn.ModuleDict({name: nn.Linear(2, 2) for name in names}))
     torch.manual_seed(comm.rank)
-    found["values"] = text_of(replicate, nn.Linear(3, 3), initial="check")
-    found["cap"] = text_of(replicate, nn.Linear(3, 3), bucket_cap_mb=1 + comm.rank)
-    found["tuned"] = text_of(replicate, nn.Linear(3, 3), plan=("measured", None)[comm.rank])
-    found["hook"] = text_of(replicate, nn.Linear(3, 3), comm_hook=(bf16_compress, None)[comm.rank])
-    found["plans"] = other_plans(comm)
-    found["refused"] = text_of(replicate, nn.Linear(3, 3), bucket_cap_mb=1 - comm.rank)
-    found["unknown"] = text_of(replicate, nn.Linear(3, 3), ignored=["no"][: comm.rank])
+    texts["values"] = text_of(replicate, nn.Linear(3, 3), initial="check")
+    texts["cap"] = text_of(replicate, nn.Linear(3, 3), bucket_cap_mb=1 + comm.rank)
+    texts["tuned"] = text_of(replicate, nn.Linear(3, 3), plan=("measured", None)[comm.rank])
+    texts["hook"] = text_of(replicate, nn.Linear(3, 3), comm_hook=(bf16_compress, None)[comm.rank])
+    texts["plans"] = other_plans(comm)
+    texts["refused"] = text_of(replicate, nn.Linear(3, 3), bucket_cap_mb=1 - comm.rank)
+    texts["unknown"] = text_of(replicate, nn.Linear(3, 3), ignored=["no"][: comm.rank])
     module = replicate(seeded(lambda: ByRank(comm.rank)), inner="aot_eager", check_graphs=True)
     run = torch.compile(module, backend=partita_ddp)
-    found["graphs"] = text_of(lambda: loss_of(run(batch(0, comm.rank))).backward())
+    texts["graphs"] = text_of(lambda: loss_of(run(batch(0, comm.rank))).backward())
     module.replication.close()
     module = replicate(seeded(lambda: ByRank(comm.rank)), inner="aot_eager")
     run = torch.compile(module, backend=partita_ddp)
-    found["graphs allowed"] = text_of(lambda: loss_of(run(batch(0, comm.rank))).backward())
+    texts["graphs allowed"] = text_of(lambda: loss_of(run(batch(0, comm.rank))).backward())
     module.replication.close()
     module = replicate(seeded(lambda: ByRank(0)), inner="aot_eager", check_graphs=True)
     run = torch.compile(module, backend=partita_ddp)
     for step in range(3):
         loss_of(run(batch(step, comm.rank))).backward()
     module.rank = comm.rank  # rank 1 compiles another graph, later
-    found["graphs later"] = text_of(
+    texts["graphs later"] = text_of(
         lambda: [loss_of(run(batch(step, comm.rank))).backward() for step in range(3)]
     )
     module = replicate(seeded(models.mlp))
-    found["steps"] = text_of(_out_of_step, module, comm.rank)
-    found["raised"], found["after it"] = raising(comm)
-    return found
+    texts["steps"] = text_of(_out_of_step, module, comm.rank)
+    texts["raised"], texts["after it"] = raising(comm)
+    return texts
 
 
 def _out_of_step(module: Any, rank: int) -> None:
@@ -125,11 +125,11 @@ def raising(comm: Comm) -> tuple[str, str]:
     text = text_of(lambda: loss_of(module(batch(0, comm.rank))).backward())
     module.zero_grad()
     loss_of(module(batch(5, comm.rank))).backward()
-    plain = seeded(models.mlp)
+    whole = seeded(models.mlp)
     for rank in range(2):
-        (loss_of(plain(batch(5, rank))) / 2).backward()
+        (loss_of(whole(batch(5, rank))) / 2).backward()
     same = all(
-        torch.allclose(a.grad, b.grad) for a, b in zip(plain.parameters(), module.parameters(), strict=True)
+        torch.allclose(a.grad, b.grad) for a, b in zip(whole.parameters(), module.parameters(), strict=True)
     )
     return text, "equal" if same else "different"
 

@@ -36,14 +36,14 @@ def scenario(function: Callable[[int], str]) -> Callable[[int], str]:
 
 def run_all(comm: Comm, names: list[str]) -> dict[str, str]:
     torch.set_num_threads(1)
-    found = {}
+    failures = {}
     for name in names:
         torch._dynamo.reset()
         try:
-            found[name] = SCENARIOS[name](comm.rank)
+            failures[name] = SCENARIOS[name](comm.rank)
         except Exception:
-            found[name] = traceback.format_exc()
-    return found
+            failures[name] = traceback.format_exc()
+    return failures
 
 
 Trainer = Callable[[Any, int], list[Any]]
@@ -97,10 +97,10 @@ def of_two_forwards(module: Any, step: int, rank: int) -> None:
     (loss_of(module(batch(step, rank))) + loss_of(module(batch(step + 50, rank)))).backward()
 
 
-def difference(expected: list[Any], found: list[Any]) -> str:
-    if len(expected) != len(found):
-        return f"{len(expected)} values expected, got {len(found)}"
-    for number, (left, right) in enumerate(zip(expected, found, strict=True)):
+def difference(expected: list[Any], actual: list[Any]) -> str:
+    if len(expected) != len(actual):
+        return f"{len(expected)} values expected, got {len(actual)}"
+    for number, (left, right) in enumerate(zip(expected, actual, strict=True)):
         if left is None or right is None:
             if left is not right:
                 return f"value {number}: {left} expected, got {right}"
@@ -129,12 +129,12 @@ def compare(
         module: Any = replicate(seeded(make), bucket_cap_mb=TINY_MB, inner="aot_eager", **options)
         assert list(module.state_dict()) == list(reference.module.state_dict())
         run = module if way == "eager" else torch.compile(module, backend=partita_ddp, dynamic=dynamic)
-        found = difference(expected, train(run, rank))
+        differs = difference(expected, train(run, rank))
         if len(module.replication.reducer.buckets) < 2:
             return "a single bucket tests little"
         module.replication.close()
-        if found:
-            return f"{way}: {found}"
+        if differs:
+            return f"{way}: {differs}"
     return ""
 
 
@@ -159,10 +159,10 @@ def against_inductor(
         reference = DistributedDataParallel(seeded(make), bucket_cap_mb=1)
         expected = train(torch.compile(reference, dynamic=dynamic), rank)
     module: Any = replicate(seeded(make), bucket_cap_mb=TINY_MB)
-    found = train(torch.compile(module, backend=partita_ddp, dynamic=dynamic), rank)
+    actual = train(torch.compile(module, backend=partita_ddp, dynamic=dynamic), rank)
     if len(module.replication.reducer.buckets) < 2:
         return "a single bucket tests little"
-    for left, right in zip(expected, found, strict=True):
+    for left, right in zip(expected, actual, strict=True):
         torch.testing.assert_close(left, right, rtol=rtol, atol=atol)
     return ""
 
@@ -601,7 +601,7 @@ def gradients_of_some_without_backward(rank: int) -> str:
 def gradients_without_backward(rank: int) -> str:
     """``torch.autograd.grad`` stays on its rank: only rank 0 calls it."""
     for way in ("eager", "compiled"):
-        plain = seeded(models.mlp)
+        whole = seeded(models.mlp)
         module: Any = replicate(seeded(models.mlp), bucket_cap_mb=TINY_MB, inner="aot_eager")
         run = module if way == "eager" else torch.compile(module, backend=partita_ddp)
         for step in range(3):
@@ -609,11 +609,11 @@ def gradients_without_backward(rank: int) -> str:
         module.zero_grad()
         result = run(batch(9, rank))
         if rank == 0:
-            expected = torch.autograd.grad(loss_of(plain(batch(9, rank))), list(plain.parameters()))
-            found = torch.autograd.grad(loss_of(result), list(module.parameters()))
+            expected = torch.autograd.grad(loss_of(whole(batch(9, rank))), list(whole.parameters()))
+            actual = torch.autograd.grad(loss_of(result), list(module.parameters()))
             if any(p.grad is not None for p in module.parameters()):
                 return "grad was filled"
-            if any(not torch.equal(a, b) for a, b in zip(expected, found, strict=True)):
+            if any(not torch.equal(a, b) for a, b in zip(expected, actual, strict=True)):
                 return f"{way}: other gradients"
     return ""
 

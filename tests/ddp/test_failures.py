@@ -49,10 +49,10 @@ def texts(_patience: None) -> list[dict[str, str]]:
 def test_all_ranks_learn_what_they_disagree_about(
     texts: list[dict[str, str]], case: str, message: str
 ) -> None:
-    for found in texts:
-        assert found[case].startswith("SignatureMismatch")
+    for text_of in texts:
+        assert text_of[case].startswith("SignatureMismatch")
         with pytest.raises(AssertionError, match=message):
-            raise AssertionError(found[case])
+            raise AssertionError(text_of[case])
 
 
 def test_a_rank_that_can_not_replicate_is_an_error_to_the_others(texts: list[dict[str, str]]) -> None:
@@ -63,21 +63,21 @@ def test_a_rank_that_can_not_replicate_is_an_error_to_the_others(texts: list[dic
 
 
 def test_ranks_may_compile_different_graphs_where_that_is_meant(texts: list[dict[str, str]]) -> None:
-    assert [found["graphs allowed"] for found in texts] == ["no error", "no error"]
+    assert [text_of["graphs allowed"] for text_of in texts] == ["no error", "no error"]
 
 
 def test_a_rank_that_takes_fewer_steps_is_no_deadlock(texts: list[dict[str, str]]) -> None:
     # rank 0 has two synchronised passes; so has rank 1, after one of its own: that is in order
-    assert [found["steps"] for found in texts] == ["no error", "no error"]
+    assert [text_of["steps"] for text_of in texts] == ["no error", "no error"]
 
 
 def test_a_rank_that_raises_in_backward_and_goes_on_is_an_error_to_all(texts: list[dict[str, str]]) -> None:
-    for found in texts:
-        assert found["raised"].startswith("ExecutionError: the backward pass raised on rank 1 and not on")
+    for text_of in texts:
+        assert text_of["raised"].startswith("ExecutionError: the backward pass raised on rank 1 and not on")
 
 
 def test_after_that_the_next_batch_can_be_taken(texts: list[dict[str, str]]) -> None:
-    assert [found["after it"] for found in texts] == ["equal", "equal"]
+    assert [text_of["after it"] for text_of in texts] == ["equal", "equal"]
 
 
 def test_a_rank_that_dies_is_an_error_to_the_others() -> None:

@@ -17,14 +17,14 @@ _LAUNCHES = 4
 
 @cache
 def findings(launch: int) -> list[dict[str, str]]:
-    """What each rank found in every fourth scenario."""
+    """What each rank failures in every fourth scenario."""
     with patience(170.0):
-        found: list[Any] = worlds.ProcessWorld(2).run(run_all, list(SCENARIOS)[launch::_LAUNCHES])
-    return found
+        failures: list[Any] = worlds.ProcessWorld(2).run(run_all, list(SCENARIOS)[launch::_LAUNCHES])
+    return failures
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_replicas_equal_those_of_torch(name: str) -> None:
-    for rank, found in enumerate(findings(list(SCENARIOS).index(name) % _LAUNCHES)):
-        assert not found[name], f"rank {rank}: {found[name]}"
+    for rank, failures in enumerate(findings(list(SCENARIOS).index(name) % _LAUNCHES)):
+        assert not failures[name], f"rank {rank}: {failures[name]}"

@@ -16,20 +16,20 @@ def test_a_module_that_was_added_after_wrapping_is_missed() -> None:
     annotate_modules_for_dynamo(wrapped, (), use_orig_params=True)
     assert audit(wrapped).ok
     wrapped[1].append(nn.Dropout())
-    found = audit(wrapped)
-    assert found.missed == ("1.1",)
+    outcome = audit(wrapped)
+    assert outcome.missed == ("1.1",)
     with pytest.raises(CaptureError, match=r"missed: '1\.1': added after wrapping\?"):
-        found.check()
+        outcome.check()
 
 
 def test_ignored_modules_are_listed_with_all_that_is_inside() -> None:
     wrapped = model()
     annotate_modules_for_dynamo(wrapped, {wrapped[1]}, use_orig_params=True)
-    found = audit(wrapped, {wrapped[1]})
-    assert found.ignored == ("1", "1.0")
-    assert found.managed == ("", "0", "2")
-    assert found.ok
-    found.check()
+    outcome = audit(wrapped, {wrapped[1]})
+    assert outcome.ignored == ("1", "1.0")
+    assert outcome.managed == ("", "0", "2")
+    assert outcome.ok
+    outcome.check()
 
 
 def test_what_stands_outside_of_every_managed_module_is_not_missed() -> None:
@@ -44,7 +44,7 @@ def test_modules_that_torch_compile_would_run_eagerly_are_named() -> None:
     with pytest.warns(UserWarning, match="use_orig_params"):
         annotate_modules_for_dynamo(wrapped, (), use_orig_params=False)
     with pytest.warns(UserWarning, match="wrapped with use_orig_params=False, so torch.compile makes no"):
-        found = audit(wrapped)
-    assert found.eager == ("", "0")
+        outcome = audit(wrapped)
+    assert outcome.eager == ("", "0")
     with pytest.raises(CaptureError, match="wrapped with use_orig_params=False"):
-        found.check()
+        outcome.check()

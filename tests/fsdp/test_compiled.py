@@ -104,17 +104,17 @@ def sharded(comm: Any, kind: str) -> dict[str, Any]:
 
     compiled = torch.compile(wrapped, backend=backend)
     # every rank takes the same batch, so the mean of the gradients is that of one
-    found_state, expected = train(compiled, batches), train(reference, batches)
-    found = audit(wrapped)
+    trained, expected = train(compiled, batches), train(reference, batches)
+    outcome = audit(wrapped)
     return {
-        "found": found_state,
+        "trained": trained,
         "expected": expected,
         "inputs": [len(gm.graph.find_nodes(op="placeholder")) for gm in graphs],
         "held": [len([*gm.parameters(), *gm.buffers()]) for gm in graphs],
         "work": [work(gm) for gm in graphs],
         "unsharded": graphs_of(copy.deepcopy(reference), batches[0]),
-        "ok": found.ok,
-        "managed": found.managed,
+        "ok": outcome.ok,
+        "managed": outcome.managed,
         "borders": split_points_at_fsdp(wrapped),
     }
 
@@ -142,19 +142,19 @@ def flat(comm: Any) -> dict[str, Any]:
         use_orig_params=False,
         device_id=torch.device("cpu"),
     )
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         graphs, breaks = graphs_of(wrapped, torch.randn(4, 8))
     with pytest.warns(UserWarning, match="wrapped with use_orig_params=False, so torch.compile makes no"):
-        found = audit(wrapped)
+        outcome = audit(wrapped)
     try:
-        found.check()
+        outcome.check()
     except CaptureError as error:
         message = str(error)
     else:
         message = ""
-    words = " ".join(str(item.message) for item in told)
-    return {"graphs": graphs, "breaks": breaks, "words": words, "eager": found.eager, "message": message}
+    words = " ".join(str(item.message) for item in warned)
+    return {"graphs": graphs, "breaks": breaks, "words": words, "eager": outcome.eager, "message": message}
 
 
 def late(comm: Any, kind: str) -> dict[str, Any]:
@@ -241,13 +241,13 @@ def test_a_sharded_compiled_model_trains_like_the_unsharded_one(
 ) -> None:
     for case in cases:
         result = case[f"{kind} trained"]
-        assert result["found"]["losses"] == pytest.approx(result["expected"]["losses"], rel=1e-6)
+        assert result["trained"]["losses"] == pytest.approx(result["expected"]["losses"], rel=1e-6)
         for what in ("gradients", "weights"):
-            found, expected = result["found"][what], result["expected"][what]
-            assert found.keys() == expected.keys()
+            actual, expected = result["trained"][what], result["expected"][what]
+            assert actual.keys() == expected.keys()
             for name, value in expected.items():
                 torch.testing.assert_close(
-                    torch.tensor(found[name]), torch.tensor(value), rtol=1e-6, atol=1e-7
+                    torch.tensor(actual[name]), torch.tensor(value), rtol=1e-6, atol=1e-7
                 )
         assert result["ok"], result
         assert {"layers.0", "layers.0.up", "layers.1.down"} <= set(result["managed"])

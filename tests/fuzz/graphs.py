@@ -3,8 +3,8 @@ pieces.
 
 A graph is grown step by step. The `Grower` keeps, next to each value, what is known of it (shape, dtype,
 which family of storages it may lie on), so that most graphs run; and next to each node what it reads and
-writes, so that a test can
-judge, without the library's own analysis, whether two nodes really depend on each other.
+writes, so that a test can judge, without the library's own analysis, whether two nodes really depend on
+each other.
 """
 
 from __future__ import annotations

@@ -80,7 +80,12 @@ PLACEMENTS = {
     "LoopedBFS": loop_placement(4, 2),
     "Interleaved1F1B": loop_placement(4, 2),
     "InterleavedZeroBubble": loop_placement(4, 2),
+    "ZBH1": (0, 1, 2, 3),
+    "ZBH2": (0, 1, 2, 3),
+    "ZB2p": (0, 1, 2, 3),
     "ZBVZeroBubble": v_placement(4, 2),
+    "VHalf": v_placement(4, 2),
+    "VMin": v_placement(4, 2),
     "DualPipeV": v_placement(4, 2),
 }
 

@@ -9,10 +9,10 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
 from partita.graph.effects import analyse
+from partita.graph.node_effect import PURE, NodeEffect
 from partita.graph.order import order_edges
-from partita.graph.use import PLAIN, Use
 
-__all__ = ["edges_of", "graph_of", "names", "use_of"]
+__all__ = ["edges_of", "effect_of", "graph_of", "names"]
 
 
 def graph_of(build: Callable[[Graph], Any], root: nn.Module | None = None) -> GraphModule:
@@ -22,18 +22,20 @@ def graph_of(build: Callable[[Graph], Any], root: nn.Module | None = None) -> Gr
     return GraphModule(root if root is not None else nn.Module(), graph)
 
 
-def use_of(target: Any, *args: Any, inputs: int = 3, root: nn.Module | None = None, **kwargs: Any) -> Use:
+def effect_of(
+    target: Any, *args: Any, inputs: int = 3, root: nn.Module | None = None, **kwargs: Any
+) -> NodeEffect:
     """The effects of one call; strings ``"a"``, ``"b"``, ``"c"`` among its arguments stand for inputs.
 
     A callable target is called as a function; a text that ends in ``()`` is a method, any other text a
     module.
     """
     graph = Graph()
-    given = {letter: graph.placeholder(letter) for letter in "abc"[:inputs]}
+    inputs_by_name = {letter: graph.placeholder(letter) for letter in "abc"[:inputs]}
 
     def lower(value: Any) -> Any:
-        if isinstance(value, str) and value in given:
-            return given[value]
+        if isinstance(value, str) and value in inputs_by_name:
+            return inputs_by_name[value]
         if isinstance(value, (list, tuple)):
             return type(value)(lower(item) for item in value)
         return value
@@ -44,7 +46,7 @@ def use_of(target: Any, *args: Any, inputs: int = 3, root: nn.Module | None = No
     graph.output(node)
     gm = GraphModule(root if root is not None else nn.Module(), graph)
     effects = analyse(gm)
-    return effects.uses.get(len(effects.nodes) - 2, PLAIN)
+    return effects.by_position.get(len(effects.nodes) - 2, PURE)
 
 
 def names(operands: tuple[Node, ...]) -> str:

@@ -143,14 +143,14 @@ def test_nothing_in_an_ordinary_model_is_unknown(
             if isinstance(gm, GraphModule):
                 effects = analyse(gm)
                 unknown = [
-                    (effects.nodes[i].name, use.why)
-                    for i, use in effects.uses.items()
-                    if use.unknown or use.barrier
+                    (effects.nodes[i].name, effect.why)
+                    for i, effect in effects.by_position.items()
+                    if effect.unknown or effect.barrier
                 ]
                 assert not unknown
 
 
 def test_a_symbolic_trace_calls_known_modules() -> None:
     effects = analyse(torch.fx.symbolic_trace(Residual()))
-    assert not [use.why for use in effects.uses.values() if use.unknown]
+    assert not [effect.why for effect in effects.by_position.values() if effect.unknown]
     assert {"norm", "act", "act_1"} <= {effects.nodes[i].name for i in effects.writers}

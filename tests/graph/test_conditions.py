@@ -18,14 +18,14 @@ from partita.graph.effects import analyse
 
 
 def graph() -> torch.fx.GraphModule:
-    made = Graph()
-    x = made.placeholder("x")
-    condition = made.call_function(ReadCondition(), (x,))
-    doubled = made.call_function(OnlyIf(operator.mul, True), (condition, x, 2))
-    chosen = made.call_function(choose, (condition, doubled, x))
-    made.call_function(require_condition, (condition, True, "a line", "a reason"))
-    made.output(chosen)
-    return torch.fx.GraphModule(torch.nn.Module(), made)
+    built = Graph()
+    x = built.placeholder("x")
+    condition = built.call_function(ReadCondition(), (x,))
+    doubled = built.call_function(OnlyIf(operator.mul, True), (condition, x, 2))
+    chosen = built.call_function(choose, (condition, doubled, x))
+    built.call_function(require_condition, (condition, True, "a line", "a reason"))
+    built.output(chosen)
+    return torch.fx.GraphModule(torch.nn.Module(), built)
 
 
 def test_a_branch_is_taken_where_its_condition_holds() -> None:
@@ -46,9 +46,9 @@ def test_without_data_a_condition_is_what_it_was_taken_for() -> None:
 def test_only_the_check_can_be_observed() -> None:
     gm = graph()
     effects = analyse(gm)
-    assert [effects.nodes[position].name for position, use in effects.uses.items() if use.observable] == [
-        "require_condition"
-    ]
+    assert [
+        effects.nodes[position].name for position, effect in effects.by_position.items() if effect.observable
+    ] == ["require_condition"]
 
 
 def test_a_tensor_that_is_chosen_can_be_sent_and_what_may_be_none_can_not() -> None:

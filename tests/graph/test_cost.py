@@ -43,10 +43,10 @@ def test_what_needs_no_gradient_costs_none() -> None:
 
 def test_nothing_changes_but_what_is_measured() -> None:
     model, x = Model(), torch.randn(8, 64)
-    before, given, state = copy.deepcopy(model.state_dict()), x.clone(), torch.get_rng_state()
+    before, input_before, state = copy.deepcopy(model.state_dict()), x.clone(), torch.get_rng_state()
     _costs(model, x)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert torch.equal(x, given)
+    assert torch.equal(x, input_before)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(parameter.grad is None for parameter in model.parameters())
 
@@ -58,9 +58,9 @@ def test_an_input_that_the_graph_writes_to_is_left_as_it_was() -> None:
 
 
 def test_progress_goes_to_one() -> None:
-    told: list[float] = []
-    _costs(nn.ReLU(), torch.randn(2), repeats=4, progress=told.append)
-    assert told == [0.25, 0.5, 0.75, 1.0]
+    shares: list[float] = []
+    _costs(nn.ReLU(), torch.randn(2), repeats=4, progress=shares.append)
+    assert shares == [0.25, 0.5, 0.75, 1.0]
 
 
 def test_gradients_are_timed_also_where_the_caller_has_them_off() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.graph.making import graph_of, names, use_of
+from tests.graph.making import effect_of, graph_of, names
 from torch import nn
 from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_mutation
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from partita.graph.effects import analyse
 from partita.graph.functions import function_rule
-from partita.graph.use import PLAIN
+from partita.graph.node_effect import PURE
 
 aten = torch.ops.aten
 WRITES: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
@@ -58,7 +58,7 @@ def _name(value: object) -> str:
 
 @pytest.mark.parametrize(("target", "args", "kwargs", "written"), WRITES, ids=_name)
 def test_a_writer_is_known_by_what_it_writes(target: Any, args: Any, kwargs: Any, written: str) -> None:
-    assert names(use_of(target, *args, **kwargs).writes) == written
+    assert names(effect_of(target, *args, **kwargs).writes) == written
 
 
 SHARES: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
@@ -87,7 +87,7 @@ SHARES: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("target", "args", "kwargs", "shared"), SHARES, ids=_name)
 def test_a_view_shares_storage_with_its_source(target: Any, args: Any, kwargs: Any, shared: str) -> None:
-    assert names(use_of(target, *args, **kwargs).aliases) == shared
+    assert names(effect_of(target, *args, **kwargs).aliases) == shared
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_view_shares_storage_with_its_source(target: Any, args: Any, kwargs: A
     ],
 )
 def test_plain_computation_has_no_effects(target: Any, args: Any, kwargs: Any) -> None:
-    assert use_of(target, *args, **kwargs) == PLAIN
+    assert effect_of(target, *args, **kwargs) == PURE
 
 
 RANDOM: list[tuple[Any, tuple[Any, ...], dict[str, Any], bool]] = [
@@ -135,17 +135,17 @@ RANDOM: list[tuple[Any, tuple[Any, ...], dict[str, Any], bool]] = [
 def test_random_operators_are_known_and_a_literal_off_switch_is_seen(
     target: Any, args: Any, kwargs: Any, random: bool
 ) -> None:
-    assert use_of(target, *args, **kwargs).random == random
+    assert effect_of(target, *args, **kwargs).random == random
 
 
 def test_a_switch_that_is_computed_counts_as_on() -> None:
-    assert use_of(aten.dropout.default, "a", 0.5, "b").random
+    assert effect_of(aten.dropout.default, "a", 0.5, "b").random
 
 
 def test_batch_norm_in_inference_writes_nothing() -> None:
-    assert not use_of(aten.batch_norm.default, "a", None, None, "b", "c", False, 0.1, 1e-5, False).writes
+    assert not effect_of(aten.batch_norm.default, "a", None, None, "b", "c", False, 0.1, 1e-5, False).writes
     assert (
-        names(use_of(aten.batch_norm.default, "a", None, None, "b", "c", True, 0.1, 1e-5, False).writes)
+        names(effect_of(aten.batch_norm.default, "a", None, None, "b", "c", True, 0.1, 1e-5, False).writes)
         == "bc"
     )
 
@@ -154,9 +154,9 @@ def test_batch_norm_in_inference_writes_nothing() -> None:
     "target", [print, torch._assert, aten._assert_async.msg, aten._assert_scalar.default]
 )
 def test_prints_and_assertions_are_seen_by_the_host(target: Any) -> None:
-    use = use_of(target, "a", "text")
-    assert use.host
-    assert not use.barrier
+    effect = effect_of(target, "a", "text")
+    assert effect.host
+    assert not effect.barrier
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_prints_and_assertions_are_seen_by_the_host(target: Any) -> None:
     ],
 )
 def test_what_changes_global_state_is_a_barrier(target: Any, args: Any) -> None:
-    assert use_of(target, *args).barrier
+    assert effect_of(target, *args).barrier
 
 
 def _unknown(x: torch.Tensor) -> torch.Tensor:
@@ -183,11 +183,11 @@ def _unknown(x: torch.Tensor) -> torch.Tensor:
     ids=["function", "method", "setattr"],
 )
 def test_unknown_code_reads_and_writes_all_that_it_is_given(target: Any, args: Any) -> None:
-    use = use_of(target, *args)
-    assert names(use.writes) == names(use.aliases) == "ab"
-    assert use.random
-    assert use.host
-    assert use.unknown
+    effect = effect_of(target, *args)
+    assert names(effect.writes) == names(effect.aliases) == "ab"
+    assert effect.random
+    assert effect.host
+    assert effect.unknown
 
 
 @pytest.mark.parametrize("target", [operator.methodcaller("add_", 1), operator.itemgetter(0), operator.call])
@@ -282,9 +282,11 @@ def test_a_higher_order_operator_does_what_its_bodies_do(inplace: bool) -> None:
         )
 
     effects = analyse(graph_of(build, root))
-    use = next(use for position, use in effects.uses.items() if effects.nodes[position].name == "cond")
-    assert use.random
-    assert ("a" in names(use.writes)) == inplace
+    effect = next(
+        effect for position, effect in effects.by_position.items() if effects.nodes[position].name == "cond"
+    )
+    assert effect.random
+    assert ("a" in names(effect.writes)) == inplace
 
 
 @pytest.mark.parametrize(
@@ -300,10 +302,10 @@ def test_wrapping_operators_are_looked_into(name: str) -> None:
         return g.call_function(getattr(torch.ops.higher_order, name), (False, g.get_attr("body"), a))
 
     effects = analyse(graph_of(build, root))
-    use = next(iter(effects.uses.values()))
-    assert use.random
-    assert "a" in names(use.writes)
-    assert not use.host
+    effect = next(iter(effects.by_position.values()))
+    assert effect.random
+    assert "a" in names(effect.writes)
+    assert not effect.host
 
 
 def test_a_triton_kernel_may_write_all_that_it_is_given() -> None:
@@ -319,24 +321,24 @@ def test_a_triton_kernel_may_write_all_that_it_is_given() -> None:
         return g.call_function(triton_kernel_wrapper_mutation, (), kwargs)
 
     effects = analyse(graph_of(build))
-    assert names(next(iter(effects.uses.values())).writes) == "a"
+    assert names(next(iter(effects.by_position.values())).writes) == "a"
 
 
 def test_a_custom_operator_is_known_by_its_schema() -> None:
     with torch.library._scoped_library("partita_effects", "FRAGMENT") as library:
         library.define("bump(Tensor(a!) x, Tensor[] ys, Tensor(b!)[] zs) -> ()")
         library.define("log(Tensor x) -> ()")
-        use = use_of(torch.ops.partita_effects.bump.default, "a", ["b"], ["c"])
-        assert names(use.writes) == "ac"
-        assert not use.host
-        assert use_of(torch.ops.partita_effects.log.default, "a").host
+        effect = effect_of(torch.ops.partita_effects.bump.default, "a", ["b"], ["c"])
+        assert names(effect.writes) == "ac"
+        assert not effect.host
+        assert effect_of(torch.ops.partita_effects.log.default, "a").host
 
 
 @pytest.mark.parametrize("name", ["run_and_save_rng_state", "run_with_rng_state"])
 def test_a_replayed_random_operator_is_random_and_nothing_else(name: str) -> None:
     higher_order = getattr(torch.ops.higher_order, name)
     before = () if name == "run_and_save_rng_state" else ("b",)
-    use = use_of(higher_order, *before, aten.native_dropout.default, "a", 0.5, True)
-    assert use.random
-    assert not use.writes
-    assert not use.host
+    effect = effect_of(higher_order, *before, aten.native_dropout.default, "a", 0.5, True)
+    assert effect.random
+    assert not effect.writes
+    assert not effect.host

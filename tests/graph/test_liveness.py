@@ -29,8 +29,8 @@ def _borders(graph: Graph) -> list[Border]:
 
 
 def test_a_skip_is_alive_until_its_last_use() -> None:
-    found = _borders(_chain([[0], [1], [2, 0]]))
-    assert [(border.after, border.tensors, border.bytes) for border in found] == [
+    crossing = _borders(_chain([[0], [1], [2, 0]]))
+    assert [(border.after, border.tensors, border.bytes) for border in crossing] == [
         (0, 1, 12),
         (1, 2, 24),
         (2, 2, 24),

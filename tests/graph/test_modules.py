@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.graph.making import graph_of, names, use_of
+from tests.graph.making import effect_of, graph_of, names
 from torch import nn
 from torch.fx import Graph
 from torch.nn.modules.module import register_module_forward_hook
 
-from partita.graph.use import Use
+from partita.graph.node_effect import NodeEffect
 
 
 class _Own(nn.Module):
@@ -25,16 +25,16 @@ class _Own(nn.Module):
         return x * self.weight
 
 
-def call(module: nn.Module) -> Use:
+def call(module: nn.Module) -> NodeEffect:
     root = nn.Module()
     root.m = module
-    return use_of("m", "a", root=root)
+    return effect_of("m", "a", root=root)
 
 
 def test_a_linear_reads_its_weights_and_does_nothing_else() -> None:
-    use = call(nn.Linear(2, 2))
-    assert not use.observable
-    assert len(use.state) == 2
+    effect = call(nn.Linear(2, 2))
+    assert not effect.observable
+    assert len(effect.state) == 2
 
 
 def test_batch_norm_writes_its_statistics_whatever_the_flag_says_now() -> None:
@@ -76,25 +76,25 @@ def test_identity_hands_its_input_on() -> None:
 
 
 def test_a_sequential_does_what_its_children_do() -> None:
-    use = call(nn.Sequential(nn.ReLU(inplace=True), nn.BatchNorm1d(2), nn.Dropout()))
-    assert names(use.writes) == "a"
-    assert use.written_state
-    assert use.random
-    assert not use.host
+    effect = call(nn.Sequential(nn.ReLU(inplace=True), nn.BatchNorm1d(2), nn.Dropout()))
+    assert names(effect.writes) == "a"
+    assert effect.written_state
+    assert effect.random
+    assert not effect.host
 
 
 def test_an_unknown_module_writes_its_input_and_its_state() -> None:
-    use = call(_Own())
-    assert use.unknown
-    assert names(use.writes) == "a"
-    assert len(use.written_state) == 1
+    effect = call(_Own())
+    assert effect.unknown
+    assert names(effect.writes) == "a"
+    assert len(effect.written_state) == 1
 
 
 def test_a_nested_graph_is_looked_into() -> None:
     inner = torch.fx.symbolic_trace(_Own())
-    use = call(inner)
-    assert not use.observable
-    assert names(use.aliases) == "a"
+    effect = call(inner)
+    assert not effect.observable
+    assert names(effect.aliases) == "a"
 
 
 def test_a_nested_graph_that_writes_its_buffer_is_a_writer_of_that_buffer() -> None:
@@ -106,9 +106,9 @@ def test_a_nested_graph_that_writes_its_buffer_is_a_writer_of_that_buffer() -> N
         g.call_method("add_", (steps, 1))
         return g.call_function(operator.add, (x, steps))
 
-    use = call(graph_of(build, root))
-    assert [id(tensor) for tensor in use.written_state] == [id(root.steps)]
-    assert not use.writes
+    effect = call(graph_of(build, root))
+    assert [id(tensor) for tensor in effect.written_state] == [id(root.steps)]
+    assert not effect.writes
 
 
 def test_a_nested_graph_that_sets_grad_mode_is_not_moved() -> None:

@@ -26,11 +26,11 @@ def states(build: Callable[[Graph], Any]) -> tuple[dict[str, Ambient], Ambient]:
     """The state at each node by name, and the one that is left behind."""
     effects = analyse(graph_of(build))
     runs, final = ambient_states(effects.nodes, effects.regions)
-    found = {}
+    states_by_node = {}
     for number, (start, state) in enumerate(runs):
         end = runs[number + 1][0] if number + 1 < len(runs) else len(effects.nodes)
-        found.update((node.name, state) for node in effects.nodes[start:end])
-    return found, final
+        states_by_node.update((node.name, state) for node in effects.nodes[start:end])
+    return states_by_node, final
 
 
 def autocast(g: Graph, enabled: bool = True) -> Node:
@@ -53,11 +53,11 @@ def test_grad_mode_holds_from_its_switch_on_and_is_left_behind() -> None:
         g.call_function(SET_GRAD, (False,))
         return g.call_function(torch.cos, (sin,))
 
-    found, final = states(build)
-    assert found["sin"] is INHERITED
-    assert found["cos"].grad is not None
-    assert found["cos"].grad.args == (False,)
-    assert final == found["cos"]
+    states_by_node, final = states(build)
+    assert states_by_node["sin"] is INHERITED
+    assert states_by_node["cos"].grad is not None
+    assert states_by_node["cos"].grad.args == (False,)
+    assert final == states_by_node["cos"]
 
 
 def test_regions_nest() -> None:
@@ -72,9 +72,9 @@ def test_regions_nest() -> None:
         leave(g, outer)
         return g.call_function(torch.exp, (c,))
 
-    found, final = states(build)
-    assert [len(found[name].stack) for name in ("sin", "cos", "tan", "exp")] == [1, 2, 1, 0]
-    assert found["sin"].stack == found["tan"].stack
+    states_by_node, final = states(build)
+    assert [len(states_by_node[name].stack) for name in ("sin", "cos", "tan", "exp")] == [1, 2, 1, 0]
+    assert states_by_node["sin"].stack == states_by_node["tan"].stack
     assert final == INHERITED
 
 
@@ -89,14 +89,14 @@ def test_inference_mode_hides_the_grad_mode_around_it_and_gives_it_back() -> Non
         g.call_function(EXIT_INFERENCE, (entered,))
         return g.call_function(torch.tan, (b,))
 
-    found, _ = states(build)
-    assert found["sin"].grad is None
-    assert found["cos"].grad is not None
-    assert found["cos"].grad.args == (True,)
-    assert found["tan"].grad is found["sin"].outside[0]
-    assert found["tan"].grad is not None
-    assert found["tan"].grad.args == (False,)
-    assert {switch.name for switch in found["cos"].switches} == {
+    states_by_node, _ = states(build)
+    assert states_by_node["sin"].grad is None
+    assert states_by_node["cos"].grad is not None
+    assert states_by_node["cos"].grad.args == (True,)
+    assert states_by_node["tan"].grad is states_by_node["sin"].outside[0]
+    assert states_by_node["tan"].grad is not None
+    assert states_by_node["tan"].grad.args == (False,)
+    assert {switch.name for switch in states_by_node["cos"].switches} == {
         "_set_grad_enabled",
         "_set_grad_enabled_1",
         "_enter_inference_mode",

@@ -26,9 +26,9 @@ def build(steps: list[Step], prefix: str = "n", output: int = -1, values: float 
     """
     root = nn.Module()
     graph = Graph()
-    made = [graph.placeholder(f"{prefix}_x"), graph.placeholder(f"{prefix}_y")]
+    nodes = [graph.placeholder(f"{prefix}_x"), graph.placeholder(f"{prefix}_y")]
     for number, (kind, first, second, constant) in enumerate(steps):
-        left, right = made[first % len(made)], made[second % len(made)]
+        left, right = nodes[first % len(nodes)], nodes[second % len(nodes)]
         name = f"{prefix}_{number}"
         if kind < 4:
             node = graph.create_node("call_function", UNARY[kind], (left,), {}, name)
@@ -42,8 +42,8 @@ def build(steps: list[Step], prefix: str = "n", output: int = -1, values: float 
         else:
             setattr(root, f"{prefix}_m{number}", nn.Linear(2, 1 + second % 3))
             node = graph.create_node("call_module", f"{prefix}_m{number}", (left,), {}, name)
-        made.append(node)
-    graph.output((made[output], made[0]))
+        nodes.append(node)
+    graph.output((nodes[output], nodes[0]))
     return GraphModule(root, graph)
 
 
@@ -67,8 +67,8 @@ def test_names_and_numbers_in_parameters_do_not_count(steps: list[Step]) -> None
 def test_equal_hashes_mean_equal_programs(first: list[Step], second: list[Step]) -> None:
     def program(steps: list[Step]) -> list[Any]:
         lines = []
-        for made, (kind, left, right, constant) in enumerate(steps, start=2):
-            left, right = left % made, right % made if kind == 4 else right % 3
+        for count, (kind, left, right, constant) in enumerate(steps, start=2):
+            left, right = left % count, right % count if kind == 4 else right % 3
             uses = {4: (left, right, constant), 5: (left, constant), 6: (right,), 7: (left, right)}.get(
                 kind, (left,)
             )
@@ -227,10 +227,10 @@ def test_the_values_of_constants_count() -> None:
 
 def test_symbols_are_compared_by_where_they_come_from() -> None:
     def capture(first: int, second: int) -> GraphModule:
-        found: list[GraphModule] = []
+        graphs: list[GraphModule] = []
 
         def backend(gm: GraphModule, _inputs: list[Any]) -> Any:
-            found.append(gm)
+            graphs.append(gm)
             return gm.forward
 
         torch._dynamo.reset()
@@ -238,7 +238,7 @@ def test_symbols_are_compared_by_where_they_come_from() -> None:
             torch.ones(first, second), torch.ones(second, first)
         )
         torch._dynamo.reset()
-        return found[0]
+        return graphs[0]
 
     assert hashed(capture(3, 4)) == hashed(capture(5, 6))
     assert hashed(capture(3, 4)) != hashed(capture(3, 3))

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils._pytree import tree_leaves, tree_map
 
 from partita.graph.functions import function_rule, method_rule
-from partita.graph.use import PLAIN, Use
+from partita.graph.node_effect import PURE, NodeEffect
 
 aten = torch.ops.aten
 
@@ -172,8 +172,8 @@ def _assert_covered(op: str, target: Any, run: Callable[..., Any], args: Any, kw
         lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, (args, kwargs)
     )
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    use, node_of = _use(op, target, args, kwargs)
-    assert "unknown" not in use.why
+    effect, node_of = _effect(op, target, args, kwargs)
+    assert "unknown" not in effect.why
     addresses = {id(tensor): tensor.untyped_storage().data_ptr() for tensor in tensors}
     versions = {id(tensor): tensor._version for tensor in tensors}
     torch.manual_seed(0)
@@ -189,13 +189,13 @@ def _assert_covered(op: str, target: Any, run: Callable[..., Any], args: Any, kw
     for tensor in tensors:
         node = node_of[id(tensor)]
         if addresses[id(tensor)] in shared:
-            assert node in use.aliases, f"{node.name} shares storage with the result"
+            assert node in effect.aliases, f"{node.name} shares storage with the result"
         if tensor._version != versions[id(tensor)]:
-            assert node in use.writes, f"{node.name} was written"
-    assert use.random or not drew, "it drew random numbers"
+            assert node in effect.writes, f"{node.name} was written"
+    assert effect.random or not drew, "it drew random numbers"
 
 
-def _use(op: str, target: Any, args: Any, kwargs: Any) -> tuple[Use, dict[int, Any]]:
+def _effect(op: str, target: Any, args: Any, kwargs: Any) -> tuple[NodeEffect, dict[int, Any]]:
     graph = Graph()
     node_of: dict[int, Any] = {}
 
@@ -207,4 +207,4 @@ def _use(op: str, target: Any, args: Any, kwargs: Any) -> tuple[Use, dict[int, A
     lowered = tree_map(lower, (args, kwargs))
     node = graph.create_node(op, target, *lowered, name="called")
     rule = method_rule(target) if op == "call_method" else function_rule(target)
-    return (PLAIN if rule is None else rule(node)), node_of
+    return (PURE if rule is None else rule(node)), node_of

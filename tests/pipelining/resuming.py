@@ -97,8 +97,8 @@ def train_whole(trained: Trained, first: int, steps: int) -> None:
 
 def state_of(stages: Sequence[Any]) -> dict[str, Tensor]:
     """All names and values together; copies must be equal."""
-    found: dict[str, Tensor] = {}
+    parameters: dict[str, Tensor] = {}
     for module in modules_of(stages):
         for name, value in module.state_dict().items():
-            assert torch.equal(found.setdefault(name, value.clone()), value), name
-    return found
+            assert torch.equal(parameters.setdefault(name, value.clone()), value), name
+    return parameters

@@ -13,7 +13,8 @@ import torch
 from tests.pipelining.models import Case
 from torch import Tensor, nn
 
-from partita.pipelining import Pipe, PipelineSchedule, Schedule1F1B, UncutReference, keyed_graph, pipeline
+from partita.pipelining import Pipe, Schedule1F1B, UncutReference, keyed_graph, pipeline
+from partita.pipelining.schedules import PipelineSchedule
 from partita.runtime import Comm, InProcessWorld
 
 STEPS = 3
@@ -37,23 +38,23 @@ class Record:
             self.state[name] = buffer.clone()
 
 
-def assert_equal(found: Any, expected: Any, where: str = "") -> None:
+def assert_equal(actual: Any, expected: Any, where: str = "") -> None:
     """Bit for bit, structure, dtype and NaN included."""
-    assert type(found) is type(expected), (where, type(found), type(expected))
-    if isinstance(found, Tensor):
-        assert found.dtype == expected.dtype, where
-        assert found.shape == expected.shape, where
-        assert torch.equal(found, expected), (where, (found - expected).abs().max())
-    elif isinstance(found, dict):
-        assert found.keys() == expected.keys(), (where, found.keys() ^ expected.keys())
-        for key, value in found.items():
+    assert type(actual) is type(expected), (where, type(actual), type(expected))
+    if isinstance(actual, Tensor):
+        assert actual.dtype == expected.dtype, where
+        assert actual.shape == expected.shape, where
+        assert torch.equal(actual, expected), (where, (actual - expected).abs().max())
+    elif isinstance(actual, dict):
+        assert actual.keys() == expected.keys(), (where, actual.keys() ^ expected.keys())
+        for key, value in actual.items():
             assert_equal(value, expected[key], f"{where}[{key!r}]")
-    elif isinstance(found, (list, tuple)):
-        assert len(found) == len(expected), where
-        for number, (left, right) in enumerate(zip(found, expected, strict=True)):
+    elif isinstance(actual, (list, tuple)):
+        assert len(actual) == len(expected), where
+        for number, (left, right) in enumerate(zip(actual, expected, strict=True)):
             assert_equal(left, right, f"{where}[{number}]")
     else:
-        assert found == expected, where
+        assert actual == expected, where
 
 
 def cut(case: Case, stages: int, samples: int = 2, **options: Any) -> Pipe:
@@ -135,30 +136,30 @@ def piped(
     return InProcessWorld(max(ranks) + 1).run(body)
 
 
-def assert_same(found: Sequence[Record], expected: Record) -> None:
+def assert_same(records: Sequence[Record], expected: Record) -> None:
     """Every rank's state and gradients are those of the whole; outputs and losses are on one rank, as is the
     rule.
     """
-    with_outputs = [record for record in found if any(output is not None for output in record.outputs)]
+    with_outputs = [record for record in records if any(output is not None for output in record.outputs)]
     assert len(with_outputs) == 1
     assert_equal(with_outputs[0].outputs, expected.outputs, "outputs")
     assert_equal(with_outputs[0].losses, expected.losses, "losses")
-    assert set().union(*(record.state for record in found)) == expected.state.keys()
-    for record in found:
+    assert set().union(*(record.state for record in records)) == expected.state.keys()
+    for record in records:
         assert_equal(record.state, {name: expected.state[name] for name in record.state}, "state")
         assert_equal(record.gradients, {name: expected.gradients[name] for name in record.gradients}, "grad")
 
 
 def errors_of(size: int, body: Callable[[Comm], Any]) -> list[BaseException | None]:
     """What each rank raises."""
-    found: list[BaseException | None] = [None] * size
+    errors: list[BaseException | None] = [None] * size
 
     def caught(comm: Comm) -> None:
         try:
             body(comm)
         except Exception as error:
-            found[comm.rank] = error
+            errors[comm.rank] = error
 
     with suppress(Exception):
         InProcessWorld(size).run(caught)
-    return found
+    return errors

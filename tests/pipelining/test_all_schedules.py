@@ -21,21 +21,21 @@ from torch import Tensor, nn
 from torch.distributed.pipelining.schedules import get_schedule_class as get_their_class
 
 from partita.errors import PeerFailed, ScheduleError
-from partita.pipelining import CustomSchedule, PipelineSchedule, Stage, get_schedule_class
+from partita.pipelining import get_schedule_class
+from partita.pipelining.schedules import CustomSchedule, PipelineSchedule
+from partita.pipelining.stages import Stage
 from partita.pipelining.steps.program import receives_ahead
 from partita.planning import ActionKind, get_schedule, loop_placement, lower, schedule_names, v_placement
 from partita.runtime import Comm, InProcessComm, InProcessWorld, Tracer
 
 CONSTANTS = next(case for case in CASES if case.name == "constants")
 ALL = tuple(name for name in schedule_names() if name != "ForwardOnly")
+VS = tuple(name for name in ALL if get_schedule(name).shape == "V")
+TORCHS = tuple(name for name in ALL if name not in {"ZBH1", "ZBH2", "ZB2p", "VHalf", "VMin"})
 
 
 def _placement(name: str, ranks: int, stages: int) -> tuple[int, ...]:
-    return (
-        v_placement(stages, ranks)
-        if name in {"ZBVZeroBubble", "DualPipeV"}
-        else loop_placement(stages, ranks)
-    )
+    return v_placement(stages, ranks) if name in VS else loop_placement(stages, ranks)
 
 
 def _one_step(runner: Any, modules: Sequence[nn.Module], case: Case, record: Record) -> None:
@@ -53,12 +53,12 @@ def test_four_stages_on_two_ranks(case: Case) -> None:
     run = train if case in (TRANSFORMER, SKIP) else _one_step
     expected = uncut(case, run=run)
     for name in ALL:
-        found = piped(cut(case, 4), case, get_schedule_class(name), 4, _placement(name, 2, 4), run)
-        assert_same(found, expected)
+        records = piped(cut(case, 4), case, get_schedule_class(name), 4, _placement(name, 2, 4), run)
+        assert_same(records, expected)
 
 
 @pytest.mark.parametrize("case", [REUSED, CALLED, CONSTANTS], ids=lambda case: case.name)
-@pytest.mark.parametrize("name", [name for name in ALL if name not in {"ZBVZeroBubble", "DualPipeV"}])
+@pytest.mark.parametrize("name", [name for name in ALL if name not in VS])
 def test_stages_in_unequal_numbers(case: Case, name: str) -> None:
     stages = len(case.after) + 1
     placement = (0, 1, 0)[:stages]
@@ -111,8 +111,8 @@ def test_eight_stages_on_four_ranks(case: Case) -> None:
     pipe, reference = cut(case, 8, 1), uncut(case, microbatches, _one_step)
     for name in ALL if case is SKIPS else ("ZBVZeroBubble",):
         placement = _placement(name, 4, 8)
-        found = piped(pipe, case, get_schedule_class(name), microbatches, placement, _one_step)
-        assert_same(found, reference)
+        records = piped(pipe, case, get_schedule_class(name), microbatches, placement, _one_step)
+        assert_same(records, reference)
 
 
 # --- over processes ---
@@ -125,6 +125,11 @@ OVER_PROCESSES = [
     ("InterleavedZeroBubble", "transformer", _LOOP),
     ("ZBVZeroBubble", "transformer", _V),
     ("DualPipeV", "transformer", _V),
+    ("ZBH1", "transformer", _LOOP),
+    ("ZBH2", "transformer", _LOOP),
+    ("ZB2p", "transformer", _LOOP),
+    ("VHalf", "transformer", _V),
+    ("VMin", "transformer", _V),
     ("LoopedBFS", "skips", loop_placement(8, 2)),
     ("Interleaved1F1B", "skips", loop_placement(8, 2)),
     ("InterleavedZeroBubble", "skips", loop_placement(8, 2)),
@@ -133,6 +138,7 @@ OVER_PROCESSES = [
     ("LoopedBFS", "no parameters", _LOOP),
     ("Interleaved1F1B", "no parameters", _V),  # the second rank trains nothing
     ("ZBVZeroBubble", "no parameters", _V),
+    ("VHalf", "no parameters", _V),
     ("DualPipeV", "no parameters", _V),
     ("LoopedBFS", "called twice", (0, 1, 0)),
     ("Interleaved1F1B", "called twice", (0, 0, 1)),
@@ -146,11 +152,11 @@ def _train_all(comm: Comm, pickled: bytes) -> bytes:
     records, pipes = [], pickle.loads(pickled)
     for kind, name, placement in OVER_PROCESSES:
         pipe, record = copy.deepcopy(pipes[name, len(placement)]), Record()
-        held = [
+        stages = [
             pipe.build_stage(stage, comm=comm) for stage, rank in enumerate(placement) if rank == comm.rank
         ]
-        schedule = get_schedule_class(kind)(held, 4, BY_NAME[name].loss)
-        train(schedule, [stage.module for stage in held], BY_NAME[name], record)
+        schedule = get_schedule_class(kind)(stages, 4, BY_NAME[name].loss)
+        train(schedule, [stage.module for stage in stages], BY_NAME[name], record)
         records.append(record)
     return pickle.dumps(records)
 
@@ -160,7 +166,7 @@ def by_rank() -> list[list[Record]]:
     """What both processes found, run by run."""
     wanted = {(name, len(placement)) for _, name, placement in OVER_PROCESSES}
     pipes = {(name, stages): cut(BY_NAME[name], stages) for name, stages in sorted(wanted)}
-    return [pickle.loads(found) for found in ProcessWorld(2).run(_train_all, pickle.dumps(pipes))]
+    return [pickle.loads(pickled) for pickled in ProcessWorld(2).run(_train_all, pickle.dumps(pipes))]
 
 
 @pytest.mark.slow
@@ -179,7 +185,7 @@ def test_processes_with_several_stages_equal_the_uncut_model(
 # --- what is refused, and what fails ---
 
 
-@pytest.mark.parametrize("name", ["ZBVZeroBubble", "DualPipeV"])
+@pytest.mark.parametrize("name", VS)
 def test_a_placement_that_a_schedule_can_not_serve_says_what_to_build(name: str) -> None:
     def body(comm: Comm) -> None:
         stages = [cut(PLAIN, 4).build_stage(2 * index + comm.rank, comm=comm) for index in range(2)]
@@ -272,10 +278,10 @@ def _trained(comm: Comm, make: Callable[[list[Stage]], PipelineSchedule], ranks:
 def test_a_schedule_of_ones_own_runs_from_its_text() -> None:
     # torch's files look like this; a rank may delay weights and mix whole and split backward passes
     text = "0F0,0F1,0F2,0F3,,0I0,0I1,0W0,0W1,0B2,0B3\n,1F0,1F1,1F2,1F3,1I0,1W0,1I1,1W1,1B2,1B3\n"
-    found = InProcessWorld(2).run(
+    records = InProcessWorld(2).run(
         lambda comm: _trained(comm, lambda stages: CustomSchedule(stages, text, SKIP.loss), (0, 1))
     )
-    assert_same(found, uncut(SKIP))
+    assert_same(records, uncut(SKIP))
 
 
 def test_a_lowered_schedule_keeps_its_messages_or_gets_those_of_the_model() -> None:
@@ -315,13 +321,26 @@ def test_a_schedule_for_other_stages_or_ranks_is_refused() -> None:
         assert "is for 3 stages, but the model was cut into 2: cut it into as many" in str(error)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", TORCHS)
 def test_classes_are_found_in_any_case_and_take_torchs_arguments(name: str) -> None:
     kind = get_schedule_class(f"schedule{name.lower()}")
     theirs = get_their_class(name)
     assert kind.__name__ == theirs.__name__
-    wanted, found = (list(inspect.signature(cls).parameters) for cls in (theirs, kind))
-    assert found[: len(wanted)] == wanted
+    wanted, ours = (list(inspect.signature(cls).parameters) for cls in (theirs, kind))
+    assert ours[: len(wanted)] == wanted
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name not in TORCHS])
+def test_classes_that_torch_has_not_take_the_same_arguments(name: str) -> None:
+    kind, known = get_schedule_class(f"schedule{name.lower()}"), get_schedule_class("ZBVZeroBubble")
+    assert kind.__name__ == f"Schedule{name}"
+    assert list(inspect.signature(kind).parameters) == list(inspect.signature(known).parameters)
+
+
+@pytest.mark.parametrize("name", ["ZBH1", "ZBH2", "ZB2p"])
+def test_a_zero_bubble_schedule_with_one_stage_a_rank(name: str) -> None:
+    found = piped(cut(SKIP, 4, 1), SKIP, get_schedule_class(name), 8, (0, 1, 2, 3))
+    assert_same(found, uncut(SKIP, 8))
 
 
 def test_deferred_receives_are_posted_right_before_they_are_needed() -> None:

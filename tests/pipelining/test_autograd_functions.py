@@ -100,14 +100,14 @@ def test_gradients_are_those_of_the_eager_model(
         schedule(stages if len(stages) > 1 else stages[0], MICROBATCHES, loss).step(x, target=x)
         return {name: p.grad for stage in stages for name, p in stage.module.named_parameters()}
 
-    found: dict[str, Tensor | None] = {}
-    for gradients in InProcessWorld(len(placement)).run(body):
-        found |= gradients
+    gradients: dict[str, Tensor | None] = {}
+    for of_rank in InProcessWorld(len(placement)).run(body):
+        gradients |= of_rank
     whole = copy.deepcopy(model)
     for microbatch in x.chunk(MICROBATCHES):
         (loss(whole(microbatch)) / MICROBATCHES).backward()
     for name, parameter in whole.named_parameters():
-        assert torch.equal(found[name], parameter.grad), name
+        assert torch.equal(gradients[name], parameter.grad), name
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo looks at it
@@ -125,10 +125,10 @@ def test_compiled_and_checkpointed_stages_keep_them(model: Model, pipe: Pipe, wa
     call(x).square().mean().backward()
     whole = copy.deepcopy(model)
     whole(x).square().mean().backward()
-    found = dict(cut.named_parameters())
+    parameters = dict(cut.named_parameters())
     expected = dict(whole.named_parameters())
-    assert len(found) == len(expected)
-    for name, parameter in found.items():
+    assert len(parameters) == len(expected)
+    for name, parameter in parameters.items():
         assert torch.equal(parameter.grad, expected[name.split(".", 2)[2]].grad), name
 
 

@@ -183,9 +183,9 @@ def custom_functions(package: Any, rank: int) -> Any:
     def note(action: Any, ctx: Any) -> None:
         assert ctx.schedule_ref is schedule
         losses = ctx.losses if ctx.losses is None else list(ctx.losses)
-        given = [ctx.arg_mbs, ctx.kwarg_mbs, ctx.target_mbs, losses]
-        given = [None if part is None else list(part) for part in given]
-        called.append((str(action), action.stage_index, given))
+        arguments = [ctx.arg_mbs, ctx.kwarg_mbs, ctx.target_mbs, losses]
+        arguments = [None if part is None else list(part) for part in arguments]
+        called.append((str(action), action.stage_index, arguments))
 
     for kind in (schedules.UNSHARD, schedules.RESHARD, schedules.REDUCE_GRAD):
         schedule.register_custom_function(kind, note)
@@ -235,15 +235,15 @@ def by_rank() -> list[dict[tuple[str, str], Any]]:
 
 @pytest.mark.parametrize("program", [program.__name__ for program in PROGRAMS])
 def test_a_program_gives_the_same_with_the_import_changed(by_rank: list[Any], program: str) -> None:
-    theirs, ours = ([found[program, name] for found in by_rank] for name in PACKAGES)
+    theirs, ours = ([results[program, name] for results in by_rank] for name in PACKAGES)
     assert_equal(ours, theirs)
     if program in ("submodules", "custom_functions"):
         return
     model = Decoder() if program == "manual" else Layered()
     x, target = _batch()
     loss_fn(model(x), target).backward()
-    for _, _, found in ours:
-        for name, gradient in found.items():
+    for _, _, results in ours:
+        for name, gradient in results.items():
             torch.testing.assert_close(gradient, model.get_parameter(name).grad)
 
 

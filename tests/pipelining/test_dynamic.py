@@ -95,8 +95,8 @@ def test_cut_with_two_and_run_with_six_divides_by_six_where_torch_divides_by_two
             return self.b(self.a(x)).sum(0) / x.shape[0]
 
     simple = Simple()
-    (found,) = theirs.pipeline(copy.deepcopy(simple), (x[:2],), split_spec=spec)(x)
-    torch.testing.assert_close(found, 3 * simple(x))
+    (output,) = theirs.pipeline(copy.deepcopy(simple), (x[:2],), split_spec=spec)(x)
+    torch.testing.assert_close(output, 3 * simple(x))
     for kind in (simple, model):
         pipe = pipeline(kind, (x[:2],), split_spec={"b": SplitPoint.BEGINNING})
         assert torch.equal(pipe(x), kind(x))
@@ -127,9 +127,9 @@ def test_the_gradient_of_an_uneven_batch_is_that_of_the_mean_over_all_of_it(
         kind(stage, 4, PLAIN.loss).step(*args, target=target)
         return {name: value.grad for name, value in stage.module.named_parameters()}
 
-    found = {name: value for part in InProcessWorld(2).run(body) for name, value in part.items()}
+    gradients = {name: value for part in InProcessWorld(2).run(body) for name, value in part.items()}
     for name, parameter in model.named_parameters():
-        torch.testing.assert_close(found[name], parameter.grad)
+        torch.testing.assert_close(gradients[name], parameter.grad)
 
 
 def test_an_uneven_batch_is_weighted_also_where_no_target_says_how_large_it_is() -> None:
@@ -151,11 +151,11 @@ def test_an_uneven_batch_is_weighted_also_where_no_target_says_how_large_it_is()
 def test_ten_rows_in_four_microbatches_come_back_as_ten() -> None:
     args, _, _ = PLAIN.data(10)
     pipe = cut(PLAIN, 3)
-    found = InProcessWorld(3).run(
+    output = InProcessWorld(3).run(
         lambda comm: ScheduleGPipe(pipe.build_stage(comm.rank, comm=comm), 4).eval(*args)
     )[2]
     model = PLAIN.model()
-    assert torch.equal(found, torch.cat([model(part) for part in args[0].split((3, 3, 2, 2))]))
+    assert torch.equal(output, torch.cat([model(part) for part in args[0].split((3, 3, 2, 2))]))
 
 
 class Branches(Mean):
@@ -263,12 +263,12 @@ def test_a_local_call_with_another_batch_has_the_models_gradients() -> None:
     pipe = cut(PLAIN, 3)
     functional.mse_loss(pipe(*args), target).backward()
     functional.mse_loss(model(*args), target).backward()
-    found = {
+    gradients = {
         name: value.grad
         for index in range(3)
         for name, value in pipe.get_stage_module(index).named_parameters()
     }
-    assert_equal(found, {name: value.grad for name, value in model.named_parameters()})
+    assert_equal(gradients, {name: value.grad for name, value in model.named_parameters()})
 
 
 def _in_processes(comm: Comm) -> bytes:

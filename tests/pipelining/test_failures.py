@@ -30,7 +30,8 @@ from tests.runtime.worlds import LIMIT_S, Ending, endings
 from torch import Tensor, nn
 
 from partita.errors import PeerFailed, SignatureMismatch
-from partita.pipelining import Pipe, PipelineStage, Schedule1F1B, ScheduleGPipe, Stage, get_schedule_class
+from partita.pipelining import Pipe, PipelineStage, Schedule1F1B, ScheduleGPipe, get_schedule_class
+from partita.pipelining.stages import Stage
 from partita.runtime import Comm, ProcessGroupComm
 
 MICROBATCHES = 4
@@ -177,7 +178,7 @@ class _BadBackward(torch.autograd.Function):
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownFailure:
     """What a rank was told, and when."""
 
     error: Exception
@@ -203,7 +204,7 @@ def _train(comm: Comm, fault: Fault, stages: list[Stage], clock: Path) -> None:
             optimizer.zero_grad()
 
 
-def _outcome(fault: Fault, pipe: Pipe | None, clock: Path) -> Known | None:
+def _outcome(fault: Fault, pipe: Pipe | None, clock: Path) -> KnownFailure | None:
     """What this rank's training ends with; a comm of its own, since none outlives a failure."""
     try:
         with ProcessGroupComm.from_group() as comm:
@@ -213,7 +214,7 @@ def _outcome(fault: Fault, pipe: Pipe | None, clock: Path) -> Known | None:
             finally:
                 at_s = time.monotonic()
     except Exception as error:
-        return Known(error, at_s)
+        return KnownFailure(error, at_s)
     return None
 
 
@@ -225,19 +226,19 @@ def _stage(fault: Fault, pipe: Pipe | None, index: int, comm: Comm) -> Stage:
     return PipelineStage(module, index, len(fault.placement), torch.device("cpu"), comm=comm)
 
 
-def _check(fault: Fault, found: list[Known | None], clock: Path, text: str) -> None:
+def _check(fault: Fault, failures: list[KnownFailure | None], clock: Path, text: str) -> None:
     """All ranks but the faulty one are told about it, by name."""
     failed = float(clock.read_text())
-    for rank, known in enumerate(found):
+    for rank, failure in enumerate(failures):
         if rank == fault.rank:
             continue
-        assert known is not None, f"rank {rank} noticed nothing"
-        assert isinstance(known.error, PeerFailed), (rank, known)
-        assert known.error.rank == fault.rank
-        assert text in str(known.error)
+        assert failure is not None, f"rank {rank} noticed nothing"
+        assert isinstance(failure.error, PeerFailed), (rank, failure)
+        assert failure.error.rank == fault.rank
+        assert text in str(failure.error)
         if fault.how == "raise":
-            assert USER_CODE[fault.place] in known.error.traceback_text
-    seconds = [known and round(known.at_s - failed, 2) for known in found]
+            assert USER_CODE[fault.place] in failure.error.traceback_text
+    seconds = [failure and round(failure.at_s - failed, 2) for failure in failures]
     print(f"seconds until known ({fault}):", seconds)  # noqa: T201
 
 
@@ -274,12 +275,12 @@ class Launch:
     """The faults of as many stages, what each rank was told in each, and the files with the times."""
 
     faults: tuple[Fault, ...]
-    found: list[list[Known | None]]
+    by_fault: list[list[KnownFailure | None]]
     clocks: list[Path]
 
-    def of(self, fault: Fault) -> tuple[list[Known | None], Path]:
+    def of(self, fault: Fault) -> tuple[list[KnownFailure | None], Path]:
         number = self.faults.index(fault)
-        return [known[number] for known in self.found], self.clocks[number]
+        return [failures[number] for failures in self.by_fault], self.clocks[number]
 
 
 @pytest.fixture(scope="module")
@@ -297,30 +298,30 @@ def launches(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return launch
 
 
-def _raise_in_turn(_comm: Comm, faults: tuple[Fault, ...], clocks: list[Path]) -> list[Known | None]:
+def _raise_in_turn(_comm: Comm, faults: tuple[Fault, ...], clocks: list[Path]) -> list[KnownFailure | None]:
     torch.set_num_threads(1)
     pipe = cut(PLAIN, len(faults[0].placement))
     return [_outcome(fault, pipe, clock) for fault, clock in zip(faults, clocks, strict=True)]
 
 
-def _results(found: list[Ending]) -> list[Any]:
-    for ending in found:
+def _results(ends: list[Ending]) -> list[Any]:
+    for ending in ends:
         assert ending.error is None, ending.text
-    return [ending.result for ending in found]
+    return [ending.result for ending in ends]
 
 
 @pytest.mark.parametrize("fault", RAISES, ids=str)
 def test_an_error_in_user_code_reaches_all_with_rank_stage_microbatch_action_and_traceback(
     launches: Any, fault: Fault
 ) -> None:
-    found, clock = launches(len(fault.placement)).of(fault)
+    failures, clock = launches(len(fault.placement)).of(fault)
     _check(
         fault,
-        found,
+        failures,
         clock,
         f"rank {fault.rank} failed in {fault.where}: ValueError: the activations are not finite",
     )
-    own = found[fault.rank]
+    own = failures[fault.rank]
     assert own is not None
     assert isinstance(own.error, ValueError)
     if fault.place != "optimizer":
@@ -354,12 +355,12 @@ EXIT_CODES: dict[How, int] = {
 }
 
 
-def _end(_comm: Comm, fault: Fault, clock: Path) -> Known | None:
+def _end(_comm: Comm, fault: Fault, clock: Path) -> KnownFailure | None:
     torch.set_num_threads(1)
-    known = _outcome(fault, None, clock)
+    failure = _outcome(fault, None, clock)
     if fault.how == "leave a child":
         clock.with_name("release").write_text("")
-    return known
+    return failure
 
 
 @pytest.mark.parametrize("fault", ENDS, ids=str)
@@ -368,13 +369,13 @@ def test_a_process_that_ends_in_the_middle_of_a_training_is_named_on_every_other
 ) -> None:
     clock = tmp_path / "clock"
     os.mkfifo(tmp_path / "release")  # opens when a child waits for it and a rank lets it go
-    found = endings(max(fault.placement) + 1, _end, fault, clock)
-    assert found[fault.rank].exitcode == EXIT_CODES[fault.how]
+    ends = endings(max(fault.placement) + 1, _end, fault, clock)
+    assert ends[fault.rank].exitcode == EXIT_CODES[fault.how]
     if fault.how in {"_exit", "kill", "leave a child"}:
         text = f"rank {fault.rank} died without a word"
     else:
         text = f"rank {fault.rank} failed in {fault.where}: SystemExit: {fault.how[-1]}"
-    _check(fault, [ending.result for ending in found], clock, text)
+    _check(fault, [ending.result for ending in ends], clock, text)
 
 
 def _disagrees(comm: Comm) -> None:
@@ -534,7 +535,7 @@ def _work(rank: int, how: How, folder: Path, pipe: Any) -> None:
     try:
         schedule.step(x, target=y)
     except PeerFailed as error:
-        pipe.send(Known(error, time.monotonic()))
+        pipe.send(KnownFailure(error, time.monotonic()))
 
 
 def _user_worker(how: How) -> None:
@@ -562,7 +563,7 @@ def test_a_child_of_multiprocessing_that_ends_between_two_steps_is_named_with_it
     there.close()
     try:
         assert here.poll(LIMIT_S)
-        known = here.recv()
+        failure = here.recv()
         for process in processes:
             process.join(LIMIT_S)
         assert [process.exitcode for process in processes] == [0, EXIT_CODES[how]]
@@ -570,7 +571,7 @@ def test_a_child_of_multiprocessing_that_ends_between_two_steps_is_named_with_it
         for process in processes:
             process.kill()
             process.join()
-    assert f"rank 1 {text}" in str(known.error)
-    assert traceback in known.error.traceback_text
+    assert f"rank 1 {text}" in str(failure.error)
+    assert traceback in failure.error.traceback_text
     failed = float((tmp_path / "clock").read_text())
-    print(f"seconds until known ({how} in a child):", [round(known.at_s - failed, 2)])  # noqa: T201
+    print(f"seconds until known ({how} in a child):", [round(failure.at_s - failed, 2)])  # noqa: T201

@@ -91,10 +91,12 @@ def test_outputs_and_gradients_are_the_models(kind: type[nn.Module], mode: bool)
         for runner in (model, pipe):
             case.loss(runner(*args), target).backward()
         assert_equal(pipe(*args), model(*args))
-    held = [dict(pipe.get_stage_module(index).named_parameters(remove_duplicate=False)) for index in range(4)]
-    found = {name: value.grad for part in held for name, value in part.items()}
+    parameters = [
+        dict(pipe.get_stage_module(index).named_parameters(remove_duplicate=False)) for index in range(4)
+    ]
+    gradients = {name: value.grad for part in parameters for name, value in part.items()}
     expected = dict(model.named_parameters())
-    assert_equal(found, {name: expected[name].grad for name in found})
+    assert_equal(gradients, {name: expected[name].grad for name in gradients})
 
 
 @EACH

@@ -94,10 +94,10 @@ def test_tensors_in_objects_are_merged_over_microbatches() -> None:
         stage = copy.deepcopy(pipe).build_stage(comm.rank, comm=comm)
         return Schedule1F1B(stage, 4, _loss).step(x, target=torch.zeros(8))
 
-    found = InProcessWorld(2).run(body)[-1]
-    assert type(found) is Output
-    assert found.logits.shape == (8, 8)
-    for mine, theirs in zip(found.cache.layers, expected.cache.layers, strict=True):
+    output = InProcessWorld(2).run(body)[-1]
+    assert type(output) is Output
+    assert output.logits.shape == (8, 8)
+    for mine, theirs in zip(output.cache.layers, expected.cache.layers, strict=True):
         assert torch.equal(mine.keys, theirs.keys)
         assert torch.equal(mine.values, theirs.values)
 

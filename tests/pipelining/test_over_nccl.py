@@ -32,9 +32,9 @@ RUNS = [(kind, name) for kind in PLACEMENTS for name in CASES]
 
 
 def _piped(comm: Comm, pipe: Pipe, kind: str, case: Case) -> Record:
-    held = [index for index, rank in enumerate(PLACEMENTS[kind]) if rank == comm.rank]
+    indices = [index for index, rank in enumerate(PLACEMENTS[kind]) if rank == comm.rank]
     own = copy.deepcopy(pipe)
-    stages = [own.build_stage(index, comm=comm) for index in held]
+    stages = [own.build_stage(index, comm=comm) for index in indices]
     record = Record()
     schedule = get_schedule_class(kind)(stages, 4, case.loss)
     train(schedule, [stage.module for stage in stages], case, record)
@@ -44,24 +44,24 @@ def _piped(comm: Comm, pipe: Pipe, kind: str, case: Case) -> Record:
 def _body(comm: Any, pickled: bytes, ranks: int) -> bytes:
     torch.set_num_threads(1)
     pipes = pickle.loads(pickled)
-    found = {
+    gradients = {
         run: _piped(comm, pipes[run[1]], run[0], CASES[run[1]])
         for run in RUNS
         if max(PLACEMENTS[run[0]]) + 1 == ranks
     }
-    used = {name for name, group in comm._groups.made.items() if isinstance(group, NcclLike)}
-    return pickle.dumps((found, used))
+    used = {name for name, group in comm._groups.by_name.items() if isinstance(group, NcclLike)}
+    return pickle.dumps((gradients, used))
 
 
 @pytest.fixture(scope="module")
 def by_rank() -> dict[int, list[Any]]:
     """What the processes found, by their number."""
-    found: dict[int, list[Any]] = {}
+    by_ranks: dict[int, list[Any]] = {}
     for ranks, stages in ((3, 3), (2, 4)):
         pipes = {name: cut(case, stages) for name, case in CASES.items()}
         results = NcclLikeWorld(ranks).run(_body, pickle.dumps(pipes), ranks)
-        found[ranks] = [pickle.loads(result) for result in results]
-    return found
+        by_ranks[ranks] = [pickle.loads(result) for result in results]
+    return by_ranks
 
 
 @lru_cache

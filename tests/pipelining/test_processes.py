@@ -31,10 +31,10 @@ def _train(comm: Comm, names: tuple[str, ...], kind: str) -> bytes:
     return pickle.dumps(records)  # by value: tensors as such would travel as memory of a process that ends
 
 
-def _results(found: list[Ending]) -> list[Any]:
-    for ending in found:
+def _results(ends: list[Ending]) -> list[Any]:
+    for ending in ends:
         assert ending.error is None, ending.text
-    return [ending.result for ending in found]
+    return [ending.result for ending in ends]
 
 
 @pytest.mark.parametrize(
@@ -43,8 +43,8 @@ def _results(found: list[Ending]) -> list[Any]:
     ids=["2 ranks", "3 ranks"],
 )
 def test_processes_equal_the_uncut_model(ranks: int, kind: str, cases: tuple[Case, ...]) -> None:
-    found = _results(endings(ranks, _train, tuple(case.name for case in cases), kind))
-    by_rank: list[list[Record]] = [pickle.loads(records) for records in found]
+    results = _results(endings(ranks, _train, tuple(case.name for case in cases), kind))
+    by_rank: list[list[Record]] = [pickle.loads(records) for records in results]
     for number, case in enumerate(cases):
         assert_same([records[number] for records in by_rank], uncut(case))
 

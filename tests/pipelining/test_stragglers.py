@@ -118,16 +118,16 @@ def _patience() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def said(_patience: None, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    found = endings(2, _all_of, str(tmp_path_factory.mktemp("checkpoints")))
-    assert [ending.text for ending in found] == ["", ""]
-    return [ending.result for ending in found]
+    ends = endings(2, _all_of, str(tmp_path_factory.mktemp("checkpoints")))
+    assert [ending.text for ending in ends] == ["", ""]
+    return [ending.result for ending in ends]
 
 
 @pytest.mark.parametrize("body", CASES, ids=lambda body: body.__name__)
 def test_ranks_that_wait_for_each_other_are_told_where_both_are(said: list[Any], body: Any) -> None:
     places = CASES[body]
-    for found in said:
-        kind, text, seconds = found[body.__name__]
+    for results in said:
+        kind, text, seconds = results[body.__name__]
         assert kind in {"DeadlockError", "PeerFailed"}, text
         assert f"rank 0 is in {places[0]} and waits for rank 1" in text
         assert f"rank 1 is in {places[1]} and waits for rank 0" in text
@@ -187,9 +187,8 @@ def test_a_layer_that_is_wider_in_another_ranks_part_is_refused_on_all_ranks() -
         assert ending.error is None, ending.text
         for text in ending.result:
             assert text == (
-                "SignatureMismatch: ranks 0 and 1 have cut different models: second.0.weight: "
-                "float32[8, 4] on rank 0, and second.0.weight: float32[9, 4] on rank 1. Build the same "
-                "model on every rank"
+                "SignatureMismatch: ranks 0 and 1 have cut different models: second.0.weight: float32[8, 4] "
+                "on rank 0, and second.0.weight: float32[9, 4] on rank 1. Build the same model on every rank"
             )
 
 

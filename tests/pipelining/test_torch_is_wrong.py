@@ -157,8 +157,8 @@ def test_a_call_with_another_batch_size_computes_with_the_old_one() -> None:
 
     model = _model(Mean)
     expected = model(_x(6))
-    (found,) = _theirs(copy.deepcopy(model), _x(2))(_x(6))
-    torch.testing.assert_close(found, 3 * expected)
+    (output,) = _theirs(copy.deepcopy(model), _x(2))(_x(6))
+    torch.testing.assert_close(output, 3 * expected)
     assert torch.equal(_ours(model, _x(2))(_x(6)), expected)
 
 
@@ -196,8 +196,8 @@ def test_a_parameter_that_is_to_be_transmitted_is_copied() -> None:
     exported = torch.export.export(marked, (x[:2],))
     transmit = theirs._IR.MultiUseParameterConfig.TRANSMIT  # pipeline() has no option for it
     there = theirs.Pipe._from_traced(marked, exported, transmit)
-    held = [dict(there.get_stage_module(index).named_parameters()) for index in range(2)]
-    assert held[0]["a.weight"] is not held[1]["a.weight"]
+    parameters = [dict(there.get_stage_module(index).named_parameters()) for index in range(2)]
+    assert parameters[0]["a.weight"] is not parameters[1]["a.weight"]
     spec = {"b": ours.SplitPoint.BEGINNING}
     transmitted = ours.MultiUseParameterConfig.TRANSMIT
     pipe = ours.pipeline(copy.deepcopy(model), (x[:2],), split_spec=spec, multi_use_param_spec=transmitted)
@@ -309,14 +309,15 @@ def by_rank() -> list[dict[str, Any]]:
 
 def test_a_tied_embedding_drifts_apart_over_three_steps(by_rank: list[dict[str, Any]]) -> None:
     copies = {
-        package: [torch.tensor(found["tied"][package]) for found in by_rank] for package in ("theirs", "ours")
+        package: [torch.tensor(results["tied"][package]) for results in by_rank]
+        for package in ("theirs", "ours")
     }
     assert (copies["theirs"][0] - copies["theirs"][1]).abs().max() > 1e-3
     assert torch.equal(*copies["ours"])
 
 
 def test_a_model_input_that_a_later_stage_uses_fails_there(by_rank: list[dict[str, Any]]) -> None:
-    assert any(found["masked"]["theirs"] != "worked" for found in by_rank)
+    assert any(results["masked"]["theirs"] != "worked" for results in by_rank)
     x, mask, model = _x(8), _x(8) > 0, _model(Masked)
     expected = torch.cat([model(a, b) for a, b in zip(x.split(2), mask.split(2), strict=True)])
     assert torch.equal(torch.tensor(by_rank[1]["masked"]["ours"]).view_as(expected), expected)
@@ -331,23 +332,23 @@ def _on_two_ranks(comm: Comm, package: str, kind: str, stages: int) -> dict[str,
     """Stages dealt out over two ranks in turn; this rank's gradients by stage."""
     modules = _chain_of(stages)
     x, target = _x(8), torch.zeros(8, WIDTH)
-    held = range(comm.rank, stages, 2)
-    given = {"target": target} if stages - 1 in held else {}
+    indices = range(comm.rank, stages, 2)
+    keywords = {"target": target} if stages - 1 in indices else {}
     if package == "ours":
-        mine = [ours.PipelineStage(modules[index], index, stages, CPU) for index in held]
+        mine = [ours.PipelineStage(modules[index], index, stages, CPU) for index in indices]
         for stage in mine:
             stage.comm = comm
         ours.get_schedule_class(kind)(mine, 4, functional.mse_loss).step(x, target=target)
     elif kind == "GPipe":  # takes one stage: there is a schedule for each
-        for index in held:
+        for index in indices:
             stage = theirs.PipelineStage(modules[index], index, stages, CPU)
             schedule = theirs.ScheduleGPipe(stage, 4, loss_fn=functional.mse_loss)
-            schedule.step(*((x,) if index == 0 else ()), **(given if index == stages - 1 else {}))
+            schedule.step(*((x,) if index == 0 else ()), **(keywords if index == stages - 1 else {}))
     else:
-        built = [theirs.PipelineStage(modules[index], index, stages, CPU) for index in held]
+        built = [theirs.PipelineStage(modules[index], index, stages, CPU) for index in indices]
         schedule = theirs.ScheduleInterleaved1F1B(built, 4, loss_fn=functional.mse_loss)
-        schedule.step(*((x,) if comm.rank == 0 else ()), **given)
-    return {str(index): modules[index].weight.grad.tolist() for index in held}
+        schedule.step(*((x,) if comm.rank == 0 else ()), **keywords)
+    return {str(index): modules[index].weight.grad.tolist() for index in indices}
 
 
 @pytest.mark.parametrize(
@@ -361,9 +362,9 @@ def test_stages_that_do_not_divide_or_do_not_fit_the_schedule_fail_there_on_two_
     modules, x = _chain_of(stages), _x(8)
     for part in x.split(2):
         (functional.mse_loss(nn.Sequential(*modules)(part), torch.zeros(2, WIDTH)) / 4).backward()
-    found: dict[str, Any] = {}
+    gradients: dict[str, Any] = {}
     for ending in endings(2, _on_two_ranks, "ours", kind, stages):
         assert ending.error is None, ending.text
-        found |= ending.result
+        gradients |= ending.result
     for index, module in enumerate(modules):
-        assert torch.equal(torch.tensor(found[str(index)]), module.weight.grad)
+        assert torch.equal(torch.tensor(gradients[str(index)]), module.weight.grad)

@@ -77,8 +77,8 @@ def test_clipping_each_stage_is_not_clipping_the_model() -> None:
         torch.testing.assert_close(ours.clip_grad_norm_(schedule, 0.1), norm)
         return {name: value.grad for name, value in stage.module.named_parameters()}
 
-    for found in InProcessWorld(2).run(body):
-        for name, gradient in found.items():
+    for gradients in InProcessWorld(2).run(body):
+        for name, gradient in gradients.items():
             torch.testing.assert_close(gradient, model.get_parameter(name).grad)
 
 
@@ -105,12 +105,12 @@ def _autocast(comm: Comm) -> dict[str, Any]:
     model = PLAIN.model()
     half = torch.nn.Sequential(model.a, model.b) if comm.rank == 0 else torch.nn.Sequential(model.c, model.d)
     other = theirs.ScheduleGPipe(theirs.PipelineStage(half, comm.rank, 2, CPU), 4)
-    found: dict[str, Any] = {}
+    outputs: dict[str, Any] = {}
     for precision in (False, True):
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=precision):
-            found["ours"] = mine.eval(x)
-            found["theirs"] = other.step(x) if comm.rank == 0 else other.step()
-    return {name: None if value is None else value.float().tolist() for name, value in found.items()}
+            outputs["ours"] = mine.eval(x)
+            outputs["theirs"] = other.step(x) if comm.rank == 0 else other.step()
+    return {name: None if value is None else value.float().tolist() for name, value in outputs.items()}
 
 
 def test_a_batch_under_autocast_after_one_without_it_is_read_as_another_dtype() -> None:
@@ -118,9 +118,9 @@ def test_a_batch_under_autocast_after_one_without_it_is_read_as_another_dtype() 
     model = torch.nn.Sequential(*PLAIN.model().children())
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         halves = [model(part) for part in x.split(2)]
-    plain = PLAIN.model()
+    whole = PLAIN.model()
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        expected = torch.cat([plain(part) for part in x.split(2)]).float()
+        expected = torch.cat([whole(part) for part in x.split(2)]).float()
     by_rank = endings(2, _autocast)
     for ending in by_rank:
         assert ending.error is None, ending.text
@@ -177,11 +177,11 @@ def test_zero_bubble_under_ddp_does_not_reduce_the_gradients() -> None:
     for ending in endings(2, _replicated, "theirs"):
         assert ending.error is None, ending.text
         reduced = [
-            found is not None and torch.allclose(torch.tensor(found), mean)
-            for found, mean in zip(ending.result, means, strict=True)
+            gradient is not None and torch.allclose(torch.tensor(gradient), mean)
+            for gradient, mean in zip(ending.result, means, strict=True)
         ]
         assert reduced == [True, False, False]  # the first stage goes back whole
     for ending in endings(2, _replicated, "ours"):
         assert ending.error is None, ending.text
-        for found, mean in zip(ending.result, means, strict=True):
-            assert torch.equal(torch.tensor(found), mean)
+        for gradient, mean in zip(ending.result, means, strict=True):
+            assert torch.equal(torch.tensor(gradient), mean)

@@ -76,9 +76,9 @@ def _assert_ours_right(modules: list[nn.Module]) -> None:
     expected = copy.deepcopy(modules)
     _uncut(expected)
     _ours(modules)
-    for found, wanted in zip(_gradients(modules), _gradients(expected), strict=True):
-        assert (found is None) == (wanted is None)
-        assert found is None or torch.equal(found, wanted)
+    for gradient, wanted in zip(_gradients(modules), _gradients(expected), strict=True):
+        assert (gradient is None) == (wanted is None)
+        assert gradient is None or torch.equal(gradient, wanted)
 
 
 def _linears() -> list[nn.Module]:
@@ -152,8 +152,8 @@ def test_a_stage_that_returns_a_reused_buffer_returns_the_last_microbatch_for_al
     model = Reuses()
     with torch.no_grad():
         expected = torch.cat([model(part).clone() for part in x.split(2)])
-        found = theirs.ScheduleGPipe(theirs.PipelineStage(model, 0, 1, CPU), MICROBATCHES).eval(x)
-        assert torch.equal(found, expected[-2:].repeat(MICROBATCHES, 1))
+        output = theirs.ScheduleGPipe(theirs.PipelineStage(model, 0, 1, CPU), MICROBATCHES).eval(x)
+        assert torch.equal(output, expected[-2:].repeat(MICROBATCHES, 1))
         pipe = ours.pipeline(model, (x[:2],), stages=1)
 
     def body(comm: Comm) -> Tensor:
@@ -197,12 +197,11 @@ def test_a_skip_under_an_interleaved_schedule_crashes(twice: bool) -> None:
     pipe = _pipe(ours, model)
 
     def body(comm: Comm) -> None:
-        held = [
-            pipe.build_stage(number, comm=comm) for number in ((0, 2), (1,))[comm.rank]
-        ]  # 3 stages on 2 ranks
-        ours.ScheduleInterleaved1F1B(held, MICROBATCHES, functional.mse_loss).step(x, target=target)
+        numbers = ((0, 2), (1,))[comm.rank]  # 3 stages on 2 ranks
+        own_stages = [pipe.build_stage(number, comm=comm) for number in numbers]
+        ours.ScheduleInterleaved1F1B(own_stages, MICROBATCHES, functional.mse_loss).step(x, target=target)
 
     InProcessWorld(2).run(body)
     _uncut([expected])
-    for found, wanted in zip(model.parameters(), expected.parameters(), strict=True):
-        assert torch.equal(found.grad, wanted.grad)
+    for parameter, wanted in zip(model.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(parameter.grad, wanted.grad)

@@ -55,30 +55,30 @@ def test_a_rank_that_has_built_its_stage_keeps_the_whole_model() -> None:
         stage = build(_cut(package, model))
         del model
         gc.collect()
-        held = {name for name, value in seen.items() if value() is not None}
+        alive = {name for name, value in seen.items() if value() is not None}
         assert stage is not None  # all this time
-        return held
+        return alive
 
     everything = {f"{number}.{name}" for number in range(RANKS) for name in ("weight", "bias")}
     assert left(theirs, lambda pipe: pipe.build_stage(1, CPU)) == everything
     for rank in range(RANKS):
-        held = left(ours, lambda pipe, rank=rank: pipe.build_stage(rank))
-        assert held == {f"{rank}.weight", f"{rank}.bias"}
+        alive = left(ours, lambda pipe, rank=rank: pipe.build_stage(rank))
+        assert alive == {f"{rank}.weight", f"{rank}.bias"}
 
 
 class LiveBytes(TorchDispatchMode):
     """How many bytes the tensors take that were made while it is on.
 
     Args:
-        given: tensors that are the caller's, and count for nothing.
+        of_caller: tensors that are the caller's, and count for nothing.
 
     Attributes:
         peak: the most at once.
     """
 
-    def __init__(self, *given: Tensor) -> None:
+    def __init__(self, *of_caller: Tensor) -> None:
         super().__init__()
-        self._given = {value.untyped_storage()._cdata for value in given}
+        self._of_caller = {value.untyped_storage()._cdata for value in of_caller}
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
         self.peak = 0
 
@@ -87,14 +87,14 @@ class LiveBytes(TorchDispatchMode):
         for value in tree_leaves(result):
             if isinstance(value, Tensor):
                 storage = value.untyped_storage()
-                if storage._cdata not in self._given:
+                if storage._cdata not in self._of_caller:
                     self._live[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
         self.peak = max(self.peak, self.now())
         return result
 
     def now(self) -> int:
         """What they take at present."""
-        self._live = {key: found for key, found in self._live.items() if not found[0].expired()}
+        self._live = {key: storages for key, storages in self._live.items() if not storages[0].expired()}
         return sum(size for _, size in self._live.values())
 
 
@@ -111,14 +111,14 @@ def _bytes(
 ) -> Found:
     x = torch.ones(ROWS * microbatches, WIDTH)
     args = (x,) if comm.rank == 0 else ()
-    given: dict[str, Any] = {"target": x} if train and comm.rank == RANKS - 1 else {}
+    keywords: dict[str, Any] = {"target": x} if train and comm.rank == RANKS - 1 else {}
     if train:
-        given["return_outputs"] = False
+        keywords["return_outputs"] = False
     with LiveBytes(x, *module.parameters()) as live:
-        step(*args, **given)  # what is made once is there from now on
+        step(*args, **keywords)  # what is made once is there from now on
         gc.collect()
         live.peak = 0
-        step(*args, **given)
+        step(*args, **keywords)
     gc.collect()
     return Found(live.peak, live.now())
 
@@ -158,8 +158,8 @@ ByRank = list[dict[str, list[Found]]]
 
 
 def test_receive_buffers_grow_with_the_number_of_microbatches_and_stay_after_a_step(by_rank: ByRank) -> None:
-    for rank, found in enumerate(by_rank):
-        few, many = found["theirs"]
+    for rank, measured in enumerate(by_rank):
+        few, many = measured["theirs"]
         neighbours = 1 + (0 < rank < RANKS - 1)  # that it receives from
         assert many.left - few.left >= neighbours * (MANY - FEW) * MESSAGE
         assert many.peak - few.peak >= neighbours * (MANY - FEW) * MESSAGE
@@ -167,23 +167,23 @@ def test_receive_buffers_grow_with_the_number_of_microbatches_and_stay_after_a_s
 
 def test_a_step_leaves_nothing_but_gradients(by_rank: ByRank) -> None:
     gradients = (WIDTH * WIDTH + WIDTH) * 4
-    for rank, found in enumerate(by_rank):
+    for rank, measured in enumerate(by_rank):
         seed = 4 * (rank == RANKS - 1)  # what the backward pass of a loss starts from
-        assert [one.left for one in found["training"]] == [gradients + seed] * 2
-        assert [one.left for one in found["evaluation"]] == [0, 0]
+        assert [one.left for one in measured["training"]] == [gradients + seed] * 2
+        assert [one.left for one in measured["evaluation"]] == [0, 0]
 
 
 def test_the_peak_of_a_training_step_is_the_same_for_16_and_64_microbatches(by_rank: ByRank) -> None:
-    for rank, found in enumerate(by_rank):
-        few, many = found["training"]
+    for rank, measured in enumerate(by_rank):
+        few, many = measured["training"]
         losses = 4 * (MANY - FEW) * (rank == RANKS - 1)  # one number each, which the caller may ask for
         assert many.peak == few.peak + losses
 
 
 def test_the_peak_of_an_evaluation_is_the_same_for_32_and_64_microbatches(by_rank: ByRank) -> None:
     """Up to sixteen messages are kept that nobody has answered."""
-    for rank, found in enumerate(by_rank):
-        some, many = found["evaluation"]
+    for rank, measured in enumerate(by_rank):
+        some, many = measured["evaluation"]
         results = 2 * MESSAGE * (MANY - SOME) * (rank == RANKS - 1)  # of each microbatch, and put together
         assert many.peak == some.peak + results
     assert by_rank[0]["evaluation"][1].peak == 17 * MESSAGE

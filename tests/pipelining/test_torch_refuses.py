@@ -32,8 +32,8 @@ class Stage(nn.Module):
         self._work = work
         self._layer_first = layer_first
 
-    def forward(self, *given: Any) -> Any:
-        return self._work(self.layer(*given)) if self._layer_first else self.layer(self._work(*given))
+    def forward(self, *args: Any) -> Any:
+        return self._work(self.layer(*args)) if self._layer_first else self.layer(self._work(*args))
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ def _named(h: Tensor) -> dict[str, Tensor]:
     return {"h": h}
 
 
-def _by_name(given: dict[str, Tensor]) -> Tensor:
-    return given["h"]
+def _by_name(values: dict[str, Tensor]) -> Tensor:
+    return values["h"]
 
 
 def _transposed(h: Tensor) -> Tensor:
@@ -113,9 +113,9 @@ def _run(comm: Comm, package: str, name: str) -> tuple[list[Any] | None, list[An
         mine.comm = comm
         schedule = ours.ScheduleGPipe(mine, 4, loss)
     args = (x,) if comm.rank == 0 else ()
-    given = {"target": torch.zeros_like(x)} if case.train and comm.rank else {}
+    keywords = {"target": torch.zeros_like(x)} if case.train and comm.rank else {}
     with torch.set_grad_enabled(case.train):
-        output = schedule.step(*args, **given)
+        output = schedule.step(*args, **keywords)
     gradient = module.layer.weight.grad
     return (
         None if output is None else output.tolist(),
@@ -153,6 +153,6 @@ def test_what_torchs_stages_can_not_hand_on(name: str) -> None:
     assert [ending.error for ending in here] == [None, None], "\n".join(ending.text for ending in here)
     assert torch.equal(torch.tensor(here[1].result[0]), expected)
     for ending, gradient in zip(here, gradients, strict=True):
-        found = ending.result[1]
-        assert (found is None) == (gradient is None)
-        assert gradient is None or torch.equal(torch.tensor(found), gradient)
+        actual = ending.result[1]
+        assert (actual is None) == (gradient is None)
+        assert gradient is None or torch.equal(torch.tensor(actual), gradient)

@@ -80,8 +80,8 @@ def _ours(
         schedule = ours.ScheduleGPipe(stage, MICROBATCHES, functional.mse_loss)
         return schedule.step(x, *args, target=torch.zeros_like(x), **kwargs), _gradients(stage.module)
 
-    found = InProcessWorld(3).run(body)
-    return found[-1][0], {name: value for _, gradients in found for name, value in gradients.items()}
+    results = InProcessWorld(3).run(body)
+    return results[-1][0], {name: value for _, gradients in results for name, value in gradients.items()}
 
 
 def _their_schedule(module: nn.Module, *example: Any, **kwargs: Any) -> theirs.ScheduleGPipe:
@@ -111,8 +111,8 @@ def test_an_int_argument_can_not_be_given_to_a_step() -> None:
 
 def test_another_int_than_that_of_the_capture_is_ignored_and_here_refused() -> None:
     x = _x(2)
-    (found,) = theirs.pipeline(_model(Scaled), (x, 3), split_spec=_spec(theirs))(x, 5)
-    assert torch.equal(found, _model(Scaled)(x, 3))
+    (output,) = theirs.pipeline(_model(Scaled), (x, 3), split_spec=_spec(theirs))(x, 5)
+    assert torch.equal(output, _model(Scaled)(x, 3))
     pipe = ours.pipeline(_model(Scaled), (x, 3), split_spec=_spec(ours))
     with pytest.raises(SignatureMismatch, match="the call brings 5 for by = 3"):
         pipe(x, 5)
@@ -175,8 +175,8 @@ def _residual(comm: Comm, package: str) -> tuple[list[Any] | None, dict[str, lis
         mine = ours.pipeline(model, (x[:2],), split_spec=_spec(ours)).build_stage(comm.rank, comm=comm)
         schedule = ours.ScheduleGPipe(mine, MICROBATCHES, functional.mse_loss)
         module = mine.module
-    given = {"target": torch.zeros_like(x)} if comm.rank == 2 else {}
-    output = schedule.step(*((x,) if comm.rank == 0 else ()), **given)
+    keywords = {"target": torch.zeros_like(x)} if comm.rank == 2 else {}
+    output = schedule.step(*((x,) if comm.rank == 0 else ()), **keywords)
     gradients = {name: value.tolist() for name, value in _gradients(module).items()}
     return None if output is None else output.tolist(), gradients
 
@@ -188,5 +188,5 @@ def test_a_residual_that_two_later_stages_use_can_not_be_trained() -> None:
     assert [ending.error for ending in here] == [None] * 3, "\n".join(ending.text for ending in here)
     output, gradients = _uncut(_model(Residual))
     assert torch.equal(torch.tensor(here[2].result[0]), output)
-    found = {name: torch.tensor(value) for ending in here for name, value in ending.result[1].items()}
-    assert_equal(found, gradients)
+    piped = {name: torch.tensor(value) for ending in here for name, value in ending.result[1].items()}
+    assert_equal(piped, gradients)

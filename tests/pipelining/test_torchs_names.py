@@ -32,19 +32,19 @@ def test_names_of_the_models_module_are_those_of_the_package(name: str) -> None:
 
 def test_sends_and_receives_are_added_and_what_is_given_stays() -> None:
     order = copy.deepcopy(ORDER)
-    found = schedules._add_send_recv(order, lambda stage: stage, 2)
+    lowered_rows = schedules._add_send_recv(order, lambda stage: stage, 2)
     assert order == ORDER
     text = "".join(",".join("" if cell is None else cell for cell in row) + "\n" for row in ORDER.values())
     lowered = lower(Plan.from_csv(text))
-    assert found == {rank: list(lowered.actions(rank)) for rank in range(2)}
+    assert lowered_rows == {rank: list(lowered.actions(rank)) for rank in range(2)}
     there = {
         rank: [None if cell is None else theirs._Action.from_str(cell) for cell in row]
         for rank, row in ORDER.items()
     }
     expected = theirs._add_send_recv(there, lambda stage: stage, 2)  # type: ignore[arg-type]
-    for rank, row in found.items():
+    for rank, row in lowered_rows.items():
         assert {str(action) for action in row} == {str(action) for action in expected[rank]}
-    validate(Plan("theirs", (0, 1), 2, tuple(tuple(row) for row in found.values())))
+    validate(Plan("theirs", (0, 1), 2, tuple(tuple(row) for row in lowered_rows.values())))
 
 
 def test_an_order_is_validated_and_its_stages_found() -> None:
@@ -96,10 +96,10 @@ def test_arguments_are_flattened_as_there() -> None:
     x = torch.ones(2, requires_grad=True)
     args = (x * 2, {"y": [1, x.detach()]})
     assert_equal(_utils.flatten_args(args), their_utils.flatten_args(args))
-    for found, expected in zip(
+    for actual, expected in zip(
         _utils.flatten_args(args, detach=True), their_utils.flatten_args(args, detach=True), strict=True
     ):
-        assert_equal(found, expected)
+        assert_equal(actual, expected)
     nested, flat = _utils.flatten_args(args, detach=True)
     assert nested[0] is flat[0]
     assert (flat[0].is_leaf, flat[0].requires_grad, flat[2].requires_grad) == (True, True, False)
@@ -107,8 +107,8 @@ def test_arguments_are_flattened_as_there() -> None:
 
 @pytest.mark.parametrize("output", [1, (1, 2), [1, 2], {"x": 1}, None])
 def test_what_a_stage_returns_is_made_a_tuple_as_there(output: Any) -> None:
-    found = stage._normalize_model_output_as_tuple(output)
-    assert found == their_stage._normalize_model_output_as_tuple(output)
+    actual = stage._normalize_model_output_as_tuple(output)
+    assert actual == their_stage._normalize_model_output_as_tuple(output)
 
 
 @pytest.mark.parametrize("batch", [1, 4])
@@ -117,9 +117,9 @@ def test_a_mask_is_cut_as_there(batch: int) -> None:
         return (b < 1) & (q >= kv)
 
     mask = create_block_mask(of_the_first_samples, batch, None, 128, 128, device="cpu")
-    found, expected = (module._split_block_mask(mask, 2) for module in (microbatch, their_microbatch))
+    actual, expected = (module._split_block_mask(mask, 2) for module in (microbatch, their_microbatch))
     numbers = torch.arange(max(1, batch // 2)), *(torch.tensor(0) for _ in range(3))
-    for here, there in zip(found, expected, strict=True):
+    for here, there in zip(actual, expected, strict=True):
         assert isinstance(here, microbatch.BlockMask)
         assert here.shape == there.shape
         assert_equal(here.to_dense(), there.to_dense())
@@ -131,10 +131,10 @@ def test_a_mask_is_cut_as_there(batch: int) -> None:
 
 def test_results_are_summed_as_there() -> None:
     chunks = [(torch.tensor(1.5),), (torch.tensor(2.0),)]
-    found, expected = (
+    actual, expected = (
         module.merge_chunks(chunks, (module.sum_reducer,)) for module in (microbatch, their_microbatch)
     )
-    assert_equal(tuple(found), tuple(expected))
+    assert_equal(tuple(actual), tuple(expected))
     assert microbatch.DEFAULT_CHUNK_DIM == their_microbatch.DEFAULT_CHUNK_DIM
 
 
@@ -169,8 +169,8 @@ def _backward_pass(module: Any, *, split: bool) -> Any:
 
 @pytest.mark.parametrize("split", [False, True])
 def test_a_module_goes_back_as_there(split: bool) -> None:
-    found, expected = (_backward_pass(module, split=split) for module in (_backward, their_backward))
-    assert_equal(found, expected)
+    actual, expected = (_backward_pass(module, split=split) for module in (_backward, their_backward))
+    assert_equal(actual, expected)
 
 
 def test_a_loss_goes_back_without_a_gradient_and_weights_gradients_are_returned() -> None:
@@ -179,11 +179,11 @@ def test_a_loss_goes_back_without_a_gradient_and_weights_gradients_are_returned(
         loss = block(x, torch.ones(2, 4))[0].sum()
         if not split:
             return module.stage_backward(loss, None, [x])[0]
-        found, groups = module.stage_backward_input((loss,), None, [x], block.parameters())
+        input_gradients, groups = module.stage_backward_input((loss,), None, [x], block.parameters())
         weights = module.stage_backward_weight(block.parameters(), groups)
         if module is _backward:  # torch returns those of before
             assert_equal(list(weights), [it.grad for it in block.parameters()])
-        return found[0], [it.grad for it in block.parameters()]
+        return input_gradients[0], [it.grad for it in block.parameters()]
 
     for split in (False, True):
         assert_equal(gradients(_backward, split=split), gradients(their_backward, split=split))

@@ -6,7 +6,8 @@ import pytest
 from tests.pipelining.models import CASES, IN_PLACE, SKIP, TRANSFORMER, Case
 from tests.pipelining.running import assert_same, cut, piped, uncut
 
-from partita.pipelining import PipelineSchedule, Schedule1F1B, ScheduleGPipe
+from partita.pipelining import Schedule1F1B, ScheduleGPipe
+from partita.pipelining.schedules import PipelineSchedule
 
 SCHEDULES = pytest.mark.parametrize("kind", [ScheduleGPipe, Schedule1F1B], ids=lambda kind: kind.kind)
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partita.errors import InfeasiblePlan, PlanError, ScheduleError
-from partita.planning import Cluster, CostModel, Plan, Unit, _cuts, get_schedule, plan_stages
+from partita.planning import Cluster, CostModel, Plan, Unit, _cuts, get_schedule, plan_stages, simulate
 
 small = st.integers(0, 6)
 
@@ -234,3 +234,32 @@ def test_a_negative_parameter_copy_is_refused() -> None:
 def test_no_microbatches_are_refused() -> None:
     with pytest.raises(PlanError, match="microbatches is 0"):
         plan_stages(blocks(3), 2, microbatches=0)
+
+
+def test_a_v_that_fits_its_ranks_exactly_is_not_refused() -> None:
+    """Equal shares of a rank's memory were too little for its first stage, which holds more microbatches."""
+    units = tuple(Unit(f"block{index}", 1.0, 2.0, activation_bytes=1) for index in range(16))
+    costs = CostModel(units, (0,) * 15)
+    limit = max(
+        simulate(
+            get_schedule("ZBVZeroBubble")(8, 12),
+            plan_stages(costs, 8, schedule="ZBVZeroBubble", microbatches=12),
+        ).peak_bytes
+    )
+    plan = plan_stages(costs, 8, schedule="ZBVZeroBubble", microbatches=12, max_memory_bytes=limit)
+    assert max(simulate(get_schedule("ZBVZeroBubble")(8, 12), plan).peak_bytes) <= limit
+    with pytest.raises(InfeasiblePlan, match=f"fits into {limit - 1} bytes a rank"):
+        plan_stages(costs, 8, schedule="ZBVZeroBubble", microbatches=12, max_memory_bytes=limit - 1)
+
+
+def test_stages_that_share_a_rank_are_cut_to_fit_its_memory() -> None:
+    """Two large units in one rank's stages would not fit: the cut moves."""
+    sizes = [9, 1, 1, 1, 1, 1, 1, 9]
+    units = tuple(Unit(f"u{index}", 1.0, 2.0, activation_bytes=size) for index, size in enumerate(sizes))
+    costs = CostModel(units, (0,) * 7)
+    for name in ("Interleaved1F1B", "VMin"):
+        kind = get_schedule(name)
+        plan = plan_stages(costs, 4, cluster=Cluster(2), schedule=name, microbatches=4)
+        free = max(simulate(kind(4, 4, 2), plan).peak_bytes)
+        tight = plan_stages(costs, 4, cluster=Cluster(2, memory_bytes=free), schedule=name, microbatches=4)
+        assert max(simulate(kind(4, 4, 2), tight).peak_bytes) <= free

@@ -102,18 +102,18 @@ def on_device(tensor: Tensor) -> bool:
 def nccl_like(comm: Comm) -> Iterator[ProcessGroupComm]:
     """A comm of the same ranks that believes in NCCL."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(own_groups, "nccl_group", lambda *given: NcclLike(gloo_group(*given)))
+        patch.setattr(own_groups, "nccl_group", lambda *args: NcclLike(gloo_group(*args)))
         patch.setattr(own_groups, "abort_nccl", NcclLike.abort)
         patch.setattr(ProcessGroupComm, "_on_nccl", lambda self, value: self._use_nccl and on_device(value))
         store = prefixed(group_store(None), "nccl-like")
-        with ProcessGroupComm(store, comm.rank, comm.size, LIMIT_S, use_nccl=True) as made:
-            made.barrier()
-            yield made
+        with ProcessGroupComm(store, comm.rank, comm.size, LIMIT_S, use_nccl=True) as nccl:
+            nccl.barrier()
+            yield nccl
 
 
 def _run(comm: Comm, body: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    with nccl_like(comm) as made:
-        return body(made, *args)
+    with nccl_like(comm) as nccl:
+        return body(nccl, *args)
 
 
 class NcclLikeWorld:
@@ -123,7 +123,7 @@ class NcclLikeWorld:
         self.size = size
 
     def run(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
-        found = endings(self.size, _run, fn, args)
-        for ending in found:
+        ends = endings(self.size, _run, fn, args)
+        for ending in ends:
             assert ending.error is None, ending.text
-        return [ending.result for ending in found]
+        return [ending.result for ending in ends]

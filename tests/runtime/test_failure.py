@@ -34,22 +34,22 @@ def _raise_on_1_while_0_waits_for_1_and_2_for_0(comm: Comm) -> None:
     comm.recv(torch.empty(4), (comm.rank + 1) % 3).wait()
 
 
-def _check_peers(found: list[Ending], failed: int, text: str) -> None:
-    for rank, ending in enumerate(found):
+def _check_peers(ends: list[Ending], failed: int, text: str) -> None:
+    for rank, ending in enumerate(ends):
         if rank == failed:
             continue
         assert isinstance(ending.error, PeerFailed), (rank, ending)
         assert ending.error.rank == failed
         assert text in str(ending.error)
-    print("seconds:", [round(ending.at_s, 2) for ending in found])  # noqa: T201
+    print("seconds:", [round(ending.at_s, 2) for ending in ends])  # noqa: T201
 
 
 def test_a_raising_rank_is_named_with_its_traceback_also_to_a_rank_that_waits_for_another() -> None:
-    found = endings(3, _raise_on_1_while_0_waits_for_1_and_2_for_0)
-    assert isinstance(found[1].error, ValueError)
-    _check_peers(found, 1, "rank 1 failed in the comm's with block: ValueError: the loss is not finite")
+    ends = endings(3, _raise_on_1_while_0_waits_for_1_and_2_for_0)
+    assert isinstance(ends[1].error, ValueError)
+    _check_peers(ends, 1, "rank 1 failed in the comm's with block: ValueError: the loss is not finite")
     for rank in (0, 2):
-        error = found[rank].error
+        error = ends[rank].error
         assert isinstance(error, PeerFailed)
         assert "_raise_on_1_while_0_waits_for_1_and_2_for_0" in error.traceback_text
 
@@ -64,8 +64,8 @@ def _raise_on_1_while_0_and_2_wait_for_each_other(comm: Comm) -> None:
 
 
 def test_ranks_that_wait_only_for_living_ranks_learn_of_the_failure() -> None:
-    found = endings(3, _raise_on_1_while_0_and_2_wait_for_each_other)
-    _check_peers(found, 1, "ValueError: nobody talks with me")
+    ends = endings(3, _raise_on_1_while_0_and_2_wait_for_each_other)
+    _check_peers(ends, 1, "ValueError: nobody talks with me")
 
 
 def _kill_1_while_0_and_2_wait_for_each_other(comm: Comm) -> None:
@@ -78,9 +78,9 @@ def _kill_1_while_0_and_2_wait_for_each_other(comm: Comm) -> None:
 
 
 def test_a_killed_rank_is_named_to_all() -> None:
-    found = endings(3, _kill_1_while_0_and_2_wait_for_each_other)
-    assert found[1].exitcode == -signal.SIGKILL
-    _check_peers(found, 1, "rank 1 died without a word (killed?)")
+    ends = endings(3, _kill_1_while_0_and_2_wait_for_each_other)
+    assert ends[1].exitcode == -signal.SIGKILL
+    _check_peers(ends, 1, "rank 1 died without a word (killed?)")
 
 
 def _exit_on_1(comm: Comm) -> None:
@@ -92,9 +92,9 @@ def _exit_on_1(comm: Comm) -> None:
 
 
 def test_sys_exit_inside_the_with_block_is_a_failure() -> None:
-    found = endings(2, _exit_on_1)
-    assert found[1].exitcode == 3
-    _check_peers(found, 1, "rank 1 failed in the comm's with block: SystemExit: 3")
+    ends = endings(2, _exit_on_1)
+    assert ends[1].exitcode == 3
+    _check_peers(ends, 1, "rank 1 failed in the comm's with block: SystemExit: 3")
 
 
 def _close_on_1(comm: Comm) -> None:
@@ -106,8 +106,8 @@ def _close_on_1(comm: Comm) -> None:
 
 
 def test_a_rank_that_closes_while_another_waits_for_it_has_left() -> None:
-    found = endings(2, _close_on_1)
-    _check_peers(found, 1, "rank 1 left while another rank still waited for it")
+    ends = endings(2, _close_on_1)
+    _check_peers(ends, 1, "rank 1 left while another rank still waited for it")
 
 
 def _fail_in_collectives(comm: Comm, kind: str) -> None:
@@ -129,8 +129,8 @@ def _fail_in_collectives(comm: Comm, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["all_reduce", "new subset", "object", "barrier", "broadcast"])
 def test_every_blocking_call_is_reached(kind: str) -> None:
-    found = endings(3, _fail_in_collectives, kind)
-    _check_peers(found, 2, "KeyError: 'weights'")
+    ends = endings(3, _fail_in_collectives, kind)
+    _check_peers(ends, 2, "KeyError: 'weights'")
 
 
 def _with_store_on(host: int, comm: Comm) -> ProcessGroupComm:
@@ -158,8 +158,8 @@ def _fail_on_0_which_hosts_the_store_and_ends(comm: Comm) -> None:
 
 
 def test_what_a_rank_said_is_heard_though_its_process_ends_at_once_and_hosts_the_store() -> None:
-    found = endings(3, _fail_on_0_which_hosts_the_store_and_ends)
-    _check_peers(found, 0, "rank 0 failed in step 3: ValueError: the loss is not finite")
+    ends = endings(3, _fail_on_0_which_hosts_the_store_and_ends)
+    _check_peers(ends, 0, "rank 0 failed in step 3: ValueError: the loss is not finite")
 
 
 def _kill_1_which_hosts_the_store(comm: Comm) -> None:
@@ -170,8 +170,8 @@ def _kill_1_which_hosts_the_store(comm: Comm) -> None:
 
 
 def test_rank_0_does_not_take_itself_for_dead_where_another_process_hosted_the_store() -> None:
-    found = endings(2, _kill_1_which_hosts_the_store)
-    _check_peers(found, 1, "rank 1 died without a word (killed?)")
+    ends = endings(2, _kill_1_which_hosts_the_store)
+    _check_peers(ends, 1, "rank 1 died without a word (killed?)")
 
 
 def test_a_stopped_host_of_the_store_holds_nobody_longer_than_the_limit(tmp_path: Path) -> None:
@@ -312,8 +312,8 @@ def _run_script(tmp_path: Path, how: str, failing: int) -> list[tuple[int, str]]
 def test_a_script_without_a_with_block_is_covered_too_even_where_rank_0_hosts_the_store(
     tmp_path: Path, how: str, text: str, failing: int
 ) -> None:
-    found = _run_script(tmp_path, how, failing)
-    for rank, (code, stderr) in enumerate(found):
+    ends = _run_script(tmp_path, how, failing)
+    for rank, (code, stderr) in enumerate(ends):
         if rank != failing:
             assert code == 1
             assert text.format(failing) in stderr

@@ -146,9 +146,9 @@ def test_a_block_mask_is_cut_with_the_function_that_it_is_made_of() -> None:
     mask = create_block_mask(lambda b, h, q, k: (q >= k) & (k < lengths[b]), 5, None, 128, 128, device="cpu")
     x = torch.zeros(5, 2)
     parts = split_args((x, {"mask": mask}), {"again": mask}, 2)
-    for found in ([args[1]["mask"] for args, _ in parts], [kwargs["again"] for _, kwargs in parts]):
-        assert torch.equal(torch.cat([_dense(part) for part in found]), _dense(mask))
-        assert torch.equal(torch.cat([part.kv_indices for part in found]), mask.kv_indices)
+    for masks in ([args[1]["mask"] for args, _ in parts], [kwargs["again"] for _, kwargs in parts]):
+        assert torch.equal(torch.cat([_dense(part) for part in masks]), _dense(mask))
+        assert torch.equal(torch.cat([part.kv_indices for part in masks]), mask.kv_indices)
     targets, _ = split_tree({"mask": mask}, 2)  # was about the first microbatch in all of them
     assert torch.equal(torch.cat([_dense(target["mask"]) for target in targets]), _dense(mask))
     broadcast = create_block_mask(lambda b, h, q, k: q >= k, None, None, 128, 128, device="cpu")

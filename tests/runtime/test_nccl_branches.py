@@ -20,7 +20,7 @@ PAIRS = [(src, dst) for src in range(RANKS) for dst in range(RANKS) if src != ds
 
 def _members(comm: Any) -> dict[str, tuple[int, int]]:
     """This rank's place in each of its NCCL groups, and their sizes."""
-    groups = {name: group for name, group in comm._groups.made.items() if name.startswith("nccl/")}
+    groups = {name: group for name, group in comm._groups.by_name.items() if name.startswith("nccl/")}
     assert all(isinstance(group, NcclLike) for group in groups.values())
     return {name: (group.rank(), group.size()) for name, group in groups.items()}
 
@@ -57,7 +57,7 @@ def test_all_ranks_can_send_to_each_other_at_once() -> None:
 
 def _settled(comm: Any) -> list[list[list[str]]]:
     comm.connect([(0, 1), (1, 0)], CPU)
-    groups = [group for group in comm._groups.made.values() if isinstance(group, NcclLike)]
+    groups = [group for group in comm._groups.by_name.values() if isinstance(group, NcclLike)]
     for group in groups:
         group.messages.clear()
     other, seen = 1 - comm.rank, []
@@ -107,8 +107,8 @@ def _subsets(comm: Comm) -> Any:
 
 
 def test_collectives_take_all_ranks_or_a_subset_each_with_a_communicator_of_its_own() -> None:
-    found = NcclLikeWorld(RANKS).run(_subsets)
-    for rank, (values, groups) in enumerate(found):
+    results = NcclLikeWorld(RANKS).run(_subsets)
+    for rank, (values, groups) in enumerate(results):
         assert values == [6.0, 2.0, 5.0]
         expected = {f"nccl/reduce/({rank},)": (0, 1), "nccl/reduce/(0, 1, 2)": (rank, 3)}
         if rank != 1:
@@ -145,29 +145,29 @@ def test_connect_opens_nothing_where_the_tensors_are_on_the_cpu() -> None:
 
 
 def _fail_while_others_wait(comm: Comm) -> None:
-    with nccl_like(comm) as made:
-        made.connect(PAIRS, CPU)
-        groups = [group for group in made._groups.made.values() if isinstance(group, NcclLike)]
-        if made.rank == 1:
+    with nccl_like(comm) as nccl:
+        nccl.connect(PAIRS, CPU)
+        groups = [group for group in nccl._groups.by_name.values() if isinstance(group, NcclLike)]
+        if nccl.rank == 1:
             raise ValueError("the loss is not finite")
         try:
-            made.recv(torch.zeros(1), 2 - made.rank).wait()  # from each other
+            nccl.recv(torch.zeros(1), 2 - nccl.rank).wait()  # from each other
         finally:
             assert all(group.aborted.wait(10.0) for group in groups)
 
 
 def _fail_before_others_connect(comm: Comm) -> None:
-    with nccl_like(comm) as made:
-        if made.rank == 1:
+    with nccl_like(comm) as nccl:
+        if nccl.rank == 1:
             raise ValueError("the loss is not finite")
-        made.connect(PAIRS, CPU)
+        nccl.connect(PAIRS, CPU)
 
 
 def _fail_before_others_reduce(comm: Comm) -> None:
-    with nccl_like(comm) as made:
-        if made.rank == 1:
+    with nccl_like(comm) as nccl:
+        if nccl.rank == 1:
             raise ValueError("the loss is not finite")
-        made.all_reduce(torch.ones(1), (0, 1, 2)).wait()
+        nccl.all_reduce(torch.ones(1), (0, 1, 2)).wait()
 
 
 @pytest.mark.parametrize(
@@ -196,13 +196,13 @@ class _Slow:
 
 
 def _times_out(comm: Comm) -> None:
-    with nccl_like(comm) as made:
-        made.connect([(0, 1), (1, 0)], CPU)
+    with nccl_like(comm) as nccl:
+        nccl.connect([(0, 1), (1, 0)], CPU)
         if comm.rank == 0:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(NcclLike, "recv", lambda *_: _Slow())
-                made.recv(torch.zeros(1), 1).wait()
-        made.recv(torch.zeros(1), 0).wait()
+                nccl.recv(torch.zeros(1), 1).wait()
+        nccl.recv(torch.zeros(1), 0).wait()
 
 
 def test_a_peer_that_is_slow_on_a_device_is_not_taken_for_dead() -> None:

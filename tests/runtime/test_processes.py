@@ -7,24 +7,24 @@ import subprocess
 
 import pytest
 
-from partita.runtime.processes import NearProcesses, own_machine
+from partita.runtime.processes import LocalProcesses, own_machine
 
 pytestmark = pytest.mark.skipif(not own_machine(), reason="only Linux lets processes be watched")
 
 
 def test_a_killed_process_is_gone_also_before_its_parent_asks_for_its_status() -> None:
     process = subprocess.Popen(["sleep", "60"])
-    near = NearProcesses({3: process.pid, 4: os.getpid()})
-    assert near.gone() == frozenset()
+    local = LocalProcesses({3: process.pid, 4: os.getpid()})
+    assert local.gone() == frozenset()
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and is a zombie
-    assert near.gone() == {3}
+    assert local.gone() == {3}
     process.wait()
-    assert near.gone() == {3}
-    near.close()
+    assert local.gone() == {3}
+    local.close()
 
 
 def test_a_process_that_ended_before_anybody_looked_is_gone() -> None:
     process = subprocess.Popen(["true"])
     process.wait()
-    assert NearProcesses({1: process.pid}).gone() == {1}
+    assert LocalProcesses({1: process.pid}).gone() == {1}

@@ -31,9 +31,9 @@ def test_an_error_is_raised_here_and_told_to_those_who_wait() -> None:
 def test_nothing_is_told_where_nothing_is_raised() -> None:
     def body(comm: Comm) -> list[int]:
         with publish_errors(comm, "counting"), closed_on_error(comm, "counting"):
-            found: list[int] = comm.all_gather_object(comm.rank)
+            ranks: list[int] = comm.all_gather_object(comm.rank)
         comm.barrier()
-        return found
+        return ranks
 
     assert InProcessWorld(2).run(body) == [[0, 1]] * 2
 

@@ -111,9 +111,9 @@ def test_overlapping_blocks_of_several_ranks_draw_what_each_would_alone(keyed_mo
     torch.manual_seed(5)
     expected_after = torch.rand(4)
     torch.manual_seed(5)
-    found = InProcessWorld(3).run(rank_draws)
+    draws = InProcessWorld(3).run(rank_draws)
     assert torch.equal(torch.rand(4), expected_after)
-    for rank, results in enumerate(found):
+    for rank, results in enumerate(draws):
         assert all(torch.equal(result, alone(rank)) for result in results)
 
 

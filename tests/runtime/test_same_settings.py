@@ -16,9 +16,9 @@ def test_the_first_difference_is_named_on_every_rank_and_nothing_ends() -> None:
         check_same(comm, {"plan": "0"})
         return str(caught.value)
 
-    told = InProcessWorld(3).run(body)
-    assert told[0].startswith("seed is 0 on rank 0 and 1 on rank 1: make them equal")
-    assert told == [told[0]] * 3
+    messages = InProcessWorld(3).run(body)
+    assert messages[0].startswith("seed is 0 on rank 0 and 1 on rank 1: make them equal")
+    assert messages == [messages[0]] * 3
 
 
 def test_digests_tell_texts_apart_and_are_the_same_in_every_process() -> None:

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from partita.runtime import stalls as module
-from partita.runtime import whereabouts
+from partita.runtime import thread_activity
 from partita.runtime.failure import FailureRecord
-from partita.runtime.lookout import Team
+from partita.runtime.failure_detector import Team
 from partita.runtime.stalls import Absent, _Stalls
 
 THREAD = threading.main_thread().ident or 0
@@ -136,7 +136,7 @@ class World:
     def _as(self, process: Process) -> Iterator[None]:
         with self._monkeypatch.context() as patch:
             patch.setattr(module, "WAITING", process.waiting)
-            patch.setattr(whereabouts, "_doing", process.doing)
+            patch.setattr(thread_activity, "_doing", process.doing)
             yield
 
 

@@ -84,7 +84,7 @@ def test_another_hosts_clock_is_measured_by_asking(monkeypatch: pytest.MonkeyPat
             monkeypatch.setattr(comm, "send_object", send_ahead)
         return measure_clock_offsets(comm)
 
-    found = InProcessWorld(3).run(fn)
-    assert found[0] == found[1] == found[2]
-    assert found[0][0] == found[0][2] == 0.0
-    assert found[0][1] == pytest.approx(1000.0, abs=5.0)
+    offsets = InProcessWorld(3).run(fn)
+    assert offsets[0] == offsets[1] == offsets[2]
+    assert offsets[0][0] == offsets[0][2] == 0.0
+    assert offsets[0][1] == pytest.approx(1000.0, abs=5.0)

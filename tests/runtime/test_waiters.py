@@ -32,14 +32,14 @@ def test_calls_are_made_in_turn_in_another_thread_which_serves_again() -> None:
 
 @pytest.mark.parametrize("kind", [RuntimeError, ValueError, SystemExit])
 def test_an_error_of_a_call_is_the_callers_and_ends_the_rest(kind: type[BaseException]) -> None:
-    waiters, made = Waiters(), []
+    waiters, calls = Waiters(), []
 
     def fails() -> None:
         raise kind("connection closed by peer")
 
     with pytest.raises(kind, match="connection closed by peer"):
-        waiters.wait([lambda: made.append(1), fails, lambda: made.append(2)])
-    assert made == [1]
+        waiters.wait([lambda: calls.append(1), fails, lambda: calls.append(2)])
+    assert calls == [1]
     waiters.end()
 
 

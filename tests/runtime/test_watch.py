@@ -55,14 +55,14 @@ class Recorder:
 
 @pytest.fixture
 def recorders() -> Iterator[Callable[[], Recorder]]:
-    made: list[Recorder] = []
+    all_recorders: list[Recorder] = []
 
     def make() -> Recorder:
-        made.append(Recorder())
-        return made[-1]
+        all_recorders.append(Recorder())
+        return all_recorders[-1]
 
     yield make
-    for one in made:
+    for one in all_recorders:
         one.close()
 
 
@@ -125,7 +125,7 @@ def test_a_watch_that_breaks_says_so_to_all_and_starts_anew_for_the_next(
 def _breaks(comm: Comm) -> None:
     """Rank 1 gets a message that makes no sense."""
     if comm.rank == 0:
-        comm._lookout.send(1, {"answer": 0, "facts": [["nonsense"]]})  # type: ignore[attr-defined]
+        comm._detector.send(1, {"answer": 0, "facts": [["nonsense"]]})  # type: ignore[attr-defined]
         comm.recv_object(1)
     else:
         comm.recv_object(0)

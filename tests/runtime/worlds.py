@@ -115,12 +115,12 @@ def endings(size: int, fn: Callable[..., Any], *args: Any) -> list[Ending]:
 
 
 def _begin(
-    body: Callable[..., None], rank: int, size: int, path: str, started: float, pipe: Any, *given: Any
+    body: Callable[..., None], rank: int, size: int, path: str, started: float, pipe: Any, *args: Any
 ) -> None:
     # A process that does not end says where it stands.
     with open(_stacks_file(path, rank), "w") as stacks:
         faulthandler.register(signal.SIGUSR2, stacks)
-        body(rank, size, path, started, pipe, *given)
+        body(rank, size, path, started, pipe, *args)
 
 
 def _stacks_file(path: str, rank: int) -> Path:
@@ -140,7 +140,7 @@ def _stands_at(process: Any, stacks: Path) -> str:
     return f"{process.name}:\n{stacks.read_text()}"
 
 
-def endings_of(size: int, body: Callable[..., None], *given: Any, folder: str | None = None) -> list[Ending]:
+def endings_of(size: int, body: Callable[..., None], *args: Any, folder: str | None = None) -> list[Ending]:
     """Calls ``body(rank, size, path, started, pipe, *given)`` in `size` processes, each of which sends its
     `Ending` through the pipe.
 
@@ -149,14 +149,14 @@ def endings_of(size: int, body: Callable[..., None], *given: Any, folder: str | 
     """
     if folder is None:
         with tempfile.TemporaryDirectory() as temporary:
-            return endings_of(size, body, *given, folder=temporary)
+            return endings_of(size, body, *args, folder=temporary)
     started = time.monotonic()
     path = str(Path(folder) / "store")
     pipes = [_CONTEXT.Pipe(duplex=False) for _ in range(size)]
     processes = []
     for rank, (_, there) in enumerate(pipes):
         own = (body, rank, size, path, started, there)
-        processes.append(_CONTEXT.Process(target=_begin, args=(*own, *given), daemon=True))
+        processes.append(_CONTEXT.Process(target=_begin, args=(*own, *args), daemon=True))
     for process in processes:
         process.start()
     for _, there in pipes:
@@ -195,8 +195,8 @@ class ProcessWorld:
         self.size = size
 
     def run(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
-        found = endings(self.size, fn, *args)
-        for ending in found:
+        ends = endings(self.size, fn, *args)
+        for ending in ends:
             if ending.error is not None:
                 raise ending.error
-        return [ending.result for ending in found]
+        return [ending.result for ending in ends]

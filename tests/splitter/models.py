@@ -55,13 +55,13 @@ def exported_strictly(model: nn.Module, args: tuple[Any, ...]) -> GraphModule:
 
 
 def from_dynamo(model: nn.Module, args: tuple[Any, ...]) -> GraphModule:
-    found: list[GraphModule] = []
+    graphs: list[GraphModule] = []
 
     def backend(gm: GraphModule, _inputs: list[Any]) -> Any:
-        found.append(gm)
+        graphs.append(gm)
         return gm.forward
 
     torch._dynamo.reset()
     torch.compile(model, backend=backend, fullgraph=True)(*args)
     torch._dynamo.reset()
-    return found[0]
+    return graphs[0]

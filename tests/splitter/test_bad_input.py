@@ -27,10 +27,10 @@ def two_nodes() -> GraphModule:
 @pytest.fixture
 def gm() -> Iterator[GraphModule]:
     """A graph that must look the same after the test."""
-    made = two_nodes()
-    before = snapshot(made)
-    yield made
-    assert snapshot(made) == before
+    module = two_nodes()
+    before = snapshot(module)
+    yield module
+    assert snapshot(module) == before
 
 
 def test_a_node_without_a_key_is_named(gm: GraphModule) -> None:

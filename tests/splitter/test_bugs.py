@@ -188,8 +188,8 @@ def _by_plus(g: Graph, base: Any) -> Any:
 def _by_container(g: Graph, base: Any) -> Any:
     box = g.call_function(dict, ([("a", 1)],))
     g.call_function(operator.setitem, (box, "t", base))
-    held = g.call_function(operator.getitem, (box, "t"))
-    return g.call_method("mul_", (base, 2)), g.call_function(torch.sin, (held,))
+    item = g.call_function(operator.getitem, (box, "t"))
+    return g.call_method("mul_", (base, 2)), g.call_function(torch.sin, (item,))
 
 
 def _by_foreach(g: Graph, base: Any) -> Any:

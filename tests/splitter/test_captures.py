@@ -130,16 +130,16 @@ def test_symbols_that_a_piece_needs_are_its_inputs() -> None:
         return z.view(x.shape[0], x.shape[1]).cos() + y.new_ones(x.shape[0], 1) * x.shape[1]
 
     x, y = torch.randn(5, 3), torch.randn(2)
-    found: list[GraphModule] = []
+    graphs: list[GraphModule] = []
 
     def backend(gm: GraphModule, _inputs: list[Any]) -> Any:
-        found.append(gm)
+        graphs.append(gm)
         return gm.forward
 
     torch._dynamo.reset()
     torch.compile(model, backend=backend, dynamic=True)(x, y)
     torch._dynamo.reset()
-    gm = found[0]
+    gm = graphs[0]
     sizes = [
         node.name
         for node in gm.graph.nodes
@@ -164,12 +164,12 @@ def test_symbols_that_a_piece_needs_are_its_inputs() -> None:
             if isinstance(size, torch.SymInt)
             for symbol in size.node.expr.free_symbols
         }
-        held = {
+        present = {
             str(node.meta["example_value"])
             for node in piece.module.graph.nodes
             if isinstance(node.meta.get("example_value"), torch.SymInt)
         }
-        assert needed <= held
+        assert needed <= present
     inputs = {piece.name: piece.inputs for piece in cut.pieces}
     assert inputs == {piece.name: piece.inputs for piece in partita.split(gm, in_runs(gm, 2)).pieces}
 

@@ -171,10 +171,10 @@ def test_none_one_and_many_outputs() -> None:
 
     keys = {"none": 0, "one": 1, "two": 2, "three": 2}
     x = torch.ones(2)
-    plain = split_module(graph_of(build), None, by_name(keys))
-    assert plain.submod_0(x) == ()
-    assert isinstance(plain.submod_1(x), torch.Tensor)
-    assert isinstance(plain.submod_2(x, plain.submod_1(x)), tuple)
+    untupled = split_module(graph_of(build), None, by_name(keys))
+    assert untupled.submod_0(x) == ()
+    assert isinstance(untupled.submod_1(x), torch.Tensor)
+    assert isinstance(untupled.submod_2(x, untupled.submod_1(x)), tuple)
     wrapped = split_module(graph_of(build), None, by_name(keys), tuple_return=True)
     assert isinstance(wrapped.submod_1(x), tuple)
     assert len(wrapped.submod_1(x)) == 1
@@ -241,7 +241,7 @@ def test_the_map_of_names_has_parameters_and_buffers_too() -> None:
     gm = torch.fx.symbolic_trace(Model())
     names: dict[str, str] = {}
     result = split_module(gm, None, lambda node: node.op == "call_module", names)
-    state = dict(gm.named_parameters()) | dict(gm.named_buffers())
-    found = dict(result.named_parameters()) | dict(result.named_buffers())
-    assert {names[name] for name in found} == set(state)
-    assert all(found[name] is state[names[name]] for name in found)
+    original = dict(gm.named_parameters()) | dict(gm.named_buffers())
+    state = dict(result.named_parameters()) | dict(result.named_buffers())
+    assert {names[name] for name in state} == set(original)
+    assert all(state[name] is original[names[name]] for name in state)

@@ -18,7 +18,7 @@ from partita.splitter import split_module
 from partita.splitter.guard import require_distinct
 
 
-def interleaved(known: bool = False) -> GraphModule:
+def interleaved(with_metadata: bool = False) -> GraphModule:
     """x is written between two reads of y, which stand in one piece."""
 
     def build(g, x, y):
@@ -28,7 +28,7 @@ def interleaved(known: bool = False) -> GraphModule:
         return first, second, x
 
     gm = graph_of(build, ("x", "y"))
-    if known:
+    if with_metadata:
         for node in gm.graph.nodes:
             if node.op == "placeholder":
                 node.meta["val"] = torch.empty(2)
@@ -76,7 +76,7 @@ def test_a_conflict_only_of_shared_inputs_is_checked_at_run_time() -> None:
 
 def test_metadata_does_not_make_the_check_needless() -> None:
     """A graph that was traced with separate inputs can still be called with one tensor twice."""
-    cut = partita.split(interleaved(known=True), KEYS)
+    cut = partita.split(interleaved(with_metadata=True), KEYS)
     partita.verify(cut, interleaved(), (torch.ones(2), torch.ones(2))).check()
     x = torch.ones(2)
     with pytest.raises(ExecutionError, match="inputs 'x' and 'y' share memory"):
@@ -140,7 +140,7 @@ def test_the_check_holds_under_compile() -> None:
     torch._dynamo.reset()
 
 
-def writes_beside_state(known: bool = False) -> GraphModule:
+def writes_beside_state(with_metadata: bool = False) -> GraphModule:
     """x is written after w is read."""
 
     def build(g, x, y):
@@ -151,7 +151,7 @@ def writes_beside_state(known: bool = False) -> GraphModule:
 
     gm = graph_of(build, ("x", "y"), {"w": torch.nn.Parameter(torch.ones(2))})
     for node in gm.graph.nodes:
-        if known and node.op == "placeholder":
+        if with_metadata and node.op == "placeholder":
             node.meta["val"] = torch.empty(2)
     return gm
 
@@ -188,7 +188,7 @@ def test_inputs_may_be_the_models_own_tensors_where_the_order_is_kept() -> None:
 
 
 def test_metadata_does_not_tell_inputs_from_the_models_tensors() -> None:
-    gm = writes_beside_state(known=True)
+    gm = writes_beside_state(with_metadata=True)
     cut = partita.split(gm, WRITE_FIRST)
     assert cut.report.reordered
     partita.verify(cut, gm, (torch.ones(2), torch.ones(2))).check()

@@ -28,12 +28,12 @@ def gm(request: pytest.FixtureRequest) -> GraphModule:
 
 @pytest.fixture(params=["fresh", "run"])
 def cut(request: pytest.FixtureRequest, gm: GraphModule) -> Split:
-    made = partita.split(gm, in_runs(gm, 3))
+    split = partita.split(gm, in_runs(gm, 3))
     if request.param == "run":
-        state = {name: value.clone() for name, value in made.module.state_dict().items()}
-        made.module(torch.randn(3, 4))
-        made.module.load_state_dict(state)
-    return made
+        state = {name: value.clone() for name, value in split.module.state_dict().items()}
+        split.module(torch.randn(3, 4))
+        split.module.load_state_dict(state)
+    return split
 
 
 @pytest.fixture
@@ -120,20 +120,20 @@ def test_each_piece_holds_the_original_names(gm: GraphModule) -> None:
     originals = dict(
         (*gm.named_parameters(remove_duplicate=False), *gm.named_buffers(remove_duplicate=False))
     )
-    held = set()
+    names = set()
     for piece in cut.pieces:
         for name, tensor in (
             *piece.module.named_parameters(remove_duplicate=False),
             *piece.module.named_buffers(remove_duplicate=False),
         ):
             assert tensor is originals[name]
-            held.add(name)
+            names.add(name)
         persistent = set(piece.module.state_dict())
         assert persistent <= set(gm.state_dict())
         assert all(
             name not in gm.state_dict() for name, _ in piece.module.named_buffers() if name not in persistent
         )
-    assert set(gm.state_dict()) - held <= {"tied", "head.weight"}
+    assert set(gm.state_dict()) - names <= {"tied", "head.weight"}
 
 
 def test_moving_and_converting_reaches_every_piece(cut: Split) -> None:

@@ -163,7 +163,7 @@ def test_hooks_of_the_whole_stay_with_it() -> None:
     gm = torch.fx.symbolic_trace(lambda x: torch.cos(torch.sin(x)))
     gm.register_forward_pre_hook(lambda module, args, kwargs: ((args[0] + 1,), kwargs), with_kwargs=True)
     gm.register_forward_hook(lambda module, args, output: output * 2)
-    gm.register_full_backward_hook(lambda module, given, taken: tuple(value * 3 for value in given))
+    gm.register_full_backward_hook(lambda module, gradients, taken: tuple(value * 3 for value in gradients))
     x = X.clone().requires_grad_()
     for module in (partita.split(gm, {"sin": 0, "cos": 1}).module, split_module(gm, None, lambda node: 0)):
         partita.verify(module, gm, (x,)).check()

@@ -7,10 +7,10 @@ from partita.verification.aliasing import compare_places, places
 
 def test_views_are_placed_relative_to_the_first_on_their_storage() -> None:
     base = torch.zeros(4, 4)
-    found = places([("x", base[1]), ("y", base[:, 2]), ("z", base[1])])
-    assert (found["y"].shares_with, found["y"].offset, found["y"].strides) == ("x", -2, (4,))
-    assert found["z"].same_object_as == "z"
-    assert found["x"].shares_with == "x"
+    by_name = places([("x", base[1]), ("y", base[:, 2]), ("z", base[1])])
+    assert (by_name["y"].shares_with, by_name["y"].offset, by_name["y"].strides) == ("x", -2, (4,))
+    assert by_name["z"].same_object_as == "z"
+    assert by_name["x"].shares_with == "x"
 
 
 def test_the_same_object_is_told_from_a_view_of_it() -> None:
@@ -31,6 +31,6 @@ def test_strides_of_single_elements_and_places_of_nothing_do_not_count() -> None
 
 def test_sparse_and_meta_tensors_have_a_place() -> None:
     meta = torch.zeros(2, device="meta")
-    found = places([("s", torch.eye(2).to_sparse()), ("m", meta), ("n", meta[:1])])
-    assert found["s"].shares_with == "s"
-    assert found["n"].shares_with == "m"
+    by_name = places([("s", torch.eye(2).to_sparse()), ("m", meta), ("n", meta[:1])])
+    assert by_name["s"].shares_with == "s"
+    assert by_name["n"].shares_with == "m"

@@ -48,20 +48,20 @@ def hf(
     settings: Mapping[str, Any] | None = None,
     shared: tuple[str, ...] = (),
 ) -> Architecture:
-    """A class of ``transformers`` with a configuration of its own."""
+    """Describe a class of ``transformers`` with a configuration of its own."""
 
     def make() -> tuple[nn.Module, Any]:
         prepare_torchvision()
         import transformers  # an extra, and slow
 
-        made = getattr(transformers, config)(**settings or {})
-        return getattr(transformers, model)(made), made
+        configuration = getattr(transformers, config)(**settings or {})
+        return getattr(transformers, model)(configuration), configuration
 
     return Architecture(name, family, model, make, inputs, shared)
 
 
 def make_model(architecture: Architecture) -> tuple[nn.Module, Any]:
-    """The model, in the same random state each time, and its configuration."""
+    """Make the model, in the same random state each time, and its configuration."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return architecture.make()
@@ -70,7 +70,7 @@ def make_model(architecture: Architecture) -> tuple[nn.Module, Any]:
 def make_inputs(
     architecture: Architecture, config: Any, samples: int, seed: int = 1, kind: KINDS = "own"
 ) -> dict[str, Any]:
-    """Keyword arguments for a batch of so many samples.
+    """Draw keyword arguments for a batch of so many samples.
 
     Args:
         kind: what masks look like: as the architecture's row says, of ones, or with other padding.

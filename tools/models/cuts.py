@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import partita
 from partita.errors import PartitaError
 from partita.pipelining import Pipe, Schedule1F1B, UncutReference, pipeline
-from partita.pipelining.blocks.stage_module import keyed_generators
+from partita.pipelining.blocks.host_generators import keyed_generators
 from partita.runtime import (
     Comm,
     InProcessWorld,
@@ -53,7 +53,7 @@ class Cuts:
         self._refused: dict[bool, PartitaError] = {}
 
     def in_mode(self, training: bool) -> Pipe:
-        """The pipe in that mode; the model goes along."""
+        """Return the pipe in that mode, in which the model is then too."""
         self.model.train(training)
         if training in self._refused:
             raise self._refused[training]
@@ -88,24 +88,22 @@ class Cuts:
         raise first
 
     def compare_calls(self, *, training: bool, inputs: Mapping[str, Any] | None = None) -> None:
-        """A call of the pipe is one of the model: outputs, gradients, buffers, random state, bit for bit.
+        """Compare a call of the pipe with one of the model: outputs, gradients, buffers, random state.
 
         Args:
             inputs: those that it was cut with, where not given.
         """
-        given = dict(self.inputs if inputs is None else inputs)
+        kwargs = dict(self.inputs if inputs is None else inputs)
         pipe = self.in_mode(training)
-        compared = partita.verify(pipe, self.model, (), given, explain=False)
+        compared = partita.verify(pipe, self.model, (), kwargs, explain=False)
         if any(difference.kind == "exception" for difference in compared.differences):
-            copy.deepcopy(pipe)(**given)  # what it raises says more
+            copy.deepcopy(pipe)(**kwargs)  # what it raises says more
         compared.check()
         if compared.raised is not None:
             raise AssertionError(f"the model itself raises: {compared.raised}")
 
     def compare_steps(self, batch: dict[str, Any]) -> None:
-        """A 1F1B step of ranks is the uncut graph over the same microbatches: outputs, losses, gradients,
-        state.
-        """
+        """Compare a 1F1B step of ranks with the uncut graph over the same microbatches."""
         pipe = self.in_mode(True)
         whole = copy.deepcopy(pipe.whole)
         expected: list[Tensor] = []
@@ -122,7 +120,7 @@ class EagerCuts(Cuts):
     """
 
     def runs_with(self, inputs: Mapping[str, Any]) -> bool:
-        """Whether the model takes these in training."""
+        """Return whether the model takes these in training."""
         try:
             copy.deepcopy(self.model).train()(**inputs)
         except RuntimeError:
@@ -130,7 +128,7 @@ class EagerCuts(Cuts):
         return True
 
     def compare_eager_steps(self, microbatches: Sequence[dict[str, Any]], shared: Sequence[str]) -> None:
-        """A 1F1B step of ranks is the model over these microbatches: outputs, losses, gradients, state.
+        """Compare a 1F1B step of ranks with the model over these microbatches.
 
         Args:
             microbatches: what each is given; all have as many samples.
@@ -156,11 +154,11 @@ def _eager_step(model: nn.Module, microbatches: Sequence[dict[str, Any]]) -> tup
         with keyed(RandomKey(seed=0, step=0, microbatch=number)), keyed_generators():
             enter_site(0)
             output = model(**microbatch)
-        found = loss(output, None)
-        if not found.isfinite():
-            raise AssertionError(f"the model's loss is {found.item()}")
-        torch.autograd.backward(found, torch.full_like(found, 1 / len(microbatches)))
-        losses.append(found.detach())
+        loss_value = loss(output, None)
+        if not loss_value.isfinite():
+            raise AssertionError(f"the model's loss is {loss_value.item()}")
+        torch.autograd.backward(loss_value, torch.full_like(loss_value, 1 / len(microbatches)))
+        losses.append(loss_value.detach())
         outputs.append(output)
     return outputs, losses
 
@@ -183,33 +181,31 @@ def _same_step(
     batch: dict[str, Any],
     specs: dict[str, Any],
 ) -> None:
-    """The step of ranks gives what ``whole`` and its ``outputs`` and ``losses`` are after theirs."""
+    """Compare a step of ranks with ``outputs``, ``losses``, gradients and state of ``whole``."""
     state, gradients = _state(whole), _gradients(whole)
 
     def body(comm: Comm) -> tuple[Any, list[Tensor], dict[str, Tensor], dict[str, Tensor | None]]:
         stage = copy.deepcopy(pipe).build_stage(comm.rank, comm=comm)
-        found: list[Tensor] = []
+        stage_losses: list[Tensor] = []
         schedule = Schedule1F1B(stage, MICROBATCHES, loss, kwargs_chunk_spec=specs or None)
-        output = schedule.step(target=_nothing(), losses=found, **batch)
-        return output, found, _state(stage.module), _gradients(stage.module)
+        output = schedule.step(target=_nothing(), losses=stage_losses, **batch)
+        return output, stage_losses, _state(stage.module), _gradients(stage.module)
 
     ranks = InProcessWorld(pipe.num_stages).run(body)
     _same(ranks[-1][0], outputs, "output")
     _same(ranks[-1][1], losses, "loss")
-    for _, _, held, grads in ranks:
-        _same(held, {name: state[name] for name in held}, "state")
+    for _, _, stage_state, grads in ranks:
+        _same(stage_state, {name: state[name] for name in stage_state}, "state")
         _same(grads, {name: gradients[name] for name in grads}, "gradient")
-    missing = set(state) - set().union(*(held for _, _, held, _ in ranks))
+    missing = set(state) - set().union(*(stage_state for _, _, stage_state, _ in ranks))
     if missing:
         raise AssertionError(f"no stage holds {', '.join(sorted(missing)[:3])}")
 
 
 def loss(output: Any, _target: Any) -> Tensor:
-    """Something that depends on every floating-point tensor that the model returns; infinite logits count as
-    large ones.
-    """
-    found = [value for _, value in tensors(output, "") if value.is_floating_point()]
-    return torch.stack([value.float().clamp(-1e3, 1e3).square().mean() for value in found]).sum()
+    """Return a loss that depends on every floating-point tensor of the output, also on infinite logits."""
+    values = [value for _, value in tensors(output, "") if value.is_floating_point()]
+    return torch.stack([value.float().clamp(-1e3, 1e3).square().mean() for value in values]).sum()
 
 
 def _nothing() -> Tensor:
@@ -225,16 +221,16 @@ def _gradients(module: nn.Module) -> dict[str, Tensor | None]:
     return {name: value.grad for name, value in module.named_parameters(remove_duplicate=False)}
 
 
-def _same(found: Any, expected: Any, what: str) -> None:
-    """Equal bit for bit, and built alike.
+def _same(actual: Any, expected: Any, what: str) -> None:
+    """Compare two structures of tensors.
 
     Raises:
-        AssertionError: they are not; names the first tensor that differs.
+        AssertionError: they are not equal bit for bit, or not built alike; names the first difference.
     """
-    mine, theirs = list(tensors(found, what)), list(tensors(expected, what))
-    if type(found) is not type(expected) or [path for path, _ in mine] != [path for path, _ in theirs]:
+    mine, theirs = list(tensors(actual, what)), list(tensors(expected, what))
+    if type(actual) is not type(expected) or [path for path, _ in mine] != [path for path, _ in theirs]:
         raise AssertionError(
-            f"{what}: the pipeline's is a {type(found).__name__} of {len(mine)} tensors, not a "
+            f"{what}: the pipeline's is a {type(actual).__name__} of {len(mine)} tensors, not a "
             f"{type(expected).__name__} of {len(theirs)}"
         )
     for (path, left), (_, right) in zip(mine, theirs, strict=True):

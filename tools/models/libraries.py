@@ -13,16 +13,16 @@ __all__ = ["adapted", "diffusers", "of_timm", "x_transformers"]
 
 
 def of_timm(name: str, model: str, inputs: Inputs, **settings: Any) -> Architecture:
-    """A model of ``timm`` by its registered name or its class, with settings of its own."""
+    """Describe a model of ``timm`` by its registered name or its class, with settings of its own."""
 
     def make() -> tuple[nn.Module, Any]:
         prepare_torchvision()
         import timm
 
-        given = {"num_classes": 10, **settings}
+        options = {"num_classes": 10, **settings}
         if hasattr(timm.models, model) and model[0].isupper():
-            return getattr(timm.models, model)(**given), None
-        return timm.create_model(model, pretrained=False, **given), None
+            return getattr(timm.models, model)(**options), None
+        return timm.create_model(model, pretrained=False, **options), None
 
     return Architecture(f"timm {name}", "timm", model, make, inputs)
 
@@ -30,20 +30,20 @@ def of_timm(name: str, model: str, inputs: Inputs, **settings: Any) -> Architect
 def diffusers(
     name: str, model: str, inputs: Inputs, shared: tuple[str, ...] = (), **settings: Any
 ) -> Architecture:
-    """A class of ``diffusers``."""
+    """Describe a class of ``diffusers``."""
 
     def make() -> tuple[nn.Module, Any]:
         prepare_torchvision()
         import diffusers
 
-        made = getattr(diffusers, model)(**settings)
-        return made, made.config
+        instance = getattr(diffusers, model)(**settings)
+        return instance, instance.config
 
     return Architecture(name, "diffusers", model, make, inputs, shared)
 
 
 def x_transformers(name: str, build: Callable[[Any], nn.Module], inputs: Inputs) -> Architecture:
-    """A model of ``x_transformers``, built from that module."""
+    """Describe a model of ``x_transformers``, built from that module."""
 
     def make() -> tuple[nn.Module, Any]:
         prepare_torchvision()
@@ -64,14 +64,14 @@ def adapted(
     /,
     **how: Any,
 ) -> Architecture:
-    """A class of ``transformers`` with an adapter of ``peft``."""
+    """Describe a class of ``transformers`` with an adapter of ``peft``."""
     base = hf(name, "peft", model, config, inputs, settings)
 
     def make() -> tuple[nn.Module, Any]:
         prepare_torchvision()
         import peft
 
-        plain, made = base.make()
-        return peft.get_peft_model(plain, getattr(peft, adapter)(**how)), made
+        base_model, configuration = base.make()
+        return peft.get_peft_model(base_model, getattr(peft, adapter)(**how)), configuration
 
     return Architecture(f"peft {name}", "peft", model, make, inputs)

@@ -73,14 +73,16 @@ _TAIL = """
 
 
 def page(rows: Sequence[Row]) -> str:
-    """The whole page."""
-    by_part = [[row for row in rows if row.name in {known.name for known in part}] for part in PARTS]
+    """Write the whole page."""
+    by_part = [
+        [row for row in rows if row.name in {architecture.name for architecture in part}] for part in PARTS
+    ]
     text = _HEAD.format(stages=" and in ".join(str(stages) for stages in STAGES), versions=_versions())
     for head, extra, part in zip((_FIRST, _SECOND), ("torch", "batch"), by_part, strict=True):
         if part:
             text += _part(head, extra, part)
-    made = {row.name for row in rows}
-    missing = [architecture.name for architecture in ZOO if architecture.name not in made]
+    present = {row.name for row in rows}
+    missing = [architecture.name for architecture in ZOO if architecture.name not in present]
     if missing:
         text += f"\n# Not run for this page\n\n{'; '.join(missing)}.\n"
     return text + _TAIL
@@ -106,7 +108,7 @@ def _part(head: str, extra: str, rows: Sequence[Row]) -> str:
 
 
 def _versions() -> str:
-    named = ", ".join(f"{name} {found}" for name in _LIBRARIES if (found := _version(name)))
+    named = ", ".join(f"{name} {number}" for name in _LIBRARIES if (number := _version(name)))
     return f"{named}, Python {platform.python_version()}, one thread, {platform.machine()} CPU"
 
 
@@ -138,8 +140,8 @@ def _cell(text: str, extra: str) -> str:
 def _torch_word(text: str) -> str:
     if text == "equal":
         return text
-    if found := re.match(r"AssertionError: (cut in \d+), not", text):
-        return found[1]
+    if match := re.match(r"AssertionError: (cut in \d+), not", text):
+        return match[1]
     return "differs" if text.startswith("AssertionError") else "does not cut"
 
 
@@ -154,10 +156,8 @@ def _reasons(rows: Iterable[Row]) -> Iterable[str]:
 
 
 def _short(text: str, limit: int = 280) -> str:
-    """One line, without the paths of the machine that made it."""
-    plain = " ".join(text.replace("`", "'").replace("|", "/").split())
-    words = [
-        word if word.count("/") < 3 else "/".join(["…", *word.split("/")[-2:]]) for word in plain.split()
-    ]
-    plain = " ".join(words)
-    return plain if len(plain) <= limit else plain[: limit - 1] + "…"
+    """Return one line, without the paths of the machine that made it."""
+    line = " ".join(text.replace("`", "'").replace("|", "/").split())
+    words = [word if word.count("/") < 3 else "/".join(["…", *word.split("/")[-2:]]) for word in line.split()]
+    line = " ".join(words)
+    return line if len(line) <= limit else line[: limit - 1] + "…"

@@ -1,4 +1,4 @@
-"""One row of the table: an architecture cut in 2 and in 4, in both modes, compared with the whole model.
+"""One row of the table: an architecture cut in 2 and in 4 stages, compared with the whole model.
 
 Runs in a process of its own (``python -m tools.models.row NAME``) and prints the row as one line of JSON, so
 that whatever it does, a crash included, stays a row.
@@ -38,7 +38,7 @@ Check = Callable[[], None]
 
 @dataclass
 class Row:
-    """What came out.
+    """A row of the table.
 
     Attributes:
         name: of the architecture.
@@ -156,14 +156,14 @@ def _checks_on_others(architecture: Architecture, config: Any, cuts: EagerCuts, 
     def calls(training: bool) -> None:
         cuts.in_mode(training)  # what can't be cut need not be tried with each sample
         errors = {
-            what: _error(partial(cuts.compare_calls, training=training, inputs=leaves(given)))
-            for what, given in samples.items()
+            what: _error(partial(cuts.compare_calls, training=training, inputs=leaves(inputs)))
+            for what, inputs in samples.items()
         }
         errors[f"batch of {SAMPLES + 1}"] = _error(lambda: _other_batch(cuts, training, leaves(larger), row))
         wrong = {what: error for what, error in errors.items() if error is not None}
         if wrong:
-            told = "\n".join(f"{what}: {_line(error)}" for what, error in wrong.items())
-            raise Refused(told) if all(map(_refuses, wrong.values())) else AssertionError(told)
+            message = "\n".join(f"{what}: {_line(error)}" for what, error in wrong.items())
+            raise Refused(message) if all(map(_refuses, wrong.values())) else AssertionError(message)
 
     return {
         "train": lambda: calls(True),
@@ -173,7 +173,7 @@ def _checks_on_others(architecture: Architecture, config: Any, cuts: EagerCuts, 
 
 
 def _leaves(inputs: dict[str, Any]) -> dict[str, Any]:
-    """The same inputs, of which those of real numbers ask for gradients."""
+    """Return the same inputs, where those of real numbers ask for gradients."""
     return {
         name: value.clone().requires_grad_()
         if isinstance(value, Tensor) and value.is_floating_point() and not is_mask(name)
@@ -194,7 +194,7 @@ def _other_batch(cuts: Cuts, training: bool, inputs: dict[str, Any], row: Row) -
 
 
 class Refused(Exception):
-    """Of some samples nothing came out but an error of partita's own."""
+    """For all samples that went wrong, partita itself raised, before any number came out."""
 
 
 def _refuses(error: Exception) -> bool:
@@ -202,13 +202,13 @@ def _refuses(error: Exception) -> bool:
 
 
 def _outcome(check: Check) -> str:
-    """Nothing where the check went through; else its error in one line."""
+    """Return an empty string where the check went through; else its error in one line."""
     error = _error(check)
     return "" if error is None else _line(error)
 
 
 def _error(check: Check) -> Exception | None:
-    """What went wrong; whatever it is, it is what the table is to say."""
+    """Return whatever the check raises: the table says it."""
     try:
         check()
     except Exception as error:
@@ -226,7 +226,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     name, *stages = sys.argv[1:]
-    [architecture] = [known for known in ZOO if known.name == name]
+    [architecture] = [candidate for candidate in ZOO if candidate.name == name]
     row = make_row(
         architecture,
         lambda row: print(json.dumps(asdict(row)), flush=True),

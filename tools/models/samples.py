@@ -27,10 +27,10 @@ def is_mask(name: str) -> bool:
 
 def padded(mask: Tensor) -> Tensor:
     """A mask whose samples end at other places: one, two or three before the end."""
-    made = torch.ones_like(mask)
-    for sample in range(len(made)):
-        made[sample, -1 - sample % 3 :] = 0
-    return made
+    other = torch.ones_like(mask)
+    for sample in range(len(other)):
+        other[sample, -1 - sample % 3 :] = 0
+    return other
 
 
 def _ids(samples: int, length: int = 8) -> Tensor:
@@ -56,8 +56,8 @@ def ids_only(_config: Any, samples: int) -> dict[str, Any]:
 
 def labelled(_config: Any, samples: int) -> dict[str, Any]:
     """Token ids and labels: the model computes its own loss."""
-    given = _ids(samples)
-    return {"input_ids": given, "labels": given.clone()}
+    ids = _ids(samples)
+    return {"input_ids": ids, "labels": ids.clone()}
 
 
 def translation(_config: Any, samples: int) -> dict[str, Any]:

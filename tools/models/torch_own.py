@@ -14,8 +14,7 @@ __all__ = ["cut_by_torch", "middle_block"]
 
 
 def cut_by_torch(model: nn.Module, inputs: dict[str, Any]) -> None:
-    """Cut in two before the middle block, in evaluation mode, run locally, and compare the tensors that come
-    out.
+    """Cut in two before the middle block, run in evaluation mode, and compare the outputs.
 
     Raises:
         Exception: whatever torch raises; AssertionError where outputs differ.
@@ -27,17 +26,15 @@ def cut_by_torch(model: nn.Module, inputs: dict[str, Any]) -> None:
     if pipe.num_stages != 2:
         raise AssertionError(f"cut in {pipe.num_stages}, not 2")
     with torch.no_grad():
-        found = _tensors(pipe(**inputs))
-    if len(found) != len(expected):
-        raise AssertionError(f"{len(found)} tensors come out, not {len(expected)}")
-    if not all(torch.equal(left, right) for left, right in zip(found, expected, strict=True)):
+        actual = _tensors(pipe(**inputs))
+    if len(actual) != len(expected):
+        raise AssertionError(f"{len(actual)} tensors come out, not {len(expected)}")
+    if not all(torch.equal(left, right) for left, right in zip(actual, expected, strict=True)):
         raise AssertionError("outputs differ")
 
 
 def middle_block(model: nn.Module) -> str:
-    """The name of the middle one of the model's blocks: those of its longest list of modules, or of the last
-    of equally long ones.
-    """
+    """Return the name of the middle one in the model's longest list of modules (the last such list)."""
     lists = [(name, child) for name, child in model.named_modules() if isinstance(child, nn.ModuleList)]
     name, blocks = max(lists, key=lambda item: len(item[1]))
     return f"{name}.{len(blocks) // 2}"

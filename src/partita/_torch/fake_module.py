@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ __all__ = ["run_on_fakes"]
 def run_on_fakes(
     module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device
 ) -> tuple[Any, list[bool]]:
-    """Call a copy of ``module`` whose tensors have no memory, and which shares nothing with it.
+    """Call a copy of ``module`` that shares nothing with it and whose tensors have no memory.
 
     Nothing is computed, and neither the module (its parameters, buffers, attributes of any kind) nor the
     state of the random generators changes. Its hooks run. Gradients are on.
@@ -43,11 +43,11 @@ def run_on_fakes(
         twin = unsharded_copy(module, mode)
     with untouched(module), nothing_compiled(), mode, torch.enable_grad():
         leaves, spec = flatten((args, dict(kwargs)))
-        given = [_like(leaf, device) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        before = [_version(leaf) for leaf in given]
-        positional, named = unflatten(given, spec)
+        inputs = [_like(leaf, device) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        versions = [_version(leaf) for leaf in inputs]
+        positional, named = unflatten(inputs, spec)
         output = twin(*positional, **named)
-        written = [_version(leaf) != version for leaf, version in zip(given, before, strict=True)]
+        written = [_version(leaf) != version for leaf, version in zip(inputs, versions, strict=True)]
     return output, written
 
 
@@ -59,4 +59,5 @@ def _like(value: torch.Tensor, device: torch.device) -> torch.Tensor:
     return fake.clone()  # no leaf, so that it may be written to
 
 
-_version: Callable[[Any], int] = lambda leaf: leaf._version if isinstance(leaf, torch.Tensor) else 0  # noqa: E731
+def _version(leaf: Any) -> int:
+    return leaf._version if isinstance(leaf, torch.Tensor) else 0

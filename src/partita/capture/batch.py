@@ -1,6 +1,4 @@
-"""Which of a model's inputs have the batch in their first dimension, and how to export the model with it
-open.
-"""
+"""Finding the inputs whose first dimension is the batch, and examples for an export with an open batch."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ class Example:
     """Arguments to export a model with.
 
     Attributes:
-        dynamic_shapes: what ``torch.export`` is told about them; None: all sizes are fixed.
+        dynamic_shapes: as ``torch.export`` takes them; None: all sizes are fixed.
     """
 
     args: tuple[Any, ...]
@@ -31,15 +29,16 @@ class Example:
 
     @property
     def flat(self) -> list[Any]:
-        """One value a placeholder."""
+        """The arguments as a flat list, one for each placeholder."""
         return flatten((self.args, self.kwargs))[0]
 
 
 def without_repeats(
     args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The same arguments, where a tensor that is given twice is two: a tracer takes one tensor for one input,
-    and the graph would read the one where the model reads the other.
+    """Return the same arguments with a copy for each tensor that is passed a second time.
+
+    A tracer takes one tensor for one input, and the graph would read the one where the model reads the other.
 
     >>> ids = torch.zeros(2)
     >>> first, second = without_repeats((ids, ids), {})[0]
@@ -58,10 +57,10 @@ def without_repeats(
 
 
 def in_batch(flat: Sequence[Any]) -> list[int]:
-    """Positions of the tensors whose first dimension is that of the batch.
+    """Return the positions of the tensors whose first dimension is the batch.
 
-    The batch is what most first dimensions have that are not 1 (one sample, to be broadcast), and the first
-    of those that are equally many.
+    The size of the batch is the most frequent first dimension other than 1 (which is broadcast); of those
+    that are equally frequent, the first.
 
     >>> in_batch([torch.zeros(2, 8), 3, torch.zeros(1, 8), torch.zeros(2)])
     [0, 3]
@@ -79,9 +78,9 @@ def in_batch(flat: Sequence[Any]) -> list[int]:
 
 
 def examples(args: tuple[Any, ...], kwargs: Mapping[str, Any], closed: frozenset[int]) -> Iterator[Example]:
-    """The ways to export with an open batch, best first.
+    """Return examples to export with an open batch, best first.
 
-    A batch of one is doubled first: with it, torch's own rules would fix some sizes to 1.
+    A batch of one is doubled in the first: with one, torch's own rules would fix some sizes to 1.
 
     Args:
         closed: positions of the tensors whose batch stays fixed.

@@ -1,13 +1,16 @@
-"""Models that branch on data: each way is traced, and one graph takes the right one in each run.
+"""Models that branch on data: each branch is traced, and all are merged into one graph.
 
-A model that asks ``if mask.all():`` is traced with one answer and with the other::
+Terms:
+    question: a line of the model that needs a tensor's truth, such as ``if mask.all():``.
+    answers: the truths that a trace assumes, one for each question, in order.
+    way: what the model does for one sequence of answers. Each way is one trace::
 
-    trace(False)   the mask is expanded and used          merged   a graph that reads the condition, and
-    trace(True)    no mask                                         does in each run what the model does
+        trace(False)   the mask is expanded and used       merged   a graph that reads the condition and
+        trace(True)    no mask                                      does in each run what the model does
 
-That is done where the condition follows from the model's inputs alone. Where it depends on what the model
-computes (``if hidden.isinf().any():``), or there are too many ways, or two can't be merged, the graph holds
-the way of the example, and a run in which the answer is another one is an error that says so.
+Both branches are traced where the condition follows from the model's inputs. Where it depends on what the
+model computes (``if hidden.isinf().any():``), or there are too many ways, or two can't be merged, the graph
+has the branch of the example only, and raises an error in a run with another answer.
 """
 
 from __future__ import annotations
@@ -22,14 +25,14 @@ from partita.capture.blame import summary
 from partita.capture.merge_branches import Branch, merge_branches
 from partita.capture.sizes import Sizes
 from partita.errors import CaptureError
+from partita.graph.attributes import attribute
 from partita.graph.conditions import ReadCondition, require_condition
 from partita.graph.effects import analyse
-from partita.graph.state import attribute
 
 __all__ = ["MOST_WAYS", "Traced", "all_ways"]
 
 MOST_WAYS = 8
-"""So many ways through a model are traced at most."""
+"""At most so many ways through a model are traced."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,8 @@ class Traced:
     """One way through a model.
 
     Attributes:
-        answers: what it was told; a node of the graph for each reads the condition.
+        answers: the assumed answers.
+        conditions: for each answer the node of the graph that reads the condition.
     """
 
     module: GraphModule
@@ -51,24 +55,26 @@ class Traced:
             node.target = ReadCondition(answer, place)
 
 
-Heard = Mapping[str, Sequence[bool]]
+KnownAnswers = Mapping[str, Sequence[bool]]
+"""The answers that a run of the model got, by the line that asks."""
+
 Trace = Callable[[Answers], Traced]
 
 
 def all_ways(
-    trace: Trace, example: Callable[[], Heard | None], guess: Heard | None = None
+    trace: Trace, example: Callable[[], KnownAnswers | None], guess: KnownAnswers | None = None
 ) -> tuple[GraphModule, Sizes]:
-    """Trace a model in all of its ways, and make one graph of them.
+    """Trace all ways through a model, and merge them into one graph.
 
     Args:
-        trace: with these answers; the model may ask for more, or for fewer.
-        example: what the model hears, by the line that asks, when it runs with the example; None where it
-            can't run.
-        guess: what it is likely to hear; a wrong one costs a trace.
+        trace: traces the model with these answers; it may ask more or fewer questions.
+        example: returns the answers that the model gets when it runs on the example; None where it can't run.
+        guess: the answers that it is likely to get; a wrong guess costs one trace.
 
     Raises:
         Exception: whatever ``trace`` raises for the way of the example.
     """
+    # Trace once, with the guess; most models ask nothing.
     answers = Answers(example=dict(guess or {}))
     try:
         traced = trace(answers)
@@ -79,34 +85,39 @@ def all_ways(
         failed = error
     if failed is None and not answers.given:
         return traced.module, traced.sizes
+    # Compare the guess with the answers of a real run, and trace again where they differ.
     asks_data = failed is not None or len(answers.of_sizes) < len(answers.given)
-    heard = example() if asks_data else answers.heard
-    differs = heard is not None and heard != answers.heard
+    known_answers = example() if asks_data else answers.heard
+    differs = known_answers is not None and known_answers != answers.heard
     if failed is not None and not differs:
         raise failed
-    ways = _Ways(trace, heard or {})
-    if differs and heard is not None:
+    ways = _Ways(trace, known_answers or {})
+    if differs and known_answers is not None:
         if failed is None:
             ways.spare.append(traced)
-        traced = trace(Answers(example=heard))
+        traced = trace(Answers(example=known_answers))
+    # Merge the other ways into this one.
     sizes = ways.serve_all_answers(traced, 0)
     return traced.module, sizes
 
 
 class _Ways:
-    """Goes through the tree of answers, depth first; each leaf is a trace."""
+    """Visits the tree of answers, depth first; each leaf is a trace.
 
-    def __init__(self, trace: Trace, heard: Heard) -> None:
+    Attributes:
+        spare: traces that are not used yet.
+    """
+
+    def __init__(self, trace: Trace, known_answers: KnownAnswers) -> None:
         self._trace = trace
-        self._heard = heard
+        self._known_answers = known_answers
         self._left = MOST_WAYS - 1
         self.spare: list[Traced] = []
-        """Traces that are not used yet."""
 
     def serve_all_answers(self, traced: Traced, asked: int) -> Sizes:
-        """Let the graph, in place, serve all answers from the question ``asked`` on; its sizes.
+        """Extend a graph, in place, to all answers from question number ``asked`` on; return its sizes.
 
-        Every later question is settled before: what the two ways share is then the same in both.
+        Later questions are merged first, so that what the two branches share is the same in both.
         """
         if asked == len(traced.answers.given):
             return traced.sizes
@@ -139,10 +150,10 @@ class _Ways:
         for number, traced in enumerate(self.spare):
             if traced.answers.given[: len(planned)] == planned:
                 return self.spare.pop(number)
-        return self._trace(Answers(planned, self._heard))
+        return self._trace(Answers(planned, self._known_answers))
 
     def _reason_against(self, traced: Traced, asked: int) -> str:
-        """Why the other way is not traced; empty where it is."""
+        """Why the other branch is not traced; empty where it is."""
         if asked in traced.answers.of_sizes:
             return "the answer depends on sizes only, and is another one for these"
         if not _follows_from_inputs(traced.module, traced.conditions[asked]):
@@ -153,7 +164,7 @@ class _Ways:
 
 
 def _follows_from_inputs(module: GraphModule, condition: Node) -> bool:
-    """Whether no parameter or buffer of the model, and no random number, has a part in a node's value."""
+    """Whether a node's value depends on no parameter or buffer of the model, and on no random number."""
     effects = analyse(module)
     random = {effects.nodes[position] for position in effects.random}
     waiting, seen = [condition], {condition}

@@ -1,4 +1,4 @@
-"""Where a captured graph first does something else than its model."""
+"""Finding the node from which on a captured graph differs from its model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from partita._torch.containers.pytree import flatten, tree_map
 from partita._torch.fake.shapes import users_place
-from partita.capture.origin import module_calls
+from partita.capture.module_paths import module_calls
 from partita.capture.samples import Sample
 from partita.verification import Difference
 
@@ -20,16 +20,15 @@ __all__ = ["differing_node"]
 
 
 def differing_node(graph: GraphModule, model: nn.Module, sample: Sample, difference: Difference) -> list[str]:
-    """A line that names the node from which on graph and model differ, the module that made it, and the line
-    of the user's code; none where that can't be found.
+    """Return a line that names the node, its module and the line of the user's code; none if not found.
 
-    For a gradient: the node that uses the parameter. For a value: the last node of the first module whose
+    For a gradient it is the node that uses the parameter, for a value the last node of the first module whose
     result the graph does not compute.
     """
     try:
         node = _by_gradient(graph, difference) if difference.kind == "gradient" else None
         node = node or _by_value(graph, model, sample)
-    except Exception:  # what differs was told already; this only helps to find it
+    except Exception:  # the difference is reported without it
         return []
     if node is None:
         return []
@@ -67,7 +66,7 @@ def _by_value(graph: GraphModule, model: nn.Module, sample: Sample) -> Node | No
 
 
 class _Values(Interpreter):
-    """Keeps the value of every node."""
+    """Records the value of every node."""
 
     def __init__(self, graph: GraphModule) -> None:
         super().__init__(graph)
@@ -81,20 +80,20 @@ class _Values(Interpreter):
 
 
 def _results(model: nn.Module, sample: Sample) -> list[tuple[tuple[str, int], list[Tensor]]]:
-    """What each call of each module returned, in the order in which they end."""
-    found: list[tuple[tuple[str, int], list[Tensor]]] = []
+    """The result of each call of each module, in the order in which they return."""
+    results: list[tuple[tuple[str, int], list[Tensor]]] = []
     calls: Counter[str] = Counter()
     for name, module in model.named_modules():
 
-        def note(_module: nn.Module, _args: Any, result: Any, path: str = name) -> None:
+        def record(_module: nn.Module, _args: Any, result: Any, path: str = name) -> None:
             values = [leaf.clone() for leaf in flatten(result)[0] if isinstance(leaf, Tensor)]
-            found.append(((path, calls[path]), values))
+            results.append(((path, calls[path]), values))
             calls[path] += 1
 
-        module.register_forward_hook(note)
+        module.register_forward_hook(record)
     args, kwargs = tree_map(_copied, (sample.args, sample.kwargs))
     model(*args, **kwargs)
-    return found
+    return results
 
 
 def _copied(leaf: Any) -> Any:

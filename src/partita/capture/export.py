@@ -1,4 +1,4 @@
-"""From a model to a graph that runs like it, in both modes, with the original names."""
+"""`capture`: a graph that runs like the model, in both modes, with the original names."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from torch.fx import GraphModule
 
 from partita._torch.containers.pytree import tree_map
 from partita._torch.export.conditions import Answers, answers_given
-from partita._torch.export.export import Signature, Way, export_module, signature_of
+from partita._torch.export.export import Way, export_module
 from partita._torch.export.open_sizes import forget_sizes
+from partita._torch.export.signature import Signature, signature_of
 from partita.capture.batch import Example, examples, without_repeats
 from partita.capture.blame import summary, users_line
 from partita.capture.branches import Traced, all_ways
@@ -40,15 +41,14 @@ class Captured:
     """A model as a graph.
 
     Attributes:
-        module: runs like the model and holds the same parameter and buffer objects under their original
-            names; ``train()`` and ``eval()`` work on it and on its submodules. ``Sizes.of(module)`` says
-            which sizes are open.
+        module: runs like the model and has the same parameter and buffer objects under their original names;
+            ``train()`` and ``eval()`` work on it and on its submodules. ``Sizes.of(module)`` has its open
+            sizes.
         signature: how arguments become placeholders, and outputs the model's own structure.
-        both_modes: whether one graph serves both modes. If not, running it in the other one is refused with
-            an error.
-        other: where it does not, the graph for the other mode, if that could be captured.
+        both_modes: whether one graph serves both modes. If not, it raises an error in the other one.
+        other: the graph for the other mode, if that needs one of its own and could be captured.
         reason: why there is no graph for the other mode.
-        proof: that the graphs are the model.
+        proof: whether the graphs were proven to be equal to the model.
     """
 
     module: GraphModule
@@ -59,11 +59,11 @@ class Captured:
     proof: Proof = UNASKED
 
     def graphs(self) -> dict[bool, GraphModule]:
-        """The graph of each mode that there is one for."""
+        """Return the graphs by mode: True for training."""
         if self.both_modes:
             return {True: self.module, False: self.module}
-        held = [self.module] if self.other is None else [self.module, self.other.module]
-        return {captures_training(module): module for module in held}
+        modules = [self.module] if self.other is None else [self.module, self.other.module]
+        return {captures_training(module): module for module in modules}
 
 
 def capture(
@@ -75,13 +75,13 @@ def capture(
     modes: Modes = "both",
     prove: Prove = False,
 ) -> Captured:
-    """Capture ``model`` with ``torch.export``; the model is as it was afterwards.
+    """Capture ``model`` with ``torch.export``; the model itself does not change.
 
     Args:
         args: example arguments.
         kwargs: example keyword arguments.
-        dynamic_shapes: which sizes stay open, as ``torch.export`` has it. None: the first dimension of every
-            tensor that has the size of the batch, where the model allows it; where not, the graph is for the
+        dynamic_shapes: which sizes stay open, as for ``torch.export``. None: the first dimension of every
+            tensor that has the size of the batch, where the model allows it; else the graph is for the
             example's sizes, and ``Sizes.of(module).fixed`` says why. False: none.
         modes: ``"train"`` or ``"eval"`` to capture one mode only, whatever mode the model is in.
         prove: compare the graphs with the model itself, on the example and on other samples of its kind; see
@@ -153,15 +153,15 @@ def _captured(exporter: _Exporter, modes: Modes) -> Captured:
             copy_flags(model, train)
             return Captured(train, signature_of(train, model.forward), True)
     short = f"that mode can't be captured ({_short(reason)})" if reason else ""
-    found = {training: _single(model, graph, training, short) for training, graph in graphs.items()}
-    own = found.get(model.training)
+    by_mode = {training: _single(model, graph, training, short) for training, graph in graphs.items()}
+    own = by_mode.get(model.training)
     if own is None:
-        return next(iter(found.values()))
-    return replace(own, other=found.get(not model.training), reason=reason)
+        return next(iter(by_mode.values()))
+    return replace(own, other=by_mode.get(not model.training), reason=reason)
 
 
 def _single(model: nn.Module, module: GraphModule, training: bool, reason: str) -> Captured:
-    """A graph for one mode, which it checks first."""
+    """A graph for one mode, which checks the mode first."""
     flag = mode_flag(module, "")
     with module.graph.inserting_after(flag):
         module.graph.call_function(require_mode, (flag, training, reason))
@@ -171,7 +171,7 @@ def _single(model: nn.Module, module: GraphModule, training: bool, reason: str) 
 
 
 _WAYS: tuple[tuple[Way, ...], ...] = (("eager", "exportable"), ("strict",))
-"""In the order in which they are tried. What one of a group can trace is the same model."""
+"""In the order in which they are tried. The ways of one group trace the same graph, if they can."""
 
 _Attempt = tuple[Way, bool]
 """A way of tracing, and whether with open sizes."""
@@ -179,7 +179,18 @@ _Attempt = tuple[Way, bool]
 
 @dataclass(frozen=True)
 class _Exporter:
-    """Exports one model with one example, in either mode."""
+    """Exports one model with one example, in either mode.
+
+    Attributes:
+        provable: whether the graphs will be proven to be equal to the model.
+        both: whether both modes are captured.
+        used: the last attempt that worked, by mode.
+        rejected: the attempts whose graphs differ from the model, by mode.
+        same_in_both: whether the model makes the same calls in evaluation as in the trace in training, by
+            attempt.
+        known_answers: the answers that the model got in earlier runs, which it is likely to get again; see
+            `all_ways`.
+    """
 
     model: nn.Module
     args: tuple[Any, ...]
@@ -187,21 +198,17 @@ class _Exporter:
     dynamic_shapes: Any
     provable: bool = False
     both: bool = False
-    """Whether either mode is asked for."""
     used: dict[bool, _Attempt] = field(default_factory=dict)
-    """The last that worked, by mode."""
     rejected: dict[tuple[bool, _Attempt], Disproof] = field(default_factory=dict)
     same_in_both: dict[_Attempt, bool] = field(default_factory=dict)
-    """Whether what was traced in training is what the model does in evaluation, as far as that was seen."""
-    heard: dict[str, list[bool]] = field(default_factory=dict)
-    """What the model heard in an earlier run, by the line that asked: likely in this one too."""
+    known_answers: dict[str, list[bool]] = field(default_factory=dict)
 
     def reject(self, disproof: Disproof) -> None:
-        """Don't trace again what was found to be another model, but in another way."""
+        """Do not use the attempt again that led to a graph which differs from the model."""
         self.rejected[disproof.training, self.used[disproof.training]] = disproof
 
     def export_both(self) -> tuple[dict[bool, GraphModule], str]:
-        """The graphs by mode, with the same sizes open, and why one is missing.
+        """Export in both modes with the same sizes open; return the graphs by mode, and why one is missing.
 
         Raises:
             CaptureError: the model's own mode can't be captured.
@@ -256,7 +263,7 @@ class _Exporter:
                         continue
                     trace = partial(self._trace, example, training, way)
                     try:
-                        module, sizes = all_ways(trace, partial(self._answers, training), self.heard)
+                        module, sizes = all_ways(trace, partial(self._answers, training), self.known_answers)
                     except Exception as error:  # torch.export raises dozens of kinds
                         failed.append((way, error))
                         generators.reset()
@@ -283,7 +290,7 @@ class _Exporter:
             yield Example(self.args, self.kwargs, self.dynamic_shapes)
 
     def _trace(self, example: Example, training: bool, way: Way, answers: Answers) -> Traced:
-        """One way through the model, with these answers where it branches on data."""
+        """Trace one way through the model, with these answers where it branches on data."""
         other = OtherMode(self.model, other=False) if training and self.both else None
         with unchanged(self.model), torch.enable_grad(), in_mode(self.model, training):
             module = export_module(
@@ -296,14 +303,14 @@ class _Exporter:
                 watch=other,
             )
         if other is not None:
-            # to questions about data each mode goes ways of its own
+            # each mode has its own ways where it asks about data
             by_sizes = len(answers.of_sizes) == len(answers.given)
             self.same_in_both[way, example.dynamic_shapes is not None] = other.same and by_sizes
         make_regions_relative(module)
         traced = Traced(module, Sizes(), answers)
         sizes = specialise_sizes(module, Example(self.args, self.kwargs).flat, provable=self.provable)
         if example.dynamic_shapes is not None and self.dynamic_shapes is None and not sizes.symbols:
-            # the same graph without the detour: exactly what a capture of fixed sizes gives
+            # then capture it with fixed sizes, which gives exactly this graph
             raise CaptureError(sizes.fixed or "no size of the batch stayed open")
         return replace(traced, sizes=sizes)
 
@@ -321,7 +328,7 @@ class _Exporter:
             return None
         finally:
             generators.reset()
-        self.heard.update(answers.heard)
+        self.known_answers.update(answers.heard)
         return answers.heard
 
 

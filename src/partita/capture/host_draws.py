@@ -1,14 +1,14 @@
-"""Random numbers that a model draws outside of torch: a graph would repeat those of its capture for ever.
+"""Refusing models that draw random numbers outside of torch: a graph would repeat the draws of its capture.
 
-``if random.random() < self.rate: h = block(h)`` is decided in Python, while the model is traced, and the
-graph holds one of the two ways. So whether a generator has moved meanwhile is looked at after every trace::
+``if random.random() < self.rate: h = block(h)`` is decided in Python while the model is traced, and the graph
+has one of the two branches. So the states of the generators are compared after every trace::
 
-    as it was                             the graph is the model
-    moved, and starting elsewhere it ends
-    at the same place                     the model seeds it itself: always the same numbers, as in the graph
-    moved, and ends elsewhere             refused, with the line that drew
+    the same state                        no draws: the graph is the model
+    another one, which is the same after
+    a trace from another initial state    the model seeds the generator itself: always the same draws
+    another one, which differs then       refused, with the line that draws
 
-Generators are Python's and numpy's global ones and those that the model's modules hold as attributes.
+The generators are Python's and numpy's global ones and those that are attributes of the model's modules.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["HostGenerators"]
 
 
 class HostGenerators:
-    """The generators outside of torch that a model can draw from, and where they stood when this was made."""
+    """The generators outside of torch that a model can draw from, with their states at construction."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -40,11 +40,11 @@ class HostGenerators:
 
     @property
     def moved(self) -> bool:
-        """Whether any of them stands elsewhere by now."""
+        """Whether any of them has another state now."""
         return self._states() != self._before
 
     def reset(self) -> None:
-        """Put all of them back to where they stood."""
+        """Restore all states."""
         for name, generator in self._named.items():
             _write(generator, pickle.loads(self._before[name]))
 
@@ -52,7 +52,7 @@ class HostGenerators:
         """Refuse a model that drew from one of them.
 
         Args:
-            again: traces the model once more; called only if one has moved.
+            again: traces the model once more; called only if a state has changed.
 
         Raises:
             CaptureError: names the generator and the line that drew.
@@ -79,15 +79,15 @@ class HostGenerators:
         return {name: pickle.dumps(_read(generator)) for name, generator in self._named.items()}
 
     def _line_that_draws(self, trace: Callable[[], object]) -> str:
-        """The first of the user's lines after which a generator stands elsewhere."""
-        state, last, found = self._states(), "", ""
+        """The first line of the user's code after which a generator has another state."""
+        before, last, drawing = self._states(), "", ""
 
         def at_line(frame: FrameType, _event: str, _value: Any) -> Any:
-            nonlocal last, found
-            if found:
+            nonlocal last, drawing
+            if drawing:
                 return None
-            if self._states() != state:
-                found = last
+            if self._states() != before:
+                drawing = last
             last = line_of(frame)
             return at_line
 
@@ -97,11 +97,11 @@ class HostGenerators:
         outer = sys.gettrace()
         sys.settrace(at_call)
         try:
-            with suppress(Exception):  # other numbers, another way, which may not be traceable
+            with suppress(Exception):  # with other numbers the model may take a branch that can't be traced
                 trace()
         finally:
             sys.settrace(outer)
-        return found
+        return drawing
 
 
 def _generators(model: nn.Module) -> Iterator[tuple[str, Any]]:

@@ -1,11 +1,11 @@
-"""One graph for training and evaluation, made from the two that export gives.
+"""Merging the graphs of training and evaluation into one.
 
-The two are laid side by side. Where a constant differs, it is chosen when the graph runs::
+The nodes of the two are aligned. Where a constant differs, it is chosen when the graph runs::
 
     train   dropout(x, 0.1, True)       merged  dropout(x, 0.1, <flag>)
     eval    dropout(x, 0.1, False)
 
-and a counter that only training moves (batch norm's) is moved by 0 in evaluation::
+and a counter that only training increments (batch norm's) is incremented by 0 in evaluation::
 
     train   add_(num_batches, 1)        merged  add_(num_batches, {False: 0, True: 1}[<flag>])
     eval    (nothing)
@@ -24,12 +24,12 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from partita._torch.containers.pytree import same_structure
-from partita._torch.export.export import all_arguments, signature_of
+from partita._torch.export.signature import all_arguments, signature_of
 from partita.capture.modes import mode_flag
-from partita.capture.origin import module_paths
+from partita.capture.module_paths import module_paths
 from partita.capture.sizes import Sizes
+from partita.graph.attributes import lookup
 from partita.graph.effects import metadata
-from partita.graph.state import lookup
 
 __all__ = ["merge_modes"]
 
@@ -43,8 +43,9 @@ def merge_modes(train: GraphModule, evaluation: GraphModule, model: nn.Module) -
         model: what both were captured from.
 
     Returns:
-        Whether that was possible. If not, ``train`` is as it was.
+        Whether that was possible. If not, ``train`` is unchanged.
     """
+    # The two must have the same signature, nodes and structure of arguments.
     called, other_called = (signature_of(module, model.forward) for module in (train, evaluation))
     if not same_structure(called.in_spec, other_called.in_spec):
         return False
@@ -56,6 +57,7 @@ def merge_modes(train: GraphModule, evaluation: GraphModule, model: nn.Module) -
         return False
     if not all(other is None or _alike(train, node, evaluation, other, twin) for node, other in pairs):
         return False
+    # Choose by mode wherever constants differ.
     paths = {name for name, _ in model.named_modules(remove_duplicate=False)}
     for node, other in pairs:
         path = _owner(node, paths)
@@ -71,7 +73,7 @@ def merge_modes(train: GraphModule, evaluation: GraphModule, model: nn.Module) -
 
 
 def _aligned(train: GraphModule, evaluation: GraphModule) -> Iterator[tuple[Node, Node | None]]:
-    """Each node of ``train`` with its place in ``evaluation``; None for a counter that is not there."""
+    """Each node of ``train`` with its counterpart in ``evaluation``; None for a counter that is not there."""
     others = iter(evaluation.graph.nodes)
     other = next(others, None)
     for node in train.graph.nodes:
@@ -86,7 +88,7 @@ def _aligned(train: GraphModule, evaluation: GraphModule) -> Iterator[tuple[Node
 
 
 def _counts(module: GraphModule, node: Node) -> bool:
-    """Whether the node does nothing but move an integer of the module's own by a fixed number."""
+    """Whether the node does nothing but add a constant to an integer tensor of the module."""
     if node.target is not _COUNT or node.users or node.kwargs or len(node.args) != 2:
         return False
     counter, step = node.args
@@ -97,7 +99,7 @@ def _counts(module: GraphModule, node: Node) -> bool:
 
 
 def _owner(node: Node, paths: set[str]) -> str:
-    """The innermost module of the model that made the node."""
+    """The innermost module of the model that the node comes from."""
     return next((path for path in reversed(module_paths(node)) if path in paths), "")
 
 
@@ -119,24 +121,20 @@ def _alike(
 
 
 def _open(module: GraphModule, node: Node) -> tuple[Any, Any]:
-    """The sizes of a node's value, and its number, where they are open."""
+    """The shape of a node's tensor, or its number, where they depend on open sizes."""
     sizes = Sizes.of(module)
     return sizes.shapes.get(node.name), sizes.numbers.get(node.name)
 
 
 def _padded(node: Node, other: Node) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The positional arguments of both, with defaults where one has fewer (a dropout rate of 0.0 is left
-    out).
-    """
+    """The positional arguments of both; defaults fill up where one has fewer (a dropout rate of 0.0)."""
     if len(node.args) == len(other.args):
         return node.args, other.args
     return all_arguments(node.target, node.args), all_arguments(other.target, other.args)
 
 
 def _same_value(left: Any, right: Any) -> bool:
-    """Whether an attribute is the same in both: a tensor of the model's, or a constant that was lifted
-    out.
-    """
+    """Whether an attribute is the same in both: a tensor of the model, or a constant with equal elements."""
     if left is right or not isinstance(left, torch.Tensor) or not isinstance(right, torch.Tensor):
         return left is right
     if left.shape != right.shape or left.dtype != right.dtype or left.device != right.device:
@@ -145,7 +143,7 @@ def _same_value(left: Any, right: Any) -> bool:
 
 
 def _same_structure(left: Any, right: Any, twin: dict[Node, Node]) -> bool:
-    """Whether two arguments are built alike and use the same values; constants may differ."""
+    """Whether two arguments have the same structure and nodes; constants may differ."""
     if isinstance(left, Node) or isinstance(right, Node):
         return isinstance(right, Node) and twin.get(right) is left
     if isinstance(left, dict) and isinstance(right, dict):

@@ -1,8 +1,8 @@
-"""One graph for both answers to a condition, from a trace of each.
+"""Merging the traces of the two branches of a condition into one graph.
 
-The two are laid side by side and aligned. What only one of them computes is put behind the condition, and
-where a node that both have uses another value in each, the value is chosen when the graph runs; see
-`partita.graph.conditions`.
+The nodes of the two are aligned, into pairs and nodes without a counterpart. A node that only one branch has
+is computed only where the condition has that branch's truth (`OnlyIf`), and where a pair has different
+operands, one of them is chosen when the graph runs (`choose`); see `partita.graph.conditions`.
 """
 
 from __future__ import annotations
@@ -18,28 +18,29 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from partita._torch.export.export import all_arguments, all_keywords
+from partita._torch.export.signature import all_arguments, all_keywords
 from partita._torch.tensors.storage import has_memory
-from partita.capture.origin import module_calls
+from partita.capture.module_paths import module_calls
 from partita.capture.sizes import Sizes
 from partita.errors import CaptureError
+from partita.graph.attributes import attribute, lookup
 from partita.graph.conditions import OnlyIf, choose, require_condition
 from partita.graph.effects import Effects, analyse, metadata
-from partita.graph.state import attribute, lookup
+from partita.graph.node_effect import PURE
 
 __all__ = ["Branch", "merge_branches"]
 
-_HELD = "of_a_branch_"
-"""What the names of constants begin with that one branch has."""
+_CONSTANT_OF_BRANCH = "of_a_branch_"
+"""The prefix of the names of constants that only one branch has."""
 
 
 @dataclass(frozen=True)
 class Branch:
-    """A model as it was traced with one answer.
+    """A model that was traced with one answer to the condition.
 
     Attributes:
         condition: the node that reads the condition.
-        truth: what it was told.
+        truth: the answer.
     """
 
     module: GraphModule
@@ -49,19 +50,21 @@ class Branch:
 
 
 def merge_branches(mine: Branch, theirs: Branch) -> Sizes:
-    """Write what the other branch does into the graph of ``mine``, in place; the sizes of the merged graph.
+    """Add ``theirs`` to the graph of ``mine``, in place; return the sizes of the merged graph.
 
     Raises:
-        CaptureError: what one of them alone does can be seen by others than those who use its value, or the
-            two return something else. The graph of ``mine`` is as it was then.
+        CaptureError: a node that only one of them has does more than compute a value, or the two return
+            different kinds of values. The graph of ``mine`` is unchanged then.
     """
+    # Express both in the same open sizes.
     sizes, other_sizes = mine.sizes, theirs.sizes
-    if (said := sizes.in_terms_of(other_sizes)) is not None:
-        mine = replace(mine, sizes=said)
-    elif (said := other_sizes.in_terms_of(sizes)) is not None:
-        theirs = replace(theirs, sizes=said)
+    if (common := sizes.in_terms_of(other_sizes)) is not None:
+        mine = replace(mine, sizes=common)
+    elif (common := other_sizes.in_terms_of(sizes)) is not None:
+        theirs = replace(theirs, sizes=common)
     else:
         raise CaptureError("the two ways leave other sizes open")
+    # Align the nodes, check that they can be merged, and merge.
     pairs = list(_aligned(mine, theirs))
     effects = (analyse(mine.module), analyse(theirs.module))
     _check_results(*pairs[-1])
@@ -72,38 +75,30 @@ def merge_branches(mine: Branch, theirs: Branch) -> Sizes:
 
 
 def _aligned(mine: Branch, theirs: Branch) -> Iterator[tuple[Node | None, Node | None]]:
-    """The nodes of both graphs, in an order that is that of each; None where one has no such node. The two
-    nodes that read the condition are a pair.
+    """The nodes of both graphs, in an order that is that of each; None where one has no such node.
+
+    The two nodes that read the condition are a pair.
     """
-    (asked, waiting), (other_asked, other_waiting) = (
-        (nodes[: (at := nodes.index(side.condition))], nodes[at:])
-        for side in (mine, theirs)
-        for nodes in [list(side.module.graph.nodes)]
-    )
     kinds = _Kinds()
-    before = [
-        [kinds.expression(side.module, side.sizes, node) for node in part]
-        for side, part in ((mine, asked), (theirs, other_asked))
-    ]
-    after = [
-        [kinds.of(side.module, side.sizes, node) for node in part]
-        for side, part in ((mine, waiting), (theirs, other_waiting))
-    ]
-    for part, other_part, (keys, other_keys) in (
-        (asked, other_asked, before),
-        (waiting, other_waiting, after),
-    ):
+    sides = [(side, list(side.module.graph.nodes)) for side in (mine, theirs)]
+    cuts = [nodes.index(side.condition) for side, nodes in sides]
+    # Before the condition nodes are equal if what they compute is, behind it if they are of one kind.
+    parts = ((kinds.expression, [slice(cut) for cut in cuts]), (kinds.of, [slice(cut, None) for cut in cuts]))
+    for key, (mine_part, theirs_part) in parts:
+        nodes, other_nodes = sides[0][1][mine_part], sides[1][1][theirs_part]
+        keys = [key(mine.module, mine.sizes, node) for node in nodes]
+        other_keys = [key(theirs.module, theirs.sizes, node) for node in other_nodes]
         matcher = SequenceMatcher(None, keys, other_keys, False)
         for tag, start, end, other_start, other_end in matcher.get_opcodes():
             if tag == "equal":
-                yield from zip(part[start:end], other_part[other_start:other_end], strict=True)
+                yield from zip(nodes[start:end], other_nodes[other_start:other_end], strict=True)
                 continue
-            yield from ((node, None) for node in part[start:end])
-            yield from ((None, node) for node in other_part[other_start:other_end])
+            yield from ((node, None) for node in nodes[start:end])
+            yield from ((None, node) for node in other_nodes[other_start:other_end])
 
 
 class _Kinds:
-    """What two nodes have in common that can be one."""
+    """Keys that are equal for two nodes that can be merged into one."""
 
     def __init__(self) -> None:
         self._constants: list[Tensor] = []
@@ -111,11 +106,9 @@ class _Kinds:
         self._of_node: dict[Node, str] = {}
 
     def expression(self, module: GraphModule, sizes: Sizes, node: Node) -> int:
-        """Equal for two that are made alike of what is made alike: what the two ways have in common before
-        the model asks. One of them may lack what only the other one uses. To be asked for in order.
-        """
-        made = repr(map_arg((node.args, node.kwargs), self._of_node.__getitem__))
-        key = (self.of(module, sizes, node), made)
+        """Return a key that is equal for nodes of one kind with equal operands; call it in graph order."""
+        operands = repr(map_arg((node.args, node.kwargs), self._of_node.__getitem__))
+        key = (self.of(module, sizes, node), operands)
         number = self._expressions.setdefault(key, len(self._expressions))
         # a size is the same whichever tensor it was read from
         size = sizes.numbers.get(node.name)
@@ -123,12 +116,12 @@ class _Kinds:
         return number
 
     def of(self, module: GraphModule, sizes: Sizes, node: Node) -> tuple[Any, ...]:
-        """Of one node; equal for two that can be one."""
+        """Return a key that is equal for nodes of one kind, whatever their operands."""
         if node.op == "get_attr":
-            held = attribute(module, node)
-            if not isinstance(held.value, Tensor):
+            item = attribute(module, node)
+            if not isinstance(item.value, Tensor):
                 return (node.op, node.target)
-            return (node.op, self._number(held.value) if held.kind == "constant" else id(held.value))
+            return (node.op, self._number(item.value) if item.kind == "constant" else id(item.value))
         target = node.target if node.op == "call_function" else str(node.target)
         opened = sizes.shapes.get(node.name), sizes.numbers.get(node.name)
         shape = (
@@ -139,9 +132,9 @@ class _Kinds:
         return (node.op, target, tuple(module_calls(node)), _facts(node), opened, shape)
 
     def _number(self, constant: Tensor) -> int:
-        """The same for constants of equal value: each trace makes its own."""
-        for number, known in enumerate(self._constants):
-            if constant is known or _same_bits(constant, known):
+        """A number that is the same for constants of equal value: each trace creates its own."""
+        for number, earlier in enumerate(self._constants):
+            if constant is earlier or _same_bits(constant, earlier):
                 return number
         self._constants.append(constant)
         return len(self._constants) - 1
@@ -156,13 +149,13 @@ def _same_bits(left: Tensor, right: Tensor) -> bool:
 
 
 def _check_alone(effects: Effects, node: Node | None) -> None:
-    """Refuse a node that only one way has where it does more than to compute a value."""
+    """Refuse a node that only one way has if it does more than compute a value."""
     assert node is not None
     if node.op == "get_attr" or node.target is require_condition:
         return  # a check does nothing where its condition was not read
     position = effects.index[node]
-    use = effects.uses.get(position)
-    if node.op != "call_function" or position in effects.regions or (use is not None and use.observable):
+    observable = effects.by_position.get(position, PURE).observable
+    if node.op != "call_function" or position in effects.regions or observable:
         raise CaptureError(
             f"only one of the two ways has {node.name!r}, which does more than to compute a value"
         )
@@ -190,7 +183,15 @@ def _facts(node: Node) -> tuple[Any, ...]:
 
 
 class _Merge:
-    """The working state of one `merge_branches`."""
+    """The working state of one `merge_branches` call.
+
+    Attributes:
+        asked: whether the condition has been read by the nodes that are merged so far.
+        image: for each node of the other graph, the node here that stands for it.
+        renamed: the new names of the other graph's nodes that were copied.
+        choices: the nodes that choose between two values, by these values.
+        alike: for each chosen tensor, the name of one that it is chosen from.
+    """
 
     def __init__(self, mine: Branch, theirs: Branch) -> None:
         self.module = mine.module
@@ -200,32 +201,31 @@ class _Merge:
         self.truth = mine.truth
         self.other = theirs
         self.asked = False
-        """Whether the condition has been read where the merge is."""
         self.image: dict[Node, Node] = {}
-        """Of each node of the other graph, the one here that stands for it."""
         self.renamed: dict[str, str] = {}
         self.choices: dict[tuple[Any, ...], Node] = {}
         self.alike: dict[str, str] = {}
-        """Of each tensor that is chosen, one of those that it is chosen from."""
 
     def run(self, pairs: list[tuple[Node | None, Node | None]]) -> Sizes:
+        # Merge the nodes in order.
         sizes, other_sizes = self.sizes, self.other.sizes
         self._check_alike_before(pairs)
         before: Node | None = None
         for node, twin in pairs:
             if node is None:
                 assert twin is not None
-                before = self._taken_over(twin, before)
+                before = self._copied(twin, before)
                 continue
             before = node
             if twin is not None:
                 self.image[twin] = node
-                self._joined(node, twin)
+                self._merge_operands(node, twin)
             elif _is_guarded(node, sizes):
                 self._guard(node, self.truth)
             self.asked |= node is self.condition
         self.graph.lint()
         self.module.recompile()
+        # The open shapes, numbers and conditions of both.
         shapes = {**self._here(other_sizes.shapes), **sizes.shapes}
         shapes |= {name: shapes[one] for name, one in self.alike.items() if one in shapes}
         return replace(
@@ -251,39 +251,37 @@ class _Merge:
         return {self.renamed[name]: fact for name, fact in facts.items() if name in self.renamed}
 
     def _guard(self, node: Node, truth: bool) -> None:
-        """Compute it where the condition has this truth only; before that is read, in both ways: that only
-        one of them uses it was not known yet.
-        """
+        """Compute a node only where the condition has this truth; before the condition is read, always."""
         if not self.asked:
             return
         node.args = (self.condition, *node.args)
         node.target = OnlyIf(node.target, truth)  # type: ignore[arg-type]
 
-    def _taken_over(self, twin: Node, before: Node | None) -> Node:
-        """Copy a node that the other graph alone has, behind ``before``."""
+    def _copied(self, twin: Node, before: Node | None) -> Node:
+        """Copy a node that only the other graph has, behind ``before``."""
         if before is None:
             before = next(iter(self.graph.nodes))
             assert twin.op == "get_attr"
         with self.graph.inserting_after(before):
             copied = self.graph.node_copy(twin, self.image.__getitem__)
         if twin.op == "get_attr":
-            copied.target = self._held(twin)
+            copied.target = self._copied_attribute(twin)
         elif _is_guarded(twin, self.other.sizes):
             self._guard(copied, not self.truth)
         self.image[twin] = copied
         self.renamed[twin.name] = copied.name
         return copied
 
-    def _held(self, twin: Node) -> str:
-        """The name here of a constant, or a nested graph, that the other graph holds."""
+    def _copied_attribute(self, twin: Node) -> str:
+        """Add a constant or nested graph of the other graph to this module; return its name here."""
         number = 0
-        while hasattr(self.module, name := f"{_HELD}{number}"):
+        while hasattr(self.module, name := f"{_CONSTANT_OF_BRANCH}{number}"):
             number += 1
         setattr(self.module, name, lookup(self.other.module, twin))
         return name
 
-    def _joined(self, node: Node, twin: Node) -> None:
-        """Let a node that both graphs have use in each run what its way would."""
+    def _merge_operands(self, node: Node, twin: Node) -> None:
+        """Let a node that both graphs have use the operands of the branch that is taken."""
         (args, kwargs), (other_args, other_kwargs) = _padded(node, twin)
         node.args = self._merged(node, args, other_args)
         node.kwargs = self._merged(node, kwargs, other_kwargs)
@@ -326,7 +324,7 @@ class _Merge:
 
 
 def _is_guarded(node: Node, sizes: Sizes) -> bool:
-    """Whether it is not to run in the other branch; sizes are read in either."""
+    """Whether a node must not run in the other branch; sizes are read in both."""
     computes = node.op == "call_function" and node.name not in sizes.numbers
     return computes and node.target is not require_condition
 

@@ -1,11 +1,11 @@
-"""The training flag: what of it a graph keeps, and how a model is switched while it is captured.
+"""The training flags of a captured graph, and switching the mode of a model while it is captured.
 
 A captured graph reads the flags of the modules that its nodes come from, as the model does::
 
     dropout(x, 0.1, blocks.0.dropout.training)
     sdpa(q, k, v, None, {False: 0.0, True: 0.1}[blocks.0.attention.training])
 
-so ``train()``, ``eval()``, and ``eval()`` on a part of it work. A flag is a ``get_attr`` node on that module.
+so ``train()`` and ``eval()`` work on it and on its submodules. A flag is a ``get_attr`` node.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ def require_mode(training: bool, captured: bool, reason: str = "") -> None:
 
 
 def captures_training(module: GraphModule) -> bool:
-    """Whether a graph that holds for one mode only holds for training."""
+    """Return whether a graph for one mode is for training."""
     return captured_mode(module) is True
 
 
 def captured_mode(module: GraphModule) -> bool | None:
-    """The one mode that a graph holds for; None: both."""
+    """Return the mode of a graph for one mode (True for training), None for a graph for both."""
     checks = module.graph.find_nodes(op="call_function", target=require_mode)
     return next((bool(node.args[1]) for node in checks), None)
 
 
 def drop_mode_check(module: GraphModule) -> None:
-    """Take the check of `require_mode` out of a graph, in place: whoever runs it looks at the mode."""
+    """Remove the check of `require_mode` from a graph, in place: the caller checks the mode."""
     for node in module.graph.find_nodes(op="call_function", target=require_mode):
         flag = node.args[0]
         module.graph.erase_node(node)
@@ -73,7 +73,7 @@ def drop_mode_check(module: GraphModule) -> None:
 
 @contextmanager
 def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """Switch a model between training and evaluation; every module gets its own flag back."""
+    """Switch a model to training or evaluation within the block; then restore the flag of every module."""
     with flags_kept(model.modules()):
         model.train(training)
         yield
@@ -81,7 +81,7 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
 
 @contextmanager
 def flags_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Give each module its own flag back at the end."""
+    """Restore the training flag of each module at the end of the block."""
     flags = [(module, module.training) for module in modules]
     try:
         yield
@@ -91,9 +91,9 @@ def flags_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def mode_flag(module: GraphModule, path: str) -> Node:
-    """The training flag of the submodule at ``path``, as a node at the head of the graph; one for each path.
+    """Return the node at the head of the graph that reads the training flag of the submodule at ``path``.
 
-    A submodule that the graph has no other use for is made (an empty one).
+    There is one node for each path. A submodule that does not exist in the graph's module is added, empty.
     """
     target = f"{path}.{_FLAG}" if path else _FLAG
     for existing in module.graph.find_nodes(op="get_attr", target=target):

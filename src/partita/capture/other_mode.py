@@ -1,7 +1,6 @@
-"""Whether a model computes the same in training and in evaluation, seen while it is traced in one of them.
+"""Finding out, while a model is traced in training, whether it computes the same in evaluation.
 
-Most language models do. Then one trace serves both modes, and the second, half of what a capture costs, is
-not made.
+Most language models do. Then one trace serves both modes, which saves half of the cost of a capture.
 """
 
 from __future__ import annotations
@@ -24,15 +23,14 @@ __all__ = ["OtherMode"]
 
 
 class OtherMode:
-    """Given to `export_module` to watch over a trace: runs the model once more, in its other mode, where
-    nothing is traced.
+    """Watches a trace by `export_module`: runs the model once more, in its other mode, without tracing.
 
     Args:
         model: the user's.
         other: the mode that it is not traced in.
 
     Attributes:
-        same: whether the model did the same there; False where that is not sure.
+        same: whether the model is sure to make the same calls in that mode.
     """
 
     def __init__(self, model: nn.Module, other: bool) -> None:
@@ -78,8 +76,9 @@ class OtherMode:
 
 
 def _flags_in(model: nn.Module, mode: bool) -> dict[nn.Module, bool] | None:
-    """The training flag of each module in a mode; None where a module's ``train`` does more than to set
-    flags, or might. It is asked of stand-ins: the model itself stays as it is.
+    """The training flag of each module in a mode; None where a module's ``train`` may do more than set flags.
+
+    An overridden ``train`` is called on stand-ins for the modules, without data: the model does not change.
     """
     modules = list(model.modules())
     if any("train" in vars(module) for module in modules):
@@ -91,22 +90,22 @@ def _flags_in(model: nn.Module, mode: bool) -> dict[nn.Module, bool] | None:
     for module, twin in twins.items():
         vars(twin).update(vars(module))
         for holder in ("_parameters", "_buffers"):
-            held = {name: _without_data(tensor) for name, tensor in vars(module)[holder].items()}
-            vars(twin)[holder] = held
-            tensors += [tensor for tensor in held.values() if tensor is not None]
+            empty = {name: _without_data(tensor) for name, tensor in vars(module)[holder].items()}
+            vars(twin)[holder] = empty
+            tensors += [tensor for tensor in empty.values() if tensor is not None]
         children = vars(module)["_modules"].items()
         vars(twin)["_modules"] = {name: None if child is None else twins[child] for name, child in children}
     before, versions = Attributes.of(list(twins.values())), list(map(times_written, tensors))
     try:
         with flags_kept(twins.values()):
             twins[model].train(mode)
-            found = {module: twin.training for module, twin in twins.items()}
+            flags = {module: twin.training for module, twin in twins.items()}
     except Exception:
         return None
     finally:
         changed = before.put_back()
     written = versions != list(map(times_written, tensors))
-    return None if written or changed.snapshots else found
+    return None if written or changed.snapshots else flags
 
 
 def _without_data(tensor: Tensor | None) -> Tensor | None:

@@ -1,7 +1,7 @@
-"""Proof that a captured graph is the model: both run on the same samples, and everything is compared.
+"""Proving that a captured graph equals its model: both run on the same samples, and everything is compared.
 
-A capture can be wrong without a word: a tracer goes another way than the model does when it runs, loses a
-backward pass, or keeps a number that depends on data. Only the eager model can tell.
+A capture can be wrong without an error: the tracer takes another branch than the eager model, loses a custom
+backward, or keeps a number that depends on data. Only a comparison with the eager model shows that.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ CLOSE = Tolerance(rtol=1e-4, atol=1e-5)
 """What ``prove="close"`` accepts."""
 
 _IGNORED = ("attribute", "printed text")
-"""What a graph is known not to keep: Python attributes that ``forward`` sets, and what it prints."""
+"""What no graph keeps: Python attributes that ``forward`` sets, and what it prints."""
 
 _NUDGE = 1.0625
 _SHOWN = 3
 
 Prove = bool | Literal["close"] | Tolerance
-"""True: bit for bit; ``"close"``: as `CLOSE`; or a tolerance; False: not at all."""
+"""True: equal bit for bit; ``"close"``: within `CLOSE`; or within a tolerance; False: no proof."""
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What is known of a captured graph.
+    """The outcome of proving a captured graph.
 
     Attributes:
         holds: whether the graph was compared with the eager model and was equal.
@@ -64,7 +64,7 @@ UNASKED = Proof(False, "it was not asked for")
 
 
 class Disproof(Exception):
-    """A captured graph is not the model. The text says on which sample, in what, and from which node on.
+    """A captured graph differs from the model. The text names the sample, the difference and the node.
 
     Attributes:
         training: the mode in which they differ.
@@ -76,7 +76,7 @@ class Disproof(Exception):
 
 
 def tolerance_of(prove: Prove) -> Tolerance | None:
-    """How far apart numbers may be; None where nothing is to be proven.
+    """Return the tolerance for ``prove``; None where nothing is to be proven.
 
     Raises:
         ArgumentError: another value.
@@ -99,8 +99,7 @@ def proven(
     kwargs: Mapping[str, Any],
     tolerance: Tolerance | None,
 ) -> Proof:
-    """Compare graphs with the model that they were captured from: outputs and their types, gradients of
-    parameters and inputs, buffers, random numbers.
+    """Compare graphs with their model: outputs, gradients of parameters and inputs, buffers, random numbers.
 
     Args:
         graphs: by mode; the same one twice where one serves both.
@@ -144,15 +143,16 @@ def prove_batch_of_one(
     proof: Proof,
     tolerance: Tolerance | None,
 ) -> None:
-    """Let the graphs keep to the model's own conditions, in place, unless they are the model for a batch of
-    one too; see `Condition.strict`.
+    """Let the graphs take a batch of one if they equal the model for one; see `Condition.strict`.
+
+    Else they get the model's own, strict conditions, in place.
 
     Args:
         proof: of the graphs.
-        tolerance: how it was made.
+        tolerance: of that proof.
 
     Raises:
-        Disproof: the example is such a batch, and that was not proven.
+        Disproof: the example is a batch of one, and there is no proof for that.
     """
     if not any(Sizes.of(graph).waived for graph in graphs.values()):
         return
@@ -199,18 +199,21 @@ def _is_model_for_one(
 def _compared(
     model: nn.Module, graph: GraphModule, sample: Sample, tolerance: Tolerance
 ) -> Sample | str | Proof | None:
-    """The sample where both are equal; a text where they differ; None where the model does not take it, or
-    the graph says by itself that it does not; a `Proof` that does not hold where none can be made.
+    """The sample where both are equal, a text where they differ, a `Proof` that fails where none is possible.
+
+    None where the model, or the graph by an error of its own, refuses the sample.
     """
+    # Compare.
     try:
-        found = _verify(graph, model, sample, tolerance)
+        verification = _verify(graph, model, sample, tolerance)
     except TypeError as error:  # it runs copies
         return Proof(False, f"the model can't be copied ({error})")
-    if found.raised is not None:
+    if verification.raised is not None:
         return _compared(model, graph, sample.gentle, tolerance) if sample.gentle else None
-    differences = [one for one in found.differences if one.kind not in _IGNORED]
+    differences = [one for one in verification.differences if one.kind not in _IGNORED]
     if not differences:
         return sample
+    # One of the two may refuse the sample, or the model may not even equal itself.
     if any(one.kind == "exception" and _refused(one.message) for one in differences):
         return None
     if any(one.kind == "exception" and "candidate: none" in one.message for one in differences):
@@ -219,6 +222,7 @@ def _compared(
     again = _verify(model, model, sample, tolerance)
     if not again.ok and {one.where for one in differences} <= {one.where for one in again.differences}:
         return Proof(False, f"two runs of the model itself differ in {again.differences[0].where}")
+    # Describe the differences.
     lines = [f"{sample.kind}: {one}" for one in differences[:_SHOWN]]
     if len(differences) > _SHOWN:
         lines.append(f"and {len(differences) - _SHOWN} more differences")
@@ -238,17 +242,15 @@ def _verify(candidate: nn.Module, model: nn.Module, sample: Sample, tolerance: T
 
 
 def _refused(message: str) -> bool:
-    """Whether the graph has said that it does not hold for such data."""
+    """Whether the graph refused such data by an error of its own."""
     return "candidate: ExecutionError" in message or "candidate: SignatureMismatch" in message
 
 
 @contextmanager
 def _nudged(model: nn.Module) -> Iterator[None]:
-    """Let floating-point parameters and buffers have other values: a number that was read from them while the
-    model was traced is wrong then.
-    """
-    held = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}.values()
-    before = [(tensor, tensor.data) for tensor in held if tensor.is_floating_point()]
+    """Change the values of parameters and buffers: numbers that the trace read from them are wrong then."""
+    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}.values()
+    before = [(tensor, tensor.data) for tensor in tensors if tensor.is_floating_point()]
     try:
         for tensor, values in before:
             tensor.data = values * _NUDGE
@@ -262,15 +264,15 @@ def _obstacle(
     model: nn.Module, graphs: Mapping[bool, GraphModule], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> str:
     """Why nothing can be compared; empty where it can."""
-    held = [*model.parameters(), *model.buffers()]
-    given = [leaf for leaf in flatten((args, dict(kwargs)))[0] if isinstance(leaf, Tensor)]
-    if not all(map(has_memory, (*held, *given))):
+    state = [*model.parameters(), *model.buffers()]
+    tensors = [*state, *(leaf for leaf in flatten((args, dict(kwargs)))[0] if isinstance(leaf, Tensor))]
+    if not all(map(has_memory, tensors)):
         return "the model, or its example, is on the meta device or fake, and can't run"
-    state = sum(tensor.numel() * tensor.element_size() for tensor in held)
-    work = max(sum(_bytes(graph)) for graph in graphs.values())
-    needed = 5 * state + 3 * work  # two copies with their gradients; values and what autograd keeps of them
-    devices = {tensor.device for tensor in (*held, *given)}
-    for device in devices:
+    state_bytes = sum(tensor.numel() * tensor.element_size() for tensor in state)
+    value_bytes = max(sum(_bytes(graph)) for graph in graphs.values())
+    # two copies of the state with their gradients; values, and what autograd saves of them
+    needed = 5 * state_bytes + 3 * value_bytes
+    for device in {tensor.device for tensor in tensors}:
         free = free_bytes(device)
         if free is not None and needed > free:
             return f"it would take about {needed >> 20:,} MiB on {device}, and {free >> 20:,} MiB are free"

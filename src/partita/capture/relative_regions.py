@@ -1,18 +1,18 @@
-"""Grad and autocast regions of a traced model, written so that they hold wherever the graph is called.
+"""Making the grad and autocast regions of a trace independent of the modes in which the graph is called.
 
-A trace records what grad mode was set to, and at the end of a region what it was before *while tracing*. Run
-under ``no_grad``, that would switch gradients back on. So the end of a region goes back to what was found at
-its start::
+At the end of a region a trace sets grad mode to the value that it had before *while tracing*. Called under
+``no_grad``, the graph would switch gradients on. So the end of a region restores the value that its start has
+read::
 
     traced  _set_grad_enabled(False) ... _set_grad_enabled(True)
 
     here    previous = is_grad_enabled()
             _set_grad_enabled(False) ... _set_grad_enabled(previous)
 
-Autocast's cache of converted weights is off in every region (the tracer has it off too, and records that): a
-weight that is used twice is converted twice, so that results do not depend on where the graph is cut. In a
-model that uses a weight twice in one autocast region, its gradient is thereby summed in the weight's own
-precision, where the model itself sums it in the lower one.
+Autocast's cache of converted weights is off in every region (it is while tracing, too): a weight that is
+used twice is converted twice, so that results do not depend on where the graph is cut. The gradient of a
+weight that is used twice in one autocast region is thereby summed in the weight's own precision, where the
+model sums it in the lower one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CACHE = 3
 
 
 def make_regions_relative(gm: GraphModule) -> None:
-    """Rewrite the regions of ``gm`` in place, and take out the tracer's checks of devices and dtypes."""
+    """Rewrite the regions of ``gm`` in place, and remove the tracer's checks of devices and dtypes."""
     open_regions: list[tuple[bool, Node]] = []
     mode = True  # while tracing
     for node in list(gm.graph.nodes):

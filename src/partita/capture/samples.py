@@ -1,4 +1,4 @@
-"""Other inputs of the same kind as an example: what a captured graph is proven on besides the example itself.
+"""Samples: other inputs of the same kind as an example, on which a captured graph is proven too.
 
 ::
 
@@ -30,9 +30,9 @@ class Sample:
     """Arguments for a model.
 
     Attributes:
-        kind: what is different from the example, in words.
-        other_weights: whether the model's own numbers are to be others too.
-        gentle: the same with rows of integers as the example has them, for a model that takes no others.
+        kind: the difference from the example, in words.
+        other_weights: whether the model runs with other parameters and buffers.
+        gentle: the same with the example's rows of integers, for a model that accepts no others.
     """
 
     kind: str
@@ -45,13 +45,15 @@ class Sample:
 def samples(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], sizes: Sizes, names: list[str], seed: int = 0
 ) -> Iterator[Sample]:
-    """The example, and others: values drawn anew from those that the example has, masks of ones and masks
-    with padding, other weights, and a sample more in the batch where its size is open.
+    """Return the example and other samples.
+
+    They have other values in the example's range, masks of ones and masks with padding, other weights, and a
+    larger batch where its size is open.
 
     Args:
         sizes: of the captured graph.
         names: of its inputs, one for each leaf of the arguments.
-        seed: of what is drawn.
+        seed: of the random values.
     """
     yield Sample("the example", args, dict(kwargs))
     kind = _Kind(args, kwargs, names, seed)
@@ -66,7 +68,7 @@ def samples(
 def single_samples(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], sizes: Sizes, names: list[str], seed: int = 0
 ) -> Iterator[Sample]:
-    """Like `samples`, with one sample in the batch."""
+    """Return samples with a batch of one."""
     kind = _Kind(args, kwargs, names, seed)
     shapes = kind.shapes(sizes, None)
     for padded in (True, False):
@@ -74,7 +76,7 @@ def single_samples(
 
 
 class _Kind:
-    """What samples have in common with an example."""
+    """Draws samples that have in common with the example what a model may depend on."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], names: list[str], seed: int) -> None:
         leaves, self._structure = flatten_with_path((args, dict(kwargs)))
@@ -88,12 +90,10 @@ class _Kind:
         self.masked = any(_is_mask(path, leaf) for path, leaf in self._leaves)
 
     def shapes(self, sizes: Sizes, more: int | None) -> list[tuple[int, ...]]:
-        """The shape of each leaf with so many more in the batch, where that is open and allowed; None: with
-        one.
-        """
-        given = dict(zip(self._names, self.own_shapes, strict=False))
+        """Return the shape of each leaf, with ``more`` in the batch (None: one in all) if that is allowed."""
+        own = dict(zip(self._names, self.own_shapes, strict=False))
         at = {
-            symbol.name: 1 if more is None else given[symbol.input][symbol.dim] + more
+            symbol.name: 1 if more is None else own[symbol.input][symbol.dim] + more
             for symbol in sizes.symbols
         }
         if not at or not all(condition.holds(at) for condition in sizes.conditions):
@@ -104,7 +104,7 @@ class _Kind:
         ]
 
     def sample(self, text: str, shapes: list[tuple[int, ...]], *, padded: bool) -> Sample:
-        """One; those with padding have other weights too."""
+        """Draw one sample; those with padding have other weights too."""
         gentle = self._drawn(shapes, padded=padded, gentle=True)
         careful = Sample(f"{text} (integers as in the example)", *gentle, padded)
         return Sample(text, *self._drawn(shapes, padded=padded, gentle=False), padded, careful)
@@ -123,7 +123,7 @@ class _Kind:
 
 
 def _is_mask(path: str, leaf: Any) -> bool:
-    """Whether it says of each place of a row whether it counts."""
+    """Whether a tensor looks like a mask: two dimensions, a name that says so, and only zeros and ones."""
     if not isinstance(leaf, Tensor) or leaf.dim() != _TWO or "mask" not in path.lower():
         return False
     return bool(((leaf == 0) | (leaf == 1)).all())
@@ -132,33 +132,33 @@ def _is_mask(path: str, leaf: Any) -> bool:
 def _anew(
     path: str, leaf: Tensor, shape: tuple[int, ...], generator: torch.Generator, *, padded: bool, gentle: bool
 ) -> Tensor:
-    """A tensor of that shape, with values such as ``leaf`` has; its own memory, on the same device."""
+    """A new tensor of that shape on the same device, with values such as ``leaf`` has."""
     flat = leaf.detach().reshape(-1).cpu()
     if not flat.numel() or 0 in shape:
         return leaf.detach().new_zeros(shape)
     if _is_mask(path, leaf):
-        made = _mask(shape, generator) if padded else torch.ones(shape)
+        values = _mask(shape, generator) if padded else torch.ones(shape)
     elif leaf.is_floating_point() and flat.unique().numel() > _TWO and bool(torch.isfinite(flat).all()):
-        made = _between(flat.double(), shape, generator)
+        values = _between(flat.double(), shape, generator)
     elif gentle or leaf.dim() == 0 or leaf.is_complex():
-        made = _rolled(leaf.detach().cpu(), shape)
+        values = _rolled(leaf.detach().cpu(), shape)
     else:
-        made = flat[torch.randint(flat.numel(), shape, generator=generator)]
-    made = made.to(leaf.dtype).to(leaf.device)
+        values = flat[torch.randint(flat.numel(), shape, generator=generator)]
+    values = values.to(leaf.dtype).to(leaf.device)
     if leaf.requires_grad:
-        made.requires_grad_()
-    return made
+        values.requires_grad_()
+    return values
 
 
 def _between(flat: Tensor, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Each between two of the example's values: in its range, and like it distributed."""
+    """Each element between two of the example's: in its range, and with a similar distribution."""
     one, two = (flat[torch.randint(flat.numel(), shape, generator=generator)] for _ in range(2))
     share = torch.rand(shape, generator=generator, dtype=torch.float64)
     return one * share + two * (1 - share)
 
 
 def _mask(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Ones, with zeros at the end of most rows; every row keeps its first half."""
+    """Ones, with zeros at the end of most rows; the first half of every row is ones."""
     rows, length = shape
     kept = torch.randint((length + 1) // _TWO, length + 1, (rows, 1), generator=generator)
     kept[0] = (length + 1) // _TWO
@@ -166,7 +166,7 @@ def _mask(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
 
 
 def _rolled(leaf: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The example's rows in another order, the first again where more are wanted."""
+    """The example's rows in another order, repeated where more are needed."""
     if leaf.dim() == 0:
         return leaf.clone()
     rows = (torch.arange(shape[0]) + 1) % leaf.shape[0]

@@ -1,9 +1,8 @@
-"""A graph with open sizes, made to look like one without: its metadata has the example's sizes, and what is
-open stands beside it (`Sizes`).
+"""Replacing the symbolic sizes in a graph's metadata by the example's; the open ones are kept in `Sizes`.
 
-So whoever reads graphs (the planner, the splitter, the check of writes) meets plain numbers. Before that is
-believed, the graph is run without computing anything (fake tensors) for the example and for sizes of 1, where
-rules of broadcasting and squeezing may take another way, and every shape is compared with what was promised.
+So whatever reads graphs (the planner, the splitter, the check of writes) finds integers. To be sure of the
+open shapes, the graph is run on fake tensors for the example and for sizes of 1, for which broadcasting and
+squeezing have rules of their own, and every shape is compared with the one in `Sizes`.
 """
 
 from __future__ import annotations
@@ -27,44 +26,45 @@ def specialise_sizes(gm: GraphModule, flat: Sequence[Any], *, provable: bool = F
     """Write the example's sizes into a graph's metadata, in place, where some are open.
 
     Args:
-        flat: the example's inputs, one a placeholder.
-        provable: whether the graph will be compared with the model. Then a batch of one passes conditions
-            that it does not meet (``if len(x) != 1: mask = mask.expand(...)`` changes nothing there), and it
-            has to be seen that the graph is the model for that too; see `Condition.strict`.
+        flat: the example's inputs, one for each placeholder.
+        provable: whether the graph will be compared with the model. Then a batch of one is admitted even
+            where a condition excludes it (``if len(x) != 1: mask = mask.expand(...)`` changes nothing there),
+            and has to be proven too; see `Condition.strict`.
 
     Raises:
-        CaptureError: the graph does not hold for the example, or a size depends on data.
+        CaptureError: the graph is not for the example's sizes, or a size depends on data.
     """
-    found = open_sizes(gm)
-    if found is None:
+    # Which sizes are open.
+    symbolic = open_sizes(gm)
+    if symbolic is None:
         return Sizes()
-    if not found.symbols:
-        return Sizes(fixed=found.closed)
+    if not symbolic.symbols:
+        return Sizes(fixed=symbolic.closed)
     drop_size_asserts(gm)
     _read_sizes_first(gm)
-    sizes = _plain(found, {node.name for node in gm.graph.nodes})
+    sizes = _as_sizes(symbolic, {node.name for node in gm.graph.nodes})
+    # Whether the example meets the conditions, without being the only one that does.
     names = [node.name for node in gm.graph.nodes if node.op == "placeholder"]
-    given = sizes_of(sizes.symbols, names, flat)
+    example = sizes_of(sizes.symbols, names, flat)
     for condition in sizes.conditions:
-        if any(condition.text == f"{name} == {size}" for name, size in given.items()):
+        if any(condition.text == f"{name} == {size}" for name, size in example.items()):
             raise CaptureError(condition.where)
     if provable:
         sizes = _with_one(sizes)
     for condition in sizes.conditions:
-        if not condition.holds(given):
+        if not condition.holds(example):
             raise CaptureError(f"the example does not meet {condition.text}: {condition.where}")
-    shapes = _promised(gm, sizes)
-    values = _checked(gm, shapes, given, flat)
+    # Values without symbols, where every shape is as expected.
+    shapes = _expected_shapes(gm, sizes)
+    values = _checked(gm, shapes, example, flat)
     for node in gm.graph.nodes:
         if "val" in node.meta and node.name in values:
             node.meta["val"] = values[node.name]
-    return _checked_at_one(gm, sizes, shapes, given, flat)
+    return _checked_at_one(gm, sizes, shapes, example, flat)
 
 
 def _read_sizes_first(gm: GraphModule) -> None:
-    """Read each tensor's size right after it is made: who needs the size then needs not wait for the
-    tensor.
-    """
+    """Read each tensor's size right after it is computed: who needs the size then needs no tensor."""
     inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
     for node in list(gm.graph.nodes):
         if node.op != "call_function" or node.target is not SIZE_OF:
@@ -72,28 +72,27 @@ def _read_sizes_first(gm: GraphModule) -> None:
         source = node.args[0]
         assert isinstance(source, Node)
         (inputs[-1] if source.op == "placeholder" else source).append(node)
-        node.meta["nn_module_stack"] = source.meta.get(
-            "nn_module_stack", {}
-        )  # it is no part of its reader any more
+        # it belongs to the module of the tensor, not to that of its reader
+        node.meta["nn_module_stack"] = source.meta.get("nn_module_stack", {})
     gm.graph.lint()
 
 
-def _plain(found: OpenSizes, present: set[str]) -> Sizes:
+def _as_sizes(symbolic: OpenSizes, present: set[str]) -> Sizes:
     return Sizes(
-        symbols=tuple(Symbol(*symbol) for symbol in found.symbols),
+        symbols=tuple(Symbol(*symbol) for symbol in symbolic.symbols),
         shapes={
             name: tuple(Size(size) if isinstance(size, str) else size for size in shape)
-            for name, shape in found.shapes.items()
+            for name, shape in symbolic.shapes.items()
             if name in present
         },
-        numbers={name: Size(text) for name, text in found.numbers.items() if name in present},
-        conditions=tuple(Condition(*condition) for condition in found.conditions),
-        fixed=found.closed,
+        numbers={name: Size(text) for name, text in symbolic.numbers.items() if name in present},
+        conditions=tuple(Condition(*condition) for condition in symbolic.conditions),
+        fixed=symbolic.closed,
     )
 
 
 def _with_one(sizes: Sizes) -> Sizes:
-    """With conditions that a batch of one meets too."""
+    """The same sizes with conditions that a batch of one meets too."""
     one = {symbol.name: 1 for symbol in sizes.symbols}
     if any(symbol.dim for symbol in sizes.symbols):
         return sizes
@@ -109,23 +108,22 @@ def _with_one(sizes: Sizes) -> Sizes:
     )
 
 
-def _promised(gm: GraphModule, sizes: Sizes) -> dict[str, tuple[int | Size, ...]]:
-    """The shape of every tensor."""
-    found = {
+def _expected_shapes(gm: GraphModule, sizes: Sizes) -> dict[str, tuple[int | Size, ...]]:
+    fixed = {
         node.name: tuple(int(size) for size in value.shape)
         for node in gm.graph.nodes
         if node.name not in sizes.shapes and isinstance(value := node.meta.get("val"), Tensor)
     }
-    return {**found, **sizes.shapes}
+    return {**fixed, **sizes.shapes}
 
 
 def _checked(
     gm: GraphModule, shapes: Mapping[str, tuple[int | Size, ...]], at: Mapping[str, int], flat: Sequence[Any]
 ) -> dict[str, Any]:
-    """The values of all nodes, without history.
+    """Fake values of all nodes, without history.
 
     Raises:
-        CaptureError: one has another shape than the graph promises.
+        CaptureError: one has another shape than expected.
     """
     values = fake_values(gm, flat, grad=False)
     for name, value in values.items():
@@ -140,12 +138,12 @@ def _checked_at_one(
     gm: GraphModule,
     sizes: Sizes,
     shapes: Mapping[str, tuple[int | Size, ...]],
-    given: Mapping[str, int],
+    at: Mapping[str, int],
     flat: Sequence[Any],
 ) -> Sizes:
-    """With a condition more where the graph does not hold for sizes of 1."""
-    one = dict.fromkeys(given, 1)
-    if one == given or not all(condition.holds(one) for condition in sizes.conditions):
+    """The same sizes, with one more condition where the shapes are not as expected for sizes of 1."""
+    one = dict.fromkeys(at, 1)
+    if one == at or not all(condition.holds(one) for condition in sizes.conditions):
         return sizes
     inputs = [node.name for node in gm.graph.nodes if node.op == "placeholder"]
     example = [
@@ -154,9 +152,8 @@ def _checked_at_one(
     ]
     try:
         _checked(gm, shapes, one, example)
-    except Exception as error:  # whatever an operator says to such a shape
+    except Exception as error:  # whatever an operator raises for such a shape
         where = (str(error).splitlines() or [type(error).__name__])[0]
-        return replace(
-            sizes, conditions=(*sizes.conditions, *(Condition(f"{name} > 1", where) for name in given))
-        )
+        more = [Condition(f"{name} > 1", where) for name in at]
+        return replace(sizes, conditions=(*sizes.conditions, *more))
     return sizes

@@ -1,7 +1,7 @@
-"""A model keeps what it was while it is traced, whatever its ``forward`` assigns.
+"""Restoring what a model's ``forward`` assigns while it is traced.
 
-While ``torch.export`` traces, ``self.cache = h`` stores a stand-in without data, and ``self.log.append(h)``
-another one; left there they would break the model's next run.
+While ``torch.export`` traces, ``self.cache = h`` and ``self.log.append(h)`` store tensors without data, which
+would break the model's next run.
 """
 
 from __future__ import annotations
@@ -17,37 +17,24 @@ import torch
 from torch import nn
 
 from partita._torch.containers.containers import content_of, fill, kind_of
-from partita._torch.export.same_calls import alike
+from partita._torch.export.alike import alike
 
 __all__ = ["Attributes", "rehearsal", "unchanged"]
 
-_PASSED_BY = (
-    type(None),
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    torch.Tensor,
-    torch.dtype,
-    torch.device,
-    type,
-    FunctionType,
-    BuiltinFunctionType,
-    MethodType,
-    ModuleType,
-)
+_NOT_SEARCHED = (
+    type(None), bool, int, float, complex, str, bytes, torch.Tensor, torch.dtype, torch.device, type,
+    FunctionType, BuiltinFunctionType, MethodType, ModuleType,
+)  # fmt: skip
 
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """Put every attribute of every submodule back at the end, also what is in lists, dicts, sets and deques
-    among them, however deep, and in the attributes of these and of the user's other objects.
+    """Restore all attributes of all submodules at the end of the block.
 
-    Only what has changed is touched, and past what its class may have overridden: a ``dict`` that refuses
-    ``update`` gets its items back too. The values themselves are not copied: what is written into a tensor
-    stays (tracing writes nothing).
+    That includes the items of lists, dicts, sets and deques at any depth, and the attributes of the user's
+    other objects. Only what has changed is written, without methods that a class may have overridden: a
+    ``dict`` that refuses ``update`` is restored too. Tensors are not copied: what is written into one stays
+    (tracing writes nothing).
     """
     before = Attributes.of(model)
     try:
@@ -58,9 +45,9 @@ def unchanged(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def rehearsal(model: nn.Module) -> Iterator[None]:
-    """Within it the model may run on real data; afterwards buffers and random numbers are as before too.
+    """Restore the same, and buffers and the random state: the model may run on real data within the block.
 
-    Nothing is copied but buffers; parameters are taken for what no ``forward`` writes to.
+    Only buffers are copied: no ``forward`` is expected to write to parameters.
     """
     before = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     with unchanged(model), torch.random.fork_rng():
@@ -74,10 +61,10 @@ def rehearsal(model: nn.Module) -> Iterator[None]:
 
 
 class Attributes:
-    """What a model held at some time, with all that it leads to; see `unchanged`.
+    """The attributes of a model at some time, and all that can be reached from them; see `unchanged`.
 
     Attributes:
-        snapshots: of each container.
+        snapshots: one for each container.
     """
 
     def __init__(self, snapshots: Sequence[_Snapshot]) -> None:
@@ -85,16 +72,16 @@ class Attributes:
 
     @classmethod
     def of(cls, model: Any) -> Attributes:
-        """As they are now; of a list, those of all that is in it."""
+        """Return the present attributes of a model, or of everything in a list."""
         return cls(_snapshots(model))
 
     def put_back(self) -> Attributes:
-        """Put it back, where it has changed; what was there instead."""
+        """Restore them; return what had changed, as it was before this call."""
         replaced = [snapshot.exchange() for snapshot in self.snapshots]
         return Attributes([snapshot for snapshot in replaced if snapshot is not None])
 
     def same_as(self, other: Attributes) -> bool:
-        """Whether both are sure to be the same."""
+        """Return whether both are certainly equal."""
         here, there = (
             {id(snapshot.container): snapshot.content for snapshot in side.snapshots}
             for side in (self, other)
@@ -109,13 +96,13 @@ def _all_same(left: Sequence[Any], right: Sequence[Any]) -> bool:
 
 @dataclass(frozen=True)
 class _Snapshot:
-    """What a container held, flat."""
+    """The content of a container at some time, as a flat list."""
 
     container: Any
     content: list[Any]
 
     def exchange(self) -> _Snapshot | None:
-        """Put it back; what was there instead, if it was anything else."""
+        """Restore it; return the content before this call, if that was different."""
         now = content_of(self.container)
         same = len(now) == len(self.content)
         if same and all(new is old for new, old in zip(now, self.content, strict=True)):
@@ -125,13 +112,13 @@ class _Snapshot:
 
 
 def _snapshots(model: Any) -> list[_Snapshot]:
-    """Of everything that can be reached from ``model`` and changed in place."""
+    """Snapshots of everything that can be reached from ``model`` and changed in place."""
     snapshots: list[_Snapshot] = []
     seen: set[int] = set()
     waiting: list[Any] = [model]
     while waiting:
         value = waiting.pop()
-        if isinstance(value, _PASSED_BY) or id(value) in seen:
+        if isinstance(value, _NOT_SEARCHED) or id(value) in seen:
             continue
         seen.add(id(value))
         if kind_of(value) is not None:
@@ -145,8 +132,9 @@ def _snapshots(model: Any) -> list[_Snapshot]:
 
 
 def _is_users(value: Any) -> bool:
-    """Whether it has attributes that a model's ``forward`` may change. Those of Python's and torch's own
-    objects (a logger, a process group) lead to what the whole program shares.
+    """Whether an object has attributes that a model's ``forward`` may change.
+
+    Python's and torch's own objects (a logger, a process group) lead to what the whole program shares.
     """
     if isinstance(value, nn.Module):
         return True

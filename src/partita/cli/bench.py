@@ -27,8 +27,8 @@ def bench(
     names = benchmark_names(folder)
     if name is None:
         width = max(map(len, names), default=0)
-        for known, question in names.items():
-            print(f"{known:<{width}}  {question}")
+        for benchmark, question in names.items():
+            print(f"{benchmark:<{width}}  {question}")
         return
     name = name.replace("_", "-")
     if name not in names:
@@ -42,7 +42,7 @@ def bench(
 
 
 def find_benchmarks(directory: Path, this_file: Path) -> Path:
-    """The folder ``benchmarks`` of the current directory, or of the checkout that this package runs from.
+    """Return the folder ``benchmarks`` of the current directory, or of the checkout that partita runs from.
 
     Raises:
         UsageError: there is none; an installed package does not carry them.
@@ -61,12 +61,13 @@ def find_benchmarks(directory: Path, this_file: Path) -> Path:
 
 
 def benchmark_names(folder: Path) -> dict[str, str]:
-    """The name of every benchmark in a folder (``pipeline-overhead`` for ``pipeline_overhead.py``), with the
-    first line of its docstring. Nothing is imported.
+    """Return each benchmark of a folder with the first line of its docstring, importing nothing.
+
+    A benchmark is called ``pipeline-overhead`` where its file is ``pipeline_overhead.py``.
     """
-    found = {}
+    questions = {}
     for path in sorted(folder.glob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         if any(isinstance(item, ast.FunctionDef) and item.name == "main" for item in tree.body):
-            found[path.stem.replace("_", "-")] = (ast.get_docstring(tree) or "").partition("\n")[0]
-    return found
+            questions[path.stem.replace("_", "-")] = (ast.get_docstring(tree) or "").partition("\n")[0]
+    return questions

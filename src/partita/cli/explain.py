@@ -16,8 +16,10 @@ from rich.console import Console
 
 from partita._version import __version__
 from partita.cli.user_file import build_from
-from partita.cudagraphs import ExplainedGraph, Explanation, Refusal, Region, SavingModel
+from partita.cudagraphs import SavingModel
 from partita.cudagraphs import explain as explain_cudagraphs
+from partita.cudagraphs.explain import ExplainedGraph, Explanation
+from partita.cudagraphs.regions import Refusal, Region
 from partita.errors import UsageError
 from partita.reporting import (
     BreakRow,
@@ -68,7 +70,7 @@ def explain(
     with redirect_stdout(sys.stderr):  # what the model prints is no part of the report
         built = build_from(place)
         built.model.train(train)
-        found = explain_cudagraphs(
+        explanation = explain_cudagraphs(
             built.model,
             built.args,
             built.kwargs,
@@ -77,7 +79,7 @@ def explain(
             saving=SavingModel(min_launches=min_launches),
             allow=frozenset(allow or ()),
         )
-    report = capture_report(found, f"{place}, {'training' if train else 'inference'}")
+    report = capture_report(explanation, f"{place}, {'training' if train else 'inference'}")
     if html is not None:
         html.parent.mkdir(parents=True, exist_ok=True)
         html.write_text(render_capture_html(report), encoding="utf-8")
@@ -87,26 +89,26 @@ def explain(
     _show(report, html)
 
 
-def capture_report(found: Explanation, title: str) -> CaptureReport:
-    """What was found, as plain data."""
+def capture_report(explanation: Explanation, title: str) -> CaptureReport:
+    """Turn an explanation into the rows that tables, HTML and JSON show."""
     counts: dict[str, int] = {}
     graphs = []
-    for graph in found.graphs:
+    for graph in explanation.graphs:
         number = counts.setdefault(graph.kind, 0)
         counts[graph.kind] += 1
         graphs.append(_graph_row(graph, f"{graph.kind} {number}"))
     return CaptureReport(
         title,
-        found.note,
-        found.assumed,
+        explanation.note,
+        explanation.assumed,
         tuple(graphs),
-        tuple(BreakRow(_short(item.source), item.reason, item.hint) for item in found.breaks),
-        found.stopped,
+        tuple(BreakRow(_short(item.source), item.reason, item.hint) for item in explanation.breaks),
+        explanation.stopped,
         {
             "partita": __version__,
             "torch": torch.__version__,
             "Python": platform.python_version(),
-            "judged on": f"{found.device}{' (assumed)' if found.assumed else ''}",
+            "judged on": f"{explanation.device}{' (assumed)' if explanation.assumed else ''}",
         },
     )
 

@@ -13,15 +13,7 @@ from partita.errors import PartitaError
 
 __all__ = ["app", "main"]
 
-_WHAT = "Cuts a PyTorch model's graph into pieces, runs them, and proves that they do what the whole did."
-
-app = typer.Typer(
-    name="partita",
-    help=_WHAT,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(name="partita", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
 def _version(wanted: bool) -> None:
@@ -36,9 +28,7 @@ def _root(
         False, "--version", callback=_version, is_eager=True, help="Print the version."
     ),
 ) -> None:
-    """Cuts a PyTorch model's graph into pieces, runs the pieces, and proves that they do what the whole
-    did.
-    """
+    """Cuts a PyTorch model's graph into pieces, runs them, and proves that they do what the whole did."""
 
 
 for _name in ("bench", "demo", "explain"):

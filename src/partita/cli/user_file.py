@@ -29,7 +29,7 @@ _RETURNS = "it returns (model, args) or (model, args, kwargs): an nn.Module, a t
 
 @dataclass(frozen=True)
 class Built:
-    """What the user's function returned."""
+    """A model and example arguments, as the user's function returned them."""
 
     model: nn.Module
     args: tuple[Any, ...]
@@ -37,7 +37,7 @@ class Built:
 
 
 def build_from(place: str) -> Built:
-    """Import the file and call the function.
+    """Import a file and call a function of it.
 
     The file's folder is on ``sys.path`` from then on, so that it can import its neighbours.
 
@@ -47,15 +47,15 @@ def build_from(place: str) -> Built:
     Raises:
         UsageError: no such file or name, an error in either, or a result of another kind.
     """
-    path, function = _found(place)
+    path, function = _find_function(place)
     try:
         result = function()
     except Exception as error:
-        raise UsageError(f"{place} raised {_told(error, path)}") from error
+        raise UsageError(f"{place} raised {_describe(error, path)}") from error
     return _checked(place, result)
 
 
-def _found(place: str) -> tuple[Path, Callable[[], Any]]:
+def _find_function(place: str) -> tuple[Path, Callable[[], Any]]:
     file, colon, name = place.rpartition(":")
     if not colon or not file or not name.isidentifier():
         raise UsageError(f"{place!r} names no function: write FILE.py:NAME, such as model.py:build")
@@ -66,14 +66,14 @@ def _found(place: str) -> tuple[Path, Callable[[], Any]]:
         )
     if path.suffix != ".py":
         raise UsageError(f"{file!r} is no Python file: its name has to end in .py")
-    module = _imported(path)
+    module = _import_file(path)
     if not hasattr(module, name):
-        known = sorted(
+        functions = sorted(
             key
             for key, value in vars(module).items()
             if callable(value) and getattr(value, "__module__", None) == module.__name__
         )
-        listed = f"it defines {', '.join(known)}" if known else "it defines no function"
+        listed = f"it defines {', '.join(functions)}" if functions else "it defines no function"
         raise UsageError(f"{file} has no {name!r}: {listed}")
     function = getattr(module, name)
     if not callable(function):
@@ -83,7 +83,7 @@ def _found(place: str) -> tuple[Path, Callable[[], Any]]:
     return path, function
 
 
-def _imported(path: Path) -> ModuleType:
+def _import_file(path: Path) -> ModuleType:
     name = f"partita_user_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -97,7 +97,7 @@ def _imported(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        raise UsageError(f"{path} can't be imported: {_told(error, path)}") from error
+        raise UsageError(f"{path} can't be imported: {_describe(error, path)}") from error
     return module
 
 
@@ -114,8 +114,8 @@ def _checked(place: str, result: Any) -> Built:
     return Built(model, args, kwargs)
 
 
-def _told(error: Exception, path: Path) -> str:
-    """The error, and the last line of the user's file that led to it."""
+def _describe(error: Exception, path: Path) -> str:
+    """Return the error, and the last line of the user's file that led to it."""
     lines = [
         frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path
     ]

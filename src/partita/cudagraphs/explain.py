@@ -66,12 +66,12 @@ class Explanation:
 
     @property
     def launches_saved(self) -> int:
-        """Over all graphs."""
+        """Launches saved a run, over all graphs."""
         return sum(graph.plan.launches_saved for graph in self.graphs)
 
 
 @dataclass(frozen=True)
-class _Place:
+class _TraceDevice:
     """Where a model is traced, and where it is judged."""
 
     traced: torch.device
@@ -110,26 +110,26 @@ def explain(
 
     >>> model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.Tanh())
     >>> all_of_it = SavingModel(min_launches=1, replay_s=0.0)
-    >>> found = explain(model, (torch.ones(2, 4),), device="cpu", saving=all_of_it)
-    >>> [graph.kind for graph in found.graphs], found.launches_saved
+    >>> explanation = explain(model, (torch.ones(2, 4),), device="cpu", saving=all_of_it)
+    >>> [graph.kind for graph in explanation.graphs], explanation.launches_saved
     (['inference'], 3)
     """
-    place = _place(device)
+    target = _trace_device(device)
     try:
-        moved = copy.deepcopy(module).to(place.traced)
-        given, named = tree_map(lambda leaf: _moved(leaf, place.traced), (tuple(args), dict(kwargs or {})))
-        generators = [place.traced] if place.traced.type == "cuda" else []
+        moved = copy.deepcopy(module).to(target.traced)
+        inputs = tree_map(lambda leaf: _moved(leaf, target.traced), (tuple(args), dict(kwargs or {})))
+        generators = [target.traced] if target.traced.type == "cuda" else []
         with torch.random.fork_rng(generators):
-            traced = trace_model(moved, given, named, train=train, compute=not place.assumed)
+            traced = trace_model(moved, *inputs, train=train, compute=not target.assumed)
     except Exception as error:
         raise CaptureError(
-            f"the model can't be traced on {place.traced}; run it there once without torch.compile to see "
+            f"the model can't be traced on {target.traced}; run it there once without torch.compile to see "
             f"where. {type(error).__name__}: {error}"
         ) from error
-    _check_made_something(traced, place)
-    if place.assumed:
-        pretend_device(traced.graphs, place.traced.type, place.judged)
-    rules = CaptureRules(place.judged.type, allow)
+    _check_has_graphs(traced, target)
+    if target.assumed:
+        pretend_device(traced.graphs, target.traced.type, target.judged)
+    rules = CaptureRules(target.judged.type, allow)
     graphs = tuple(
         ExplainedGraph(
             graph.kind,
@@ -145,25 +145,25 @@ def explain(
         for graph in traced.graphs
     )
     breaks = tuple(dict.fromkeys(traced.breaks))  # a model called anew from the same place breaks there again
-    return Explanation(graphs, breaks, traced.stopped, place.assumed, place.judged, place.note)
+    return Explanation(graphs, breaks, traced.stopped, target.assumed, target.judged, target.note)
 
 
-def _place(name: str) -> _Place:
+def _trace_device(name: str) -> _TraceDevice:
     try:
         device = torch.device(name)
     except RuntimeError:
         device = torch.device("meta")
     if device.type == "cpu":
-        return _Place(device, device, _CPU)
+        return _TraceDevice(device, device, _CPU)
     if device.type != "cuda":
         raise CaptureError(f"device is {name!r}: give 'cuda', 'cuda:1' and so on, or 'cpu'")
     indexed = torch.device("cuda", device.index or 0)
     if not torch.cuda.is_available():
-        return _Place(torch.device("meta"), indexed, _ASSUMED)
+        return _TraceDevice(torch.device("meta"), indexed, _ASSUMED)
     if indexed.index >= torch.cuda.device_count():
         raise CaptureError(f"device is {name!r}, and there are {torch.cuda.device_count()} CUDA devices")
-    place = _Place(indexed, indexed)
-    return replace(place, note=_MEASURED.format(device=torch.cuda.get_device_name(indexed)))
+    target = _TraceDevice(indexed, indexed)
+    return replace(target, note=_MEASURED.format(device=torch.cuda.get_device_name(indexed)))
 
 
 def _moved(leaf: Any, device: torch.device) -> Any:
@@ -173,12 +173,12 @@ def _moved(leaf: Any, device: torch.device) -> Any:
     return leaf.detach().clone().to(device).requires_grad_(leaf.requires_grad)
 
 
-def _check_made_something(traced: TracedModel, place: _Place) -> None:
+def _check_has_graphs(traced: TracedModel, target: _TraceDevice) -> None:
     if traced.graphs:
         return
     why = traced.stopped or "; ".join(f"{item.reason} ({item.source})" for item in traced.breaks)
     raise CaptureError(
-        f"torch.compile makes no graph of the model on {place.traced}"
+        f"torch.compile makes no graph of the model on {target.traced}"
         + (f": {why}" if why else ": it does nothing with tensors, or its forward is excluded")
-        + (". With --device cpu it is run, so that values are there" if place.assumed else "")
+        + (". With --device cpu it is run, so that values are there" if target.assumed else "")
     )

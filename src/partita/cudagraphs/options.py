@@ -20,7 +20,7 @@ from partita.errors import ArgumentError
 __all__ = ["BackendOptions"]
 
 PieceCompiler: TypeAlias = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
-"""From a flat graph and its example inputs to what runs it."""
+"""A function from a flat graph and its example inputs to what runs it."""
 
 _INNER: dict[str, PieceCompiler | None] = {
     "aot_eager": None,
@@ -84,21 +84,21 @@ class BackendOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, Any] | None) -> BackendOptions:
-        """From a mapping.
+        """Return the options of a mapping.
 
         Raises:
             ArgumentError: an unknown option, or a value that can't be used.
         """
-        given = dict(options or {})
-        known = [item.name for item in fields(cls)]
-        unknown = sorted(given.keys() - set(known))
+        values = dict(options or {})
+        names = [item.name for item in fields(cls)]
+        unknown = sorted(values.keys() - set(names))
         if unknown:
-            raise ArgumentError(f"unknown option {unknown[0]!r}: partita_cudagraphs takes {', '.join(known)}")
-        if "allow" in given:
-            given["allow"] = frozenset(given["allow"])
-        if "buckets" in given:
-            given["buckets"] = tuple(given["buckets"])
-        return cls(**given)
+            raise ArgumentError(f"unknown option {unknown[0]!r}: partita_cudagraphs takes {', '.join(names)}")
+        if "allow" in values:
+            values["allow"] = frozenset(values["allow"])
+        if "buckets" in values:
+            values["buckets"] = tuple(values["buckets"])
+        return cls(**values)
 
     @property
     def records(self) -> bool:
@@ -111,15 +111,14 @@ class BackendOptions:
         return _INNER[self.inner] if isinstance(self.inner, str) else self.inner
 
     def rules(self) -> CaptureRules:
-        """What may be captured under these options."""
+        """Return what may be captured under these options."""
         return CaptureRules("cpu" if self.recorder == "replay" else self._device_type(), self.allow)
 
     def make_recorder(self, device: torch.device) -> GraphRecorder:
-        """The recorder for one device."""
+        """Return a recorder for one device."""
         if callable(self.recorder):
             return self.recorder(device)
         return ReplayRecorder() if self.recorder == "replay" else CudaRecorder(device)
 
     def _device_type(self) -> str:
-        """A recorder of the user's says itself which tensors it takes."""
         return self.recorder(torch.device("cpu")).device_type if callable(self.recorder) else "cuda"

@@ -10,7 +10,9 @@ from partita.ddp.forward_cut.optimizer import DDPOptimizer, use_partita_ddp_opti
 from partita.ddp.reducing.bucket_report import BucketRow, BucketTimes, PassTimes
 from partita.ddp.reducing.comm_hooks import CommHook, bf16_compress, fp16_compress
 from partita.ddp.reducing.tuning import measure_links
-from partita.ddp.replicas.replicate import Replicated, Replication, replicate
+from partita.ddp.replicas.replicate import replicate
+from partita.ddp.replicas.replicated import Replicated
+from partita.ddp.replicas.replication import Replication
 
 __all__ = [
     "Bucket",

@@ -23,13 +23,13 @@ example inputs to what runs it."""
 
 
 def check_inner(inner: InnerCompiler) -> InnerCompiler:
-    """``inner`` itself.
+    """Return ``inner`` itself, where it is one.
 
     Raises:
         ArgumentError: a name that is not known, or what can't be called.
     """
-    known = inner in ("inductor", "aot_eager") if isinstance(inner, str) else callable(inner)
-    if not known and not isinstance(inner, PieceRunner):
+    is_compiler = inner in ("inductor", "aot_eager") if isinstance(inner, str) else callable(inner)
+    if not is_compiler and not isinstance(inner, PieceRunner):
         raise ArgumentError(
             "inner is 'inductor', 'aot_eager', a PieceRunner, or a function (gm, example_inputs) -> "
             f"callable, got {inner!r}"
@@ -52,15 +52,13 @@ def resolve_inner(inner: InnerCompiler) -> Callable[[AotGraph], Callable[..., An
 
 
 def _run_by(runner: PieceRunner, graph: AotGraph) -> Callable[..., Any]:
-    """Of backward, the reducer copies the gradients, and the pieces behind read the rest: nobody keeps any of
-    it for long.
-    """
+    # of backward, the reducer copies the gradients, and the pieces behind read the rest: nobody keeps results
     returned = 0 if graph.kind == "backward" else graph.returned
     return runner.for_graph(graph.gm, fixed_inputs=graph.static_inputs, returned=returned)
 
 
 def inductors_settings(inner: InnerCompiler, mode: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration that a mode and options of ``torch.compile`` stand for.
+    """Return the configuration that a mode and options of ``torch.compile`` stand for.
 
     Raises:
         ArgumentError: torch does not know them, they ask for CUDA graphs, or ``inner`` is not Inductor.

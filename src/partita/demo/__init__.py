@@ -1,6 +1,4 @@
-"""``partita demo``: a real model on real data, cut, trained on several processes, and proven equal to the
-uncut one.
-"""
+"""``partita demo``: a real model on real data, trained cut and uncut, and proven to be equal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The proof at the end: every parameter of the stages against the uncut model's."""
+"""Every parameter of the trained stages against that of the trained uncut model, bit for bit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Comparison", "compare_parameters"]
 
 @dataclass(frozen=True)
 class Comparison:
-    """What came of comparing all parameters.
+    """The outcome of comparing all parameters.
 
     Attributes:
         largest: largest absolute difference of any number.
@@ -32,7 +32,7 @@ class Comparison:
 
 
 def compare_parameters(uncut: Path, ranks: Sequence[Path]) -> Comparison:
-    """Compare the saved states.
+    """Compare what each rank has saved with what the uncut training has saved.
 
     Raises:
         ExecutionError: a name is missing on either side.

@@ -1,6 +1,4 @@
-"""The demo's data: the bytes of the Python standard library's source files on this machine. Nothing is
-downloaded.
-"""
+"""The demo's data: the source files of Python's standard library on this machine, as bytes."""
 
 from __future__ import annotations
 
@@ -37,8 +35,9 @@ class ByteCorpus:
     def batch(
         self, step: int, batch: int, length: int, *, seed: int = 0, validation: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """The inputs and the next bytes of one step, both int64 of shape (batch, length); the same for the
-        same numbers.
+        """Return the inputs and the next bytes of one step, both int64 of shape (batch, length).
+
+        The same ``step``, sizes and ``seed`` give the same batch.
         """
         text = self.validation if validation else self.train
         generator = torch.Generator().manual_seed(seed * 1_000_003 + step * 2 + validation)
@@ -48,8 +47,7 @@ class ByteCorpus:
 
 
 def read_corpus(folder: Path | None = None) -> ByteCorpus:
-    """Read the ``.py`` files below ``folder`` (the standard library if not given), every tenth for
-    validation.
+    """Read the ``.py`` files below ``folder`` (default: the standard library), every tenth for validation.
 
     Raises:
         UsageError: there are too few source files (some distributions ship only compiled ones).

@@ -1,6 +1,4 @@
-"""How training processes tell the command what they have done: a file of JSON lines each, read while it
-grows.
-"""
+"""Events of a training process, as JSON lines in a file that the command reads while it grows."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ class EventReader:
         self._offset = 0
 
     def new(self) -> Iterator[dict[str, Any]]:
-        """The events since the last call."""
+        """Yield the events since the last call."""
         if not self._path.exists():
             return
         with self._path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Starting processes through torch's elastic launcher, and saying plainly what became of them."""
+"""Processes that torch's elastic launcher starts, and a plain message where one of them fails."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def launch(function: Callable[..., Any], processes: int, *args: Any, name: str) 
         name: what the processes are, for messages.
 
     Returns:
-        What each rank returned.
+        By rank, what ``function`` returned there.
 
     Raises:
         ExecutionError: a process failed or was killed; the message names its rank.
@@ -75,21 +75,21 @@ def _message(error: ChildFailedError, name: str) -> str:
     if failure.exitcode < 0:
         number = -failure.exitcode
         return (
-            f"rank {rank} of the {name} was killed by {signal.Signals(number).name} (process "
-            f"{failure.pid}): if nobody did that on "
-            "purpose, look for lack of memory in the system's log; the other ranks have been ended"
+            f"rank {rank} of the {name} was killed by {signal.Signals(number).name} (process {failure.pid}): "
+            "if nobody did that on purpose, look for lack of memory in the system's log; the other ranks "
+            "have been ended"
         )
-    said = failure.message.strip() if isinstance(failure.message, str) else str(failure.message)
+    report = failure.message  # what the process has written down of its error, where it could
+    text = report["message"] if isinstance(report, dict) else report
     return (
-        f"rank {rank} of the {name} failed (process {failure.pid}, exit status {failure.exitcode}):\n{said}"
+        f"rank {rank} of the {name} failed (process {failure.pid}, exit status {failure.exitcode}):\n"
+        f"{text.strip()}"
     )
 
 
 @contextmanager
 def _quiet_launcher() -> Iterator[None]:
-    """The launcher logs a traceback for each process that it ends; the error raised here says all of it in a
-    line.
-    """
+    """Silence the launcher, which logs a traceback for each process that it ends: `_message` says it all."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -100,9 +100,7 @@ def _quiet_launcher() -> Iterator[None]:
 
 @contextmanager
 def _worker_environment() -> Iterator[None]:
-    """Workers on loopback with one thread each: equal thread counts give equal bits, and two processes share
-    two cores.
-    """
+    """Give workers the loopback device and one thread each: equal thread counts give equal bits."""
     wanted = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", **_loopback()}
     before = {key: os.environ.get(key) for key in wanted}
     os.environ.update(wanted)

@@ -1,6 +1,4 @@
-"""The demo's model: a small decoder-only transformer over bytes, with tied embeddings, rotary positions and
-dropout.
-"""
+"""The demo's model: a small decoder-only transformer over bytes."""
 
 from __future__ import annotations
 
@@ -26,10 +24,11 @@ class TransformerConfig:
 
 
 class ByteTransformer(nn.Module):
-    """Predicts the next byte.
+    """A transformer that predicts the next byte.
 
-    Pre-norm blocks; rotary position embedding (Su et al. 2021, "RoFormer"); the output projection is the
-    input embedding itself (Press and Wolf 2017, "Using the Output Embedding to Improve Language Models").
+    Pre-norm blocks with dropout; rotary position embedding (Su et al. 2021, "RoFormer"); the input embedding
+    is also the output projection (Press and Wolf 2017, "Using the Output Embedding to Improve Language
+    Models").
     """
 
     def __init__(self, config: TransformerConfig | None = None) -> None:
@@ -47,7 +46,7 @@ class ByteTransformer(nn.Module):
         self.apply(_initialise)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of shape (batch, length, vocabulary) for int64 tokens of shape (batch, length)."""
+        """Return logits of shape (batch, length, vocabulary) for int64 tokens of shape (batch, length)."""
         hidden = self.dropout(self.embedding(tokens))
         for block in self.blocks:
             hidden = block(hidden, self.cosine, self.sine)

@@ -24,7 +24,8 @@ from partita.demo.settings import DemoSettings, check_writable
 from partita.demo.summary import build_report, conclude, introduce, write_files
 from partita.demo.training import build_model, example, train_rank, train_uncut
 from partita.demo.watch import train_and_watch
-from partita.pipelining import get_schedule_class, measure_units
+from partita.pipelining import get_schedule_class
+from partita.pipelining.frontends.pipeline import measure_units
 from partita.planning import CostModel, plan_stages
 from partita.reporting import LossPoint
 
@@ -36,7 +37,7 @@ _REPEATS = 5
 
 @dataclass(frozen=True)
 class DemoResult:
-    """What the demo found out, and where it wrote it."""
+    """The comparison of cut and uncut training, and the paths of the files that say so."""
 
     comparison: Comparison
     losses: tuple[LossPoint, ...]
@@ -44,7 +45,7 @@ class DemoResult:
 
 
 def run_demo(settings: DemoSettings, out: Path, console: Console) -> DemoResult:
-    """Run the demo.
+    """Train a model cut and uncut, compare both, and write a report.
 
     Args:
         out: folder for ``report.html``, ``trace.json`` and ``plan.json``.

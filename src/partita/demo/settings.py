@@ -49,11 +49,11 @@ class DemoSettings:
         return self.microbatches * self.microbatch
 
     def validates_after(self, step: int) -> bool:
-        """Whether the validation loss is taken after ``step``."""
+        """Return whether the validation loss is taken after ``step``."""
         return (step + 1) % self.validate_every == 0 or step + 1 == self.steps
 
     def describe(self) -> dict[str, str]:
-        """For a report."""
+        """Return names and values for a report."""
         return {key: str(value) for key, value in asdict(self).items() if key != "model"}
 
 
@@ -70,6 +70,6 @@ def check_writable(folder: Path) -> None:
         probe.unlink()
     except OSError as error:
         raise UsageError(
-            f"--out {folder} can't be written to ({error.strerror}): give a folder that can, such as --out "
-            f"./demo"
+            f"--out {folder} can't be written to ({error.strerror}): give a folder that can, "
+            "such as --out ./demo"
         ) from error

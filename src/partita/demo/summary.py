@@ -1,4 +1,4 @@
-"""What the demo says: the plan before, the figures after, and the three files."""
+"""What the demo prints and writes: the plan before, the figures after, and three files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = ["build_report", "conclude", "introduce", "write_files"]
 
 
 def introduce(console: Console, settings: DemoSettings, corpus: ByteCorpus, plan: Plan) -> None:
-    """Print what will be done with what, and the plan."""
+    """Print the sizes of model and data, and the plan."""
     parameters = sum(stage.parameters for stage in plan.stages)
     console.print(
         f"[bold]partita {__version__}[/] cuts a transformer of about {format_count(parameters)} parameters "
@@ -70,8 +70,8 @@ def _rows(plan: Plan) -> tuple[StageRow, ...]:
 def build_report(
     settings: DemoSettings, corpus: ByteCorpus, plan: Plan, uncut: Side, cut: Side, comparison: Comparison
 ) -> RunReport:
-    """All that the report shows."""
-    measured, (simulated, _) = measured_timeline(cut.spans), simulated_timeline(plan)
+    """Put together all that the report shows."""
+    measured, simulated = measured_timeline(cut.spans), simulated_timeline(plan)
     figures = key_figures(
         parameter_difference=comparison.largest,
         bitwise_equal=comparison.bitwise,
@@ -112,7 +112,7 @@ def _environment(settings: DemoSettings, corpus: ByteCorpus) -> dict[str, str]:
 
 
 def write_files(out: Path, report: RunReport, plan: Plan) -> tuple[Path, ...]:
-    """Write the report, the trace and the plan; their paths."""
+    """Write the report, the trace and the plan, and return their paths."""
     texts = {
         "report.html": render_html(report),
         "trace.json": chrome_trace([report.measured, report.simulated]),
@@ -130,7 +130,7 @@ def conclude(
     report: RunReport,
     files: tuple[Path, ...],
 ) -> None:
-    """Print what came out."""
+    """Print the comparison, the speeds, the bubbles and the paths of the files."""
     if comparison.bitwise:
         console.print(
             "[bold green]largest parameter difference: 0.0[/] "

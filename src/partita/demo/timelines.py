@@ -1,28 +1,26 @@
-"""One step as it ran and as the simulator foretold it, in the form that reports draw."""
+"""One step as it ran, and as the simulator predicts it, as timelines for a report."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from partita.planning import Action, Plan, Simulation, get_schedule, simulate
+from partita.planning import Action, Plan, get_schedule, simulate
 from partita.reporting import Timeline, TimelineSpan
 
 __all__ = ["measured_timeline", "simulated_timeline"]
 
 
-def simulated_timeline(plan: Plan) -> tuple[Timeline, Simulation]:
-    """The step that the plan's costs foretell."""
+def simulated_timeline(plan: Plan) -> Timeline:
+    """Build the timeline of a simulated step of the plan."""
     schedule = get_schedule(plan.schedule)(len(plan.stages), plan.microbatches, plan.ranks)
     result = simulate(schedule, plan)
     spans = tuple(_span(span.rank, span.action, span.start_s, span.end_s) for span in result.spans)
-    return Timeline("Simulated", spans, result.makespan_s, result.bubble), result
+    return Timeline("Simulated", spans, result.makespan_s, result.bubble)
 
 
 def measured_timeline(events: Iterable[Mapping[str, Any]]) -> Timeline:
-    """The step that was traced. The time in which an action waits for its message does not count as
-    computing.
-    """
+    """Build the timeline of a traced step; while an action waits for its message, it does not compute."""
     events = list(events)
     waited = {
         (event["rank"], event["name"].removeprefix("wait ")): event["end_s"]

@@ -1,4 +1,4 @@
-"""What the demo's processes run: one rank of the pipeline, or the uncut model."""
+"""What the demo's processes run: a stage of the pipeline each, or the uncut model."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ __all__ = ["build_model", "example", "next_byte_loss", "train_rank", "train_uncu
 
 
 def build_model(settings: DemoSettings) -> ByteTransformer:
-    """The model as every process makes it: the same weights for the same seed."""
+    """Make the model, on one thread; the same seed gives the same weights in every process."""
     torch.set_num_threads(1)
     torch.manual_seed(settings.seed)
     return ByteTransformer(settings.model)
 
 
 def example(settings: DemoSettings) -> Tensor:
-    """A microbatch of the right shape."""
+    """Return a microbatch of the right shape."""
     return torch.zeros((settings.microbatch, settings.model.context), dtype=torch.int64)
 
 
 def next_byte_loss(logits: Tensor, target: Tensor) -> Tensor:
-    """Cross-entropy in nats per byte."""
+    """Return the cross-entropy in nats per byte."""
     return functional.cross_entropy(logits.flatten(0, 1), target.flatten())
 
 

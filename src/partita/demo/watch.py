@@ -1,4 +1,4 @@
-"""Showing what training processes report while they run."""
+"""The progress of training processes, shown while they run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Side:
     spans: list[dict[str, Any]] = field(default_factory=list)
 
     def take(self, event: dict[str, Any]) -> None:
-        """Note one event."""
+        """Note one event of a training process."""
         kind = event["kind"]
         if kind == "step":
             self.losses[event["step"]], self.seconds[event["step"]] = event["loss"], event["seconds"]
@@ -39,7 +39,7 @@ class Side:
             self.spans.append(event)
 
     def samples_per_second(self, batch: int) -> float:
-        """From the median step, the first left out: it warms up."""
+        """Return the speed of the median step, without the first one, which warms up."""
         ordered = sorted(seconds for step, seconds in self.seconds.items() if step or len(self.seconds) == 1)
         return batch / ordered[len(ordered) // 2]
 
@@ -62,7 +62,7 @@ def train_and_watch(
         other: a training to compare each step's loss with, line by line.
 
     Returns:
-        All that was reported.
+        Everything that the processes have reported.
     """
     side = Side()
     task = progress.add_task(title, total=steps)

@@ -1,4 +1,4 @@
-"""FSDP's borders: told to Dynamo, checked, and used for pipeline stages."""
+"""The borders of FSDP: marking them for Dynamo, checking them, cutting pipeline stages there."""
 
 from __future__ import annotations
 

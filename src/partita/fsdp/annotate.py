@@ -20,19 +20,17 @@ _EAGER = (
 def annotate_modules_for_dynamo(
     module: nn.Module, ignored_modules: Collection[nn.Module], use_orig_params: bool
 ) -> None:
-    """Mark ``module`` and everything inside as managed by FSDP, but for the ignored modules and what is
-    inside them.
+    """Mark ``module`` and all modules inside as managed by FSDP, without the ignored ones and those inside.
 
-    Dynamo then takes nothing about them for granted: their parameters are inputs of the graph and not part
-    of it.
-    So each forward uses the views of the parameters that FSDP has just gathered, and backward meets FSDP's
-    hooks layer by layer, with communication between the computations.
+    Dynamo then makes their parameters inputs of the graph. So each forward uses the views of the parameters
+    that FSDP has just gathered, and backward runs FSDP's hooks layer by layer, with communication between the
+    computations.
 
-    Torch's function of that name (private there) leaves the children of an ignored module marked unless they
-    are listed too; here ignoring a module ignores all of it.
+    Torch's function of that name (private there) marks the children of an ignored module unless they are
+    listed too; here ignoring a module ignores all of it.
 
     Args:
-        use_orig_params: as FSDP was told. With False, torch.compile can't use the module at all.
+        use_orig_params: as passed to FSDP. With False, torch.compile can't use the module at all.
 
     Warns:
         UserWarning: ``use_orig_params`` is False.

@@ -1,4 +1,4 @@
-"""Which modules FSDP manages, which it was told to ignore, and which it has missed."""
+"""Auditing a model: which modules FSDP manages, ignores on purpose, or has missed."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ __all__ = ["Audit", "audit"]
 
 @dataclass(frozen=True)
 class Audit:
-    """The modules of a tree by name, each in one list. FSDP1's own wrappers are left out of names and lists.
+    """The modules of a model by name, without FSDP1's own wrappers.
 
     Attributes:
         managed: marked for Dynamo.
-        ignored: left out on purpose, with everything inside them.
-        missed: inside of a managed module, but neither managed nor ignored: added after wrapping, for
-            example.
-        outside: not inside of any managed module.
+        ignored: ignored on purpose, with everything inside them.
+        missed: inside a managed module, but neither managed nor ignored; for example, added after wrapping.
+        outside: not inside any managed module.
         eager: managed with ``use_orig_params=False``: torch.compile runs them eagerly.
     """
 
@@ -42,11 +41,11 @@ class Audit:
 
     @property
     def ok(self) -> bool:
-        """Nothing is missed, and nothing runs eagerly."""
+        """Whether nothing is missed and nothing runs eagerly."""
         return not (self.missed or self.eager)
 
     def check(self) -> None:
-        """Raise where something is wrong.
+        """Raise an error unless `ok`.
 
         Raises:
             CaptureError: names the modules, and says what to do.
@@ -73,14 +72,14 @@ class Audit:
 
 
 def audit(module: nn.Module, ignored_modules: Collection[nn.Module] = ()) -> Audit:
-    """Look at every module of a tree once.
+    """Return which modules of a model FSDP manages.
 
     Args:
-        ignored_modules: those that were ignored on purpose, besides the ones that FSDP1's wrappers know of.
+        ignored_modules: those that are ignored on purpose, besides the ones that FSDP1's wrappers ignore.
 
     Warns:
-        UserWarning: some are wrapped with ``use_orig_params=False``; torch itself runs them eagerly without
-            a word.
+        UserWarning: some are wrapped with ``use_orig_params=False``; torch itself runs them eagerly without a
+            warning.
 
     >>> from torch import nn
     >>> from partita.fsdp import annotate_modules_for_dynamo
@@ -91,9 +90,8 @@ def audit(module: nn.Module, ignored_modules: Collection[nn.Module] = ()) -> Aud
     >>> audit(model).missed
     ('1',)
     """
-    ignored = {inner for outer in ignored_modules for inner in outer.modules()} | set(
-        ignored_by_wrappers(module)
-    )
+    ignored = {inner for outer in ignored_modules for inner in outer.modules()}
+    ignored.update(ignored_by_wrappers(module))
     lists: dict[str, list[str]] = {"managed": [], "ignored": [], "missed": [], "outside": [], "eager": []}
     inside: set[nn.Module] = set()
     for name, inner in module.named_modules():
@@ -105,13 +103,13 @@ def audit(module: nn.Module, ignored_modules: Collection[nn.Module] = ()) -> Aud
         if marked is False:
             lists["eager"].append(fsdp_wrapped_name(name))
         if inner in ignored:
-            kind = "ignored"  # also where a nested wrapper, which was not told, has marked it
+            kind = "ignored"  # even where a nested wrapper has marked it
         elif marked is not None:
             kind = "managed"
         else:
             kind = "missed" if inner in inside else "outside"
         lists[kind].append(fsdp_wrapped_name(name))
-    found = Audit(**{kind: tuple(names) for kind, names in lists.items()})
-    if found.eager:
-        warnings.warn(str(found), UserWarning, stacklevel=2)
-    return found
+    outcome = Audit(**{kind: tuple(names) for kind, names in lists.items()})
+    if outcome.eager:
+        warnings.warn(str(outcome), UserWarning, stacklevel=2)
+    return outcome

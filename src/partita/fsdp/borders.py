@@ -1,4 +1,4 @@
-"""Where FSDP's borders are, so that pipeline stages can be cut there."""
+"""Cutting pipeline stages at FSDP's borders."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["split_points_at_fsdp"]
 
 
 def split_points_at_fsdp(module: nn.Module, num_stages: int | None = None) -> dict[str, Literal["BEGINNING"]]:
-    """The outermost modules that FSDP gathers and frees, by name: stages that begin there share no shard.
+    """Return the outermost modules that FSDP gathers and frees: stages that begin there share no shard.
 
-    The root is no border, and what is sharded inside of a border is none of its own.
+    The root is no border, and neither is a sharded module inside a border.
 
     Args:
-        num_stages: choose ``num_stages - 1`` of them so that the bytes of parameters before each are as
-            near to equal shares as they can be; by default all are returned.
+        num_stages: choose ``num_stages - 1`` of them such that the stages have nearly equal bytes of
+            parameters; by default all are returned.
 
     Returns:
         From name (as the model has it, without FSDP1's wrappers) to ``"BEGINNING"``, in the order of the
@@ -37,18 +37,16 @@ def split_points_at_fsdp(module: nn.Module, num_stages: int | None = None) -> di
     for name, inner in module.named_modules():
         if inner in inside or not is_border(inner):
             continue
-        plain = fsdp_wrapped_name(name)
-        if plain:
-            borders[plain] = inner
+        original_name = fsdp_wrapped_name(name)
+        if original_name:
+            borders[original_name] = inner
             inside.update(inner.modules())
     names = list(borders) if num_stages is None else _chosen(module, borders, num_stages)
     return dict.fromkeys(names, "BEGINNING")
 
 
 def _chosen(module: nn.Module, borders: dict[str, nn.Module], num_stages: int) -> list[str]:
-    """The borders nearest to equal shares of the parameters; later ones leave room for those still to
-    come.
-    """
+    """The borders nearest to equal shares of the parameters, chosen in order."""
     if num_stages < 1:
         raise ArgumentError(f"num_stages is {num_stages}: a pipeline has at least 1")
     wanted = num_stages - 1

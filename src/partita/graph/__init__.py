@@ -1,1 +1,1 @@
-"""What is known of a captured graph: effects, storages, regions, order, liveness, costs."""
+"""Analyses of an fx graph: effects, storages, regions, order, liveness, costs. Nothing is changed."""

@@ -18,9 +18,9 @@ import torch
 from torch.fx import GraphModule, Node
 
 from partita._torch.autograd.region_switches import ENTER_AUTOCAST
+from partita.graph.attributes import lookup
 from partita.graph.effects import Effects, metadata
 from partita.graph.regions import Ambient
-from partita.graph.state import lookup
 
 __all__ = ["Casts", "find_casts"]
 
@@ -31,7 +31,7 @@ class Casts:
 
     Attributes:
         regions: for each position the node that enters the outermost autocast region around it, or None.
-        shared: for each weight and region, the positions of its users there, where there are several.
+        shared: for each weight and region, the positions of the weight's users there, if several.
     """
 
     regions: list[Node | None]
@@ -39,7 +39,7 @@ class Casts:
 
 
 def find_casts(gm: GraphModule, effects: Effects, ambients: Sequence[Ambient]) -> Casts:
-    """The users of every tensor that autocast may cache: parameters, and inputs that may require grad."""
+    """Return who uses the tensors that autocast may cache: parameters, and inputs that may require grad."""
     regions = [outermost_autocast(ambient) for ambient in ambients]
     users: dict[tuple[Node, object], list[int]] = {}
     for position, node in enumerate(effects.nodes):
@@ -53,14 +53,12 @@ def find_casts(gm: GraphModule, effects: Effects, ambients: Sequence[Ambient]) -
 
 
 def outermost_autocast(ambient: Ambient) -> Node | None:
-    """The node that enters the outermost open autocast region."""
+    """Return the node that enters the outermost open autocast region, or None."""
     return next((switch for switch in ambient.stack if switch.target is ENTER_AUTOCAST), None)
 
 
 def _weights(gm: GraphModule, node: Node) -> Iterator[object]:
-    """Keys of what the node uses and autocast may cache: floating tensors that are leaves and require
-    grad.
-    """
+    """Keys of the operands that autocast may cache: floating tensors that are leaves and require grad."""
     if node.op == "call_module":
         module = lookup(gm, node)
         if isinstance(module, torch.nn.Module):

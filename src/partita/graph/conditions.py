@@ -1,4 +1,4 @@
-"""Branches on data, in a graph: what a model does where ``if mask.all():`` holds, and what it does otherwise.
+"""Targets of the nodes that express a branch on data in a graph, such as ``if mask.all():``.
 
 ::
 
@@ -8,7 +8,7 @@
         bias = expand(mask)        sdpa      = sdpa(q, k, v, choose)
     sdpa(q, k, v, bias)
 
-What one branch alone computes is not computed where the other is taken.
+What only one branch computes is not computed where the other one is taken.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from torch.fx import Node, has_side_effect
 
 from partita._torch.tensors.storage import has_memory
 from partita.errors import ExecutionError
-from partita.graph.use import PLAIN, Use
+from partita.graph.node_effect import PURE, NodeEffect
 
 __all__ = [
     "OnlyIf",
     "ReadCondition",
-    "branch_use",
+    "branch_effect",
     "choose",
     "depends_on_branch",
     "is_branch_function",
@@ -37,7 +37,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class _Target:
-    """A target of a graph's nodes; fx names a function in its code after these."""
+    """A callable target of nodes; the code that fx generates calls it by the name of its class."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "__name__", type(self).__name__)
@@ -49,7 +49,7 @@ class ReadCondition(_Target):
     """Reads the truth of a tensor of one element.
 
     Attributes:
-        assumed: what it is taken for where the tensor has no data.
+        assumed: the answer where the tensor has no data.
         place: the line of the model that asks.
     """
 
@@ -57,7 +57,7 @@ class ReadCondition(_Target):
     place: str = ""
 
     def __call__(self, condition: torch.Tensor) -> bool:
-        """Its truth."""
+        """Return the truth of ``condition``."""
         return bool(condition) if has_memory(condition) else self.assumed
 
 
@@ -66,20 +66,20 @@ class OnlyIf(_Target):
     """Calls a function where a condition has this truth; None elsewhere.
 
     Attributes:
-        target: the function; it changes nothing.
-        truth: of the branch that it belongs to.
+        target: the function; it has no side effect.
+        truth: the answer on which the branch of this node is taken.
     """
 
     target: Callable[..., Any]
     truth: bool
 
     def __call__(self, condition: bool | None, *args: Any, **kwargs: Any) -> Any:
-        """Its result, or None."""
+        """Return the function's result where ``condition`` has this truth, else None."""
         return self.target(*args, **kwargs) if condition is self.truth else None
 
 
 def choose(condition: bool | None, if_true: Any, otherwise: Any) -> Any:
-    """One of the two.
+    """Return one of the two values.
 
     >>> choose(True, "a", "b")
     'a'
@@ -88,7 +88,7 @@ def choose(condition: bool | None, if_true: Any, otherwise: Any) -> Any:
 
 
 def require_condition(condition: bool | None, captured: bool, place: str, reason: str) -> None:
-    """Refuse data for which the model takes another way than the one that was captured.
+    """Refuse data for which the model takes another branch than the one that was captured.
 
     Raises:
         ExecutionError: names the line that asks, and what to do.
@@ -105,23 +105,21 @@ has_side_effect(require_condition)
 
 
 def depends_on_branch(node: Node) -> bool:
-    """Whether the value of a node is a condition, or something else than a tensor where another branch is
-    taken.
-    """
+    """Return whether a node's value is a condition, or is no tensor where the other branch is taken."""
     if node.target is choose:
         return not isinstance(node.meta.get("val"), torch.Tensor)
     return isinstance(node.target, (ReadCondition, OnlyIf))
 
 
 def is_branch_function(target: object) -> bool:
-    """Whether a node's target is one of these."""
+    """Return whether a node's target is one of this module."""
     return isinstance(target, (ReadCondition, OnlyIf)) or target in (choose, require_condition)
 
 
-def branch_use(node: Node) -> Use:
-    """The effects of a node with such a target."""
+def branch_effect(node: Node) -> NodeEffect:
+    """Return the effect of a node with such a target."""
     if node.target is require_condition:
-        return Use(host=True, why="a check of the branch that was captured")
+        return NodeEffect(host=True, why="a check of the branch that was captured")
     if isinstance(node.target, ReadCondition):
-        return PLAIN
-    return Use(aliases=tuple(node.all_input_nodes), why="a branch on data")
+        return PURE
+    return NodeEffect(aliases=tuple(node.all_input_nodes), why="a branch on data")

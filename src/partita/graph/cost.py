@@ -1,4 +1,4 @@
-"""Cost of every node, measured or worked out: seconds forward, seconds backward, bytes."""
+"""The cost of every node, measured or estimated: seconds forward, seconds backward, bytes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -24,7 +23,7 @@ BYTES_PER_S = 1e12
 """Bytes per second that it reads and writes."""
 
 Meter = Callable[[Callable[[], Any]], tuple[Any, float]]
-"""Calls a function; its result, and seconds."""
+"""Calls a function; returns its result and the seconds that it took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +46,15 @@ class NodeCost:
 def measure(
     gm: GraphModule, args: Sequence[Any], *, repeats: int = 3, progress: Callable[[float], None] | None = None
 ) -> list[NodeCost]:
-    """Run ``gm`` node by node and time each, forward and backward on its own.
+    """Run ``gm`` node by node and measure each node's forward and backward.
 
-    Nothing of ``gm`` or ``args`` changes: nodes that write run on copies, and the random state is put back.
+    Neither ``gm`` nor ``args`` change: nodes that write run on copies, and the random state is restored.
     Gradients are on, whatever the caller's grad mode.
 
     Args:
-        args: one value a placeholder.
-        repeats: each node's time is the fastest of so many runs, since what disturbs a run only ever adds to
-            it.
-        progress: told the share of the work that is done, from 0.0 to 1.0.
+        args: one value for each placeholder.
+        repeats: how many runs. A node's time is that of its fastest one: disturbances only add to it.
+        progress: called with the share of the work that is done, from 0.0 to 1.0.
     """
     with torch.random.fork_rng(), torch.enable_grad():
         best: dict[str, NodeCost] = {}
@@ -64,11 +62,11 @@ def measure(
             run = _Timer(gm, _clock)
             run.run(*args, enable_io_processing=False)
             for cost in run.costs:
-                known = best.get(cost.name, cost)
+                earlier = best.get(cost.name, cost)
                 best[cost.name] = replace(
                     cost,
-                    forward_s=min(known.forward_s, cost.forward_s),
-                    backward_s=min(known.backward_s, cost.backward_s),
+                    forward_s=min(earlier.forward_s, cost.forward_s),
+                    backward_s=min(earlier.backward_s, cost.backward_s),
                 )
             if progress is not None:
                 progress((repeat + 1) / repeats)
@@ -76,14 +74,13 @@ def measure(
 
 
 def estimate(gm: GraphModule, args: Sequence[Any]) -> list[NodeCost]:
-    """What the nodes of a graph on the meta device would cost, where there is no memory to `measure` in: on a
-    device of `FLOPS_PER_S` and `BYTES_PER_S`, each operator takes the longer of its arithmetic and its memory
-    traffic.
+    """Estimate the costs of a graph's nodes on the meta device, where nothing can be measured.
 
-    Only the ratios matter to a plan for stages on equal devices.
+    On a device of `FLOPS_PER_S` and `BYTES_PER_S`, each operator takes the longer of its arithmetic and its
+    memory traffic. Only the ratios matter to a plan for stages on equal devices.
 
     Args:
-        args: one value a placeholder, on the meta device.
+        args: one value for each placeholder, on the meta device.
     """
     with torch.random.fork_rng(), torch.enable_grad():
         run = _Timer(gm, lambda call: roofline_seconds(call, FLOPS_PER_S, BYTES_PER_S))
@@ -122,7 +119,8 @@ class _Timer(Interpreter):
 
     def _callable(self, n: Node, leaves: list[torch.Tensor]) -> Callable[..., Any]:
         if n.op != "call_module":
-            return partial(self._call, getattr(self, n.op), n.target)
+            run = getattr(self, n.op)
+            return lambda *args, **kwargs: run(n.target, args, kwargs)
         module = self.fetch_attr(str(n.target))
         if n in self._writers:
             module = copy.deepcopy(module)
@@ -134,19 +132,14 @@ class _Timer(Interpreter):
         if not differentiable or not leaves:
             return 0.0
         gradients = [torch.ones_like(output) for output in differentiable]
-        return self._meter(lambda: torch.autograd.grad(differentiable, leaves, gradients, allow_unused=True))[
-            1
-        ]
-
-    @staticmethod
-    def _call(call: Callable[..., Any], target: Any, *args: Any, **kwargs: Any) -> Any:
-        return call(target, args, kwargs)
+        _, backward_s = self._meter(
+            lambda: torch.autograd.grad(differentiable, leaves, gradients, allow_unused=True)
+        )
+        return backward_s
 
 
 def _detached(value: Any, leaves: list[torch.Tensor], *, copy: bool) -> Any:
-    """The same arguments, cut off from what made them; those that need a gradient are collected in
-    ``leaves``.
-    """
+    """The same arguments without their history; those that require grad are collected in ``leaves``."""
     if isinstance(value, torch.Tensor):
         tensor = value.detach()
         if value.requires_grad:
@@ -170,7 +163,7 @@ def _tensors(value: Any) -> Any:
 
 
 def _cut_off(value: Any) -> Any:
-    """The result without its history, still marked as needing a gradient."""
+    """The same result without its history; ``requires_grad`` is kept."""
     if isinstance(value, torch.Tensor):
         return value.detach().requires_grad_(value.requires_grad)
     if type(value) in (list, tuple):

@@ -1,4 +1,4 @@
-"""Effect rules for Python functions and methods that stand in traced graphs."""
+"""Effect rules for the Python functions and methods that traced graphs call."""
 
 from __future__ import annotations
 
@@ -14,30 +14,31 @@ from torch.fx import Node
 from partita._torch.autograd.region_switches import is_barrier_function
 from partita._torch.export.function_call import FunctionCall
 from partita._torch.operators.schemas import aten_packet, is_operator, returns_one_tensor
-from partita.graph.conditions import branch_use, is_branch_function
-from partita.graph.known import (
+from partita.graph.conditions import branch_effect, is_branch_function
+from partita.graph.function_tables import (
+    ALIASING_BUILTINS,
+    ALIASING_METHODS,
+    ALIASING_TORCH,
     CONTAINER_METHODS,
     CONTAINER_OPERATORS,
     DROPOUT_FUNCTIONALS,
     INPLACE_OPERATORS,
     OPERATORS,
-    PASSING_BUILTINS,
-    PASSING_METHODS,
-    PASSING_TORCH,
-    PLAIN_BUILTINS,
-    PLAIN_METHODS,
-    PLAIN_TORCH,
+    PURE_BUILTINS,
+    PURE_METHODS,
+    PURE_TORCH,
     RANDOM_FUNCTIONALS,
     RANDOM_STATE,
     WRITING_FUNCTIONALS,
 )
+from partita.graph.node_effect import PURE, NodeEffect, Rule, nodes_in, opaque
 from partita.graph.operators import operator_rule
-from partita.graph.use import PLAIN, Rule, Use, nodes_in, opaque
 
 __all__ = ["function_rule", "is_tensor", "method_rule"]
 
 _INPLACE_DUNDERS = frozenset(f"__{name.__name__}__" for name in INPLACE_OPERATORS)
 _ITERATORS = (enumerate, filter, iter, map, reversed, zip)
+_RETURN_SEVERAL = ("split", "chunk", "unbind", "tensor_split")
 _MATH = frozenset(value for value in vars(math).values() if callable(value))
 _TORCH_MODULES = (
     "torch",
@@ -49,7 +50,7 @@ _TORCH_MODULES = (
 
 
 def function_rule(target: Any) -> Rule | None:
-    """The rule of a ``call_function`` target; None where every call is plain.
+    """Return the rule of a ``call_function`` target; None where every call is pure.
 
     Higher-order operators are not handled here: their effects are those of their bodies.
     """
@@ -58,32 +59,30 @@ def function_rule(target: Any) -> Rule | None:
     if isinstance(target, FunctionCall):
         return _custom_function
     if is_branch_function(target):
-        return branch_use
+        return branch_effect
     if inspect.ismethoddescriptor(target) and getattr(target, "__objclass__", None) is not None:
         return method_rule(target.__name__)
     if is_barrier_function(target):
-        return lambda _node: Use(barrier=True, why=f"{target.__name__} changes global state")
+        return lambda _node: NodeEffect(barrier=True, why=f"{target.__name__} changes global state")
     if target is torch.autograd.backward:
         return _runs_backward
     try:
-        known = _python_rule(target)
+        rule = _python_rule(target)
     except TypeError:  # an unhashable callable
-        known = NotImplemented
-    if known is not NotImplemented:
-        return known
-    return _torch_rule(target)
+        rule = NotImplemented
+    return _torch_rule(target) if rule is NotImplemented else rule
 
 
-def _custom_function(node: Node) -> Use:
-    """A ``torch.autograd.Function``: what was seen of its ``forward`` when it was captured."""
+def _custom_function(node: Node) -> NodeEffect:
+    """A ``torch.autograd.Function``: what its ``forward`` was seen to do when it was captured."""
     call = node.target
     assert isinstance(call, FunctionCall)
     if not (call.writes or call.aliases or call.random):
-        return PLAIN
+        return PURE
     writes, aliases = (
         nodes_in([node.args[number] for number in numbers]) for numbers in (call.writes, call.aliases)
     )
-    return Use(writes, aliases, random=call.random, why=f"{call.function.__name__}.apply")
+    return NodeEffect(writes, aliases, random=call.random, why=f"{call.function.__name__}.apply")
 
 
 def _python_rule(target: Any) -> Any:
@@ -92,13 +91,15 @@ def _python_rule(target: Any) -> Any:
         return _writes_first
     if target in CONTAINER_OPERATORS:
         return _maybe_container
-    if target in (operator.getitem, operator.pos) or target in PASSING_BUILTINS:
-        return _passes if target in (operator.getitem, operator.pos, getattr) else _passes_or_consumes
+    if target in (operator.getitem, operator.pos) or target in ALIASING_BUILTINS:
+        return (
+            _aliases_operands if target in (operator.getitem, operator.pos, getattr) else _aliases_or_consumes
+        )
     if target is print:
-        return lambda _node: Use(host=True, why="print")
+        return lambda _node: NodeEffect(host=True, why="print")
     if target in (all, any, operator.contains, operator.countOf, operator.indexOf):
-        return _passes_or_consumes
-    if target in PLAIN_BUILTINS or target in OPERATORS or target in _MATH:
+        return _aliases_or_consumes
+    if target in PURE_BUILTINS or target in OPERATORS or target in _MATH:
         return None
     return NotImplemented
 
@@ -110,33 +111,33 @@ def _torch_rule(target: Any) -> Rule | None:
     if module == "torch.nn.functional":
         return _functional_rule(target, name)
     if module == "torch.functional":
-        return _with_out(target, _passes)
+        return _with_out(target, _aliases_operands)
     if module == "torch._tensor":
         return method_rule(name)
     if module == "torch.nn.init":
-        return lambda node: Use(
+        return lambda node: NodeEffect(
             writes=nodes_in(node.args[:1]), aliases=nodes_in(node.args[:1]), random=True, why=name
         )
     if module in _TORCH_MODULES or module.startswith("torch._C"):
-        known = _torch_function_rule(name)
-        if known is not NotImplemented:
-            return known
+        rule = _torch_function_rule(name)
+        if rule is not NotImplemented:
+            return rule
     return lambda node: opaque(node, unknown)
 
 
 def _torch_function_rule(name: str) -> Any:
     """The rule of ``torch.<name>``; NotImplemented where it is not known."""
     if name in RANDOM_STATE:
-        return lambda _node: Use(random=True, host=True, why=f"torch.{name}")
-    if name in PLAIN_TORCH or name.startswith("_sym_"):
+        return lambda _node: NodeEffect(random=True, host=True, why=f"torch.{name}")
+    if name in PURE_TORCH or name.startswith("_sym_"):
         return None
-    if name in PASSING_TORCH:
-        return _passes
+    if name in ALIASING_TORCH:
+        return _aliases_operands
     packet = aten_packet(name)
     if packet is not None:
         return operator_rule(packet)
     if name in ("_assert", "_check") or name.startswith("_check_"):
-        return lambda _node: Use(host=True, why=f"torch.{name}")
+        return lambda _node: NodeEffect(host=True, why=f"torch.{name}")
     return NotImplemented
 
 
@@ -144,11 +145,9 @@ def _functional_rule(target: Any, name: str) -> Rule | None:
     signature = _signature(target)
     if signature is None:
         packet = aten_packet(name)
-        return (
-            operator_rule(packet)
-            if packet is not None
-            else (lambda node: opaque(node, f"unknown function {name}"))
-        )
+        if packet is not None:
+            return operator_rule(packet)
+        return lambda node: opaque(node, f"unknown function {name}")
     flag = DROPOUT_FUNCTIONALS.get(name)
     write_flag, written = WRITING_FUNCTIONALS.get(name, ("", ()))
     always_random = name in RANDOM_FUNCTIONALS
@@ -157,7 +156,7 @@ def _functional_rule(target: Any, name: str) -> Rule | None:
         return _with_out(target, None)
     first = next(iter(signature))
 
-    def rule(node: Node) -> Use:
+    def rule(node: Node) -> NodeEffect:
         writes: tuple[Node, ...] = ()
         if inplace and _argument(node, signature, "inplace"):
             writes = nodes_in(_argument(node, signature, first))
@@ -166,28 +165,27 @@ def _functional_rule(target: Any, name: str) -> Rule | None:
                 operand for key in written for operand in nodes_in(_argument(node, signature, key))
             )
         random = always_random or bool(flag and _argument(node, signature, flag))
-        passes = nodes_in(_argument(node, signature, first)) if writes or flag else ()
-        if not (writes or passes or random):
-            return PLAIN
-        return Use(writes=writes, aliases=passes, random=random, why=f"torch.nn.functional.{name}")
+        aliases = nodes_in(_argument(node, signature, first)) if writes or flag else ()
+        if not (writes or aliases or random):
+            return PURE
+        return NodeEffect(writes=writes, aliases=aliases, random=random, why=f"torch.nn.functional.{name}")
 
     return rule
 
 
 def _with_out(target: Any, rule: Rule | None) -> Rule | None:
-    """The rule of a Python function that may be handed a tensor to write its result to."""
+    """Extend a rule by the ``out`` argument, a tensor that the function writes its result to."""
     signature = _signature(target)
     if signature is None or "out" not in signature:
         return rule
 
-    def with_out(node: Node) -> Use:
-        use = PLAIN if rule is None else rule(node)
+    def with_out(node: Node) -> NodeEffect:
+        effect = PURE if rule is None else rule(node)
         out = nodes_in(_argument(node, signature, "out"))
-        return (
-            replace(use, writes=use.writes + out, aliases=use.aliases + out, why=f"{target.__name__}(out=)")
-            if out
-            else use
-        )
+        if not out:
+            return effect
+        why = f"{target.__name__}(out=)"
+        return replace(effect, writes=effect.writes + out, aliases=effect.aliases + out, why=why)
 
     return with_out
 
@@ -209,7 +207,7 @@ def _argument(node: Node, signature: dict[str, Any], name: str) -> object:
 
 
 def method_rule(name: str) -> Rule | None:
-    """The rule of a ``call_method`` target; None where every call is plain."""
+    """Return the rule of a ``call_method`` target; None where every call is pure."""
     if name in _INPLACE_DUNDERS:
         return _writes_first
     if name == "backward":
@@ -218,88 +216,78 @@ def method_rule(name: str) -> Rule | None:
         return lambda node: replace(opaque(node, f"{name} of a context manager"), barrier=True)
     if name in CONTAINER_METHODS:
         return _changes_container
-    if name in PASSING_METHODS:
-        return _passes
+    if name in ALIASING_METHODS:
+        return _aliases_operands
     packet = aten_packet(name)
     if packet is not None:
-        return (
-            _or_container_method(operator_rule(packet)) if name in ("add", "sort") else operator_rule(packet)
-        )
-    if name in PLAIN_METHODS or (not hasattr(torch.Tensor, name) and name.startswith("is_")):
+        rule = operator_rule(packet)
+        return _or_container_method(rule) if name in ("add", "sort") else rule
+    if name in PURE_METHODS or (not hasattr(torch.Tensor, name) and name.startswith("is_")):
         return None
     return lambda node: opaque(node, f"unknown method {name}")
 
 
-def _writes_first(node: Node) -> Use:
-    """``x += y`` and ``x[i] = y``: the first operand changes; a container also comes to hold the others."""
+def _writes_first(node: Node) -> NodeEffect:
+    """``x += y`` and ``x[i] = y``: the first operand changes; a container may contain the others then."""
     first = nodes_in(node.args[:1])
     why = str(getattr(node.target, "__name__", node.target))
-    if first and (is_tensor(first[0]) or not _may_put_in(node)):
-        return Use(writes=first, aliases=first, why=why)
-    return Use(writes=first, aliases=tuple(node.all_input_nodes), entangles=True, why=why)
+    if first and (is_tensor(first[0]) or not _may_insert(node)):
+        return NodeEffect(writes=first, aliases=first, why=why)
+    return NodeEffect(writes=first, aliases=tuple(node.all_input_nodes), entangles=True, why=why)
 
 
-def _may_put_in(node: Node) -> bool:
-    """Whether ``x += y`` or ``x[i] = y`` looks as if ``x`` may be a list or dict, and ``y`` something to
-    put in.
-    """
+def _may_insert(node: Node) -> bool:
+    """Whether in ``x += y`` or ``x[i] = y`` the first operand may be a list or dict that takes ``y`` in."""
     if any(isinstance(value, (list, tuple)) and nodes_in(value) for value in node.args):
         return True
-    if any(_holds_items(operand) for operand in nodes_in(node.args)):
+    if any(map(_is_container, nodes_in(node.args))):
         return True
     return (
         len(node.args) > 2 and isinstance(node.args[2], Node) and isinstance(node.args[1], (int, str, Node))
     )
 
 
-def _changes_container(node: Node) -> Use:
+def _changes_container(node: Node) -> NodeEffect:
     operands = tuple(node.all_input_nodes)
-    return Use(writes=operands[:1], aliases=operands, entangles=True, why=str(node.target))
+    return NodeEffect(writes=operands[:1], aliases=operands, entangles=True, why=str(node.target))
 
 
 def _or_container_method(rule: Rule | None) -> Rule:
-    """``add`` and ``sort`` compute a tensor, unless they change a set or a list: then nobody uses the
-    result.
-    """
+    """``add`` and ``sort`` return a tensor, or change a set or a list: then nobody uses the result."""
 
-    def either(node: Node) -> Use:
+    def either(node: Node) -> NodeEffect:
         if node.users or is_tensor(nodes_in(node.args)[0]):
-            return PLAIN if rule is None else rule(node)
+            return PURE if rule is None else rule(node)
         return _changes_container(node)
 
     return either
 
 
-def _runs_backward(node: Node) -> Use:
-    """It writes the ``grad`` of tensors that it is not given, and runs their hooks."""
+def _runs_backward(node: Node) -> NodeEffect:
+    """A backward pass writes the ``grad`` of tensors that are not its operands, and runs their hooks."""
     return replace(opaque(node, "a backward pass"), barrier=True)
 
 
-def _passes_or_consumes(node: Node) -> Use:
-    """Functions that hand on what they are given; what they are given may be an iterator, which they use
-    up.
-    """
+def _aliases_or_consumes(node: Node) -> NodeEffect:
+    """Like `_aliases_operands`, for functions that iterate: an operand that is an iterator is used up."""
     operands = tuple(node.all_input_nodes)
     used_up = tuple(operand for operand in operands if operand.target in _ITERATORS)
-    return Use(writes=used_up, aliases=operands, why="an iterator is used up" if used_up else "")
+    return NodeEffect(writes=used_up, aliases=operands, why="an iterator is used up" if used_up else "")
 
 
-def _passes(node: Node) -> Use:
-    return Use(aliases=tuple(node.all_input_nodes))
+def _aliases_operands(node: Node) -> NodeEffect:
+    return NodeEffect(aliases=tuple(node.all_input_nodes))
 
 
-def _maybe_container(node: Node) -> Use:
-    """``a + b`` of two lists hands their items on; of tensors it computes a fresh one."""
+def _maybe_container(node: Node) -> NodeEffect:
+    """``a + b`` of two lists contains their items; of two tensors it is a fresh tensor."""
     operands = nodes_in(node.args)
-    if any(isinstance(value, (list, tuple)) for value in node.args) or any(
-        _holds_items(operand) for operand in operands
-    ):
-        return Use(aliases=operands)
-    return PLAIN
+    containers = any(isinstance(value, (list, tuple)) for value in node.args)
+    return NodeEffect(aliases=operands) if containers or any(map(_is_container, operands)) else PURE
 
 
 def is_tensor(node: Node) -> bool:
-    """Whether a node's value is certainly a tensor."""
+    """Return whether a node's value is certainly a tensor."""
     if "val" in node.meta or "example_value" in node.meta:
         return isinstance(node.meta.get("val", node.meta.get("example_value")), torch.Tensor)
     if node.op == "call_function" and is_operator(node.target):
@@ -311,11 +299,11 @@ def is_tensor(node: Node) -> bool:
         packet = aten_packet(getattr(node.target, "__name__", ""))
         return packet is not None and returns_one_tensor(packet)
     if node.op == "call_function" and node.target in OPERATORS and node.target is not operator.getitem:
-        return not _holds_items(node)  # a number will do as well: it holds nothing
+        return not _is_container(node)  # a number shares no memory either
     return False
 
 
-def _holds_items(node: Node, depth: int = 4) -> bool:
+def _is_container(node: Node, depth: int = 4) -> bool:
     """Whether a node's value is, or may be, a list or tuple of tensors."""
     for key in ("val", "example_value"):
         if key in node.meta:
@@ -323,17 +311,8 @@ def _holds_items(node: Node, depth: int = 4) -> bool:
     if node.op == "placeholder":
         return any(user.target is operator.getitem and isinstance(user.args[1], int) for user in node.users)
     if node.op == "call_method":
-        return node.target in ("split", "chunk", "unbind", "tensor_split", "values", "items", "size")
+        return node.target in (*_RETURN_SEVERAL, "values", "items", "size")
     if node.op == "call_function" and node.target in (operator.add, operator.mul) and depth:
-        return any(_holds_items(operand, depth - 1) for operand in nodes_in(node.args))
+        return any(_is_container(operand, depth - 1) for operand in nodes_in(node.args))
     name = getattr(node.target, "__name__", "")
-    return name in (
-        "list",
-        "tuple",
-        "split",
-        "chunk",
-        "unbind",
-        "tensor_split",
-        "meshgrid",
-        "broadcast_tensors",
-    )
+    return name in (*_RETURN_SEVERAL, "list", "tuple", "meshgrid", "broadcast_tensors")

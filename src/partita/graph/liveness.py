@@ -1,4 +1,4 @@
-"""What is alive between two neighbouring nodes: what a cut there would have to carry."""
+"""The values that are alive between two neighbouring nodes: those that a cut there would have to transfer."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ class Border:
     """The gap after the node at position ``after``.
 
     Attributes:
-        bytes: total size of the tensors that are made before it and used behind it (attributes do not count:
-            each side has its own).
-        tensors: how many there are.
-        others: how many values cross that are not tensors of known size (tuples, symbolic numbers, Python
-            objects).
+        bytes: total size of the tensors that are computed before it and used after it (attributes do not
+            count: each side has its own).
+        tensors: their number.
+        others: the number of other values that cross: tuples, symbolic numbers, tensors of unknown size.
     """
 
     after: int
@@ -34,13 +33,13 @@ class Border:
 def borders(
     nodes: Sequence[Node], index: dict[Node, int], *, ignored: Collection[str] = (), results: bool = True
 ) -> list[Border]:
-    """One border after each node but the last, in time linear in nodes and edges.
+    """Return the border after each node but the last, in time linear in nodes and edges.
 
-    An input of the graph counts from the start: whoever runs the first part is given it.
+    An input of the graph counts from the start: whoever runs the first part receives it.
 
     Args:
-        ignored: names of nodes whose values do not count (sizes, which every side can work out).
-        results: whether a value also counts from its last user on to the end where the graph returns it.
+        ignored: names of nodes whose values do not count (sizes, which every side can compute).
+        results: whether a value that the graph returns counts up to the end, and not to its last user only.
     """
     change: list[list[int]] = [[0, 0, 0] for _ in range(len(nodes) + 1)]
     for position, node in enumerate(nodes):
@@ -63,7 +62,7 @@ def borders(
 
 
 def tensor_bytes(value: object) -> int | None:
-    """The size of a tensor with known dimensions, else None.
+    """Return the size in bytes of a tensor with known dimensions, else None.
 
     >>> tensor_bytes(torch.zeros(2, 3))
     24

@@ -1,4 +1,4 @@
-"""Effect rules for ATen and custom operators, from their schemas."""
+"""Effect rules for ATen and custom operators, read from their schemas."""
 
 from __future__ import annotations
 
@@ -8,35 +8,33 @@ from typing import Any
 from torch.fx import Node
 
 from partita._torch.operators.schemas import ArgumentFacts, OpFacts, operator_facts
-from partita.graph.use import PLAIN, Rule, Use, nodes_in
+from partita.graph.node_effect import PURE, NodeEffect, Rule, nodes_in
 
 __all__ = ["operator_rule"]
 
-_MISSING = object()
-
 
 def operator_rule(target: Any) -> Rule | None:
-    """The rule of an overload or a packet; None where every call is plain.
+    """Return the rule of an overload or a packet; None where every call is pure.
 
     A packet stands for all of its overloads: an argument counts as written where any overload that takes it
     writes it.
     """
     overloads = operator_facts(target)
-    if all(facts.plain for facts in overloads):
+    if all(facts.is_pure for facts in overloads):
         return None
-    overloads = tuple(facts for facts in overloads if not facts.plain)
+    overloads = tuple(facts for facts in overloads if not facts.is_pure)
     random = any(facts.random for facts in overloads)
     host = all(facts.returns_nothing for facts in operator_facts(target))
     ordered = any(facts.ordered for facts in overloads)
 
-    def rule(node: Node) -> Use:
-        use = _apply(overloads, node, random=random, host=host)
-        return replace(use, host=True, why=f"operator {overloads[0].name}") if ordered else use
+    def rule(node: Node) -> NodeEffect:
+        effect = _effect(overloads, node, random=random, host=host)
+        return replace(effect, host=True, why=f"operator {overloads[0].name}") if ordered else effect
 
     return rule
 
 
-def _apply(overloads: tuple[OpFacts, ...], node: Node, *, random: bool, host: bool) -> Use:
+def _effect(overloads: tuple[OpFacts, ...], node: Node, *, random: bool, host: bool) -> NodeEffect:
     writes: dict[Node, None] = {}
     aliases: dict[Node, None] = {}
     name = overloads[0].name
@@ -55,13 +53,13 @@ def _apply(overloads: tuple[OpFacts, ...], node: Node, *, random: bool, host: bo
     writes.update(dict.fromkeys(out))
     aliases.update(dict.fromkeys(out))
     if not (writes or aliases or random or host):
-        return PLAIN
+        return PURE
     # An operator that returns nothing and writes nothing is there for a side effect (an assertion, a print).
     host = host and not writes
     if any(facts.rebinds for facts in overloads):
         aliases.update(dict.fromkeys(node.all_input_nodes))
-        return Use(tuple(writes), tuple(aliases), entangles=True, why=f"operator {name}")
-    return Use(tuple(writes), tuple(aliases), random=random, host=host, why=f"operator {name}")
+        return NodeEffect(tuple(writes), tuple(aliases), entangles=True, why=f"operator {name}")
+    return NodeEffect(tuple(writes), tuple(aliases), random=random, host=host, why=f"operator {name}")
 
 
 def _value(argument: ArgumentFacts, node: Node) -> object:
@@ -73,19 +71,16 @@ def _value(argument: ArgumentFacts, node: Node) -> object:
 
 
 def _switched_off(facts: OpFacts, node: Node) -> bool:
-    """Whether the flag that makes the operator random or mutating is literally off (a missing flag is off
-    by default).
-    """
+    """Whether the flag that makes the operator random or mutating is a constant that is off."""
     if facts.switch is None:
         return False
     position, name = facts.switch
-    value: object = _MISSING
     if name in node.kwargs:
-        value = node.kwargs[name]
+        value: object = node.kwargs[name]
     elif position < len(node.args):
         value = node.args[position]
-    if value is _MISSING:
-        return True
+    else:
+        return True  # the default
     if value is None:
         return facts.name != "aten::native_dropout"  # there it means on
     return not isinstance(value, Node) and not value

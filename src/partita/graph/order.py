@@ -1,24 +1,29 @@
 """Ordering edges: pairs of nodes whose order can be observed although no value flows between them.
 
-For each resource (a storage, the random generators, the host) a reader follows the last writer, and a
-writer follows the last writer and all readers since. So the number of edges is linear in the number of
-uses.
+Terms:
+    resource: something that nodes read or write besides their operands' values: a storage, the random
+        generators, the host.
+    ordering edge: for each resource, a reader follows the last writer, and a writer follows the last writer
+        and all readers since. So the number of edges is linear in the number of reads and writes.
+    retained storage: one that unknown code was given. The code may have kept it and write to it in any later
+        call, so each call of unknown code writes one more resource, which all nodes that use such a storage
+        read.
+    barrier: a node that changes interpreter-wide state; no other node may be moved across it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-
-from torch.fx import Node
 
 from partita._torch.tensors.storage import storage_key
 from partita.graph.effects import Effects
-from partita.graph.use import PLAIN
+from partita.graph.node_effect import PURE
 
 __all__ = ["OrderEdge", "order_edges", "written_storages"]
 
-_RANDOM, _HOST, _KEPT = "random", "host", "kept"
+_RANDOM, _HOST, _RETAINED = "random", "host", "retained"
+_NOT_ORDERED = frozenset({"placeholder", "get_attr", "output"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,8 @@ class OrderEdge:
 
 
 class _Resource:
+    """The last writer of a resource, and its readers since."""
+
     __slots__ = ("readers", "writer")
 
     def __init__(self) -> None:
@@ -40,72 +47,40 @@ class _Resource:
 
 
 def order_edges(effects: Effects) -> list[OrderEdge]:
-    """All ordering edges of a graph, by their later end. The region switches are left out: they are re-
-    entered, not moved.
+    """Return all ordering edges of a graph, sorted by their later end.
+
+    The switches of regions have none: they are re-entered in each piece, not moved.
     """
-    if not effects.uses:
+    if not effects.by_position:
         return []
-    edges = list(_edges(effects))
-    edges.extend(_barrier_edges(effects))
+    edges = [*_resource_edges(effects), *_barrier_edges(effects)]
     edges.sort(key=lambda edge: edge.after)
     return edges
 
 
-def _edges(effects: Effects) -> Iterator[OrderEdge]:
+def written_storages(effects: Effects) -> set[int]:
+    """Return the storage ids, as in `Effects.storages`, that some node writes."""
+    written: set[int] = set()
+    for effect in effects.by_position.values():
+        written.update(effects.storages_written(effect))
+    return written
+
+
+def _resource_edges(effects: Effects) -> Iterator[OrderEdge]:
     written = written_storages(effects)
+    retained: set[int] = set()
     resources: dict[int | str, _Resource] = {}
-    plain_only = not written
-    kept: set[int | str] = set()  # storages that unknown code has been given, and may write at any later call
-    regions = frozenset(effects.regions)
-    positions = effects.uses.keys() if plain_only else range(len(effects.nodes))
-    for position in positions:
-        node = effects.nodes[position]
-        if position in regions or node.op in ("placeholder", "get_attr", "output"):
-            continue
-        use = effects.uses.get(position, PLAIN)
-        writes: dict[int | str, None] = {}
-        reads: dict[int | str, None] = {}
-        if written:
-            for operand in node.all_input_nodes:
-                reads.update(
-                    (identity, None)
-                    for identity in effects.storages[effects.index[operand]]
-                    if identity in written
-                )
-            for operand in use.writes:
-                writes.update((identity, None) for identity in effects.storages[effects.index[operand]])
-            for tensor in use.state:
-                identity = effects.state_storages[storage_key(tensor)]
-                if identity in written:
-                    reads[identity] = None
-            for tensor in use.written_state:
-                writes[effects.state_storages[storage_key(tensor)]] = None
-            if use.unknown:
-                touched = {
-                    identity
-                    for operand in use.aliases
-                    for identity in effects.storages[effects.index[operand]]
-                }
-                kept.update(touched, effects.storages[position])
-                writes[_KEPT] = None
-            elif kept and not kept.isdisjoint(writes):
-                writes[_KEPT] = None
-            elif kept and any(
-                not kept.isdisjoint(effects.storages[effects.index[operand]])
-                for operand in node.all_input_nodes
-            ):
-                reads[_KEPT] = None
-        if use.random:
-            writes[_RANDOM] = None
-        if use.host:
-            writes[_HOST] = None
+    # Where no storage is written, pure nodes have no part in any order.
+    for position in _ordered(effects, range(len(effects.nodes)) if written else effects.by_position):
+        reads, writes = _accesses(effects, position, written, retained)
+        # Writes first: what a node both reads and writes it follows as a writer.
         for key in writes:
             resource = resources.setdefault(key, _Resource())
             name = key if key in (_RANDOM, _HOST) else "storage"
             if resource.writer >= 0:
-                yield OrderEdge(resource.writer, position, name)
+                yield OrderEdge(resource.writer, position, str(name))
             for reader in resource.readers:
-                yield OrderEdge(reader, position, name)
+                yield OrderEdge(reader, position, str(name))
             resource.writer, resource.readers = position, []
         for key in reads:
             if key in writes:
@@ -116,36 +91,59 @@ def _edges(effects: Effects) -> Iterator[OrderEdge]:
             resource.readers.append(position)
 
 
-def written_storages(effects: Effects) -> set[int]:
-    """The ids, as in `Effects.storages`, of what some node writes."""
-    written: set[int] = set()
-    for use in effects.uses.values():
-        for operand in use.writes:
-            written.update(effects.storages[effects.index[operand]])
-        written.update(effects.state_storages[storage_key(tensor)] for tensor in use.written_state)
-    return written
+def _accesses(
+    effects: Effects, position: int, written: set[int], retained: set[int]
+) -> tuple[dict[int | str, None], dict[int | str, None]]:
+    """The resources that a node reads, and those that it writes; adds to ``retained``."""
+    effect = effects.by_position.get(position, PURE)
+    reads: dict[int | str, None] = {}
+    writes: dict[int | str, None] = {}
+    if written:
+        storages, index = effects.storages, effects.index
+        operands = effects.nodes[position].all_input_nodes
+        for operand in operands:
+            for identity in storages[index[operand]]:
+                if identity in written:
+                    reads[identity] = None
+        for tensor in effect.state:
+            identity = effects.state_storages[storage_key(tensor)]
+            if identity in written:
+                reads[identity] = None
+        if effect is not PURE:
+            writes.update(dict.fromkeys(effects.storages_written(effect)))
+        if effect.unknown:
+            retained.update(effects.storages_of(effect.aliases), storages[position])
+            writes[_RETAINED] = None
+        elif retained and not retained.isdisjoint(writes):
+            writes[_RETAINED] = None
+        elif retained and not retained.isdisjoint(effects.storages_of(operands)):
+            reads[_RETAINED] = None
+    if effect.random:
+        writes[_RANDOM] = None
+    if effect.host:
+        writes[_HOST] = None
+    return reads, writes
 
 
 def _barrier_edges(effects: Effects) -> Iterator[OrderEdge]:
-    """Nothing crosses a barrier, in either direction."""
-    barriers = [position for position, use in effects.uses.items() if use.barrier]
+    barriers = {position for position, effect in effects.by_position.items() if effect.barrier}
     if not barriers:
         return
-    regions = frozenset(effects.regions)
-    last, since = -1, list[int]()
-    pending = set(barriers)
-    for position, node in enumerate(effects.nodes):
-        if position in regions or _stays(node):
-            continue
-        if last >= 0:
-            yield OrderEdge(last, position, "barrier")
-        if position in pending:
+    last_barrier, since = -1, list[int]()
+    for position in _ordered(effects, range(len(effects.nodes))):
+        if last_barrier >= 0:
+            yield OrderEdge(last_barrier, position, "barrier")
+        if position in barriers:
             for earlier in since:
                 yield OrderEdge(earlier, position, "barrier")
-            last, since = position, []
+            last_barrier, since = position, []
         else:
             since.append(position)
 
 
-def _stays(node: Node) -> bool:
-    return node.op in ("placeholder", "get_attr", "output")
+def _ordered(effects: Effects, positions: Iterable[int]) -> Iterator[int]:
+    """Those of the positions that can have an order: of nodes that go into a piece."""
+    regions = frozenset(effects.regions)
+    for position in positions:
+        if position not in regions and effects.nodes[position].op not in _NOT_ORDERED:
+            yield position

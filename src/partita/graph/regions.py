@@ -1,8 +1,14 @@
-"""Grad mode, inference mode and autocast: which of them holds where.
+"""Grad mode, inference mode and autocast: which of them is in force at each node.
 
-Tracers put calls into graphs that switch these on and off. A node that is moved into a piece must find what
-held around it, so the switches are not moved: each piece enters what its nodes need and leaves it as it
-was::
+Terms:
+    switch: a node that sets grad mode, or enters or leaves an inference or autocast region. Tracers put them
+        into graphs.
+    ambient state: what the switches before a node have set. A node that is moved into a piece must run under
+        the same state, so switches are not moved: each piece enters what its nodes need, and restores at its
+        end what it found.
+    inherited: as the caller of the graph has it.
+
+::
 
     sin                     ambient: inherited
     _set_grad_enabled(False)
@@ -39,13 +45,14 @@ _EXITS = {EXIT_AUTOCAST: ENTER_AUTOCAST, EXIT_INFERENCE: ENTER_INFERENCE}
 
 @dataclass(frozen=True, slots=True)
 class Ambient:
-    """The state that holds at a node.
+    """The ambient state at a node.
 
     Attributes:
-        grad: the node that last set grad mode within the innermost inference region (or the graph, where
-            none is open), or None where it is as that region, or the caller, made it.
-        stack: the nodes whose autocast or inference region is open, outermost first.
-        outside: for each of them, `grad` where it was entered. Leaving an inference region brings that back.
+        grad: the switch that last set grad mode within the innermost open inference region (or within the
+            graph, where none is open); None where none did.
+        stack: the switches whose autocast or inference region is open, outermost first.
+        outside: for each region in ``stack``, `grad` where it was entered. Leaving an inference region
+            restores that.
     """
 
     grad: Node | None = None
@@ -54,27 +61,26 @@ class Ambient:
 
     @property
     def switches(self) -> tuple[Node, ...]:
-        """Every node that has a part in this state."""
-        return tuple(
-            dict.fromkeys(node for node in (self.grad, *self.outside, *self.stack) if node is not None)
-        )
+        """All switches that this state depends on."""
+        nodes = (self.grad, *self.outside, *self.stack)
+        return tuple(dict.fromkeys(node for node in nodes if node is not None))
 
 
 INHERITED = Ambient()
-"""Everything is as the caller left it."""
+"""Everything is as the caller has it."""
 
 
 def ambient_states(
     nodes: Sequence[Node], switches: Sequence[int]
 ) -> tuple[list[tuple[int, Ambient]], Ambient]:
-    """The runs of nodes under one ambient state.
+    """Return the ambient states of a graph.
 
     Args:
         nodes: all nodes of a graph in order.
-        switches: positions of the nodes that enter or leave a region, ascending.
+        switches: positions of the switches, ascending.
 
     Returns:
-        A list of (position from which the state holds, state), and the state that the graph leaves behind.
+        A list of (first position, state), and the state that the graph leaves behind.
 
     Raises:
         RegionError: a region is left that was not entered, entered and never left, or left while an inner
@@ -83,9 +89,9 @@ def ambient_states(
     state = INHERITED
     runs = [(0, state)]
     for position in switches:
-        earlier = _state_read(nodes[position], nodes, runs)
-        if earlier is not None and earlier.stack == state.stack:
-            state = replace(state, grad=earlier.grad)
+        restored = _restored_state(nodes[position], nodes, runs)
+        if restored is not None and restored.stack == state.stack:
+            state = replace(state, grad=restored.grad)
         else:
             state = _after(nodes[position], state)
         runs.append((position + 1, state))
@@ -98,10 +104,8 @@ def ambient_states(
     return runs, state
 
 
-def _state_read(node: Node, nodes: Sequence[Node], runs: Sequence[tuple[int, Ambient]]) -> Ambient | None:
-    """Where ``_set_grad_enabled`` puts back what ``is_grad_enabled`` read earlier: the state that held
-    there.
-    """
+def _restored_state(node: Node, nodes: Sequence[Node], runs: Sequence[tuple[int, Ambient]]) -> Ambient | None:
+    """The state at an earlier ``is_grad_enabled`` whose value ``_set_grad_enabled`` restores, else None."""
     source = node.args[0] if node.target is SET_GRAD and node.args else None
     if not isinstance(source, Node) or source.target is not torch.is_grad_enabled:
         return None
@@ -110,12 +114,15 @@ def _state_read(node: Node, nodes: Sequence[Node], runs: Sequence[tuple[int, Amb
 
 
 def _after(node: Node, state: Ambient) -> Ambient:
+    """The state after a switch."""
+    # Setting grad mode, or entering a region.
     if node.target is SET_GRAD:
         return replace(state, grad=node)
     if node.target in (ENTER_AUTOCAST, ENTER_INFERENCE):
-        # entering inference mode sets grad mode too
+        # inference mode sets grad mode too
         grad = state.grad if node.target is ENTER_AUTOCAST else None
         return Ambient(grad, (*state.stack, node), (*state.outside, state.grad))
+    # Leaving the innermost region; any other one is an error.
     entered = node.args[0] if node.args else None
     if not isinstance(entered, Node) or entered.target is not _EXITS[node.target]:
         raise RegionError(

@@ -1,8 +1,13 @@
-"""Which storages the value of each node may occupy.
+"""Which storages the value of each node may occupy: a may-alias analysis.
 
-Example values tell storages apart where they can be believed. They can't be where several traces left them,
-where a tracer gave each node a value of its own (``make_fx`` with real tensors), or where the graph rebinds
-or hides tensors.
+Terms:
+    storage id: the position of the node whose value has a fresh storage; for a tensor of the module a
+        negative number. A value that may alias others has several ids.
+    storage key: identifies the storage of a tensor that exists, such as an example value.
+    example value: what a tracer left on a node. Example values tell storages apart where they are reliable.
+        They are not where several traces left them, where the tracer gave each node a value of its own
+        (``make_fx`` with real tensors), or where the graph rebinds or hides tensors.
+    entangled: nodes of which one may contain, or lie on the storage of, another one.
 """
 
 from __future__ import annotations
@@ -17,8 +22,8 @@ from torch.fx import GraphModule, Node
 from partita._torch.fake.shapes import tracing_mode_of
 from partita._torch.operators.schemas import always_aliased
 from partita._torch.tensors.storage import storage_key
-from partita.graph.state import lookup
-from partita.graph.use import PLAIN, Use
+from partita.graph.attributes import lookup
+from partita.graph.node_effect import PURE, NodeEffect
 
 __all__ = ["find_storages", "may_hold_memory", "metadata"]
 
@@ -26,7 +31,7 @@ _IMMUTABLE = (int, float, complex, str, bytes, type(None), torch.dtype, torch.de
 
 
 def metadata(node: Node) -> Any:
-    """The example value that a tracer left on a node (``val`` or ``example_value``), or None."""
+    """Return the example value that a tracer left on a node (``val`` or ``example_value``), or None."""
     meta = node.meta
     return meta["val"] if "val" in meta else meta.get("example_value")
 
@@ -35,59 +40,58 @@ def find_storages(
     gm: GraphModule,
     nodes: Sequence[Node],
     index: Mapping[Node, int],
-    uses: Mapping[int, Use],
+    effects: Mapping[int, NodeEffect],
     *,
     distinct_inputs: bool,
     doubt_inputs: bool,
 ) -> tuple[list[tuple[int, ...]], dict[int, int]]:
-    """May-alias sets, and the id of each tensor of the module by its storage key.
-
-    A node that makes a fresh value is its own storage id; ids of module tensors are negative.
+    """Return the storage ids of each node, and the id of each tensor of the module by its storage key.
 
     Args:
-        distinct_inputs: take it that no two inputs share memory. Otherwise inputs without metadata may.
-        doubt_inputs: inputs with metadata may as well: a graph may be called with other arguments than those
-            that it was traced with.
+        effects: of the nodes that are not pure, by position.
+        distinct_inputs: see `analyse`.
+        doubt_inputs: see `analyse`.
     """
-    return _Finder(gm, nodes, index, uses).run(distinct_inputs, doubt_inputs)
+    return _Finder(gm, nodes, index, effects).run(distinct_inputs, doubt_inputs)
 
 
 class _Finder:
     """The working state of one `find_storages` call."""
 
     def __init__(
-        self, gm: GraphModule, nodes: Sequence[Node], index: Mapping[Node, int], uses: Mapping[int, Use]
+        self,
+        gm: GraphModule,
+        nodes: Sequence[Node],
+        index: Mapping[Node, int],
+        effects: Mapping[int, NodeEffect],
     ) -> None:
-        self.gm, self.nodes, self.index, self.uses = gm, nodes, index, uses
+        self.gm, self.nodes, self.index, self.effects = gm, nodes, index, effects
         self.state: dict[int, int] = {}
-        self.held: dict[int, tuple[int, ...]] = {}
-        entangled = any(use.entangles for use in uses.values())
-        self.mode = None if entangled else _common_mode(nodes, uses)
-        self.entangled = entangled
+        self.attributes: dict[int, tuple[int, ...]] = {}
+        self.entangled = any(effect.entangles for effect in effects.values())
+        self.mode = None if self.entangled else _common_mode(nodes, effects)
 
     def run(self, distinct_inputs: bool, doubt_inputs: bool) -> tuple[list[tuple[int, ...]], dict[int, int]]:
         storages: list[tuple[int, ...]] = []
         by_key: dict[int, int] = {}
         unknown_input = -1
+        # Phase 1: from the operands that a value may alias, corrected by the example values.
         for position, node in enumerate(self.nodes):
             if node.op == "get_attr":
-                value = lookup(self.gm, node)
-                own = self._ids_of(value)
-                storages.append(own)
-                if isinstance(value, torch.Tensor):
-                    for tensor in (value, metadata(node)):
-                        if isinstance(tensor, torch.Tensor):
-                            by_key.setdefault(storage_key(tensor), own[0])
+                storages.append(self._attribute(node, by_key))
                 continue
-            use = self.uses.get(position, PLAIN)
+            effect = self.effects.get(position, PURE)
             value = metadata(node)
             key = self._key(value)
-            if use.aliases:
-                shared = {identity for operand in use.aliases for identity in storages[self.index[operand]]}
-                if key is not None and not use.writes and key not in by_key and self._all_known(use.aliases):
-                    shared = set()  # the tracer saw a fresh storage: a copying reshape, a converting `to`
-                if not shared:
-                    shared = {position}
+            shared = {position}
+            if effect.aliases:
+                aliased = {
+                    identity for operand in effect.aliases for identity in storages[self.index[operand]]
+                }
+                # the tracer may have seen a fresh storage: a copying reshape, a converting `to`
+                fresh = key is not None and not effect.writes and key not in by_key
+                if aliased and not (fresh and self._have_keys(effect.aliases)):
+                    shared = aliased
             elif (
                 node.op == "placeholder"
                 and not distinct_inputs
@@ -96,40 +100,48 @@ class _Finder:
                 # the caller may pass one tensor twice, or a view of another
                 unknown_input = position if unknown_input < 0 else unknown_input
                 shared = {unknown_input}
-            else:
-                shared = {position}
             if key is not None:
                 shared.add(by_key.setdefault(key, min(shared)))
             storages.append(tuple(sorted(shared)))
-        for use in self.uses.values():
-            for tensor in (*use.state, *use.written_state):
+        # Phase 2: ids for the tensors of called modules, which no node stands for.
+        for effect in self.effects.values():
+            for tensor in (*effect.state, *effect.written_state):
                 self._id(storage_key(tensor))
+        # Phase 3: what is entangled has the same ids.
         return self._united(storages) if self.entangled else storages, self.state
+
+    def _attribute(self, node: Node, by_key: dict[int, int]) -> tuple[int, ...]:
+        """The ids of a ``get_attr`` node; enters the keys of its tensor and of its example value."""
+        value = lookup(self.gm, node)
+        ids = self._ids_of(value)
+        if isinstance(value, torch.Tensor):
+            for tensor in (value, metadata(node)):
+                if isinstance(tensor, torch.Tensor):
+                    by_key.setdefault(storage_key(tensor), ids[0])
+        return ids
 
     def _id(self, key: int) -> int:
         return self.state.setdefault(key, -1 - len(self.state))
 
     def _ids_of(self, value: Any) -> tuple[int, ...]:
-        """The ids of an attribute of the module: of a tensor its storage, of anything else that can change
-        its own, and those of the tensors that it holds.
-        """
+        """A tensor has the id of its storage, any other mutable value its own and those of its tensors."""
         if isinstance(value, torch.Tensor):
             return (self._id(storage_key(value)),)
         if isinstance(value, _IMMUTABLE):
             return ()
-        if id(value) not in self.held:
-            found = dict.fromkeys(self._id(storage_key(tensor)) for tensor in _tensors_of(value))
-            self.held[id(value)] = (self._id(id(value)), *found)
-        return self.held[id(value)]
+        if id(value) not in self.attributes:
+            inside = dict.fromkeys(self._id(storage_key(tensor)) for tensor in _tensors_of(value))
+            self.attributes[id(value)] = (self._id(id(value)), *inside)
+        return self.attributes[id(value)]
 
     def _key(self, value: Any) -> int | None:
-        """The storage key of an example value that can be believed."""
+        """The storage key of an example value, where it is reliable."""
         if not isinstance(value, torch.Tensor) or self.entangled or value.layout is not torch.strided:
             return None
         mode = tracing_mode_of(value)
         return storage_key(value) if mode is not None and mode is self.mode else None
 
-    def _all_known(self, operands: Sequence[Node]) -> bool:
+    def _have_keys(self, operands: Sequence[Node]) -> bool:
         """Whether the storages of all these values are known from their example values."""
         return all(
             self._key(value) is not None
@@ -139,7 +151,7 @@ class _Finder:
         )
 
     def _united(self, storages: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-        """Unite the storages of operands that may hold one another."""
+        """Give the operands and the value of each entangling node one common id (by union-find)."""
         parent: dict[int, int] = {}
 
         def find(identity: int) -> int:
@@ -150,11 +162,11 @@ class _Finder:
                 parent[identity], identity = root, parent[identity]
             return root
 
-        for position, use in self.uses.items():
-            if not use.entangles:
+        for position, effect in self.effects.items():
+            if not effect.entangles:
                 continue
-            united = [identity for operand in use.aliases for identity in storages[self.index[operand]]]
-            united += [self.state[storage_key(tensor)] for tensor in use.written_state]
+            united = [identity for operand in effect.aliases for identity in storages[self.index[operand]]]
+            united += [self.state[storage_key(tensor)] for tensor in effect.written_state]
             united += storages[position]
             for identity in united:
                 parent[find(identity)] = find(united[0])
@@ -163,11 +175,13 @@ class _Finder:
         return [tuple(sorted({find(identity) for identity in shared})) for shared in storages]
 
 
-def _common_mode(nodes: Sequence[Node], uses: Mapping[int, Use]) -> object | None:
-    """The fake mode in which every example value of the graph was made; None where there are several, or
-    where the values do not follow the storages (a view that shares no memory with its base).
+def _common_mode(nodes: Sequence[Node], effects: Mapping[int, NodeEffect]) -> object | None:
+    """The fake mode in which every example value of the graph was made.
+
+    None where there are several, or where the values do not follow the storages (a view that shares no memory
+    with its base).
     """
-    found: object | None = None
+    common: object | None = None
     for position, node in enumerate(nodes):
         value = metadata(node)
         if not isinstance(value, torch.Tensor):
@@ -175,22 +189,22 @@ def _common_mode(nodes: Sequence[Node], uses: Mapping[int, Use]) -> object | Non
         mode = tracing_mode_of(value)
         if mode is None:
             continue
-        if found is not None and mode is not found:
+        if common is not None and mode is not common:
             return None
-        found = mode
-        use = uses.get(position, PLAIN)
-        if not use.aliases or node.op != "call_function":
+        common = mode
+        effect = effects.get(position, PURE)
+        if not effect.aliases or node.op != "call_function":
             continue
         base = node.args[0] if node.args else None
         if isinstance(base, Node) and always_aliased(node.target):
             original = metadata(base)
             if isinstance(original, torch.Tensor) and storage_key(original) != storage_key(value):
                 return None
-    return found
+    return common
 
 
 def may_hold_memory(value: Any) -> bool:
-    """Whether an example value can be, or hold, something that another input shares."""
+    """Return whether an example value can be, or contain, a tensor that another input shares memory with."""
     return not isinstance(value, (*_IMMUTABLE, torch.SymInt, torch.SymFloat, torch.SymBool))
 
 

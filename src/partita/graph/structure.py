@@ -1,10 +1,9 @@
-"""A hash of what a graph does, so that what is compiled or recorded for one piece serves all that are equal
-to it.
+"""A structural hash: what is compiled or recorded for one piece serves all pieces with the same hash.
 
-What counts: operators and their order, constants, which value goes where, and of every value that is known
-its shape, dtype, strides, device and whether it needs a gradient; of parameters and buffers the same, and
-which of them are one and the same tensor. What does not: names (of nodes, attributes, keyword-less inputs,
-symbols) and the numbers in parameters and buffers.
+What counts: operators and their order, constants, which value goes where; of every example value its shape,
+dtype, strides, device and ``requires_grad``; of parameters and buffers the same, and which of them are one
+tensor. What does not count: the names of nodes, attributes, positional inputs and symbols, and the numbers in
+parameters and buffers.
 """
 
 from __future__ import annotations
@@ -22,38 +21,28 @@ from torch.fx import Graph, GraphModule, Node
 from partita._torch.graph_module.nodes import signature_text, symbolic_text
 from partita._torch.operators.schemas import is_higher_order, is_operator
 from partita._torch.tensors.storage import storage_key
+from partita.graph.attributes import attribute
 from partita.graph.effects import metadata
-from partita.graph.state import attribute
 
 __all__ = ["structural_hash"]
 
-_PLAIN_VALUES = (
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    type(None),
-    type(...),
-    torch.dtype,
-    torch.device,
-    torch.layout,
-)
+_CONSTANTS = (
+    bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.device, torch.layout,
+)  # fmt: skip
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _LARGEST_CONSTANT = 1024
 """In elements. The values of larger constant tensors are not read; such a tensor is equal to itself only."""
 
 
 def structural_hash(graph: Graph, module: nn.Module | None = None) -> str:
-    """The hash of a graph: 32 hexadecimal digits.
+    """Return the hash of a graph: 32 hexadecimal digits.
 
-    Equal hashes mean equal code for values of equal kinds. The reverse does not hold: what can't be compared
+    Equal hashes mean equal code for values of equal kinds. The reverse is not true: what can't be compared
     (a callable without an importable name, an attribute of unknown type on a user's module) counts as
-    different, and such hashes hold within this process only.
+    different, and such hashes are valid in this process only.
 
     Args:
-        module: holds the attributes that the graph refers to; by default the module that owns the graph.
+        module: has the attributes that the graph refers to; by default the module that owns the graph.
 
     Raises:
         GraphError: the module does not have an attribute that the graph refers to.
@@ -76,7 +65,7 @@ def structural_hash(graph: Graph, module: nn.Module | None = None) -> str:
 
 
 class _Description:
-    """Text that stands for the structure of one graph."""
+    """The structure of one graph as text, a line for each node."""
 
     def __init__(self, graph: Graph, owner: nn.Module | None) -> None:
         self.graph = graph
@@ -90,7 +79,7 @@ class _Description:
         yield signature_text(self.graph)
         for position, node in enumerate(self.graph.nodes):
             call = f"{node.op} {self._target(node)} {self._value(node.args)} {self._kwargs(node)}"
-            yield f"{call} {self._known(node)}"
+            yield f"{call} {self._example(node)}"
             self.positions[node] = position
 
     def _target(self, node: Node) -> str:
@@ -102,15 +91,15 @@ class _Description:
             return ""
         if self.owner is None:
             return f"attribute {node.target}"
-        found = attribute(self.owner, node)
-        if isinstance(found.value, nn.Module):
-            return self._module(found.value)
-        if not isinstance(found.value, torch.Tensor):
-            return f"constant {self._value(found.value)}"
-        values = _numbers(found.value) if found.kind == "constant" else ""
-        return f"{found.kind} {self._tensor(found.value)} {values}"
+        item = attribute(self.owner, node)
+        if isinstance(item.value, nn.Module):
+            return self._module(item.value)
+        if not isinstance(item.value, torch.Tensor):
+            return f"constant {self._value(item.value)}"
+        values = _numbers(item.value) if item.kind == "constant" else ""
+        return f"{item.kind} {self._tensor(item.value)} {values}"
 
-    def _known(self, node: Node) -> str:
+    def _example(self, node: Node) -> str:
         value = metadata(node)
         return "" if value is None else self._value(value)
 
@@ -123,7 +112,7 @@ class _Description:
             return f"%{self.positions[value]}"
         if isinstance(value, enum.Enum):
             return f"{_callable_text(type(value))}.{value.name}"
-        if isinstance(value, _PLAIN_VALUES):
+        if isinstance(value, _CONSTANTS):
             return f"{type(value).__name__}:{value!r}"
         if isinstance(value, _SYMBOLIC):
             return f"{type(value).__name__}:{symbolic_text(value, self.symbols)}"
@@ -132,9 +121,8 @@ class _Description:
         if isinstance(value, slice):
             return f"slice({self._value((value.start, value.stop, value.step))})"
         if isinstance(value, dict):
-            return (
-                "{" + ",".join(f"{self._value(key)}:{self._value(item)}" for key, item in value.items()) + "}"
-            )
+            items = [f"{self._value(key)}:{self._value(item)}" for key, item in value.items()]
+            return "{" + ",".join(items) + "}"
         if isinstance(value, (list, tuple)):
             kind = "list" if isinstance(value, list) else type(value).__name__
             return f"{kind}({','.join(map(self._value, value))})"
@@ -162,23 +150,15 @@ class _Description:
             for named in (module.named_parameters, module.named_buffers)
             for name, tensor in named(remove_duplicate=False)
         ]
-        return " ".join(
-            [
-                *(
-                    f"{name} {self._settings(inner)}"
-                    for name, inner in module.named_modules(remove_duplicate=False)
-                ),
-                *state,
-            ]
-        )
+        modules = module.named_modules(remove_duplicate=False)
+        return " ".join([*(f"{name} {self._settings(inner)}" for name, inner in modules), *state])
 
     def _settings(self, module: nn.Module) -> str:
-        """Class and attributes of one module, without its tensors and children."""
+        """The class and attributes of one module, without its tensors and children."""
         parts = [_callable_text(type(module))]
         for key, value in sorted(vars(module).items()):
-            if key in ("_parameters", "_buffers", "_modules") or (
-                isinstance(value, (dict, set)) and not value
-            ):
+            empty = isinstance(value, (dict, set)) and not value
+            if key in ("_parameters", "_buffers", "_modules") or empty:
                 continue
             text = sorted(map(str, value)) if isinstance(value, (set, frozenset)) else self._value(value)
             parts.append(f"{key}={text}")
@@ -207,9 +187,9 @@ def _callable_text(value: Callable[..., Any] | Any) -> str:
 
 def _resolve(module: str, name: str) -> Any:
     try:
-        found: Any = importlib.import_module(module)
+        value: Any = importlib.import_module(module)
         for atom in name.split("."):
-            found = getattr(found, atom)
+            value = getattr(value, atom)
     except (ImportError, AttributeError, ValueError):
         return None
-    return found
+    return value

@@ -1,7 +1,5 @@
 # ruff: noqa: N999 - torch's name
-"""Models and pipes under the names of ``torch.distributed.pipelining._IR``, for programs that change the
-import.
-"""
+"""Models and pipes, under the names of ``torch.distributed.pipelining._IR``."""
 
 from __future__ import annotations
 

@@ -1,40 +1,43 @@
-"""Pipeline parallelism: stages of one model on several ranks."""
+"""Pipeline parallelism: stages of one model on several ranks.
+
+What is rarely typed is in modules of its own: the bases of the schedules and `CustomSchedule` in
+``schedules``, `Stage`, `PipeInfo` and `to_torch_stage` in ``stages``, types of results in ``checkpoints``.
+"""
 
 from __future__ import annotations
 
-from partita.pipelining.checkpoints.checkpoint import Restored, load_checkpoint, save_checkpoint
+from partita.pipelining.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from partita.pipelining.checkpoints.latest import latest_checkpoint
 from partita.pipelining.checkpoints.snapshots import Snapshots
-from partita.pipelining.checkpoints.state_report import StateReport, state_report
+from partita.pipelining.checkpoints.state_report import state_report
 from partita.pipelining.checkpoints.weight_files import load_safetensors
 from partita.pipelining.frontends.cuts.annotations import annotate_split_points, clear_split_points
 from partita.pipelining.frontends.cuts.cuts import SplitPoint, pipe_split
 from partita.pipelining.frontends.cuts.sequential import PipeSequential
 from partita.pipelining.frontends.graph.multi_use import MultiUseParameterConfig
 from partita.pipelining.frontends.pipe import Pipe
-from partita.pipelining.frontends.pipeline import keyed_graph, measure_units, pipeline
+from partita.pipelining.frontends.pipeline import keyed_graph, pipeline
 from partita.pipelining.interface.loss import LossWrapper, TrivialLossWrapper
-from partita.pipelining.interface.pipe_info import PipeInfo
 from partita.pipelining.stages.build import build_stage
-from partita.pipelining.stages.interop import to_torch_stage
 from partita.pipelining.stages.manual import PipelineStage
 from partita.pipelining.stages.materialise import materialise, parameters_on_meta
-from partita.pipelining.stages.stage import Stage
 from partita.pipelining.steps.loss_weights import LossWeights
-from partita.pipelining.steps.schedule_bases import PipelineScheduleMulti, PipelineScheduleSingle
 from partita.pipelining.steps.schedule_kinds import (
-    CustomSchedule,
     Schedule1F1B,
     ScheduleDualPipeV,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
     ScheduleLoopedBFS,
+    ScheduleVHalf,
+    ScheduleVMin,
+    ScheduleZB2p,
+    ScheduleZBH1,
+    ScheduleZBH2,
     ScheduleZBVZeroBubble,
     get_schedule_class,
 )
 from partita.pipelining.steps.schedule_kinds import ScheduleForwardOnly as _ScheduleForwardOnly  # noqa: F401 - torch's
-from partita.pipelining.steps.schedules import PipelineSchedule
 from partita.pipelining.training.clipping import clip_grad_norm_
 from partita.pipelining.training.reference import UncutReference
 from partita.pipelining.training.scaler import GradScaler
@@ -42,30 +45,27 @@ from partita.pipelining.training.verify_step import verify_step
 from partita.runtime import TensorChunkSpec
 
 __all__ = [
-    "CustomSchedule",
     "GradScaler",
     "LossWeights",
     "LossWrapper",
     "MultiUseParameterConfig",
     "Pipe",
-    "PipeInfo",
     "PipeSequential",
-    "PipelineSchedule",
-    "PipelineScheduleMulti",
-    "PipelineScheduleSingle",
     "PipelineStage",
-    "Restored",
     "Schedule1F1B",
     "ScheduleDualPipeV",
     "ScheduleGPipe",
     "ScheduleInterleaved1F1B",
     "ScheduleInterleavedZeroBubble",
     "ScheduleLoopedBFS",
+    "ScheduleVHalf",
+    "ScheduleVMin",
+    "ScheduleZB2p",
+    "ScheduleZBH1",
+    "ScheduleZBH2",
     "ScheduleZBVZeroBubble",
     "Snapshots",
     "SplitPoint",
-    "Stage",
-    "StateReport",
     "TensorChunkSpec",
     "TrivialLossWrapper",
     "UncutReference",
@@ -79,12 +79,10 @@ __all__ = [
     "load_checkpoint",
     "load_safetensors",
     "materialise",
-    "measure_units",
     "parameters_on_meta",
     "pipe_split",
     "pipeline",
     "save_checkpoint",
     "state_report",
-    "to_torch_stage",
     "verify_step",
 ]

@@ -1,5 +1,5 @@
 """The backward pass of a module, whole and in two halves, under the names of
-``torch.distributed.pipelining._backward``, for programs with stages of their own that change the import.
+``torch.distributed.pipelining._backward``.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ _Gradients = tuple[Tensor | None, ...]
 
 
 def stage_backward(stage_output: Any, output_grads: Any, input_values: Sequence[Any]) -> _Gradients:
-    """The whole backward pass: adds to ``.grad`` of the parameters.
+    """Run the whole backward pass, which adds to ``.grad`` of the parameters.
 
     Args:
-        stage_output: what the module returned, nested as it likes.
-        output_grads: the gradient of each tensor in it, nested likewise, or None for one that has none. Of a
+        stage_output: what the module returned, a nested value.
+        output_grads: the gradients of the tensors in it, nested alike, with None where there is none. For a
             0-d loss: None.
-        input_values: what the module was given.
+        input_values: the module's inputs.
 
     Returns:
         The gradient of each of ``input_values``, taken out of its ``.grad``; None where there is none.
     """
     outputs, _ = flatten(stage_output)
-    given = flatten_up_to(
+    output_gradients = flatten_up_to(
         output_grads, stage_output, lambda value: value is None or isinstance(value, Tensor)
     )
-    roots, seeds = _starts(outputs, given)
+    roots, seeds = _starts(outputs, output_gradients)
     leaves = _leaves(input_values)
     arrivals = Arrivals(leaves)
     if roots:
@@ -52,16 +52,16 @@ def stage_backward_input(
     input_values: Sequence[Any],
     weights: Iterable[nn.Parameter],  # noqa: ARG001 - torch's
 ) -> tuple[_Gradients, list[WeightPass]]:
-    """The first half: gradients of the inputs, which are added to their ``.grad`` too. The outputs keep their
-    history (there: they lose it, and a module that needs one of them in its own backward pass fails).
+    """Run the first half: the gradients of the inputs, which are also added to their ``.grad``. The outputs
+    keep their history (torch's function detaches them, so a module that needs one in its backward fails).
 
     Args:
         output_grads: one for each output; None: ones.
-        weights: have no effect: those that the outputs depend on are found.
+        weights: have no effect: the weights are found in the graph of the outputs.
 
     Returns:
-        The gradient of each of ``input_values``, None where there is none; and what `stage_backward_weight`
-        takes.
+        The gradient of each of ``input_values``, None where there is none; and the ``param_groups`` of
+        `stage_backward_weight`.
     """
     if output_grads is None:
         output_grads = [torch.ones_like(output) for output in stage_outputs_or_loss]
@@ -79,22 +79,22 @@ def stage_backward_weight(
     param_groups: Iterable[WeightPass],
     retain_graph: bool = False,  # noqa: ARG001 - torch's
 ) -> _Gradients:
-    """The second half: adds to ``.grad`` of the parameters.
+    """Run the second half, which adds to ``.grad`` of the parameters.
 
     Args:
         param_groups: from `stage_backward_input`; used once.
         retain_graph: has no effect.
 
     Returns:
-        What is in ``.grad`` of each of ``weights`` then.
+        The ``.grad`` of each of ``weights`` afterwards.
     """
-    for rest in param_groups:
-        rest.run()
+    for weight_pass in param_groups:
+        weight_pass.run()
     return tuple(weight.grad for weight in weights)
 
 
 def _starts(outputs: Sequence[Any], gradients: Sequence[Any]) -> tuple[list[Tensor], list[Tensor]]:
-    """The outputs that a pass starts from, and the gradient of each: of a number, 1 if none is given."""
+    """The outputs that a pass starts from, with their gradients; that of a 0-d output is 1 by default."""
     roots, seeds = [], []
     for output, gradient in zip(outputs, gradients, strict=True):
         if not isinstance(output, Tensor) or not output.requires_grad:
@@ -108,7 +108,7 @@ def _starts(outputs: Sequence[Any], gradients: Sequence[Any]) -> tuple[list[Tens
 
 
 def _leaves(values: Sequence[Any]) -> list[Tensor]:
-    """Each of the tensors whose gradients are wanted, once."""
+    """The leaves among the values that require a gradient, each once."""
     wanted = {
         id(value): value
         for value in values

@@ -1,4 +1,4 @@
-"""What programs take from ``torch.distributed.pipelining._utils``, for programs that change the import."""
+"""Functions of ``torch.distributed.pipelining._utils`` that programs use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PLACEMENTS = {"loop": loop_placement, "v": v_placement}
 
 
 def generate_stage_to_rank_mapping(pp_size: int, num_stages: int, style: str = "loop") -> dict[int, int]:
-    """The rank of each stage: `planning.loop_placement` or `planning.v_placement`.
+    """Return the rank of each stage, by `planning.loop_placement` or `planning.v_placement`.
 
     >>> generate_stage_to_rank_mapping(2, 4, style="v")
     {0: 0, 1: 1, 2: 1, 3: 0}
@@ -40,7 +40,7 @@ def generate_stage_to_rank_mapping(pp_size: int, num_stages: int, style: str = "
 def generate_rank_to_stage_mapping(
     pp_size: int, num_stages: int, style: str = "loop"
 ) -> dict[int, list[int]]:
-    """The stages of each rank, in order; see `generate_stage_to_rank_mapping`.
+    """Return the stages of each rank, in order; see `generate_stage_to_rank_mapping`.
 
     >>> generate_rank_to_stage_mapping(2, 4)
     {0: [0, 2], 1: [1, 3]}
@@ -52,8 +52,8 @@ def generate_rank_to_stage_mapping(
 
 
 def flatten_args(args: Any, *, detach: bool = False) -> Any:
-    """The leaves of nested arguments as a list; with ``detach`` the arguments anew, every tensor cut off from
-    its history, and their leaves.
+    """The leaves of nested arguments as a list; with ``detach`` the nested arguments with every tensor
+    detached, and their leaves.
 
     >>> flatten_args((1, {"y": [2, 3]}))
     [1, 2, 3]

@@ -1,6 +1,4 @@
-"""Microbatches under the names of ``torch.distributed.pipelining.microbatch``, for programs that change the
-import.
-"""
+"""Microbatches, under the names of ``torch.distributed.pipelining.microbatch``."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ __all__ = [
 ]
 
 DEFAULT_CHUNK_DIM = 0
-"""Along which tensors without a spec are cut."""
+"""The dimension along which tensors without a spec are cut."""
 
 
 def split_args_kwargs_into_chunks(
@@ -37,7 +35,7 @@ def split_args_kwargs_into_chunks(
     args_chunk_spec: Sequence[Any] | None = None,
     kwargs_chunk_spec: Mapping[str, Any] | None = None,
 ) -> tuple[list[tuple[Any, ...]], list[dict[str, Any]]]:
-    """`runtime.split_args`, with positional and keyword arguments apart.
+    """Call `runtime.split_args`; return positional and keyword arguments apart.
 
     Raises:
         MicrobatchError: as `runtime.split_args`; a batch of fewer than ``chunks`` samples, too.
@@ -50,7 +48,7 @@ def split_args_kwargs_into_chunks(
 
 
 def merge_chunks(chunks: Sequence[Any], chunk_spec: Any) -> Any:
-    """`runtime.merge`: the whole batch's result from the microbatches'.
+    """Call `runtime.merge`: the whole batch's result from the microbatches'.
 
     Raises:
         MicrobatchError: as `runtime.merge`.
@@ -59,17 +57,17 @@ def merge_chunks(chunks: Sequence[Any], chunk_spec: Any) -> Any:
 
 
 def _CustomReducer(init_value: Any, reduce_fn: Callable[[Any, Any], Any]) -> Reduce:  # noqa: N802 - torch's
-    """`runtime.Reduce`, its arguments in torch's order."""
+    """Make a `runtime.Reduce` from arguments in torch's order."""
     return Reduce(reduce_fn, init_value)
 
 
 sum_reducer = Reduce(add, torch.tensor(0.0))
-"""The sum of what the microbatches give."""
+"""Sums the results of the microbatches."""
 
 
 def _split_block_mask(block_mask: BlockMask, num_chunks: int) -> list[BlockMask]:
-    """A mask of FlexAttention in microbatches, each with the function of its own samples; one whose batch is
-    1 is the same for all.
+    """Cut a mask of FlexAttention into microbatches, whose functions see their own samples only; a mask whose
+    batch is 1 is the same for all.
 
     Raises:
         MicrobatchError: fewer samples than ``num_chunks``.

@@ -1,6 +1,4 @@
-"""The schedules under the names of ``torch.distributed.pipelining.schedules``, for programs that change the
-import.
-"""
+"""The schedules, under the names of ``torch.distributed.pipelining.schedules``; and `CustomSchedule`."""
 
 from __future__ import annotations
 
@@ -14,6 +12,7 @@ from partita.pipelining.steps.custom_functions import PipelineContext as _Pipeli
 from partita.pipelining.steps.schedule_bases import PipelineScheduleMulti, PipelineScheduleSingle
 from partita.pipelining.steps.schedule_bases import PipelineScheduleRuntime as _PipelineScheduleRuntime
 from partita.pipelining.steps.schedule_kinds import (
+    CustomSchedule,
     Schedule1F1B,
     ScheduleDualPipeV,
     ScheduleGPipe,
@@ -24,12 +23,14 @@ from partita.pipelining.steps.schedule_kinds import (
     get_schedule_class,
 )
 from partita.pipelining.steps.schedule_kinds import ScheduleForwardOnly as _ScheduleForwardOnly
-from partita.pipelining.steps.schedules import PipelineSchedule as _PipelineSchedule
+from partita.pipelining.steps.schedules import PipelineSchedule
 from partita.planning import Action as _Action
 from partita.planning import ActionKind as _ComputationType
 from partita.planning import Schedule, lower, merge_backward, validate, with_reduce_grad, with_unshard
 
 __all__ = [
+    "CustomSchedule",
+    "PipelineSchedule",
     "PipelineScheduleMulti",
     "PipelineScheduleSingle",
     "Schedule1F1B",
@@ -68,21 +69,22 @@ UNSHARD = _ComputationType.UNSHARD
 RESHARD = _ComputationType.RESHARD
 REDUCE_GRAD = _ComputationType.REDUCE_GRAD
 
+_PipelineSchedule = PipelineSchedule
+
 _Order = Mapping[int, Sequence[Any]]
-"""What each rank does: `planning.Action`s, their text or torch's own actions; None where the rank idles."""
+"""The actions of each rank: `planning.Action`s, their text or torch's own; None where the rank idles."""
 
 
 def _add_send_recv(
     compute_actions: _Order, stage_to_rank: Callable[[int], int], num_stages: int
 ) -> dict[int, list[_Action]]:
-    """`planning.lower`: with the sends and receives of a pipeline in which each stage feeds the next. What is
-    given is not changed.
+    """Add the sends and receives of a pipeline in which each stage feeds the next; see `planning.lower`.
 
     >>> _add_send_recv({0: ["0F0"], 1: ["1F0"]}, lambda stage: stage, 2)[1]  # doctest: +ELLIPSIS
     [Action(stage=1, kind=<ActionKind.RECV_F: 'RECV_F'>, microbatch=0, ...), Action(stage=1, ...)]
 
     Raises:
-        ScheduleError: as `planning.validate`: of a pass that is missing, too.
+        ScheduleError: as `planning.validate`.
     """
     stage_ranks = [stage_to_rank(stage) for stage in range(num_stages)]
     lowered = lower(_schedule_of(compute_actions, stage_ranks=stage_ranks))
@@ -92,7 +94,7 @@ def _add_send_recv(
 def _validate_schedule(
     actions: _Order, pp_group_size: int, num_stages: int, num_microbatches: int
 ) -> dict[int, int]:
-    """`planning.validate`.
+    """Check the actions with `planning.validate`.
 
     Returns:
         The rank of each stage.
@@ -101,12 +103,12 @@ def _validate_schedule(
         ScheduleError: another number of ranks or stages, or what `planning.validate` refuses.
     """
     schedule = _schedule_of(actions, microbatches=num_microbatches)
-    for found, expected, what in (
+    for actual, expected, what in (
         (schedule.ranks, pp_group_size, "ranks"),
         (schedule.stages, num_stages, "stages"),
     ):
-        if found != expected:
-            raise ScheduleError(f"the actions are for {found} {what}, not {expected}: give those of each")
+        if actual != expected:
+            raise ScheduleError(f"the actions are for {actual} {what}, not {expected}: give those of each")
     validate(schedule)
     return dict(enumerate(schedule.stage_ranks))
 
@@ -114,22 +116,22 @@ def _validate_schedule(
 def _add_unshard_reshard(
     compute_actions: Sequence[_Action | None], max_active_stages: int = 3
 ) -> list[_Action]:
-    """`planning.with_unshard`, of one rank."""
+    """Call `planning.with_unshard` for one rank."""
     return list(with_unshard(compute_actions, max_active_stages))
 
 
 def _add_reduce_grad(actions: Sequence[_Action | None], n_microbatches: int) -> list[_Action]:
-    """`planning.with_reduce_grad`, of one rank."""
+    """Call `planning.with_reduce_grad` for one rank."""
     return list(with_reduce_grad(actions, n_microbatches))
 
 
 def _merge_bw(compute_actions: Sequence[_Action | None]) -> list[_Action]:
-    """`planning.merge_backward`, of one rank."""
+    """Call `planning.merge_backward` for one rank."""
     return list(merge_backward(compute_actions))
 
 
 def _format_pipeline_order(pipeline_order: _Order, error_step_number: int | None = None) -> str:
-    """The order as a table: a column for each rank, a line for each position.
+    """A table of the actions: a column for each rank, a line for each position.
 
     >>> print(_format_pipeline_order({0: ["0F0", "0F1"], 1: [None, "1F0"]}, error_step_number=1))
             Rank 0 Rank 1

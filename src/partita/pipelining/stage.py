@@ -1,4 +1,4 @@
-"""Stages under the names of ``torch.distributed.pipelining.stage``, for programs that change the import."""
+"""Stages, under the names of ``torch.distributed.pipelining.stage``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = [
 
 
 def _normalize_model_output_as_tuple(output: Any) -> tuple[Any, ...]:
-    """What a module returned, as a tuple: lists become tuples, one value a tuple of one.
+    """A module's result as a tuple: a list becomes one, a single value a tuple of one.
 
     >>> _normalize_model_output_as_tuple([1, 2]), _normalize_model_output_as_tuple(3)
     ((1, 2), (3,))

@@ -21,7 +21,8 @@ from partita.planning.placement import loop_placement, v_placement
 from partita.planning.plan import Change, Plan, StagePlan
 from partita.planning.schedule import Schedule
 from partita.planning.search import Candidate, search
-from partita.planning.simulate import Simulation, Span, StageCost, simulate, stage_costs
+from partita.planning.simulate import Simulation, Span, simulate, stage_costs
+from partita.planning.stage_cost import StageCost
 from partita.planning.stages import plan_stages
 from partita.planning.units import CostModel, Unit
 from partita.planning.validate import validate

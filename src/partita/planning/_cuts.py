@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-__all__ = ["CutProblem", "find_cuts"]
+__all__ = ["CutProblem", "Cuts", "find_cuts"]
 
 _MOST_PAIRS = 1_500_000
 
@@ -79,8 +79,7 @@ class CutProblem:
         """Whether stage number `stage` may lie between two places."""
         return self.memory is None or self.bytes_held(stage, start, end) <= self.memory[stage]
 
-    # A stage from i to j is within T if and only if ends[j] - starts[i] <= T, given that both are usable at
-    # T.
+    # A stage from i to j, both usable at T, is within T if and only if ends[j] - starts[i] <= T.
     @cached_property
     def starts(self) -> tuple[int, ...]:
         return (

@@ -19,7 +19,7 @@ from partita.planning.actions import Action, ActionKind
 from partita.planning.edges import EdgeTable
 from partita.planning.schedule import Schedule
 
-__all__ = ["Key", "PlannedStep", "compile_steps", "describe_key", "message_of", "run"]
+__all__ = ["Key", "PlannedStep", "compile_steps", "describe_key", "message_of", "run", "step_compiler"]
 
 Key = tuple[str, int, int, int]
 
@@ -70,8 +70,15 @@ def compile_steps(
         blocking: whether a receive waits for its message, rather than leaving that to the pass that takes the
             value.
     """
-    compiler = _Compiler(schedule, table, schedule.is_lowered if lowered is None else lowered, blocking)
-    return [[compiler.step(action) for action in row if action is not None] for row in schedule.rows]
+    step = step_compiler(schedule, table, lowered=lowered, blocking=blocking)
+    return [[step(action) for action in row if action is not None] for row in schedule.rows]
+
+
+def step_compiler(
+    schedule: Schedule, table: EdgeTable, *, lowered: bool | None = None, blocking: bool = True
+) -> Callable[[Action], PlannedStep]:
+    """What makes a step of an action; `compile_steps` says what the arguments are."""
+    return _Compiler(schedule, table, schedule.is_lowered if lowered is None else lowered, blocking).step
 
 
 def run(
@@ -108,12 +115,20 @@ def run(
 
 
 class _Compiler:
+    """Knows for each stage what its passes take and send; a step adds the microbatch."""
+
     def __init__(self, schedule: Schedule, table: EdgeTable, lowered: bool, blocking: bool) -> None:
         self._rank = schedule.stage_ranks
-        self._table = table
         self._lowered = lowered
         self._blocking = blocking
         self._arrival = "<" if lowered and blocking else ">"
+        stages = range(schedule.stages)
+        self._forward_needs = [self._inputs("F", stage, table.producers[stage]) for stage in stages]
+        self._backward_needs = [
+            [("F", stage, stage), *self._inputs("G", stage, table.consumers[stage])] for stage in stages
+        ]
+        self._forward_sends = [self._outputs("F>", stage, table.consumers[stage]) for stage in stages]
+        self._backward_sends = [self._outputs("G>", stage, table.producers[stage]) for stage in stages]
 
     def step(self, action: Action) -> PlannedStep:
         if action.is_communication:
@@ -123,17 +138,16 @@ class _Compiler:
         sends: list[Key] = []
         for part in action.passes:
             stage, microbatch = part.stage, part.microbatch or 0
-            if part.kind is ActionKind.F:
-                needs += self._inputs("F", stage, microbatch, self._table.producers[stage])
-                gives.append(("F", stage, stage, microbatch))
-                sends += self._outputs("F>", stage, microbatch, self._table.consumers[stage])
-            elif part.kind is ActionKind.W:
+            if part.kind is ActionKind.W:
                 needs.append(("G", stage, stage, microbatch))
+                continue
+            if part.kind is ActionKind.F:
+                produced, taken, sent = "F", self._forward_needs[stage], self._forward_sends[stage]
             else:
-                needs.append(("F", stage, stage, microbatch))
-                needs += self._inputs("G", stage, microbatch, self._table.consumers[stage])
-                gives.append(("G", stage, stage, microbatch))
-                sends += self._outputs("G>", stage, microbatch, self._table.producers[stage])
+                produced, taken, sent = "G", self._backward_needs[stage], self._backward_sends[stage]
+            needs += [(what, source, target, microbatch) for what, source, target in taken]
+            gives.append((produced, stage, stage, microbatch))
+            sends += [(what, source, target, microbatch) for what, source, target in sent]
         return PlannedStep(action, tuple(needs), tuple(gives), tuple(sends))
 
     def _communication(self, action: Action) -> PlannedStep:
@@ -145,17 +159,15 @@ class _Compiler:
             return PlannedStep(action, (), (), ())
         return PlannedStep(action, (message,), ((what[0] + "<", *message[1:]),), ())
 
-    def _inputs(self, what: str, stage: int, microbatch: int, sources: tuple[int, ...]) -> list[Key]:
+    def _inputs(self, what: str, stage: int, sources: tuple[int, ...]) -> list[tuple[str, int, int]]:
         here = self._rank[stage]
         return [
-            (what, source, source, microbatch)
-            if self._rank[source] == here
-            else (what + self._arrival, source, stage, microbatch)
+            (what, source, source) if self._rank[source] == here else (what + self._arrival, source, stage)
             for source in sources
         ]
 
-    def _outputs(self, what: str, stage: int, microbatch: int, targets: tuple[int, ...]) -> list[Key]:
+    def _outputs(self, what: str, stage: int, targets: tuple[int, ...]) -> list[tuple[str, int, int]]:
         if self._lowered:
             return []
         here = self._rank[stage]
-        return [(what, stage, target, microbatch) for target in targets if self._rank[target] != here]
+        return [(what, stage, target) for target in targets if self._rank[target] != here]

@@ -19,6 +19,8 @@ __all__ = ["Action", "ActionKind", "overlap"]
 class ActionKind(StrEnum):
     """What an action does."""
 
+    __hash__ = str.__hash__  # the same number as Enum's own, which is made in Python at each look-up
+
     F = "F"
     """forward pass"""
     I = "I"  # noqa: E741 - the letter that the zero-bubble papers and the files use

@@ -64,7 +64,7 @@ def search(
     kinds = [get_schedule(name) for name in schedules or schedule_names()]
     if schedules is None:
         kinds = [kind for kind in kinds if kind.trains]
-    found: list[Candidate] = []
+    candidates: list[Candidate] = []
     refused: list[str] = []
     for kind in kinds:
         for count in stages_per_rank:
@@ -83,9 +83,9 @@ def search(
                 refused.append(f"{kind.name} with {stages} stages: {error}")
                 continue
             if plan.ranks == cluster.ranks:
-                found.append(Candidate(plan, result.makespan_s, result.bubble, result.peak_bytes))
-    if not found:
+                candidates.append(Candidate(plan, result.makespan_s, result.bubble, result.peak_bytes))
+    if not candidates:
         raise InfeasiblePlan(
             "nothing that was tried can be done. " + ". ".join(refused or ["Nothing was tried"])
         )
-    return sorted(found, key=lambda candidate: (candidate.makespan_s, max(candidate.peak_bytes)))
+    return sorted(candidates, key=lambda candidate: (candidate.makespan_s, max(candidate.peak_bytes)))

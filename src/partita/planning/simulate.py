@@ -2,73 +2,23 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 from partita.errors import PlanError, ScheduleError
 from partita.planning import _json
-from partita.planning._check import require_amount, require_seconds
-from partita.planning._program import Key, PlannedStep, compile_steps, describe_key
+from partita.planning._program import Key, PlannedStep, describe_key, step_compiler
 from partita.planning.actions import Action, ActionKind
 from partita.planning.cluster import Cluster
 from partita.planning.edges import edge_table
 from partita.planning.plan import Plan
 from partita.planning.schedule import Schedule
+from partita.planning.stage_cost import StageCost
 
-__all__ = ["Simulation", "Span", "StageCost", "simulate", "stage_costs"]
-
-
-@dataclass(frozen=True)
-class StageCost:
-    """What one stage costs for one microbatch.
-
-    Attributes:
-        forward_s: seconds of the forward pass.
-        backward_s: seconds of the whole backward pass.
-        backward_input_s: seconds of I; half of `backward_s` where it is not given.
-        backward_weight_s: seconds of W; half of `backward_s` where it is not given. Both or none.
-        send_bytes: what the forward pass sends along each edge that leaves the stage.
-        send_grad_bytes: what the backward pass sends back along each edge that enters the stage; where it is
-            not given, as much as came along the edge.
-        activation_bytes: kept from the start of the forward pass to the end of the backward pass (of W, where
-            it is split).
-        static_bytes: there all the time: parameters, gradients, optimizer state.
-
-    Raises:
-        PlanError: a value that is negative or no number, or one half of the backward pass without the other.
-    """
-
-    forward_s: float
-    backward_s: float
-    backward_input_s: float | None = None
-    backward_weight_s: float | None = None
-    send_bytes: int = 0
-    send_grad_bytes: int | None = None
-    activation_bytes: int = 0
-    static_bytes: int = 0
-
-    def __post_init__(self) -> None:
-        require_seconds(self.forward_s, "forward_s")
-        require_seconds(self.backward_s, "backward_s")
-        if (self.backward_input_s is None) != (self.backward_weight_s is None):
-            raise PlanError("one of backward_input_s and backward_weight_s is given: give both or none")
-        for what in ("backward_input_s", "backward_weight_s"):
-            if getattr(self, what) is not None:
-                require_seconds(getattr(self, what), what)
-        for what in ("send_bytes", "activation_bytes", "static_bytes"):
-            require_amount(getattr(self, what), what)
-        if self.send_grad_bytes is not None:
-            require_amount(self.send_grad_bytes, "send_grad_bytes")
-
-    def seconds(self, kind: ActionKind) -> float:
-        """How long an F, I, W or B of the stage takes."""
-        if kind is ActionKind.F:
-            return self.forward_s
-        if kind is ActionKind.B:
-            return self.backward_s
-        split = self.backward_input_s if kind is ActionKind.I else self.backward_weight_s
-        return self.backward_s / 2 if split is None else split
+__all__ = ["Simulation", "Span", "peak_bytes", "simulate", "stage_costs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +42,11 @@ class Simulation:
         peak_bytes: for each rank, the most memory that it holds at once.
         spans: the compute actions, in the order in which they start.
         transfers: the messages, as SEND_F and SEND_B actions of the sending rank, from the start of the
-            transfer to its end.
+            transfer to its end, in the order in which they start.
+
+    A rank's span is its own part of the step, from the start of its first action to the end of its last one.
+    The zero-bubble papers measure a bubble by the longest span: what follows a step, such as the optimizer's,
+    can begin on each rank when that rank is done.
     """
 
     makespan_s: float
@@ -101,6 +55,34 @@ class Simulation:
     peak_bytes: tuple[int, ...]
     spans: tuple[Span, ...]
     transfers: tuple[Span, ...]
+
+    @cached_property
+    def rank_span_s(self) -> tuple[float, ...]:
+        """For each rank, the seconds of its span; 0 where it computes nothing."""
+        starts: dict[int, float] = {}
+        ends: dict[int, float] = {}
+        for span in self.spans:
+            starts.setdefault(span.rank, span.start_s)
+            ends[span.rank] = max(span.end_s, ends.get(span.rank, 0.0))
+        return tuple(ends[rank] - starts[rank] if rank in starts else 0.0 for rank in range(len(self.busy_s)))
+
+    @property
+    def rank_bubble(self) -> tuple[float, ...]:
+        """For each rank, the fraction of its span in which it does not compute."""
+        return tuple(
+            1.0 - busy / span if span else 0.0
+            for busy, span in zip(self.busy_s, self.rank_span_s, strict=True)
+        )
+
+    @property
+    def span_s(self) -> float:
+        """The longest span of a rank."""
+        return max(self.rank_span_s, default=0.0)
+
+    @property
+    def span_bubble(self) -> float:
+        """`bubble` with the longest span in place of the makespan."""
+        return 1.0 - sum(self.busy_s) / (len(self.busy_s) * self.span_s) if self.span_s else 0.0
 
     def to_json(self) -> str:
         """JSON text that `from_json` reads back into an equal simulation."""
@@ -123,8 +105,9 @@ def simulate(
     A rank does its actions in order, each as soon as what it takes is there. A message starts when its value
     is made (in a schedule with sends written out: when the rank comes to the send) and travels while the
     ranks compute; each link carries one message at a time in each direction, in the order in which they
-    start. The parts of an OVERLAP_F_B take as long as one after the other. Actions that neither compute nor
-    send take no time. The result depends on the arguments alone.
+    start. The parts of an OVERLAP_F_B take the `StageCost.overlap_s` of the stage that runs forward, or as
+    long as one after the other. Actions that neither compute nor send take no time. The result depends on the
+    arguments alone.
 
     Args:
         schedule: with or without sends and receives; its idle ticks are left out of account.
@@ -151,8 +134,9 @@ def simulate(
         raise PlanError(
             f"the schedule has {schedule.ranks} ranks, the cluster {cluster.ranks}: give it as many"
         )
-    programs = compile_steps(schedule, edge_table(schedule.stages, edges), blocking=False)
-    clock = _Clock(schedule, costs, cluster, programs)
+    clock = _Clock(
+        schedule, costs, cluster, step_compiler(schedule, edge_table(schedule.stages, edges), blocking=False)
+    )
     clock.run()
     makespan = max((span.end_s for span in clock.spans), default=0.0)
     busy = tuple(clock.busy)
@@ -160,9 +144,9 @@ def simulate(
         makespan_s=makespan,
         busy_s=busy,
         bubble=1.0 - sum(busy) / (schedule.ranks * makespan) if makespan else 0.0,
-        peak_bytes=_peaks(schedule, costs),
+        peak_bytes=peak_bytes(schedule, costs),
         spans=tuple(sorted(clock.spans, key=lambda span: (span.start_s, span.rank, span.end_s))),
-        transfers=tuple(clock.transfers),
+        transfers=tuple(sorted(clock.transfers, key=lambda span: (span.start_s, span.rank))),
     )
 
 
@@ -184,115 +168,143 @@ def stage_costs(plan: Plan) -> tuple[StageCost, ...]:
 
 
 class _Clock:
-    """The event loop. Events are ends of actions, taken in order of time and then of rank."""
+    """Gives every action its time, in any order in which they can be run.
+
+    That order does not matter: a rank keeps its own, and a link carries the messages of one rank only.
+    """
 
     def __init__(
         self,
         schedule: Schedule,
         costs: Sequence[StageCost],
         cluster: Cluster,
-        programs: list[list[PlannedStep]],
+        step: Callable[[Action], PlannedStep],
     ) -> None:
         self._ranks = schedule.stage_ranks
         self._costs = costs
         self._cluster = cluster
-        self._programs = programs
-        self._at = [0] * len(programs)
-        self._free_s = [0.0] * len(programs)
+        self._step = step
+        self._rows = [schedule.actions(rank) for rank in range(schedule.ranks)]
+        self._at = [0] * schedule.ranks
+        self._stopped: list[PlannedStep | None] = [None] * schedule.ranks
+        self._free_s = [0.0] * schedule.ranks
         self._link_free_s: dict[tuple[int, int], float] = {}
         self._ready_s: dict[Key, float] = {}
         self._waiting: dict[Key, list[int]] = {}
-        self._events: list[tuple[float, int]] = []
         self._seconds = {
             (kind, stage): cost.seconds(kind) for stage, cost in enumerate(costs) for kind in _PASSES
         }
-        self.busy = [0.0] * len(programs)
+        self._edges: dict[tuple[str, int, int], _Edge] = {}
+        self.busy = [0.0] * schedule.ranks
         self.spans: list[Span] = []
         self.transfers: list[Span] = []
 
     def run(self) -> None:
-        for rank in range(len(self._programs)):
-            self._start_next(rank)
-        while self._events:
-            now_s, rank = heapq.heappop(self._events)
-            step = self._programs[rank][self._at[rank]]
-            self._at[rank] += 1
-            awake = [rank]
-            for key in step.gives:
-                self._ready_s[key] = now_s
-                awake += self._waiting.pop(key, ())
-            for key in step.sends:
-                self._ready_s[key] = self._transfer(key, now_s)
-                awake += self._waiting.pop(key, ())
-            for woken in awake:
-                self._start_next(woken)
-        for rank, program in enumerate(self._programs):
-            if self._at[rank] < len(program):
-                step = program[self._at[rank]]
+        runnable = deque(range(len(self._rows)))
+        while runnable:
+            self._advance(runnable.popleft(), runnable)
+        for rank, step in enumerate(self._stopped):
+            if step is not None:
                 missing = next(key for key in step.needs if key not in self._ready_s)
                 raise ScheduleError(
                     f"rank {rank} waits at action {self._at[rank]} ({step.action}) for "
                     f"{describe_key(missing)}, for ever: validate() says who waits for whom"
                 )
 
-    def _start_next(self, rank: int) -> None:
-        """Start the rank's next action, or note what it waits for."""
-        program, at = self._programs[rank], self._at[rank]
-        if at == len(program):
-            return
-        step = program[at]
-        start_s = self._free_s[rank]
-        for key in step.needs:
-            ready_s = self._ready_s.get(key)
-            if ready_s is None:
-                self._waiting.setdefault(key, []).append(rank)
-                return
-            start_s = max(start_s, ready_s)
-        end_s = start_s
-        passes = step.action.passes
-        if passes:
-            seconds = sum(self._seconds[part.kind, part.stage] for part in passes)
-            end_s += seconds
-            self.busy[rank] += seconds
-            self.spans.append(Span(rank, step.action, start_s, end_s))
-        self._free_s[rank] = end_s
-        heapq.heappush(self._events, (end_s, rank))
+    def _advance(self, rank: int, runnable: deque[int]) -> None:
+        """Give times to the rank's actions up to one whose inputs have none yet."""
+        row, ready_s, waiting = self._rows[rank], self._ready_s, self._waiting
+        for at in range(self._at[rank], len(row)):
+            step = self._stopped[rank] or self._step(row[at])
+            start_s = self._free_s[rank]
+            for key in step.needs:
+                arrival_s = ready_s.get(key)
+                if arrival_s is None:
+                    self._at[rank], self._stopped[rank] = at, step
+                    waiting.setdefault(key, []).append(rank)
+                    return
+                start_s = max(start_s, arrival_s)
+            self._stopped[rank] = None
+            end_s = start_s
+            if step.action.is_compute:
+                seconds = self._compute_s(step.action)
+                end_s += seconds
+                self.busy[rank] += seconds
+                self.spans.append(Span(rank, step.action, start_s, end_s))
+            self._free_s[rank] = end_s
+            for key in step.gives:
+                ready_s[key] = end_s
+                runnable.extend(waiting.pop(key, ()))
+            for key in step.sends:
+                ready_s[key] = self._transfer(key, end_s)
+                runnable.extend(waiting.pop(key, ()))
+        self._at[rank] = len(row)
+
+    def _compute_s(self, action: Action) -> float:
+        if not action.parts:
+            return self._seconds[action.kind, action.stage]
+        forward = next((part.stage for part in action.parts if part.kind is ActionKind.F), None)
+        together_s = None if forward is None else self._costs[forward].overlap_s
+        if together_s is not None:
+            return together_s
+        return sum(self._seconds[part.kind, part.stage] for part in action.parts)
 
     def _transfer(self, message: Key, now_s: float) -> float:
         """Put `message` on its link, and return when it arrives."""
         what, sender, receiver, microbatch = message
-        link = (self._ranks[sender], self._ranks[receiver])
-        start_s = max(now_s, self._link_free_s.get(link, 0.0))
-        end_s = start_s + self._cluster.transfer_s(self._message_bytes(what, sender, receiver))
-        self._link_free_s[link] = end_s
-        kind = ActionKind.SEND_F if what == "F>" else ActionKind.SEND_B
-        neighbour = sender + 1 if kind is ActionKind.SEND_F else sender - 1
-        action = Action(sender, kind, microbatch, peer=None if receiver == neighbour else receiver)
-        self.transfers.append(Span(link[0], action, start_s, end_s))
+        edge = self._edges.get((what, sender, receiver))
+        if edge is None:
+            edge = self._edges[what, sender, receiver] = self._edge(what, sender, receiver)
+        start_s = max(now_s, self._link_free_s.get(edge.link, 0.0))
+        end_s = start_s + edge.seconds
+        self._link_free_s[edge.link] = end_s
+        action = Action(sender, edge.kind, microbatch, peer=edge.peer)
+        self.transfers.append(Span(edge.link[0], action, start_s, end_s))
         return end_s
 
-    def _message_bytes(self, what: str, sender: int, receiver: int) -> int:
-        if what == "F>":
-            return self._costs[sender].send_bytes
-        given = self._costs[sender].send_grad_bytes
-        return self._costs[receiver].send_bytes if given is None else given
+    def _edge(self, what: str, sender: int, receiver: int) -> _Edge:
+        forward = what == "F>"
+        neighbour = sender + 1 if forward else sender - 1
+        costs = self._costs
+        size = costs[sender].send_bytes if forward else costs[sender].gradient_bytes(costs[receiver])
+        return _Edge(
+            link=(self._ranks[sender], self._ranks[receiver]),
+            kind=ActionKind.SEND_F if forward else ActionKind.SEND_B,
+            peer=None if receiver == neighbour else receiver,
+            seconds=self._cluster.transfer_s(size),
+        )
+
+
+class _Edge(NamedTuple):
+    """What the messages along one edge in one direction have in common."""
+
+    link: tuple[int, int]
+    kind: ActionKind
+    peer: int | None
+    seconds: float
 
 
 _PASSES = (ActionKind.F, ActionKind.I, ActionKind.W, ActionKind.B)
 
 
-def _peaks(schedule: Schedule, costs: Sequence[StageCost]) -> tuple[int, ...]:
+def peak_bytes(schedule: Schedule, costs: Sequence[StageCost]) -> tuple[int, ...]:
     """The most memory that each rank holds. Its actions come one by one, so time does not matter."""
-    held = [0] * schedule.ranks
+    current = [0] * schedule.ranks
     for stage, rank in enumerate(schedule.stage_ranks):
-        held[rank] += costs[stage].static_bytes
-    most = list(held)
+        current[rank] += costs[stage].static_bytes
+    most = list(current)
     trains = schedule.has_backward
+    changes: dict[tuple[ActionKind, int], int] = {}
+    for stage, cost in enumerate(costs):
+        whole, late = cost.activation_bytes, cost.weight_bytes
+        changes[ActionKind.B, stage] = -whole
+        changes[ActionKind.I, stage], changes[ActionKind.W, stage] = late - whole, -late
     for rank, part in schedule.passes():
+        if part.kind is not ActionKind.F:
+            current[rank] += changes[part.kind, part.stage]
+            continue
         size = costs[part.stage].activation_bytes
-        if part.kind is ActionKind.F:
-            held[rank] += size
-            most[rank] = max(most[rank], held[rank])
-        if part.kind in (ActionKind.W, ActionKind.B) or not trains:
-            held[rank] -= size
+        most[rank] = max(most[rank], current[rank] + size)
+        if trains:
+            current[rank] += size
     return tuple(most)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import accumulate, pairwise
 
 from partita.errors import InfeasiblePlan, PlanError
 from partita.planning._check import require_amount, require_count
 from partita.planning._cuts import CutProblem, find_cuts
+from partita.planning._rank_memory import find_cuts_within
 from partita.planning.cluster import Cluster
 from partita.planning.generators.registry import ScheduleKind, get_schedule
 from partita.planning.plan import Plan, StagePlan
@@ -44,8 +46,9 @@ def plan_stages(
     cuts, a near one).
 
     Memory: a stage holds `parameter_copies` times its parameters, and its activations for as many
-    microbatches as the schedule has in flight there. A rank's limit is shared out evenly among the stages on
-    it.
+    microbatches as the schedule has in flight there. The limit is for a rank: what its stages hold at the
+    same time has to fit. Where the best cut does not, what is given to each stage is tried in two ways: in
+    proportion to what it would hold in that cut, and evenly.
 
     Args:
         costs: the units in order, and what crosses each border.
@@ -80,12 +83,14 @@ def plan_stages(
     _check_stages(costs, stages)
     ranks = _ranks(kind, stages, cluster)
     placement = kind.placement(stages, ranks)
-    in_flight = kind(stages, microbatches, ranks).in_flight()
-    memory = None if limit is None else tuple(limit // placement.count(rank) for rank in placement)
-    problem = _problem(costs, cluster, kind, in_flight, memory, parameter_copies)
-    cuts = find_cuts(problem)
+    generated = kind(stages, microbatches, ranks)
+    problem = _problem(costs, cluster, kind, generated.in_flight(), parameter_copies)
+    cuts = find_cuts(problem) if limit is None else find_cuts_within(problem, generated, limit)
+    if cuts is None and limit is not None:
+        shares = replace(problem, memory=tuple(limit // placement.count(rank) for rank in placement))
+        raise _too_little_memory(shares, costs, limit)
     if cuts is None:
-        raise _too_little_memory(problem, costs, limit)
+        raise AssertionError("unreachable: without a limit every number of stages up to the most can be had")
     chosen = tuple(
         _stage(costs, problem, index, first, end - 1) for index, (first, end) in enumerate(pairwise(cuts))
     )
@@ -127,7 +132,6 @@ def _problem(
     cluster: Cluster | None,
     kind: ScheduleKind,
     in_flight: tuple[int, ...],
-    memory: tuple[int, ...] | None,
     parameter_copies: float,
 ) -> CutProblem:
     link = Cluster(1) if cluster is None else cluster
@@ -145,7 +149,7 @@ def _problem(
         static=_sums(round(parameter_copies * unit.parameter_bytes) for unit in units),
         activations=_sums(unit.activation_bytes for unit in units),
         in_flight=in_flight,
-        memory=memory,
+        memory=None,
     )
 
 

@@ -1,6 +1,6 @@
-"""What a run looked like, as text, tables, one HTML file or a Chrome trace, from frozen data alone.
+"""Reports of a run as text, tables, one HTML file or a Chrome trace, from frozen data alone.
 
-The data are plain numbers and names (`RunReport` and its parts); nothing here knows torch or a process.
+The data are numbers and names (`RunReport` and its parts); nothing here knows torch or a process.
 """
 
 from __future__ import annotations

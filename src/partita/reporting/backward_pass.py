@@ -1,4 +1,4 @@
-"""One data parallel backward pass, as plain frozen data: its buckets, and when each was on its way.
+"""One data parallel backward pass as frozen data: its buckets, and when each was on its way.
 
 Times are in seconds from the start of the pass, on the clock of one rank.
 """
@@ -77,17 +77,17 @@ class BackwardPass:
 
     @property
     def end_s(self) -> float:
-        """All gradients were there and averaged."""
+        """When all gradients were there and averaged."""
         return max(self.backward_s, *(bucket.finished_s for bucket in self.buckets), 0.0)
 
     @property
     def size_bytes(self) -> int:
-        """Of all gradients."""
+        """The size of all gradients, in bytes."""
         return sum(bucket.size_bytes for bucket in self.buckets)
 
     @property
     def exposed_s(self) -> float:
-        """Communication that nothing hid."""
+        """Seconds of communication that no computation hid."""
         return sum(bucket.exposed_s for bucket in self.buckets)
 
     @property

@@ -23,7 +23,7 @@ _MOST_NAMES = 12
 
 
 def bucket_chart(backward: BackwardPass, *, width: float = 1040) -> str:
-    """The pass as one ``<svg>``, ``width`` pixels wide at its natural size.
+    """Draw the pass as one ``<svg>``, ``width`` pixels wide at its natural size.
 
     Resting the pointer on a bucket shows its times and the names in it.
     """

@@ -12,8 +12,9 @@ __all__ = ["bucket_table"]
 
 
 def bucket_table(backward: BackwardPass) -> Table:
-    """One row a bucket, and a row of totals. Times are from the start of the pass, but for the exposed one,
-    which is a duration.
+    """Make a table with one row a bucket, and a row of totals.
+
+    ``exposed`` is a duration; all other times are seconds since the start of the pass.
     """
     table = Table(title="Buckets", title_justify="left", show_footer=len(backward.buckets) > 1)
     table.add_column("bucket", justify="right", footer="all", no_wrap=True)

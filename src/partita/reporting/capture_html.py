@@ -11,7 +11,7 @@ __all__ = ["render_capture_html"]
 
 
 def render_capture_html(report: CaptureReport) -> str:
-    """The report as the text of one HTML file, to be written as UTF-8.
+    """Render the report as the text of one HTML file, to be written as UTF-8.
 
     The same report gives the same text. All that users wrote is escaped, and there are no scripts.
     """

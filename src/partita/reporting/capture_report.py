@@ -1,4 +1,4 @@
-"""What of a model is captured as CUDA graphs, as plain frozen data: for tables, HTML and JSON."""
+"""What of a model is captured as CUDA graphs, as frozen data for tables, HTML and JSON."""
 
 from __future__ import annotations
 
@@ -143,11 +143,11 @@ class CaptureReport:
 
     @property
     def launches_saved(self) -> int:
-        """Over all graphs, at each run."""
+        """Launches that are saved at each run, over all graphs."""
         return sum(graph.launches_saved for graph in self.graphs)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain containers, for JSON, with the totals."""
+        """Return dicts and lists for JSON, with the totals."""
         graphs = [
             asdict(graph) | {"captured_nodes": graph.captured_nodes, "launches_saved": graph.launches_saved}
             for graph in self.graphs

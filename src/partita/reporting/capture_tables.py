@@ -17,7 +17,7 @@ _MOST_OPERATORS = 3
 
 
 def capture_tables(report: CaptureReport) -> list[Table]:
-    """The tables of a report that have rows, in order."""
+    """Make the tables of a report that have rows, in order."""
     tables = [region_table(report.graphs)]
     if any(graph.left_out for graph in report.graphs):
         tables.append(left_out_table(report.graphs))
@@ -27,7 +27,7 @@ def capture_tables(report: CaptureReport) -> list[Table]:
 
 
 def region_table(graphs: Sequence[GraphRow]) -> Table:
-    """One row a region, and a footer with what is saved of all launches."""
+    """Make a table with one row a region, and a footer with what is saved of all launches."""
     saved = sum(graph.launches_saved for graph in graphs)
     nodes = sum(graph.nodes for graph in graphs)
     captured = sum(graph.captured_nodes for graph in graphs)
@@ -59,7 +59,7 @@ def region_table(graphs: Sequence[GraphRow]) -> Table:
 
 
 def left_out_table(graphs: Sequence[GraphRow]) -> Table:
-    """One row for each line of the user's code with something that can't be captured."""
+    """Make a table of the lines of the user's code with something that can't be captured."""
     table = Table(title="Not captured", title_justify="left", show_lines=True)
     table.add_column("graph")
     table.add_column("where", overflow="fold", ratio=2)
@@ -79,7 +79,7 @@ def left_out_table(graphs: Sequence[GraphRow]) -> Table:
 
 
 def break_table(report: CaptureReport) -> Table:
-    """One row for each place where a graph ends."""
+    """Make a table of the places where a graph ends."""
     table = Table(title="torch.compile ends a graph", title_justify="left", show_lines=True)
     table.add_column("where", overflow="fold", ratio=2)
     table.add_column("why", overflow="fold", ratio=2)
@@ -90,7 +90,7 @@ def break_table(report: CaptureReport) -> Table:
 
 
 def operator_list(row: LeftOutRow) -> str:
-    """The first operators of a line, and how many there are besides.
+    """Return the first operators of a line, and how many there are besides.
 
     >>> operator_list(LeftOutRow("", ("a", "b", "c", "d", "e"), "", ""))
     'a, b, c and 2 more'

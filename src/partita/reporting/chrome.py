@@ -28,7 +28,7 @@ _Event = dict[str, Any]
 
 
 def chrome_trace(timelines: Sequence[Timeline], *, arrows: bool = True) -> str:
-    """The timelines as one JSON object with ``traceEvents``: metadata first, the rest in order of time.
+    """Write the timelines as one JSON object with ``traceEvents``: metadata first, the rest in order of time.
 
     Args:
         timelines: each becomes a process, numbered from 0 and named by its title.
@@ -66,7 +66,7 @@ def _metadata(name: str, process: int, thread: int, arguments: _Event) -> _Event
 
 
 def _complete(process: int, span: TimelineSpan, offset: int) -> _Event:
-    known = {"rank": span.rank, "stage": span.stage, "microbatch": span.microbatch}
+    arguments = {"rank": span.rank, "stage": span.stage, "microbatch": span.microbatch}
     return {
         "name": span.label,
         "cat": kind_style(span.kind).name,
@@ -75,18 +75,18 @@ def _complete(process: int, span: TimelineSpan, offset: int) -> _Event:
         "dur": max(0.0, round(_microseconds(span.end_s) - _microseconds(span.start_s), 3)),
         "pid": process,
         "tid": span.rank + offset * (span.kind == "comm"),
-        "args": {name: value for name, value in known.items() if value is not None},
+        "args": {name: value for name, value in arguments.items() if value is not None},
     }
 
 
 def _arrows(process: int, spans: Sequence[TimelineSpan]) -> Iterable[_Event]:
-    """A pair of events for each result that goes to a neighbour stage on another rank."""
-    found = {(span.kind, span.stage, span.microbatch): span for span in spans}
+    """Yield a pair of events for each result that goes to a neighbour stage on another rank."""
+    by_action = {(span.kind, span.stage, span.microbatch): span for span in spans}
     number = 0
-    for (kind, stage, microbatch), source in found.items():
+    for (kind, stage, microbatch), source in by_action.items():
         if kind not in _STEP_TO or stage is None or microbatch is None:
             continue
-        target = found.get((kind, stage + _STEP_TO[kind], microbatch))
+        target = by_action.get((kind, stage + _STEP_TO[kind], microbatch))
         # Clocks of two ranks may disagree a little: an arrow that would go back in time is left out.
         if target is None or target.rank == source.rank or target.start_s < source.start_s:
             continue
@@ -100,5 +100,5 @@ def _arrows(process: int, spans: Sequence[TimelineSpan]) -> Iterable[_Event]:
 
 
 def _microseconds(seconds: float) -> float:
-    """Whole nanoseconds, written in microseconds."""
+    """Return microseconds, rounded to whole nanoseconds."""
     return round(seconds * _MICROSECONDS, 3)

@@ -22,12 +22,12 @@ _FORMAT = "partita.report/1"
 
 
 def report_to_json(report: RunReport, *, indent: int | None = None) -> str:
-    """The report as strict JSON (no bare NaN), with a field ``format`` that names the version."""
-    return json.dumps({"format": _FORMAT, **_plain(report)}, indent=indent, allow_nan=False)
+    """Write the report as strict JSON (no bare NaN), with a field ``format`` that names the version."""
+    return json.dumps({"format": _FORMAT, **_json_value(report)}, indent=indent, allow_nan=False)
 
 
 def report_from_json(text: str) -> RunReport:
-    """The report that `report_to_json` wrote.
+    """Read the report that `report_to_json` wrote.
 
     Raises:
         ReportError: the text is not JSON, is of another format, or misses a field.
@@ -36,9 +36,9 @@ def report_from_json(text: str) -> RunReport:
         tree = json.loads(text)
     except (ValueError, TypeError, RecursionError) as error:
         raise ReportError(f"This is no report that can be read: it is not JSON ({error}).") from error
-    found = tree.get("format") if isinstance(tree, dict) else None
-    if found != _FORMAT:
-        raise ReportError(f"This is no report that can be read: format is {found!r}, expected {_FORMAT!r}.")
+    version = tree.get("format") if isinstance(tree, dict) else None
+    if version != _FORMAT:
+        raise ReportError(f"This is no report that can be read: format is {version!r}, expected {_FORMAT!r}.")
     try:
         return RunReport(
             title=tree["title"],
@@ -58,14 +58,14 @@ def report_from_json(text: str) -> RunReport:
         raise ReportError(f"The report has a value that can't be read ({error}): write it anew") from error
 
 
-def _plain(value: Any) -> Any:
-    """Dataclasses to dicts, tuples to lists, numbers that JSON lacks to strings."""
+def _json_value(value: Any) -> Any:
+    """Turn dataclasses into dicts, tuples into lists, and numbers that JSON lacks into strings."""
     if is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+        return {field.name: _json_value(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _json_value(item) for key, item in value.items()}
     if isinstance(value, tuple):
-        return [_plain(item) for item in value]
+        return [_json_value(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
     return value
@@ -81,8 +81,7 @@ def _timeline(tree: dict[str, Any]) -> Timeline:
 
 
 def _backward(tree: dict[str, Any] | None) -> BackwardPass | None:
-    """None also for a report that was written before there were backward passes in it."""
-    if tree is None:
+    if tree is None:  # also in a report from before there were backward passes in it
         return None
     buckets = tuple(
         ReducedBucket(**{**row, "parameters": tuple(row["parameters"])}) for row in tree["buckets"]

@@ -1,8 +1,7 @@
-"""What a report shows, as plain frozen data: no tensors, no processes, nothing that JSON can't hold.
+"""What a report shows, as frozen data: no tensors, no processes, nothing that JSON can't hold.
 
 Whoever ran something fills these in; the text, HTML and trace renderers read them and nothing else. Times
-are in seconds, sizes in bytes. Sequences are tuples, so that two reports compare equal when they say the
-same.
+are in seconds, sizes in bytes. Sequences are tuples, so that reports that say the same compare equal.
 """
 
 from __future__ import annotations
@@ -101,7 +100,7 @@ class LossPoint:
 
 @dataclass(frozen=True, slots=True)
 class TimelineSpan:
-    """A rank did one thing from `start_s` to `end_s`, seconds since the step began.
+    """What a rank did from `start_s` to `end_s`, in seconds since the step began.
 
     Args:
         rank: who did it.
@@ -170,7 +169,7 @@ class Timeline:
 
     @classmethod
     def from_spans(cls, title: str, spans: Iterable[TimelineSpan]) -> Timeline:
-        """A timeline whose makespan and bubble follow from its spans.
+        """Make a timeline whose makespan and bubble follow from its spans.
 
         The makespan is the last end; the bubble is what computation leaves of ranks × makespan. Ranks are
         those that have a span.
@@ -202,7 +201,7 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One number worth a place at the top.
+    """A key figure of a report.
 
     Args:
         name: what it is.
@@ -229,7 +228,7 @@ class RunReport:
         stages: the plan, one row a stage.
         losses: training loss of both sides, in order of steps.
         measured: one step as it ran.
-        simulated: the same step as the simulator foretold it.
+        simulated: the same step as the simulator predicts it.
         figures: key figures, most important first.
         environment: names and values that describe where it ran. Copied, and read-only afterwards.
         validation: losses on data not trained on, at the steps where they were taken; may be empty.

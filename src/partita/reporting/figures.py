@@ -17,7 +17,7 @@ def key_figures(
     measured: Timeline,
     simulated: Timeline,
 ) -> tuple[Figure, ...]:
-    """The proof first, then speed, then how well the ranks were used.
+    """Return the key figures: the proof first, then the speed, then how well the ranks were used.
 
     Args:
         parameter_difference: largest absolute difference over all parameters after training.

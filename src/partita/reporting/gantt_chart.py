@@ -29,17 +29,14 @@ _LONGEST_TITLE = 60
 
 
 def gantt_chart(timelines: Sequence[Timeline], *, width: float = 1040) -> str:
-    """The timelines as one ``<svg>``, `width` pixels wide at its natural size.
+    """Draw the timelines as one ``<svg>``, `width` pixels wide at its natural size.
 
     Blocks are coloured by kind and shaded by microbatch, and carry the microbatch's number where it fits.
     Resting the pointer on one shows its label and times. Idle spans are not drawn: the empty lane says it.
     """
     end = max((timeline.end_s for timeline in timelines), default=0.0)
     scale = Scale(0.0, max(end, 1e-9), _LEFT, width - _RIGHT)
-    last = max(
-        (span.microbatch or 0 for timeline in timelines for span in timeline.spans),
-        default=0,
-    )
+    last = max((span.microbatch or 0 for timeline in timelines for span in timeline.spans), default=0)
     comm = any(span.kind == "comm" for timeline in timelines for span in timeline.spans)
     lane = _lane_height(max((len(timeline.ranks) for timeline in timelines), default=1))
     parts: list[str] = []
@@ -72,11 +69,7 @@ class _Panel:
 
     def draw(self) -> str:
         spans = [span for span in self.timeline.spans if span.kind != "idle"]
-        empty = (
-            []
-            if self.lanes
-            else [text("No spans were recorded.", _LEFT, self._y(0) + 14, {"class": "quiet"})]
-        )
+        note = text("No spans were recorded.", _LEFT, self._y(0) + 14, {"class": "quiet"})
         return element(
             "g",
             None,
@@ -84,7 +77,7 @@ class _Panel:
             *(self._lane(rank) for rank in self.lanes),
             *(self._block(span) for span in spans),
             self._finish(),
-            *empty,
+            *([] if self.lanes else [note]),
         )
 
     def _y(self, index: int) -> float:
@@ -99,20 +92,11 @@ class _Panel:
 
     def _lane(self, rank: int) -> str:
         y = self._y(self.lanes[rank])
-        size = min(12.0, self.lane)
-        ground = element(
-            "rect",
-            {
-                "class": "lane",
-                "x": _LEFT,
-                "y": y,
-                "width": self.scale.end - _LEFT,
-                "height": self.lane,
-                "rx": 3.0,
-            },
-        )
-        anchor: dict[str, Attribute] = {"class": "quiet", "text-anchor": "end", "font-size": size}
-        return ground + text(f"rank {rank}", _LEFT - 10, y + self.lane / 2 + size * 0.35, anchor)
+        font_size = min(12.0, self.lane)
+        size = {"width": self.scale.end - _LEFT, "height": self.lane}
+        ground = element("rect", {"class": "lane", "x": _LEFT, "y": y, "rx": 3.0, **size})
+        anchor: dict[str, Attribute] = {"class": "quiet", "text-anchor": "end", "font-size": font_size}
+        return ground + text(f"rank {rank}", _LEFT - 10, y + self.lane / 2 + font_size * 0.35, anchor)
 
     def _block(self, span: TimelineSpan) -> str:
         colour = shade(kind_style(span.kind).colour, (span.microbatch or 0) / max(1, self.last))

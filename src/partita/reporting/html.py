@@ -36,7 +36,7 @@ _MOST_PARAMETERS = 6
 
 
 def render_html(report: RunReport) -> str:
-    """The report as the text of one HTML file, to be written as UTF-8.
+    """Render the report as the text of one HTML file, to be written as UTF-8.
 
     The same report gives the same text. Sections without data say so in a line; where there is a backward
     pass to show, they are left out.
@@ -113,8 +113,8 @@ def _value(figure: Figure) -> str:
 
 def _legend(timelines: Sequence[Timeline]) -> list[tuple[str, str]]:
     """Name and colour of each kind that occurs: the known ones in their order, then the others."""
-    found = {span.kind for timeline in timelines for span in timeline.spans} - {"idle"}
-    ordered = [kind for kind in KINDS if kind in found] + sorted(found - set(KINDS))
+    kinds = {span.kind for timeline in timelines for span in timeline.spans} - {"idle"}
+    ordered = [kind for kind in KINDS if kind in kinds] + sorted(kinds - set(KINDS))
     return [(style.name, hexadecimal(style.colour)) for style in map(kind_style, ordered)]
 
 

@@ -1,8 +1,7 @@
 """Both sides' losses as an SVG chart, and their difference below it.
 
 The curves are expected to coincide, and a curve drawn over another hides it. So the uncut model's is a wide
-pale band and the pipelined one a thin dark line on top: both can be seen where they agree, and where they
-part.
+pale band and the pipelined one a thin dark line on top: both are seen, whether they agree or not.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def loss_chart(
     width: float = 1040,
     height: float = 240,
 ) -> str:
-    """The curves, `height` pixels high, and the strip of differences, as one ``<svg>`` of `width` pixels.
+    """Draw the curves, `height` pixels high, and a strip of differences, as one ``<svg>`` of `width` pixels.
 
     A loss that is not finite (or above 1e100) breaks the curve and is marked by a cross at the top edge.
     Validation losses are rings.
@@ -54,7 +53,7 @@ def loss_chart(
 
 
 def difference_summary(losses: Sequence[LossPoint]) -> str:
-    """One line that says whether the curves coincide.
+    """Say in one line whether the curves coincide.
 
     >>> difference_summary([LossPoint(0, 2.0, 2.0), LossPoint(1, 1.5, 1.25)])
     'up to 0.250, at 1 of 2 steps'
@@ -76,10 +75,9 @@ def _many(steps: int) -> str:
 
 
 def thin_out(losses: Sequence[LossPoint], limit: int) -> tuple[LossPoint, ...]:
-    """At most about `limit` points: of each stretch the ends, the extremes and the greatest difference.
+    """Choose about `limit` points: of each stretch the ends, the extremes and the greatest difference.
 
-    What a reader looks for (a spike, a step where the two sides part) survives; the rest of a long run does
-    not.
+    What a reader looks for in a long run (a spike, a step where the two sides part) is among them.
     """
     if len(losses) <= limit:
         return tuple(losses)
@@ -112,8 +110,8 @@ def _curves(shown: Sequence[LossPoint], validation: Sequence[LossPoint], across:
     drawn = [value for value in both if _drawable(value)]
     low, high = (min(drawn), max(drawn)) if drawn else (0.0, 1.0)
     flat = high - low <= 1e-6 * max(abs(low), abs(high), 1e-3)
-    room = max(abs(high) * 0.1, 0.1) if flat else (high - low) * 0.06
-    down = Scale(low - room, high + room, bottom, _TOP)
+    margin = max(abs(high) * 0.1, 0.1) if flat else (high - low) * 0.06
+    down = Scale(low - margin, high + margin, bottom, _TOP)
     places = ticks(down.low, down.high, 8)
     step = places[1] - places[0] if len(places) > 1 else 0.0
     parts = [text("loss", _LEFT, _TOP - 10, {"class": "tick"})]
@@ -189,19 +187,10 @@ def _differences(shown: Sequence[LossPoint], across: Scale, top: float) -> str:
     most = max((abs(point.difference) for point in shown if _drawable(point.difference)), default=0.0)
     down = Scale(-most, most, top + _STRIP, top)
     middle = top + _STRIP / 2
+    size = {"width": across.end - across.start, "height": _STRIP}
     parts = [
         text("difference (pipelined - uncut)", _LEFT, top - 10, {"class": "tick"}),
-        element(
-            "rect",
-            {
-                "class": "lane",
-                "x": across.start,
-                "y": top,
-                "width": across.end - across.start,
-                "height": _STRIP,
-                "rx": 3.0,
-            },
-        ),
+        element("rect", {"class": "lane", "x": across.start, "y": top, "rx": 3.0, **size}),
         element("line", {"class": "zero", "x1": across.start, "x2": across.end, "y1": middle, "y2": middle}),
         text("0", _LEFT - 10, middle + 4, {"class": "tick", "text-anchor": "end"}),
     ]
@@ -234,18 +223,9 @@ def _step_axis(across: Scale, y: float, width: float) -> str:
 def _tooltips(shown: Sequence[LossPoint], across: Scale, bottom: float, width: float) -> Iterable[str]:
     """An invisible column for each step that shows its numbers while the pointer rests on it."""
     places = [across(point.step) for point in shown]
-    edges = [
-        _LEFT,
-        *((left + right) / 2 for left, right in pairwise(places)),
-        width - _RIGHT,
-    ]
-    for index, point in enumerate(shown):
-        box = {
-            "x": edges[index],
-            "y": _TOP,
-            "width": edges[index + 1] - edges[index],
-            "height": bottom - _TOP,
-        }
+    edges = [_LEFT, *((left + right) / 2 for left, right in pairwise(places)), width - _RIGHT]
+    for point, (left, right) in zip(shown, pairwise(edges), strict=False):  # no point has two edges
+        box = {"x": left, "y": _TOP, "width": right - left, "height": bottom - _TOP}
         words = title(f"step {point.step}\n{_both(point)}")
         yield element("rect", {"class": "column", **box}, words)
 

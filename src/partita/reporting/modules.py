@@ -1,4 +1,4 @@
-"""Shortens a list of module names to what fits into a table."""
+"""Lists of module names, shortened to what fits into a table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["outermost_modules", "summarise_modules"]
 
 
 def outermost_modules(stages: Sequence[Iterable[str]]) -> list[tuple[str, ...]]:
-    """For each stage the outermost modules that lie in it alone, from the innermost ones that it runs.
+    """Return for each stage the outermost modules that lie in it alone, from the innermost ones that it runs.
 
     A module that two stages share is named by its parts; what it computes itself is left out.
 
@@ -38,7 +38,7 @@ def _paths(name: str) -> list[str]:
 
 
 def summarise_modules(names: Iterable[str]) -> tuple[str, ...]:
-    """Neighbours that differ only in a last number, counting up, become one range.
+    """Join neighbours that differ only in a last number, counting up, to one range.
 
     >>> summarise_modules(["embed", "layers.0", "layers.1", "layers.2", "norm"])
     ('embed', 'layers.0-2', 'norm')

@@ -1,4 +1,4 @@
-"""How all HTML pages are made: templates of this package, everything escaped, nothing undefined."""
+"""The templates of HTML pages: everything is escaped, and nothing may be undefined."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["environment"]
 
 
 def environment(**filters: Callable[..., str]) -> Environment:
-    """Templates that know these filters besides jinja's own."""
-    made = Environment(
+    """Return the templates of this package, with these filters besides jinja's own."""
+    jinja = Environment(
         loader=PackageLoader("partita.reporting"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(filters)
-    return made
+    jinja.filters.update(filters)
+    return jinja

@@ -53,29 +53,29 @@ _OTHER = Colour(128, 132, 138)
 
 
 def kind_style(kind: str) -> KindStyle:
-    """Name and colour of a kind; one that is not known is called by its own name and grey."""
+    """Return name and colour of a kind; an unknown one is called by its own name, and grey."""
     return KINDS.get(kind, KindStyle(kind, _OTHER))
 
 
 def shade(colour: Colour, position: float) -> Colour:
-    """The colour, mixed with white: not at all at position 0, most at position 1."""
+    """Mix the colour with white: not at all at position 0, most at position 1."""
     white = _PALEST * min(1.0, max(0.0, position))
     return Colour(*(round(part + (255 - part) * white) for part in colour))
 
 
 def ink_on(background: Colour) -> Colour:
-    """Black or white: whichever is easier to read on the background (contrast is never below 4.5)."""
+    """Return black or white, whichever is easier to read on the background (contrast is never below 4.5)."""
     return max((BLACK, WHITE), key=lambda ink: contrast(ink, background))
 
 
 def contrast(one: Colour, other: Colour) -> float:
-    """Contrast ratio of two colours, 1 to 21 (WCAG 2.2, "contrast ratio")."""
+    """Return the contrast ratio of two colours, 1 to 21 (WCAG 2.2, "contrast ratio")."""
     darker, lighter = sorted((_luminance(one), _luminance(other)))
     return (lighter + 0.05) / (darker + 0.05)
 
 
 def hexadecimal(colour: Colour) -> str:
-    """The colour as CSS writes it.
+    """Return the colour as CSS writes it.
 
     >>> hexadecimal(Colour(0, 114, 178))
     '#0072b2'

@@ -23,7 +23,7 @@ def replication_report(
     subtitle: str = "",
     environment: Mapping[str, str] | None = None,
 ) -> RunReport:
-    """A report of the last synchronised backward pass, as this rank saw it; not collective.
+    """Report the last synchronised backward pass, as this rank saw it; not collective.
 
     Args:
         replication: ``model.replication``, see `partita.ddp.replicate`.
@@ -34,23 +34,23 @@ def replication_report(
     Raises:
         ReportError: no backward pass has been reduced in the present buckets.
     """
-    found = backward_pass(replication)
+    backward = backward_pass(replication)
     nothing = Timeline("", (), 0.0, 0.0)
     return RunReport(
         title=title,
-        subtitle=subtitle or f"The last backward pass, on rank {found.rank} of {found.ranks}",
+        subtitle=subtitle or f"The last backward pass, on rank {backward.rank} of {backward.ranks}",
         stages=(),
         losses=(),
         measured=nothing,
         simulated=nothing,
-        figures=_figures(found),
+        figures=_figures(backward),
         environment=environment or {},
-        backward=found,
+        backward=backward,
     )
 
 
 def backward_pass(replication: Replication) -> BackwardPass:
-    """The last synchronised backward pass, as data.
+    """Return the last synchronised backward pass, as data.
 
     Raises:
         ReportError: no backward pass has been reduced in the present buckets.
@@ -79,16 +79,12 @@ def backward_pass(replication: Replication) -> BackwardPass:
     return BackwardPass(comm.rank, comm.size, times.backward_end_s - times.started_s, tuple(buckets))
 
 
-def _figures(found: BackwardPass) -> tuple[Figure, ...]:
-    count = len(found.buckets)
-    averaged = f"averaged over {found.ranks} ranks" if found.ranks > 1 else "by one rank alone"
+def _figures(backward: BackwardPass) -> tuple[Figure, ...]:
+    exposed = format_share(backward.exposed_s / backward.end_s if backward.end_s else 0.0)
+    averaged = f"averaged over {backward.ranks} ranks" if backward.ranks > 1 else "by one rank alone"
     return (
-        Figure(
-            "Exposed communication",
-            format_seconds(found.exposed_s),
-            note=f"{format_share(found.exposed_s / found.end_s if found.end_s else 0.0)} of the whole",
-        ),
-        Figure("Backward pass", format_seconds(found.backward_s), note="without waiting for means"),
-        Figure("Buckets", count, note=f"{found.sent_early} sent before its end"),
-        Figure("Reduced", format_bytes(found.size_bytes), note=averaged),
+        Figure("Exposed communication", format_seconds(backward.exposed_s), note=f"{exposed} of the whole"),
+        Figure("Backward pass", format_seconds(backward.backward_s), note="without waiting for means"),
+        Figure("Buckets", len(backward.buckets), note=f"{backward.sent_early} sent before its end"),
+        Figure("Reduced", format_bytes(backward.size_bytes), note=averaged),
     )

@@ -38,7 +38,7 @@ class Scale:
 
 
 def ticks(low: float, high: float, about: int) -> tuple[float, ...]:
-    """Round numbers (1, 2 or 5 times a power of ten apart) in ``[low, high]``, at most `about` + 1 of them.
+    """Choose at most `about` + 1 round numbers (1, 2 or 5 times a power of ten apart) in ``[low, high]``.
 
     >>> ticks(0.0, 97.0, 5)
     (0.0, 20.0, 40.0, 60.0, 80.0)
@@ -53,7 +53,7 @@ def ticks(low: float, high: float, about: int) -> tuple[float, ...]:
 
 
 def format_tick(value: float, step: float) -> str:
-    """A tick's label, with as many decimals as the distance to the next one needs.
+    """Return a tick's label, with as many decimals as the distance to the next one needs.
 
     >>> format_tick(2.5, 0.5), format_tick(1200.0, 200.0)
     ('2.5', '1,200')

@@ -1,4 +1,4 @@
-"""Builds SVG as text. Elements are strings; whatever a user wrote goes through `escape` on its way in."""
+"""SVG as text. Elements are strings; whatever a user wrote goes through `escape` on its way in."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ Attribute = str | float | None
 
 
 def element(name: str, attributes: dict[str, Attribute] | None = None, *children: str) -> str:
-    """One element. Children are markup already; attribute values are escaped; None leaves an attribute out.
+    """Write an element. Children are markup already; values are escaped; None leaves an attribute out.
 
     >>> element("rect", {"x": 1.0, "width": 2.5, "class": 'a"b'})
     '<rect x="1" width="2.5" class="a&quot;b"/>'
     """
-    given = (attributes or {}).items()
-    written = "".join(f' {key}="{_value(value)}"' for key, value in given if value is not None)
+    pairs = (attributes or {}).items()
+    written = "".join(f' {key}="{_value(value)}"' for key, value in pairs if value is not None)
     inside = "".join(children)
     return f"<{name}{written}>{inside}</{name}>" if inside else f"<{name}{written}/>"
 
 
 def text(content: str, x: float, y: float, attributes: dict[str, Attribute] | None = None) -> str:
-    """A line of text that starts (or, by ``text-anchor``, is centred or ends) at x, on the baseline y."""
+    """Write a line of text on baseline y that starts (or, by ``text-anchor``, is centred or ends) at x."""
     return element("text", {"x": x, "y": y, **(attributes or {})}, escape(content))
 
 
 def title(content: str) -> str:
-    """What a browser shows when the pointer rests on the element that holds this."""
+    """Write what a browser shows when the pointer rests on the element around this."""
     return element("title", None, escape(content))
 
 
 def points(pairs: Iterable[tuple[float, float]]) -> str:
-    """Coordinates as ``polyline`` wants them.
+    """Write coordinates as ``polyline`` wants them.
 
     >>> points([(0, 1.5), (2, 3)])
     '0,1.5 2,3'
@@ -42,7 +42,7 @@ def points(pairs: Iterable[tuple[float, float]]) -> str:
 
 
 def picture(width: float, height: float, label: str, children: Iterable[str], name: str) -> str:
-    """A whole drawing, `width` × `height` pixels at its natural size, with a label for screen readers."""
+    """Write a whole drawing, `width` × `height` pixels in natural size, with a label for screen readers."""
     return element(
         "svg",
         {

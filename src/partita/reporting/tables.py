@@ -15,7 +15,7 @@ __all__ = ["loss_table", "plan_table"]
 
 
 def plan_table(rows: Sequence[StageRow]) -> Table:
-    """The plan, one row a stage and a row of totals. Times and sends are those of one microbatch."""
+    """Make the plan's table: a row a stage, and totals. Times and sends are those of one microbatch."""
     table = Table(title="Plan", title_justify="left", show_footer=len(rows) > 1)
     parameters = sum(row.parameters for row in rows)
     size = sum(row.parameter_bytes for row in rows)
@@ -42,7 +42,7 @@ def plan_table(rows: Sequence[StageRow]) -> Table:
 
 
 def loss_table(points: Sequence[LossPoint], last: int | None = None) -> Table:
-    """The losses of both sides, step by step; of the last `last` steps only where that is given.
+    """Make a table of both sides' losses, step by step; only the last `last` steps where that is given.
 
     Raises:
         ReportError: `last` is negative.

@@ -21,7 +21,7 @@ _NARROWEST = 20
 
 
 def timeline_text(timeline: Timeline, width: int = 100) -> str:
-    """The timeline, no line longer than `width` characters, without a newline at the end.
+    """Write the timeline in lines of at most `width` characters, without a newline at the end.
 
     A block starts with its kind and microbatch (``F3``) where that fits, with its kind alone where it does
     not, and goes on with ``-``. A dot is waiting, ``~`` is communication that no computation covers.

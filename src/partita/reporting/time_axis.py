@@ -12,7 +12,7 @@ AXIS_HEIGHT = 22.0
 
 
 def time_axis(scale: Scale, y: float) -> str:
-    """A line at ``y`` from end to end of ``scale``, which maps seconds to pixels, with about ten ticks."""
+    """Draw a line at ``y``, as long as ``scale`` (from seconds to pixels), with about ten ticks."""
     places = ticks(scale.low * 1e3, scale.high * 1e3, 10)
     step = places[1] - places[0]
     parts = [element("line", {"class": "axis", "x1": scale.start, "x2": scale.end, "y1": y, "y2": y})]

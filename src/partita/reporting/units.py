@@ -18,7 +18,7 @@ _COUNT_UNITS = ("", "k", "M", "G", "T")
 
 
 def format_bytes(size: float) -> str:
-    """A size in bytes with a binary unit.
+    """Write a size in bytes with a binary unit.
 
     >>> format_bytes(512), format_bytes(1536), format_bytes(5 * 2**20)
     ('512 B', '1.50 KiB', '5.00 MiB')
@@ -27,7 +27,7 @@ def format_bytes(size: float) -> str:
 
 
 def format_count(count: float) -> str:
-    """How many, with a decimal prefix (k, M, G, T).
+    """Write a count with a decimal prefix (k, M, G, T).
 
     >>> format_count(812), format_count(10_240_000)
     ('812', '10.2 M')
@@ -36,7 +36,7 @@ def format_count(count: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration in the unit that suits it, from picoseconds to hours.
+    """Write a duration in the unit that suits it, from picoseconds to hours.
 
     >>> format_seconds(0.0000425), format_seconds(0.0123), format_seconds(1.5), format_seconds(125)
     ('42.5 µs', '12.3 ms', '1.50 s', '2 min 5 s')
@@ -58,7 +58,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_share(share: float) -> str:
-    """A share of one as a percentage.
+    """Write a share of one as a percentage.
 
     >>> format_share(0.2137)
     '21.4 %'
@@ -67,7 +67,7 @@ def format_share(share: float) -> str:
 
 
 def format_loss(loss: float) -> str:
-    """A loss with five decimals, or the name of what it is instead of a number.
+    """Write a loss with five decimals, or the name of what it is instead of a number.
 
     >>> format_loss(2.5), format_loss(float("nan"))
     ('2.50000', 'NaN')
@@ -76,7 +76,7 @@ def format_loss(loss: float) -> str:
 
 
 def format_number(value: float) -> str:
-    """Any number, short: an exact zero stays recognisable, the very small and very large get an exponent.
+    """Write any number in short: an exact zero stays recognisable, the very small or large get an exponent.
 
     >>> format_number(0.0), format_number(0), format_number(1.5e-7), format_number(183.26), format_number(12)
     ('0.0', '0', '1.50e-07', '183', '12')

@@ -1,4 +1,4 @@
-"""Who runs: the baton that the ranks of one process hand on, and what becomes of all when one fails."""
+"""The baton that decides which rank of one process runs, and what all learn when one fails."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Baton"]
 
 @dataclass
 class _Rank:
-    """What the world knows of one rank."""
+    """The state of one rank."""
 
     go: threading.Event = field(default_factory=threading.Event)
     waits: str = ""
@@ -25,8 +25,8 @@ class _Rank:
 
 
 class Baton:
-    """Lets one of `size` threads run at a time. But for :meth:`join`, :meth:`start` and :meth:`fail`, only
-    the thread that holds the baton may call it, so nothing here needs a lock.
+    """Lets one of `size` threads run at a time. Only the thread that has the baton may call its methods, but
+    for :meth:`join`, :meth:`start` and :meth:`fail`, so that none needs a lock.
     """
 
     def __init__(self, size: int) -> None:
@@ -36,37 +36,34 @@ class Baton:
         self.original: BaseException | None = None
 
     def start(self) -> None:
-        """Gives the baton to rank 0."""
         self._ranks[0].go.set()
 
     def join(self) -> None:
-        """Blocks the caller, who is no rank, until all ranks have ended."""
+        """Block the caller, which is no rank, until all ranks have ended."""
         self._all_ended.wait()
 
     def take(self, rank: int) -> None:
-        """The first call of each rank's thread: blocks until it may start."""
+        """Block until the rank may start: the first call of its thread."""
         self._ranks[rank].go.wait()
 
     def end(self, rank: int) -> None:
-        """The last call of each rank's thread."""
+        """Pass the baton on for good: the last call of the rank's thread."""
         self._ranks[rank].ended = True
         if not self._pass_on():
             self._all_ended.set()
 
     def close(self, rank: int) -> None:
-        """Notes that `rank` communicates no more."""
+        """Note that `rank` communicates no more."""
         self._ranks[rank].closed = True
 
     def is_closed(self, rank: int) -> bool:
-        """Whether `rank` has closed its comm."""
         return self._ranks[rank].closed
 
     def has_ended(self, rank: int) -> bool:
-        """Whether the thread of `rank` is over."""
         return self._ranks[rank].ended
 
     def wait(self, rank: int, ready: Callable[[], bool], what: str, needs: tuple[int, ...]) -> None:
-        """Returns when `ready()`; lets other ranks run until then."""
+        """Let other ranks run until `ready()`."""
         self.check(rank)
         if ready():
             return
@@ -84,9 +81,7 @@ class Baton:
         self.check(rank)
 
     def fail(self, rank: int, error: BaseException | None, where: str) -> None:
-        """Makes `error` (None: that it left) what all other ranks learn of `rank`, unless there is a failure
-        already.
-        """
+        """Make `error` (None: that it left) what the others learn of `rank`, unless one has failed before."""
         if self._failure is not None:
             return
         self.original = error
@@ -95,7 +90,7 @@ class Baton:
             self.original = self._failure.to_error()
 
     def check(self, rank: int) -> None:
-        """Raises what `rank` must learn of a failure."""
+        """Raise the failure of another rank, where there is one."""
         if self._failure is None:
             return
         if isinstance(self.original, DeadlockError) and self._failure.rank == rank:
@@ -103,7 +98,7 @@ class Baton:
         raise self._failure.to_error()
 
     def _pass_on(self) -> bool:
-        """Gives the baton to the lowest-numbered rank that can go on. False: all have ended."""
+        """Give the baton to the lowest-numbered rank that can go on; return False where all have ended."""
         waiting = [(number, rank) for number, rank in enumerate(self._ranks) if not rank.ended]
         if not waiting:
             return False

@@ -20,7 +20,7 @@ _INLINE = HEADER_BYTES - 8
 
 
 def pack(obj: Any) -> list[bytearray]:
-    """One or two messages that carry `obj`."""
+    """Return one or two messages that carry `obj`."""
     data = pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
     header = bytearray(HEADER_BYTES)
     header[:8] = len(data).to_bytes(8, "little")
@@ -30,17 +30,17 @@ def pack(obj: Any) -> list[bytearray]:
 
 
 def as_tensor(message: bytearray) -> torch.Tensor:
-    """The message's memory as a uint8 tensor."""
+    """Return the message's memory as a uint8 tensor."""
     return torch.frombuffer(message, dtype=torch.uint8)
 
 
 def rest_bytes(header: bytearray) -> int:
-    """How many bytes the second message has; 0: there is none."""
+    """Return how many bytes the second message has; 0 where there is none."""
     return max(0, int.from_bytes(header[:8], "little") - _INLINE)
 
 
 def unpack(header: bytearray, rest: bytearray) -> Any:
-    """The object that :func:`pack` was given; `rest` is empty where there is no second message."""
+    """Return the object that :func:`pack` was given; `rest` is empty where there is no second message."""
     length = int.from_bytes(header[:8], "little")
     body = memoryview(header)[8 : 8 + min(length, _INLINE)]
     return pickle.loads(bytes(body) + rest if rest else body)

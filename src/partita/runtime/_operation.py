@@ -1,4 +1,4 @@
-"""Handles of operations of torch's process groups, and what to say of one that fails."""
+"""Handles of the operations of torch's process groups."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ import torch
 from partita._torch.distributed.groups import RawGroup, RawWork
 from partita.errors import ExecutionError
 from partita.runtime.comm import Handle
+from partita.runtime.operation_errors import OperationErrors
+from partita.runtime.thread_activity import WAITING
 from partita.runtime.waiters import Waiters
-from partita.runtime.whereabouts import WAITING, Wait
 
 __all__ = ["Operation", "finish_all", "wait_all", "words_of"]
 
 _PACKET_BYTES = 1024
-"""A message of so many bytes arrives whole or not at all."""
+"""A message of at most so many bytes arrives whole or not at all."""
 
 Key = tuple[Any, ...]
-"""What an operation is: ``("send to", peer, tag, number)``, ``("recv from", peer, tag, number)``,
-``("collective", ranks, number)``. The number counts those that are alike otherwise, from 1.
+"""Identifies an operation: ``("send to", peer, tag, number)``, ``("recv from", peer, tag, number)``,
+``("collective", ranks, number)``. The number counts operations that are otherwise alike, from 1.
 """
 
 
@@ -32,22 +33,18 @@ class Owner(Protocol):
     Attributes:
         timeout: how long a wait may take.
         name: the same on all ranks, and of no other comm.
-        waiters: what waits that no failure ends are made in.
+        waiters: the threads for waits that a failure does not end.
         collectives: those under way.
+        errors: what to raise where an operation fails.
+        launched: of each NCCL communicator the last message, which the device runs after all others.
     """
 
     timeout: timedelta
     name: str
     waiters: Waiters
     collectives: set[Operation]
-
-    def explain(self, error: RuntimeError, wait: Wait, what: str) -> ExecutionError:
-        """What to raise for `error`, which ended an operation."""
-        ...
-
-    def note_launched(self, pair: RawGroup, operation: Operation) -> None:
-        """The device will come to it after all earlier ones of that communicator."""
-        ...
+    errors: OperationErrors
+    launched: dict[RawGroup, Operation]
 
 
 class Operation:
@@ -67,8 +64,8 @@ class Operation:
         what: str = "",
     ) -> None:
         """``needs``: the ranks without whose part it can't end. ``pair``: the NCCL communicator of a message,
-        whose wait is the device's and not the host's. ``what``: in words; empty for a message, whose words
-        are found when they are needed.
+        for which the device waits and not the host. ``what``: the operation in words; empty for a message,
+        whose words follow from ``key``.
         """
         self.comm = comm
         self._work: RawWork | None = work
@@ -81,12 +78,12 @@ class Operation:
 
     @property
     def comm_name(self) -> str:
-        """Of the comm that it belongs to."""
+        """The name of the comm that it belongs to."""
         return self.comm.name
 
     @property
     def may_block_for_good(self) -> bool:
-        """Whether the wait for it may go on though its connection has ended."""
+        """Whether a wait for it may block even after its connection has ended."""
         if self._work is None or self._pair is not None:
             return False
         assert self._tensor is not None
@@ -103,11 +100,11 @@ class Operation:
             except RuntimeError as error:
                 raise self.explained(error) from error
             self._tensor = None  # later work on the device comes after it
-            self.comm.note_launched(self._pair, self)
+            self.comm.launched[self._pair] = self
             self._finished()
 
     def complete(self) -> None:
-        """Until it is done, wherever it runs."""
+        """Block until it is done, on the host or the device."""
         if self.may_block_for_good:
             _complete(self.comm, (self,))
             return
@@ -119,7 +116,7 @@ class Operation:
             del WAITING[thread]
 
     def finish(self) -> None:
-        """Like `wait`, where it is known to have ended."""
+        """Do what `wait` does for an operation that is known to have ended."""
         if self._pair is not None:
             self.wait()
         elif self._work is not None:
@@ -133,24 +130,24 @@ class Operation:
         self.completed()
 
     def block(self) -> None:
-        """Until it is done, without holding the interpreter lock."""
+        """Block until it is done, without the interpreter lock."""
         assert self._work is not None
         self._work.wait(self.comm.timeout)
 
     def completed(self) -> None:
-        """It is done."""
+        """Release what it refers to, once it is done."""
         self._work = self._tensor = None
         self.comm.collectives.discard(self)
         self._finished()
 
     def flush(self, timeout: timedelta) -> None:
-        """Waits for at most `timeout`; raises gloo's own RuntimeError, unexplained."""
+        """Wait for at most `timeout`; raise gloo's own RuntimeError, unexplained."""
         if self._work is not None:
             self._work.wait(timeout)
 
     def explained(self, error: RuntimeError) -> ExecutionError:
-        """What to raise for `error`, which has ended it."""
-        return self.comm.explain(error, self, self._what or words_of(self.key))
+        """Return what to raise for `error`, which has ended it."""
+        return self.comm.errors.of_wait(error, self, self._what or words_of(self.key))
 
     def _finished(self) -> None:
         finish, self._finish = self._finish, None
@@ -159,7 +156,7 @@ class Operation:
 
 
 def wait_all(handles: Sequence[Handle]) -> None:
-    """Waits for all of them; between processes that takes hardly longer than to wait for one."""
+    """Wait for all of them; between processes that takes hardly longer than to wait for one."""
     blocking = [it for it in handles if isinstance(it, Operation) and it.may_block_for_good]
     for comm in {id(it.comm): it.comm for it in blocking}.values():
         _complete(comm, [it for it in blocking if it.comm is comm])
@@ -168,7 +165,7 @@ def wait_all(handles: Sequence[Handle]) -> None:
 
 
 def finish_all(handles: Iterable[Handle]) -> None:
-    """What `wait_all` does, where all are known to have ended: faster, but deaf to failures."""
+    """Do what `wait_all` does for operations that are known to have ended: faster, but blind to failures."""
     for handle in handles:
         if isinstance(handle, Operation):
             handle.finish()
@@ -177,7 +174,7 @@ def finish_all(handles: Iterable[Handle]) -> None:
 
 
 def _complete(comm: Owner, operations: Sequence[Operation]) -> None:
-    """Waits for them one after the other, in a thread that may stay behind after a failure."""
+    """Wait for them one after the other, in a thread that may stay behind after a failure."""
     thread = threading.get_ident()
     current = operations[0]
 
@@ -198,6 +195,6 @@ def _complete(comm: Owner, operations: Sequence[Operation]) -> None:
 
 
 def words_of(key: Key) -> str:
-    """Of a message's key."""
+    """Return a message's key in words."""
     way, peer, tag, _ = key
     return f"{way} rank {peer} (tag {tag})"

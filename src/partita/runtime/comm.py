@@ -1,4 +1,4 @@
-"""The seam between ranks: what a runtime may ask of the network, and nothing more.
+"""The interface between ranks: all that a runtime may ask of the network.
 
 Two implementations ship: :class:`~partita.runtime.process_group.ProcessGroupComm` (one process a rank, over
 ``torch.distributed``) and :class:`~partita.runtime.in_process.InProcessComm` (all ranks in one process, one
@@ -25,7 +25,7 @@ class Handle(Protocol):
     """An operation under way. Every handle must be waited for, or its data may never leave."""
 
     def wait(self) -> None:
-        """Blocks until the operation is done: a received buffer is full, a sent tensor may be changed. For a
+        """Block until the operation is done: a received buffer is full, a sent tensor may be changed. For a
         tensor on a GPU the device's current stream waits, and the host goes on.
 
         Raises:
@@ -62,7 +62,7 @@ class Comm(Protocol):
         ...
 
     def connect(self, pairs: Iterable[tuple[int, int]], device: torch.device | None = None) -> None:
-        """Prepares the directed pairs ``(src, dst)`` that will carry tensors. Collective: the same pairs on
+        """Prepare the directed pairs ``(src, dst)`` that will carry tensors. Collective: the same pairs on
         every rank.
 
         Args:
@@ -71,44 +71,44 @@ class Comm(Protocol):
         ...
 
     def send(self, tensor: torch.Tensor, dst: int, tag: int = 0) -> Handle:
-        """Starts sending `tensor` (any dtype, shape and strides; no gradient flows). Leave it unchanged until
+        """Start to send `tensor` (any dtype, shape and strides; no gradient flows). Leave it unchanged until
         ``wait()``.
         """
         ...
 
     def recv(self, buffer: torch.Tensor, src: int, tag: int = 0) -> Handle:
-        """Starts filling `buffer`, whose shape and dtype must be those of the message."""
+        """Start to fill `buffer`, whose shape and dtype must be those of the message."""
         ...
 
     def send_object(self, obj: Any, dst: int) -> None:
-        """Sends a small picklable object. It is copied at the call, and the call never waits for the
+        """Send a small picklable object. It is copied at the call, and the call never waits for the
         receiver.
         """
         ...
 
     def recv_object(self, src: int) -> Any:
-        """The next object from `src`; blocks until it is here. Peers are trusted: objects are unpickled."""
+        """Return the next object from `src`; block until it is here. It is unpickled: peers are trusted."""
         ...
 
     def all_gather_object(self, obj: Any) -> list[Any]:
-        """Every rank's object, by rank. Collective."""
+        """Return every rank's object, by rank. Collective."""
         ...
 
     def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Handle:
-        """Starts summing `tensor` in place over `ranks`; each of them calls it, with one shape and dtype."""
+        """Start to sum `tensor` in place over `ranks`; each of them calls it, with one shape and dtype."""
         ...
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> Handle:
-        """Starts overwriting every rank's `tensor` with that of `src`. Collective."""
+        """Start to overwrite every rank's `tensor` with that of `src`. Collective."""
         ...
 
     def barrier(self) -> None:
-        """Blocks until every rank has called it."""
+        """Block until every rank has called it."""
         ...
 
     def synchronize(self) -> None:
-        """Blocks until all sends and receives that were waited for have ended, on devices too: none of them
-        can fail unseen any more.
+        """Block until all sends and receives that were waited for have ended on devices too, where one could
+        still fail unseen.
 
         Raises:
             PeerFailed: another rank failed.
@@ -116,14 +116,12 @@ class Comm(Protocol):
         ...
 
     def fail(self, error: BaseException, where: str) -> None:
-        """Publishes that this rank has failed with `error` while doing `where`: the others get it as
-        `PeerFailed`.
-        """
+        """Publish that this rank has failed with `error` in `where`: the others get it as `PeerFailed`."""
         ...
 
     def close(self) -> None:
-        """Leaves in the ordinary way. A rank that still waits for this one gets `PeerFailed`. Closing twice
-        is fine.
+        """Leave without a failure. A rank that still waits for this one gets `PeerFailed`. Closing twice is
+        fine.
         """
         ...
 
@@ -135,7 +133,7 @@ class Comm(Protocol):
 
 
 def check_peer(rank: int, size: int, peer: int) -> None:
-    """Raises ValueError where `peer` is not another rank."""
+    """Raise `ArgumentError` where `peer` is not another rank."""
     if not 0 <= peer < size:
         raise ArgumentError(f"no rank {peer} here: this comm has ranks 0 to {size - 1}")
     if peer == rank:
@@ -143,13 +141,13 @@ def check_peer(rank: int, size: int, peer: int) -> None:
 
 
 def check_tag(tag: int) -> None:
-    """Raises ValueError where `tag` is not in ``0 .. MAX_TAG``."""
+    """Raise `ArgumentError` where `tag` is not in ``0 .. MAX_TAG``."""
     if not 0 <= tag <= MAX_TAG:
         raise ArgumentError(f"tag ({tag}) must lie between 0 and {MAX_TAG}")
 
 
 def check_ranks(rank: int, size: int, ranks: tuple[int, ...]) -> tuple[int, ...]:
-    """`ranks` sorted. Raises ValueError for an unknown or doubled rank, or where `rank` itself is missing."""
+    """Return `ranks` sorted; raise `ArgumentError` for an unknown, doubled or missing (`rank` itself) one."""
     ordered = tuple(sorted(ranks))
     if len(set(ordered)) != len(ordered) or not all(0 <= r < size for r in ordered):
         raise ArgumentError(f"ranks {ranks} must be distinct and lie between 0 and {size - 1}")
@@ -159,7 +157,7 @@ def check_ranks(rank: int, size: int, ranks: tuple[int, ...]) -> tuple[int, ...]
 
 
 def gather_through_rank_0(comm: Comm, obj: Any) -> list[Any]:
-    """Every rank's object, by rank: rank 0 collects them and sends the list to all. Collective."""
+    """Return every rank's object, by rank: rank 0 collects them and sends all to all. Collective."""
     if comm.rank != 0:
         comm.send_object(obj, 0)
         gathered: list[Any] = comm.recv_object(0)

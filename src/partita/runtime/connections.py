@@ -1,9 +1,9 @@
-"""The sockets over which ranks watch each other: one between each two ranks of a comm, beside those that
-carry tensors.
+"""The sockets over which ranks tell each other of failures: one between each two ranks of a comm, beside
+those that carry tensors.
 
-What travels is a line of JSON a message. While nothing does, the two *kernels* exchange a probe every few
-seconds (TCP keepalive): so a host or a network that is gone is seen, and a process that computes, holds the
-interpreter's lock or is stopped is not taken for gone.
+A message is a line of JSON. Between messages the two *kernels* exchange a probe every few seconds (TCP
+keepalive). So a host or a network that is gone is noticed, and a process that computes, holds the interpreter
+lock or is stopped does not count as gone.
 
 ::
 
@@ -38,13 +38,13 @@ _SIOCGIFADDR = 0x8915
 
 @dataclass(frozen=True)
 class Address:
-    """Where a rank can be reached, as it stands in the store.
+    """Where a rank can be reached, as it is written to the store.
 
     Attributes:
-        host: and `port`: what to connect to.
-        token: what to say there, so that strangers are not let in.
-        machine: names the processes that can see each other's ends; empty where none can.
-        process: its number on that machine.
+        host, port: what to connect to.
+        token: what to send first; other connections are refused.
+        machine: equal for processes that can watch each other; empty for one that can't be watched.
+        process: the process id on that machine.
     """
 
     host: str
@@ -54,17 +54,17 @@ class Address:
     process: int
 
     def to_json(self) -> str:
-        """One line."""
+        """Return one line of JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Address:
-        """What `to_json` wrote."""
+        """Read what `to_json` returned."""
         return cls(**json.loads(text))
 
 
 class Connection:
-    """One end, for short messages; any thread may send.
+    """One end of a connection for short messages; any thread may send.
 
     Args:
         sock: connected.
@@ -82,23 +82,23 @@ class Connection:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether something waits for room."""
+        """Whether something has not been sent yet."""
         return bool(self._outgoing)
 
     def send(self, message: dict[str, object]) -> None:
-        """Never blocks and never raises: who is gone is found when reading."""
+        """Send a message, now or later: it never blocks and never raises (an end is noticed by reading)."""
         with self._lock:
             self._outgoing += json.dumps(message).encode() + b"\n"
         self.flush()
 
     def flush(self) -> None:
-        """Send what there is room for."""
+        """Send as much as the socket takes now."""
         with self._lock, suppress(OSError):
             while self._outgoing:
                 del self._outgoing[: self._socket.send(self._outgoing)]
 
     def receive(self) -> tuple[list[dict[str, object]], str | None]:
-        """The messages that are here; and how the connection has ended, if it has: ``closed`` or ``lost``."""
+        """Return the messages that have come; and ``closed`` or ``lost`` where the connection has ended."""
         end = None
         try:
             while data := self._socket.recv(65536):
@@ -117,12 +117,11 @@ class Connection:
         return [json.loads(line) for line in lines], end
 
     def end(self) -> None:
-        """Nothing more will be sent; what was sent arrives."""
+        """Send nothing more; what was sent arrives."""
         with self._lock, suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Gives the descriptor back."""
         self._socket.close()
 
 
@@ -139,7 +138,7 @@ class Listener:
         )
 
     def accept(self) -> tuple[int, socket.socket] | None:
-        """The rank that has come and its socket; None where nobody has, or a stranger."""
+        """Return a rank that has connected, and its socket; None where none has, or a stranger."""
         try:
             sock, _ = self._socket.accept()
         except (BlockingIOError, ConnectionError):
@@ -155,7 +154,6 @@ class Listener:
         return struct.unpack("!I", hello[:4])[0], sock
 
     def close(self) -> None:
-        """Lets nobody in any more."""
         self._socket.close()
 
 
@@ -168,10 +166,10 @@ def connect_all(
     seconds: float,
     check: Callable[[], None],
 ) -> dict[int, Connection]:
-    """A connection to each other rank.
+    """Return a connection to each other rank.
 
     Args:
-        addresses: of all ranks.
+        addresses: those of all ranks.
         seconds: how long it may take.
         check: raises where a rank is known to have ended meanwhile.
 
@@ -223,7 +221,7 @@ def _exactly(sock: socket.socket, count: int) -> bytes:
 
 
 def _probe(sock: socket.socket, lost_after_s: float) -> None:
-    """Let the kernel see whether the other host is there. On Linux to a second; elsewhere as far as the
+    """Let the kernel probe whether the other host is there: on Linux to a second, elsewhere as far as the
     system has these options.
     """
     every = max(1, round(lost_after_s / 15))
@@ -243,8 +241,8 @@ def _probe(sock: socket.socket, lost_after_s: float) -> None:
 
 
 def _own_host() -> str:
-    """As gloo chooses it: of the interface that ``GLOO_SOCKET_IFNAME`` names, or what this host's name stands
-    for, where that is an address of its own; else loopback.
+    """Return this host's address, chosen as gloo does: that of ``GLOO_SOCKET_IFNAME``, or that of the host's
+    name where it is the host's own; else loopback.
     """
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     candidates = []
@@ -252,8 +250,8 @@ def _own_host() -> str:
         candidates.append(_of_interface(interface))
     else:
         with suppress(OSError):
-            found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
-            candidates += [str(address[0]) for *_, address in found]
+            resolved = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+            candidates += [str(address[0]) for *_, address in resolved]
     for host in candidates:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with suppress(OSError), socket.socket(family) as probe:
@@ -265,8 +263,8 @@ def _own_host() -> str:
 def _of_interface(name: str) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            found = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-            return socket.inet_ntoa(found[20:24])
+            reply = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            return socket.inet_ntoa(reply[20:24])
         except OSError:
             return _ipv6_of_interface(name)
 

@@ -1,4 +1,4 @@
-"""Who failed first, and how: what travels between ranks, and the error that it becomes."""
+"""Which rank failed, and how: a record that travels between ranks, and the error that it becomes."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _ORDER: tuple[Kind, ...] = ("raised", "died", "lost", "silent", "left", "deadloc
 
 @dataclass(frozen=True)
 class FailureRecord:
-    """Travels as JSON.
+    """The failure of a rank. It travels as JSON.
 
     Attributes:
         rank: the rank that failed; of a ``deadlock`` the first that is part of it.
-        kind: ``raised`` an exception; ``died`` without a word; ``lost``: its host does not answer any more;
-            ``silent``: the host does, the process does not; ``left`` while others needed it; ``deadlock``:
+        kind: ``raised`` an exception; ``died`` without one; ``lost``: its host does not answer any more;
+            ``silent``: the host answers, the process does not; ``left`` while others needed it; ``deadlock``:
             ranks wait for each other.
         where: what it was doing.
-        summary: the exception's type and text, one line; of a deadlock who is where.
+        summary: the exception's type and text, in one line; of a deadlock, where each rank waits.
         traceback_text: its traceback; empty unless it raised.
     """
 
@@ -37,7 +37,7 @@ class FailureRecord:
 
     @classmethod
     def of(cls, rank: int, error: BaseException, where: str) -> FailureRecord:
-        """The record of `error`, raised on `rank`. A PeerFailed is passed on under the rank that it names."""
+        """Return the record of `error`, raised on `rank`; a `PeerFailed` is blamed on the rank it names."""
         if isinstance(error, PeerFailed):
             return cls(
                 error.rank,
@@ -51,11 +51,11 @@ class FailureRecord:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Of failures that are seen at about the same time, all ranks take the lowest."""
+        """The key by which all ranks take the same failure, the lowest, of several at about the same time."""
         return _ORDER.index(self.kind), self.rank
 
     def to_error(self) -> ExecutionError:
-        """What the other ranks raise: DeadlockError for a deadlock, else PeerFailed."""
+        """Return what the other ranks raise: `DeadlockError` for a deadlock, else `PeerFailed`."""
         if self.kind == "deadlock":
             return DeadlockError(
                 f"ranks wait for each other: {self.summary}. Let all ranks make the same collective calls "
@@ -92,10 +92,10 @@ class FailureRecord:
 
 
 def ending_error() -> BaseException | None:
-    """What this process fails with, where it ends; None where it ends in order.
+    """Return the exception that ends this process; None where it ends without one.
 
-    In a process of multiprocessing's that is ``sys.exit(3)`` too. At the top of a script it looks like an
-    ordinary end: Python drops the SystemExit, and its code, before it calls anybody.
+    In a process of multiprocessing's ``sys.exit(3)`` counts too. At the top of a script it can't be seen:
+    Python drops the `SystemExit`, and its code, before it calls any function.
     """
     error = sys.exception() or getattr(sys, "last_value", None)
     return None if isinstance(error, SystemExit) and not error.code else error

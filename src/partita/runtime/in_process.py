@@ -6,8 +6,7 @@ lowest-numbered rank that can go on gets it. So a run is the same every time, no
 generator, and a deadlock is seen at once::
 
     rank 0  compute, send to 1, recv from 1 ─┐ (must wait)                    ┌─ goes on
-    rank 1                                   └─ recv from 0, compute, send ───┘ (waits for something else, or
-    ends)
+    rank 1                                   └─ recv from 0, compute, send ───┘ (must wait, or ends)
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from typing import Any
 
 import torch
 
+from partita._torch.tensors.tensor_text import tensor_text
 from partita.errors import ArgumentError, ExecutionError, SignatureMismatch
 from partita.runtime._baton import Baton
 from partita.runtime.comm import Handle, check_peer, check_ranks, check_tag, gather_through_rank_0
@@ -53,7 +53,7 @@ class _Reduction:
 
 @dataclass
 class _Copies:
-    """One tensor, and what each rank has in its place; none of them is kept alive here."""
+    """One shared tensor, and each rank's own copy of it; neither is kept alive here."""
 
     original: weakref.ref[torch.Tensor]
     by_rank: dict[int, weakref.ref[torch.Tensor]]
@@ -61,7 +61,7 @@ class _Copies:
 
 @dataclass
 class _Board:
-    """What is under way between the ranks."""
+    """The messages and collectives under way between the ranks."""
 
     sent: dict[_Key, deque[_Message]] = field(default_factory=lambda: defaultdict(deque))
     wanted: dict[_Key, deque[_Message]] = field(default_factory=lambda: defaultdict(deque))
@@ -89,11 +89,11 @@ class InProcessWorld:
         self.size = size
 
     def run(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
-        """Calls ``fn(comm, *args)`` once for each rank and returns the results by rank.
+        """Call ``fn(comm, *args)`` once for each rank and return the results by rank.
 
-        `args` are shared, not copied (but a stage that is built from a pipe has tensors of its rank's own:
-        see `InProcessComm.own`). Each thread starts with the caller's grad mode, context variables, and
-        number of threads for operators: some sum in another order with another number.
+        `args` are shared, not copied (but a stage that is built from a pipe has its rank's own tensors, see
+        `InProcessComm.own`). Each rank starts with the caller's grad mode, context variables, and number of
+        threads for operators, on which the order of some sums depends.
 
         Raises:
             DeadlockError: every rank that has not ended waits for another.
@@ -129,7 +129,7 @@ class InProcessWorld:
 
 @dataclass(frozen=True)
 class _Wait:
-    """A handle: what to wait for, and what to raise if it went wrong."""
+    """The handle of a message or collective."""
 
     baton: Baton
     rank: int
@@ -157,16 +157,16 @@ class InProcessComm:
 
     @property
     def is_over(self) -> bool:
-        """Whether the rank's function has returned: then nobody would answer."""
+        """Whether the rank's function has returned."""
         return self._baton.has_ended(self.rank)
 
     def connect(self, pairs: Iterable[tuple[int, int]], device: torch.device | None = None) -> None:  # noqa: ARG002
-        """Nothing to prepare."""
+        """Do nothing: there is nothing to prepare."""
         self._check_usable()
 
     def send(self, tensor: torch.Tensor, dst: int, tag: int = 0) -> Handle:
-        """As on a network, what arrives is the value at the time of the call or of the wait: do not change it
-        between them.
+        """Start to send `tensor`. As on a network, its value at the call or at the wait arrives: do not
+        change it in between.
         """
         check_peer(self.rank, self.size, dst)
         check_tag(tag)
@@ -178,12 +178,12 @@ class InProcessComm:
             self._baton,
             self.rank,
             message,
-            f"for rank {dst} to receive {_describe(tensor)} (tag {tag})",
+            f"for rank {dst} to receive {tensor_text(tensor)} (tag {tag})",
             (dst,),
         )
 
     def recv(self, buffer: torch.Tensor, src: int, tag: int = 0) -> Handle:
-        """Raises SignatureMismatch at the wait where message and buffer differ in shape or dtype."""
+        """Start to fill `buffer`; the wait raises `SignatureMismatch` for another shape or dtype."""
         check_peer(self.rank, self.size, src)
         check_tag(tag)
         self._check_usable()
@@ -194,7 +194,7 @@ class InProcessComm:
             self._baton,
             self.rank,
             message,
-            f"to receive {_describe(buffer)} from rank {src} (tag {tag})",
+            f"to receive {tensor_text(buffer)} from rank {src} (tag {tag})",
             (src,),
         )
 
@@ -215,7 +215,7 @@ class InProcessComm:
         return gather_through_rank_0(self, obj)
 
     def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Handle:
-        """Sums in the order of the ranks."""
+        """Sum in the order of the ranks."""
         return self._collective("all_reduce", tensor, check_ranks(self.rank, self.size, ranks), None)
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> Handle:
@@ -227,18 +227,18 @@ class InProcessComm:
         self.all_gather_object(None)
 
     def synchronize(self) -> None:
-        """Nothing is left to wait for here."""
+        """Do nothing: every wait has ended its operation."""
 
     def own(self, tensor: torch.Tensor) -> torch.Tensor:
-        """This rank's tensor in the place of one that the ranks of this process share, such as a parameter of
-        a model that they have cut together: for the rank that asks first ``tensor`` itself, for every other
-        one a copy of its own, the same each time.
+        """Return this rank's own version of a tensor that all ranks share, such as a parameter of the model
+        that they cut: ``tensor`` itself for the rank that asks first, and a copy for each other one, the same
+        each time.
         """
         copies = self._board.copies.get(id(tensor))
         if copies is None or copies.original() is not tensor:  # its id may be that of one that is gone
             copies = self._board.copies[id(tensor)] = _Copies(weakref.ref(tensor), {})
-        known = copies.by_rank.get(self.rank)
-        mine = None if known is None else known()
+        reference = copies.by_rank.get(self.rank)
+        mine = None if reference is None else reference()
         if mine is None:
             mine = _copied(tensor) if copies.by_rank else tensor
             copies.by_rank[self.rank] = weakref.ref(mine)
@@ -281,8 +281,9 @@ class InProcessComm:
             return
         src, dst, tag = key
         buffer.error = SignatureMismatch(
-            f"rank {src} sent {_describe(message.tensor)}, but rank {dst} expects {_describe(buffer.tensor)} "
-            f"(tag {tag}): give the receiver a buffer of the sender's shape and dtype"
+            f"rank {src} sent {tensor_text(message.tensor)}, but rank {dst} expects "
+            f"{tensor_text(buffer.tensor)} (tag {tag}): "
+            "give the receiver a buffer of the sender's shape and dtype"
         )
 
     def _collective(self, kind: str, tensor: torch.Tensor, ranks: tuple[int, ...], src: int | None) -> Handle:
@@ -294,7 +295,7 @@ class InProcessComm:
             _finish_collective(kind, item, src)
         others = tuple(rank for rank in ranks if rank != self.rank and rank not in item.tensors)
         return _Wait(
-            self._baton, self.rank, item, f"for {kind} over ranks {ranks}, with {_describe(tensor)}", others
+            self._baton, self.rank, item, f"for {kind} over ranks {ranks}, with {tensor_text(tensor)}", others
         )
 
 
@@ -305,7 +306,7 @@ def _finish_collective(kind: str, item: _Reduction, src: int | None) -> None:
     for rank, tensor in rest:
         if tensor.shape != model.shape or tensor.dtype != model.dtype:
             item.error = SignatureMismatch(
-                f"{kind}: rank {first} brings {_describe(model)}, but rank {rank} {_describe(tensor)}: "
+                f"{kind}: rank {first} brings {tensor_text(model)}, but rank {rank} {tensor_text(tensor)}: "
                 "all ranks must bring the same shape and dtype"
             )
             return
@@ -322,7 +323,3 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
     if isinstance(tensor, torch.nn.Parameter):
         return torch.nn.Parameter(value, tensor.requires_grad)
     return value.requires_grad_(tensor.requires_grad)
-
-
-def _describe(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

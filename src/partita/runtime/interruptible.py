@@ -1,13 +1,12 @@
-"""Calls into C++ that may block for good, such as those on a store whose host has stopped: with a limit, and
-deaf to nothing.
-"""
+"""A time limit for calls into C++ that may block for good, such as on a store whose host has stopped."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from concurrent.futures import Future, wait
+from typing import TypeVar
 
 from partita.errors import ExecutionError
 
@@ -20,36 +19,31 @@ T = TypeVar("T")
 def interruptible(
     call: Callable[[], T], seconds: float, what: str, check: Callable[[], None] = lambda: None
 ) -> T:
-    """The result of ``call()``, which runs in a daemon thread and is left to itself where it takes too long.
+    """Return the result of ``call()``, which runs in a daemon thread, abandoned where it takes too long.
 
     Args:
         seconds: how long it may take.
-        what: for the message.
-        check: asked again and again meanwhile; raises where waiting has no use any more.
+        what: the call in words, for the message.
+        check: called again and again meanwhile; raises where waiting has no use any more.
 
     Raises:
         ExecutionError: the time is over.
     """
-    done = threading.Event()
-    ending: dict[str, Any] = {}
+    future: Future[T] = Future()
 
     def body() -> None:
         try:
-            ending["result"] = call()
+            future.set_result(call())
         except BaseException as error:
-            ending["error"] = error
-        done.set()
+            future.set_exception(error)
 
     threading.Thread(target=body, name="partita-interruptible", daemon=True).start()
     end = time.monotonic() + seconds
-    while not done.wait(_POLL_S):
+    while not wait([future], _POLL_S).done:
         check()
         if time.monotonic() > end:
             raise ExecutionError(
                 f"{what} took longer than {seconds:g} s: is the process that hosts the store (rank 0, as a "
                 "rule) alive, and can it be reached? Start all ranks again, or give a larger timeout_s"
             )
-    if "error" in ending:
-        raise ending["error"]
-    result: T = ending["result"]
-    return result
+    return future.result()

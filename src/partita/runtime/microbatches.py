@@ -1,4 +1,4 @@
-"""A batch cut into microbatches, and the microbatches' results put together again.
+"""A batch cut into microbatches, and the results of microbatches merged.
 
 The rule for each leaf of the arguments:
 
@@ -9,12 +9,12 @@ a 0-d tensor, anything else, or a ``Replicate()``      the same for every microb
 a ``BlockMask`` of FlexAttention                       cut along its batch, unless that is 1
 ====================================================== =====================================================
 
-There are always exactly as many microbatches as asked for. Where the batch does not divide, the first ones
-are larger by one, and `MicrobatchPlan.weights` says what each counts for in a mean.
+There are always exactly as many microbatches as asked for. Where the batch does not divide evenly, the first
+ones are larger by one, and `MicrobatchPlan.weights` are the weights of the microbatches in a mean.
 
-Tensors without a spec have one batch size. One with a ``TensorChunkSpec`` may have a size of its own, and is
-cut by itself: 128, 256 and 512 rows into two microbatches are 64, 128 and 256 rows each. The samples that are
-counted are then those of the tensors without a spec, or else of the first tensor.
+Tensors without a spec have one batch size. One with a ``TensorChunkSpec`` may have another size: 128, 256 and
+512 rows become two microbatches of 64, 128 and 256 rows. Samples are then counted in the tensors without a
+spec, or else in the first tensor.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ __all__ = [
 
 @dataclass(frozen=True)
 class TensorChunkSpec:
-    """Cut this tensor along `dim` (negative: from the end), whatever size the others have; in a result,
-    concatenate along it.
+    """Cut this argument along `dim` (negative: from the end), whatever size the others have; concatenate this
+    result along it.
     """
 
     dim: int = 0
@@ -59,18 +59,18 @@ class TensorChunkSpec:
 
     @staticmethod
     def from_tuple(dims: tuple[int, ...]) -> tuple[TensorChunkSpec, ...]:
-        """One spec for each positional argument."""
+        """Return one spec for each positional argument."""
         return tuple(TensorChunkSpec(dim) for dim in dims)
 
     @staticmethod
     def from_dict(dims: Mapping[str, int]) -> dict[str, TensorChunkSpec]:
-        """One spec for each keyword argument."""
+        """Return one spec for each keyword argument."""
         return {name: TensorChunkSpec(dim) for name, dim in dims.items()}
 
 
 @dataclass(frozen=True)
 class Replicate:
-    """Give this value whole to every microbatch; as a result it must be equal in all of them."""
+    """Give this argument whole to every microbatch; this result must be equal in all of them."""
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,8 @@ class MicrobatchPlan:
 
     @classmethod
     def even(cls, batch: int, chunks: int) -> MicrobatchPlan:
-        """`batch` samples over exactly `chunks` microbatches whose sizes differ by one at most, larger ones
-        first.
+        """Divide `batch` samples into exactly `chunks` microbatches of sizes that differ by one at most,
+        larger ones first.
 
         Raises:
             MicrobatchError: fewer than one microbatch, or fewer samples than microbatches.
@@ -135,9 +135,8 @@ class MicrobatchPlan:
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """What each microbatch counts for in the mean over the batch; they sum to 1."""
-        total = self.total
-        return tuple(size / total for size in self.sizes)
+        """The weight of each microbatch in the mean over the batch; they sum to 1."""
+        return tuple(size / self.total for size in self.sizes)
 
 
 def split_args(
@@ -147,9 +146,9 @@ def split_args(
     args_spec: Sequence[Any] | None = None,
     kwargs_spec: Mapping[str, Any] | None = None,
 ) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """The arguments of each of `chunks` microbatches, in order; tensors are views of those given.
+    """Return the arguments of each of `chunks` microbatches, in order; tensors are views of those given.
 
-    A spec has the arguments' structure, or stops earlier and holds for all below; None, or a keyword left
+    A spec has the structure of the arguments, or holds for a whole subtree; None, or a keyword that is left
     out, means the default rule.
 
     >>> x, mask = torch.arange(5), torch.ones(1, 8)
@@ -164,7 +163,7 @@ def split_args(
 
 
 def split_tree(tree: Any, chunks: int) -> tuple[list[Any], MicrobatchPlan]:
-    """Like `split_args`, of one value: its microbatches, and how many samples each has.
+    """Return the microbatches of one value, cut as by `split_args`, and how many samples each has.
 
     >>> split_tree({"y": torch.arange(3)}, 2)[0]
     [{'y': tensor([0, 1])}, {'y': tensor([2])}]
@@ -180,7 +179,7 @@ def plan_microbatches(
     args_spec: Sequence[Any] | None = None,
     kwargs_spec: Mapping[str, Any] | None = None,
 ) -> MicrobatchPlan:
-    """The sizes of the microbatches that :func:`split_args` makes of the same arguments, and its errors.
+    """Return the sizes of the microbatches that `split_args` makes of the same arguments; raise its errors.
 
     Where no tensor is cut, all microbatches are the same and count as one sample each.
     """
@@ -189,7 +188,7 @@ def plan_microbatches(
 
 @dataclass(frozen=True)
 class CutBatch:
-    """A batch's arguments, flat, and how they are cut. Made by `cut_batch`.
+    """The flat arguments of a batch, and how they are cut. Made by `cut_batch`.
 
     Attributes:
         plan: how many samples each microbatch has.
@@ -201,32 +200,31 @@ class CutBatch:
     _structure: TreeSpec
 
     def parts(self) -> Iterator[tuple[Any, ...]]:
-        """The leaves of each microbatch, in order; tensors are views of those given."""
-        count = len(self.plan.sizes)
+        """Iterate over the microbatches' leaves, in order; tensors are views of those given."""
         if not self._leaves:
-            return iter([()] * count)
+            return iter([()] * len(self.plan.sizes))
         return zip(*(leaf.parts(self.plan) for leaf in self._leaves), strict=True)
 
     def trees(self) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-        """The positional and keyword arguments of each microbatch, in order; masks of FlexAttention are about
-        its own samples.
+        """Iterate over the microbatches' positional and keyword arguments, in order. Masks of FlexAttention
+        are shifted to their samples.
         """
         parts = [self.tree(leaves) for leaves in self.parts()]
         shift_masks(self._arguments, parts)
         return iter(parts)
 
     def sizes(self) -> list[tuple[int, ...]]:
-        """Of each microbatch its number of samples, and those of tensors with a size of their own: where they
-        are equal, microbatches look alike.
+        """Return, for each microbatch, its number of samples and of rows of each tensor with a size of its
+        own: microbatches with equal numbers have arguments of equal shapes.
         """
         plans = (leaf.own_plan(self.plan) for leaf in self._leaves)
         own = [plan.sizes for plan in plans if plan is not None]
         return list(zip(self.plan.sizes, *own, strict=True))
 
     def tree(self, parts: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """A microbatch's leaves as positional and keyword arguments."""
-        arguments: tuple[tuple[Any, ...], dict[str, Any]] = unflatten(parts, self._structure)
-        return arguments
+        """Return a microbatch's leaves as positional and keyword arguments."""
+        args, kwargs = unflatten(parts, self._structure)
+        return args, kwargs
 
 
 def cut_batch(
@@ -236,7 +234,7 @@ def cut_batch(
     args_spec: Sequence[Any] | None = None,
     kwargs_spec: Mapping[str, Any] | None = None,
 ) -> CutBatch:
-    """What `split_args` and `plan_microbatches` say, in one go, and flat for who calls it often.
+    """Return what `split_args` and `plan_microbatches` do at once, and flat, which is faster.
 
     Raises:
         MicrobatchError: as `split_args`.
@@ -247,7 +245,7 @@ def cut_batch(
 
 
 def merge(outputs: Sequence[Any], specs: Any = None) -> Any:
-    """The whole batch's result from the microbatches', each a tree of the same structure.
+    """Return the result of the whole batch from those of the microbatches, trees of the same structure.
 
     By default tensors are concatenated along dim 0, 0-d tensors are stacked (a tensor of one value a
     microbatch; ask for :class:`WeightedMean` or :class:`Reduce` to get one value), and anything else must be
@@ -280,8 +278,8 @@ def merge(outputs: Sequence[Any], specs: Any = None) -> Any:
 
 @dataclass(frozen=True)
 class _Leaf:
-    """One leaf of the arguments. `dim` is None for what every microbatch gets whole; `chunked`: the user
-    gave a spec that says so.
+    """One leaf of the arguments. `dim` is None for what every microbatch gets whole; `chunked`: it has a
+    `TensorChunkSpec`.
     """
 
     path: str
@@ -290,14 +288,14 @@ class _Leaf:
     chunked: bool = False
 
     def own_plan(self, plan: MicrobatchPlan) -> MicrobatchPlan | None:
-        """How it is cut, where its size is not that of the batch."""
+        """Return how it is cut, where its size is not that of the batch."""
         size = plan.total if self.dim is None else self.value.shape[self.dim]
         if size in (plan.total, 1):
             return None
         return MicrobatchPlan.even(size, len(plan.sizes))
 
     def parts(self, plan: MicrobatchPlan) -> Sequence[Any]:
-        """What each microbatch gets of it."""
+        """Return each microbatch's part of it."""
         if self.dim is None or (self.value.shape[self.dim] == 1 and plan.total > 1):
             return (self.value,) * len(plan.sizes)
         parts: Sequence[Any] = self.value.split((self.own_plan(plan) or plan).sizes, self.dim)
@@ -331,11 +329,9 @@ def _dim(path: str, value: Any, spec: Spec | None) -> int | None:
         raise MicrobatchError(
             f"{path}: {type(spec).__name__} is for results; arguments take TensorChunkSpec or Replicate"
         )
-    if (
-        isinstance(spec, Replicate)
-        or not isinstance(value, torch.Tensor)
-        or (spec is None and value.dim() == 0)
-    ):
+    if isinstance(spec, Replicate) or not isinstance(value, torch.Tensor):
+        return None
+    if spec is None and value.dim() == 0:
         return None
     dim = spec.dim if spec is not None else 0
     if not -value.dim() <= dim < value.dim():
@@ -348,7 +344,7 @@ def _dim(path: str, value: Any, spec: Spec | None) -> int | None:
 def _plan(leaves: Sequence[_Leaf], chunks: int) -> MicrobatchPlan:
     cut = {leaf.path: (leaf.value.shape[leaf.dim], leaf.chunked) for leaf in leaves if leaf.dim is not None}
     # tensors of size 1 are broadcast against the others
-    larger = {path: found for path, found in cut.items() if found[0] != 1} or cut
+    larger = {path: entry for path, entry in cut.items() if entry[0] != 1} or cut
     counted = {path: size for path, (size, chunked) in larger.items() if not chunked}
     if len(set(counted.values())) > 1:
         listed = ", ".join(f"{path} has {size}" for path, size in counted.items())

@@ -1,4 +1,4 @@
-"""The process groups that a comm makes for itself, and how it ends what they do.
+"""The process groups that a comm makes for itself.
 
 - data: gloo, all ranks. Its protocol is full duplex and matches by tag, so one connection a pair is enough.
 - reduce, one a subset: gloo or NCCL, made at the first collective over that subset.
@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from partita._torch.distributed.groups import (
@@ -27,17 +27,17 @@ __all__ = ["OwnGroups"]
 
 
 class OwnGroups:
-    """Those of one rank.
+    """The groups of one rank.
 
     Args:
         store: where their members find each other.
         timeout_s: of their operations, and of making a group.
         check_usable: raises where the comm has failed.
         meet: returns when all members have called it.
-        explain: what to raise for an error of the system's with these members, in words what failed.
+        explain: returns what to raise for an error of torch's, given the other members and what has failed.
 
     Attributes:
-        made: by name.
+        by_name: the groups that have been made.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class OwnGroups:
         timeout_s: float,
         check_usable: Callable[[], None],
         meet: Callable[[tuple[int, ...]], None],
-        explain: Callable[[RuntimeError, tuple[int, ...], str], ExecutionError],
+        explain: Callable[[RuntimeError, Sequence[int], str], ExecutionError],
     ) -> None:
-        self.made: dict[str, RawGroup] = {}
+        self.by_name: dict[str, RawGroup] = {}
         self._store = store
         self._rank = rank
         self._everybody = tuple(range(size))
@@ -60,28 +60,28 @@ class OwnGroups:
         self._explain = explain
 
     def of_all(self, name: str) -> RawGroup:
-        """A gloo group of all ranks, who make it at the same time."""
+        """Make a gloo group of all ranks, which all make it at the same time."""
         return self._gloo(name, self._everybody)
 
     def pair(self, src: int, dst: int) -> RawGroup:
-        """The NCCL communicator of one direction; the sender is its member 0."""
+        """Return the NCCL communicator of one direction; the sender is its member 0."""
         return self._nccl(f"nccl/{src}>{dst}", (src, dst))
 
     def collective(self, members: tuple[int, ...], *, nccl: bool) -> RawGroup:
-        """That of a subset of the ranks."""
+        """Return the group of a subset of the ranks."""
         if nccl:
             return self._nccl(f"nccl/reduce/{members}", members)
         if members == self._everybody:
-            return self.made["data"]
+            return self.by_name["data"]
         name = f"reduce/{members}"
-        if name not in self.made:
+        if name not in self.by_name:
             self._meet(members)
             self._gloo(name, members)
-        return self.made[name]
+        return self.by_name[name]
 
     def abort(self) -> None:
         """End whatever this rank waits for, and show its peers closed connections."""
-        for name, group in list(self.made.items()):
+        for name, group in list(self.by_name.items()):
             if name.startswith("nccl/"):
                 abort_nccl(group)
             else:
@@ -90,22 +90,22 @@ class OwnGroups:
     def _gloo(self, name: str, members: tuple[int, ...]) -> RawGroup:
         store = prefixed(self._store, name)
         make = partial(gloo_group, store, members.index(self._rank), len(members), self._timeout_s)
-        self.made[name] = self._connected(name, members, make)
-        return self.made[name]
+        self.by_name[name] = self._connected(name, members, make)
+        return self.by_name[name]
 
     def _nccl(self, name: str, members: tuple[int, ...]) -> RawGroup:
-        if name not in self.made:
-            self._meet(members)  # at its first operation NCCL waits for all, deaf to failures
+        if name not in self.by_name:
+            self._meet(members)  # NCCL would wait for all at its first operation, whatever failed
             place, size = members.index(self._rank), len(members)
 
             def make() -> RawGroup:
                 return nccl_group(prefixed(self._store.clone(), name), place, size, self._timeout_s)
 
-            self.made[name] = self._connected(name, members, make)
-        return self.made[name]
+            self.by_name[name] = self._connected(name, members, make)
+        return self.by_name[name]
 
     def _connected(self, name: str, members: tuple[int, ...], make: Callable[[], RawGroup]) -> RawGroup:
-        """All members are there, so this takes no time, unless one of them or the store is gone."""
+        """Make a group whose members are all there: it blocks only where one of them or the store is gone."""
         what = f"connecting group {name!r}"
         try:
             return interruptible(make, self._timeout_s, what, self._check_usable)

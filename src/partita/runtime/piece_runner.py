@@ -1,4 +1,4 @@
-"""The seam by which one way of running pieces serves those who cut for another reason.
+"""The interface by which one way of running pieces serves every reason to cut.
 
 A pipeline has stages, data parallel has pieces of a backward graph; a piece runner makes of either something
 that is called in the same way and does the same, but runs differently (recorded as CUDA graphs, for
@@ -7,7 +7,7 @@ example)::
     pipelining   a stage's module        ── for_module ──> a module, differentiable
     ddp          a flat backward graph   ── for_graph  ──> a function of the same inputs
 
-So the packages that cut and those that run need not know each other.
+So the packages that cut and those that run don't import each other.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ class PieceRunner(Protocol):
     """
 
     def for_module(self, module: nn.Module) -> nn.Module:
-        """A module that stands for ``module``, with the same parameters (the same objects), in training
-        and in evaluation mode, for forward and backward.
+        """Return a module that runs in the place of ``module``, with the same parameters (the same objects),
+        in training and in evaluation mode, forward and backward.
         """
         ...
 
     def for_graph(
         self, gm: GraphModule, *, fixed_inputs: Collection[str] = (), returned: int | None = None
     ) -> Callable[..., Any]:
-        """A function of the same inputs that does what a flat graph of operators does, without gradients.
+        """Return a function of the same inputs that does what a flat graph of operators does, without
+        gradients.
 
         Args:
             gm: functional but for writes to its inputs; its nodes have example values (``meta["val"]``). It
@@ -51,7 +52,7 @@ class PieceRunner(Protocol):
 
 
 class PlainRunner:
-    """The fake that ships: pieces run as they are, and it remembers which it was given.
+    """Runs pieces as they are, and remembers which it was given: the fake for tests.
 
     Attributes:
         modules: given to `for_module`.
@@ -68,7 +69,7 @@ class PlainRunner:
         self.graphs: list[GraphModule] = []
 
     def for_module(self, module: nn.Module) -> nn.Module:
-        """The module itself."""
+        """Return the module itself."""
         self.modules.append(module)
         return module
 
@@ -79,6 +80,6 @@ class PlainRunner:
         fixed_inputs: Collection[str] = (),  # noqa: ARG002
         returned: int | None = None,  # noqa: ARG002
     ) -> Callable[..., Any]:
-        """The graph itself."""
+        """Return the graph itself."""
         self.graphs.append(gm)
         return gm

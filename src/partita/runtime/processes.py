@@ -13,11 +13,11 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["NearProcesses", "own_machine"]
+__all__ = ["LocalProcesses", "own_machine"]
 
 
 def own_machine() -> str:
-    """A name for the processes that this one can watch; empty where it can't watch any."""
+    """Return a name that processes which can watch each other share; empty where this one can watch none."""
     if sys.platform != "linux":
         return ""
     try:
@@ -27,11 +27,11 @@ def own_machine() -> str:
         return ""
 
 
-class NearProcesses:
-    """Those of other ranks on this machine.
+class LocalProcesses:
+    """The processes of other ranks on this machine.
 
     Args:
-        numbers: the system's number of each process, by rank.
+        numbers: their process ids, by rank.
     """
 
     def __init__(self, numbers: Mapping[int, int]) -> None:
@@ -46,7 +46,7 @@ class NearProcesses:
                 continue
 
     def gone(self) -> frozenset[int]:
-        """The ranks whose processes have ended."""
+        """Return the ranks whose processes have ended."""
         poll = select.poll()
         for handle in self._ranks:
             poll.register(handle, select.POLLIN)
@@ -57,11 +57,10 @@ class NearProcesses:
 
     @property
     def handles(self) -> tuple[int, ...]:
-        """Descriptors that can be read from as soon as `gone` has something to tell."""
+        """Descriptors that can be read from as soon as a process has ended."""
         return tuple(self._ranks)
 
     def close(self) -> None:
-        """Looks no longer."""
         for handle in self._ranks:
             os.close(handle)
         self._ranks.clear()

@@ -1,6 +1,4 @@
-"""Errors that other ranks have to hear of: told before they are raised, so that nobody waits for a rank that
-has given up.
-"""
+"""Publishing an error to the other ranks before it is raised, so that none waits for a rank that failed."""
 
 from __future__ import annotations
 
@@ -9,20 +7,20 @@ from contextlib import contextmanager
 
 from partita.errors import SignatureMismatch
 from partita.runtime.comm import Comm
-from partita.runtime.whereabouts import doing
+from partita.runtime.thread_activity import doing
 
 __all__ = ["closed_on_error", "publish_errors"]
 
 
 @contextmanager
 def publish_errors(comm: Comm, where: str, alike: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
-    """Whatever the block raises is published to the other ranks first. Where they wait for this one
-    meanwhile, they are told that it is here.
+    """Publish what the block raises to the other ranks first. Ranks that wait for this one meanwhile are told
+    that it is in this block.
 
     Args:
-        where: what this rank was doing, in words that the others are shown.
-        alike: errors that every rank raises by itself. They are not told, so that each rank gets its own in
-            place of a PeerFailed.
+        where: what this rank is doing, in words for the others.
+        alike: errors that every rank raises by itself. They are not published, so that each rank gets its own
+            in place of a `PeerFailed`.
     """
     try:
         with doing(where):
@@ -37,9 +35,7 @@ def publish_errors(comm: Comm, where: str, alike: tuple[type[BaseException], ...
 def closed_on_error(
     comm: Comm, where: str, alike: tuple[type[Exception], ...] = (SignatureMismatch,)
 ) -> Iterator[None]:
-    """The block makes what the comm was opened for. Where it can't, the error is told and the comm closed.
-    Arguments are those of `publish_errors`.
-    """
+    """Publish what the block raises, as `publish_errors` does, and close the comm, opened for it, too."""
     try:
         with publish_errors(comm, where, alike):
             yield

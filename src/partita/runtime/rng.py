@@ -1,4 +1,4 @@
-"""Random numbers that don't depend on who computes them, where or when.
+"""Random numbers that don't depend on the rank that draws them, or on when it does.
 
 In a captured pipeline each random call is keyed by ``(seed, step, microbatch, call site)``. Right before it,
 a node in the graph seeds torch's default generator with a number made of these four, so dropout draws the
@@ -75,25 +75,25 @@ class _Saved:
         self.lock = threading.Lock()
         self.blocks: set[keyed] = set()
         self.states: dict[torch.Generator, torch.Tensor] = {}
-        self.known: set[torch.Generator] = set()
+        self.ever_seeded: set[torch.Generator] = set()
 
     def seed(self, block: keyed, generator: torch.Generator, seed: int) -> None:
-        """Seed within a block, which has to be left before the state is put back."""
+        """Seed a generator in a block; its state is put back after all such blocks have ended."""
         if generator not in self.states:
             self.states[generator] = generator.get_state()
-            self.known.add(generator)
+            self.ever_seeded.add(generator)
         self.blocks.add(block)
         generator.manual_seed(seed)
 
     def keep(self, block: keyed) -> None:
-        """Keep the states of all generators that were ever seeded until that block is left."""
+        """Keep the states of all generators that were ever seeded until that block ends."""
         with self.lock:
             self.blocks.add(block)
-            for generator in self.known:
+            for generator in self.ever_seeded:
                 self.states.setdefault(generator, generator.get_state())
 
     def leave(self, block: keyed) -> None:
-        """The block ends; where it was the last of those, the states are put back."""
+        """End a block; after the last one, put the states back."""
         with self.lock:
             self.blocks.discard(block)
             if self.blocks:
@@ -107,13 +107,12 @@ _saved = _Saved()
 
 
 class keyed:  # noqa: N801 - a context manager that reads as a verb
-    """Within this block, ``enter_site`` seeds by `key`. Afterwards torch's generators are as they were
-    before.
+    """In this block, ``enter_site`` seeds by `key`. Afterwards torch's generators are as before.
 
     Args:
         backward: the block is a backward pass: the key holds in autograd's threads too, and generators are
             kept from the start, since what is computed again sets their states itself. One at a time.
-        entered: is told each site that is entered.
+        entered: called with each site that is entered.
 
     >>> def draw():
     ...     enter_site(3)
@@ -140,7 +139,7 @@ class keyed:  # noqa: N801 - a context manager that reads as a verb
         self._token = _active.set(self)
         if self._backward:
             _backward.append(self)
-            if _saved.known:
+            if _saved.ever_seeded:
                 _saved.keep(self)
         return self.key
 
@@ -156,8 +155,7 @@ class keyed:  # noqa: N801 - a context manager that reads as a verb
 
 
 def site_seed(key: RandomKey, site: int) -> int:
-    """The 64-bit seed of one call site: each of the four numbers goes through the finaliser of SplitMix64 in
-    turn.
+    """Return the 64-bit seed of one call site: SplitMix64's finaliser, applied to the four numbers in turn.
 
     Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014, figure 14
     and section 5 (the mixing function of Stafford, variant 13).
@@ -172,13 +170,13 @@ def site_seed(key: RandomKey, site: int) -> int:
 
 
 def active_seed(site: int) -> int | None:
-    """What `enter_site` would seed with here, for other generators than torch's; None without a key."""
+    """Return the seed that `enter_site` would use here, for generators of others; None without a key."""
     block = _active.get() or (_backward[-1] if _backward else None)
     return None if block is None else site_seed(block.key, site)
 
 
 def enter_site(site: int) -> None:
-    """Stands in a graph right before the random call number `site`.
+    """Seed the random call number `site`, right before which it stands in a graph.
 
     Pickle a keyed graph by its nodes, never by fx's own way for a GraphModule: that runs the generated code
     through symbolic tracing, where a call whose arguments are all constants, like this one, leaves no node.
@@ -210,8 +208,8 @@ has_side_effect(enter_site)  # dead-code elimination must leave it where it stan
 
 
 def key_random_nodes(graph_module: GraphModule, is_random: Callable[[Node], bool]) -> int:
-    """Puts an ``enter_site`` node right before each random node of `graph_module`, in place, and returns how
-    many it put.
+    """Insert an ``enter_site`` node right before each random node of `graph_module`, in place, and return how
+    many were inserted.
 
     Sites are numbered in the order of the graph, before any cut; a cut must keep each pair together. Calling
     it again adds nothing.

@@ -1,5 +1,5 @@
-"""What ranks have to be given alike: compared before anything else is sent, so that a difference is an error
-with both sides in it, on every rank.
+"""Settings that must be equal on all ranks: compared before anything else is sent, so that a difference is an
+error with both sides in it, on every rank.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["check_same", "digest", "refuse_differences", "short_digest"]
 
 
 def check_same(comm: Comm, settings: Mapping[str, str]) -> None:
-    """Check that all ranks were given the same. Collective.
+    """Check that all ranks have the same settings. Collective.
 
     Args:
         settings: names and values in words; the same names on every rank.
@@ -26,10 +26,10 @@ def check_same(comm: Comm, settings: Mapping[str, str]) -> None:
 
 
 def refuse_differences(said: Sequence[Mapping[str, str]]) -> None:
-    """As `check_same`, for what has been gathered already.
+    """Raise as `check_same` does, for settings that have been gathered already.
 
     Args:
-        said: what each rank was given.
+        said: the settings of each rank.
     """
     for rank, other in enumerate(said):
         for name, value in said[0].items():
@@ -41,10 +41,10 @@ def refuse_differences(said: Sequence[Mapping[str, str]]) -> None:
 
 
 def digest(text: str) -> int:
-    """A 64-bit number for a text, the same in every process."""
+    """Return a 64-bit hash of a text that is the same in every process."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), signed=True)
 
 
 def short_digest(text: str, digits: int) -> str:
-    """So many hexadecimal digits for a text, 16 at most: the same in every process."""
+    """Return so many (at most 16) hexadecimal digits of a hash that is the same in every process."""
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()[:digits]

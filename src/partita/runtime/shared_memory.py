@@ -1,5 +1,5 @@
-"""What ``torch.multiprocessing`` leaves in common: tensors given to a process lie in memory that both can
-write to. Ranks that are given one model so would all step the same weights.
+"""Memory that ``torch.multiprocessing`` shares: tensors given to a process lie in memory that both can write
+to. Ranks that are given one model so would all step the same weights.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ __all__ = ["leave_shared_memory"]
 
 
 def leave_shared_memory(tensors: Iterable[Tensor]) -> None:
-    """Moves tensors on the CPU out of memory that other processes see, in place. Those that share a storage
-    go on sharing one.
+    """Move tensors on the CPU, in place, out of memory that other processes see. Those that share a storage
+    share one afterwards.
 
     >>> weight = torch.zeros(2).share_memory_()
     >>> leave_shared_memory([weight])

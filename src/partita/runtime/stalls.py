@@ -1,7 +1,7 @@
-"""Waits that take long, and why: who has not come, where it is, and whether it can come at all.
+"""Waits that take long: which rank has not begun its part, what it does, and whether there is a deadlock.
 
-A rank that has waited for a second asks those that it waits for whether they have begun their part, and where
-they are. Each of them answers with what it waits for itself, if it does, and what it has heard of others. So
+A rank that has waited for a second asks those that it waits for whether they have begun their part, and what
+they do. Each of them answers with what it waits for itself, if it does, and what it has heard of others. So
 a ring of ranks that wait for each other is found by all of its members::
 
     rank 0   save_checkpoint() ──── waits for ────▶ rank 1
@@ -9,7 +9,7 @@ a ring of ranks that wait for each other is found by all of its members::
        └───────────── waits for ────── step() number 3
 
 Rank 1 has not begun its part of rank 0's wait, and can't as long as its own wait lasts; and the other way
-round. Each wait has a number in its process, so what was heard of one is never taken for another.
+round. Each wait has a number in its process, so that what was heard of one is never taken for another.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from partita.runtime.failure import FailureRecord, Kind
+from partita.runtime.thread_activity import WAITING, Wait, doing_now, place_of
 from partita.runtime.watch import WATCH
-from partita.runtime.whereabouts import WAITING, Wait, doing_now, place_of
 
-__all__ = ["STALLS", "Absent", "MeetingPlace"]
+__all__ = ["STALLS", "Absent", "Rendezvous"]
 
 _ASK_S = 1.0
 _LONG_S = 2.0
@@ -37,8 +37,8 @@ Node = tuple[int, int]
 """A wait: the process, and its number there."""
 
 
-class AnsweringLookout(Protocol):
-    """What is asked of a lookout."""
+class AnsweringDetector(Protocol):
+    """The methods of a failure detector that are used here."""
 
     team: Any
     thread: int
@@ -55,8 +55,8 @@ class AnsweringLookout(Protocol):
     def hear(self, record: FailureRecord) -> None: ...
 
 
-class MeetingPlace(Protocol):
-    """Where a comm is being made: those who come have no connections yet."""
+class Rendezvous(Protocol):
+    """A comm that is being made: its ranks have no connections yet."""
 
     team: Any
 
@@ -68,8 +68,8 @@ class Absent:
     """A rank that has not begun its part.
 
     Attributes:
-        place: where it is, in its own words; empty where it has said nothing.
-        silent_s: for so many seconds it has not answered.
+        place: what it does, in its own words; empty where it has said nothing.
+        silent_s: for how many seconds it has not answered.
     """
 
     rank: int
@@ -83,10 +83,10 @@ class Facts:
 
     Attributes:
         comm: its comm's name.
-        rank: of who waits, in that comm.
-        place: where that is, in words.
-        blocked_by: the waits of those that have not begun their part.
-        silent: the processes among those that have not answered, and for how many seconds.
+        rank: the rank that waits, in that comm.
+        place: what that rank does, in words.
+        blocked_by: the waits of the ranks that have not begun their part.
+        silent: the processes of such ranks that have not answered, and for how many seconds.
     """
 
     comm: str
@@ -114,13 +114,13 @@ class _Stall:
 
 
 class _Stalls:
-    """Those of this process. Only the watch thread calls what is not said to be for others."""
+    """The waits of this process. Only the watch thread calls methods below the line that says so."""
 
     def __init__(self) -> None:
         self.gone: dict[int, Kind] = {}
-        self._comms: dict[str, AnsweringLookout] = {}
+        self._comms: dict[str, AnsweringDetector] = {}
         self._begun: set[str] = set()
-        self._meetings: dict[str, MeetingPlace] = {}
+        self._meetings: dict[str, Rendezvous] = {}
         self._stalls: dict[tuple[int, str, tuple[Any, ...]], _Stall] = {}
         self._facts: dict[Node, Facts] = {}
         self._numbers = 0
@@ -128,35 +128,33 @@ class _Stalls:
         self._last_look = time.monotonic()
         self._hurry = False
 
-    # For others.
+    # For every thread.
 
     def in_world(self, world: int) -> None:
-        """Processes are numbered as ``torch.distributed`` does since it was initialised last."""
+        """Forget which processes have gone, where ``torch.distributed`` has numbered them anew."""
         if world != self._world:
             self._world = world
             self.gone.clear()
 
-    def add(self, comm: AnsweringLookout) -> None:
-        """A comm has begun."""
+    def add(self, comm: AnsweringDetector) -> None:
         self._begun.add(comm.team.name)
         self._comms[comm.team.name] = comm
         WATCH.stalls = self.look
 
-    def remove(self, comm: AnsweringLookout) -> None:
-        """It is over."""
+    def remove(self, comm: AnsweringDetector) -> None:
         self._comms.pop(comm.team.name, None)
 
-    def meet(self, place: MeetingPlace) -> None:
-        """A comm is being made; `part` ends that."""
+    def meet(self, place: Rendezvous) -> None:
+        """Add a comm that is being made, until `part`."""
         self._begun.add(place.team.name)
         self._meetings[place.team.name] = place
 
-    def part(self, place: MeetingPlace) -> None:
-        """Everybody has come, or it was given up."""
+    def part(self, place: Rendezvous) -> None:
+        """Remove a comm whose ranks have come, or that was given up."""
         self._meetings.pop(place.team.name, None)
 
     def absent(self, wait: Wait, seconds: float) -> list[Absent]:
-        """Who has not begun its part of a wait of the calling thread, asked now."""
+        """Ask now, and return which ranks have not begun their part of a wait of the calling thread."""
         key = (threading.get_ident(), wait.comm_name, wait.key)
         began, pause = time.monotonic(), threading.Event()
         self._hurry = True
@@ -172,20 +170,20 @@ class _Stalls:
         if stall is None:
             return [Absent(rank) for rank in wait.needs]
         now = time.monotonic()
-        found = []
+        missing = []
         for rank in wait.needs:
             if rank in stall.come:
                 continue
             since = stall.asked.get(rank)
             if since is None or stall.heard.get(rank, 0.0) >= began:  # who is asked once more is not silent
-                found.append(stall.absent.get(rank, Absent(rank)))
+                missing.append(stall.absent.get(rank, Absent(rank)))
             else:
-                found.append(Absent(rank, silent_s=max(now - since, 0.001)))
-        return found
+                missing.append(Absent(rank, silent_s=max(now - since, 0.001)))
+        return missing
 
     def silent_behind(self, wait: Wait) -> tuple[int, float] | None:
-        """The process that does not answer and keeps those waiting whom a wait of the calling thread is for,
-        and for how many seconds; None where nobody has told of one. Call `absent` before.
+        """Return a process that does not answer, and for how many seconds, where those that the calling
+        thread waits for wait for it; None where none has told of one. Call `absent` before.
         """
         stall = self._stalls.get((threading.get_ident(), wait.comm_name, wait.key))
         ahead = [] if stall is None else list(stall.blocked_by.values())
@@ -196,10 +194,10 @@ class _Stalls:
             ahead += [other for other in (() if facts is None else facts.blocked_by) if other not in ahead]
         return None
 
-    # The watch thread.
+    # For the watch thread only.
 
     def look(self, now: float) -> None:
-        """Follow the waits of this process; ask, and conclude."""
+        """Look at the waits of this process; ask other ranks, and conclude from their answers."""
         if now - self._last_look > _LONG_S:  # this process itself was stopped: nobody was silent meanwhile
             for stall in self._stalls.values():
                 stall.asked = dict.fromkeys(stall.asked, now)
@@ -226,22 +224,17 @@ class _Stalls:
             self._facts.clear()
 
     def _ask(self, stall: _Stall, now: float) -> None:
-        processes = self._team_of(stall.wait.comm_name)
-        if processes is None:
+        team = self._team_of(stall.wait.comm_name)
+        if team is None:
             return
-        rank, numbers = processes
+        rank, processes = team
         asked = 0
         for peer in stall.wait.needs:
             if peer in stall.come or peer in stall.asked or asked >= _MOST_ASKED:
                 continue
-            message = {
-                "ask": stall.number,
-                "comm": stall.wait.comm_name,
-                "key": stall.wait.key,
-                "rank": rank,
-                "peer": peer,
-            }
-            if self._send(numbers[peer], message):
+            wait = stall.wait
+            ask = {"ask": stall.number, "comm": wait.comm_name, "key": wait.key, "rank": rank, "peer": peer}
+            if self._send(processes[peer], ask):
                 stall.asked[peer] = now
                 asked += 1
 
@@ -250,7 +243,7 @@ class _Stalls:
         return None if comm is None else (comm.team.rank, comm.team.processes)
 
     def _send(self, process: int, message: dict[str, Any]) -> bool:
-        """Over any comm that has a connection."""
+        """Send a message over any comm that has a connection; return False where none has."""
         for comm in list(self._comms.values()):
             if process in comm.team.processes:
                 peer = comm.team.processes.index(process)
@@ -258,8 +251,8 @@ class _Stalls:
                     return True
         return False
 
-    def take(self, comm: AnsweringLookout, sender: int, message: dict[str, Any]) -> None:
-        """A message of this kind has come."""
+    def take(self, comm: AnsweringDetector, sender: int, message: dict[str, Any]) -> None:
+        """Handle a message about waits."""
         process = comm.team.processes[sender]
         if "ask" in message:
             comm.send(sender, self._answer(message))
@@ -291,8 +284,9 @@ class _Stalls:
         }
 
     def _hear_answer(self, process: int, message: dict[str, Any]) -> None:
+        own = {(self._process(stall), stall.number) for stall in self._stalls.values()}
         for node, comm, rank, place, blocked_by, silent in message["facts"]:
-            if tuple(node) not in self._own_nodes():
+            if tuple(node) not in own:
                 self._facts[tuple(node)] = Facts(comm, rank, place, _tuples(blocked_by), _tuples(silent))
         stall = next((it for it in self._stalls.values() if it.number == message["answer"]), None)
         if stall is None:
@@ -309,15 +303,12 @@ class _Stalls:
         if message["wait"] is not None:
             stall.blocked_by[peer] = (process, message["wait"])
 
-    def _own_nodes(self) -> set[Node]:
-        return {(self._process(stall), stall.number) for stall in self._stalls.values()}
-
     def _process(self, stall: _Stall) -> int:
         team = self._team_of(stall.wait.comm_name)
         return -1 if team is None else team[1][team[0]]
 
     def _note(self, stall: _Stall) -> Node:
-        """What this process knows of its own wait."""
+        """Write down what this process knows of its own wait."""
         node = (self._process(stall), stall.number)
         rank, processes = self._team_of(stall.wait.comm_name) or (-1, ())
         now = time.monotonic()
@@ -346,20 +337,15 @@ class _Stalls:
         if not ring:
             return
         comm = self._comms.get(stall.wait.comm_name)
-        if (
-            comm is not None and comm.leavers
-        ):  # who waits for nobody can't be in a ring, but may have broken it
+        if comm is not None and comm.leavers:  # one that has left is in no ring, but may have broken one
             comm.hear(FailureRecord(min(comm.leavers), "left", doing_now(stall.thread)))
             return
         facts = [(node[0], self._facts[node]) for node in ring]
+        links = sorted(zip(facts, facts[1:] + facts[:1], strict=True), key=lambda link: link[0][0])
         places = "; ".join(
-            f"rank {it.rank} is in {it.place} and waits for rank {after.rank}"
-            for (_, it), (_, after) in sorted(
-                zip(facts, facts[1:] + facts[:1], strict=True), key=lambda pair: pair[0][0]
-            )
+            f"rank {one.rank} is in {one.place} and waits for rank {to.rank}" for (_, one), (_, to) in links
         )
-        first = min(it.rank for _, it in facts)
-        record = FailureRecord(first, "deadlock", summary=places)
+        record = FailureRecord(min(it.rank for _, it in facts), "deadlock", summary=places)
         for process, it in facts:
             message = {"ring": vars(record), "comm": it.comm}
             if process == start[0]:
@@ -373,8 +359,8 @@ class _Stalls:
             place.hear(record)
 
     def _way_back(self, start: Node) -> list[Node]:
-        """A ring of waits through ``start``; empty where there is none. Who waits in a ring can't have left
-        it since it was heard of: each member needs the next one.
+        """Return a ring of waits through ``start``; empty where there is none. None of them can have ended
+        since it was heard of: each needs the next one.
         """
         came_from: dict[Node, Node] = {}
         ahead = [start]
@@ -382,34 +368,26 @@ class _Stalls:
             facts = self._facts.get(node)
             for other in () if facts is None else facts.blocked_by:
                 if other == start:
-                    return _path(came_from, node, start)
+                    path = [node]
+                    while path[-1] != start:
+                        path.append(came_from[path[-1]])
+                    return path[::-1]
                 if other not in came_from:
                     came_from[other] = node
                     ahead.append(other)
         return []
 
     def forget(self) -> None:
-        """In a child that this process has forked nothing of it is so."""
+        """Forget all in a forked child."""
         self.__init__()  # type: ignore[misc]
-
-
-def _path(came_from: dict[Node, Node], node: Node, start: Node) -> list[Node]:
-    path = [node]
-    while path[-1] != start:
-        path.append(came_from[path[-1]])
-    return path[::-1]
 
 
 def _words(thread: int | None, stall: _Stall | None) -> str:
     place = "another thread" if thread is None else place_of(thread)
     if stall is None:
         return place
-    return f"{place}, where it waits for {_ranks(stall.wait.needs)}"
-
-
-def _ranks(ranks: Iterable[int]) -> str:
-    named = [str(rank) for rank in ranks]
-    return f"rank {named[0]}" if len(named) == 1 else f"ranks {', '.join(named)}"
+    ranks = [str(rank) for rank in stall.wait.needs]
+    return f"{place}, where it waits for rank{'s' if len(ranks) != 1 else ''} {', '.join(ranks)}"
 
 
 def _tuples(value: Any) -> Any:

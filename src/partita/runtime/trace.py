@@ -1,4 +1,4 @@
-"""What ran when, on every rank: spans on a monotonic clock, brought onto one clock when they are gathered.
+"""Traces of what every rank did when: spans on a monotonic clock, converted to one clock when gathered::
 
 tracer = Tracer(rank)
 with tracer.span("2F0", "compute", stage=2):
@@ -34,7 +34,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class TraceEvent:
-    """One span. Times are seconds of a monotonic clock; only their differences mean something."""
+    """One span. Times are seconds of a monotonic clock, of which only differences have a meaning."""
 
     name: str
     category: str
@@ -54,14 +54,14 @@ class TraceEvent:
 
 
 class Recorder(Protocol):
-    """What traced code is given: a :class:`Tracer`, or :data:`NULL_TRACER`, which costs next to nothing."""
+    """Records spans: a :class:`Tracer`, or :data:`NULL_TRACER`, which costs next to nothing."""
 
     def span(self, name: str, category: str, **args: Any) -> AbstractContextManager[None]:
-        """Records the time that its block takes, also where the block raises."""
+        """Record the time that the block takes, also where it raises."""
         ...
 
     def add(self, name: str, category: str, start_s: float, end_s: float, **args: Any) -> None:
-        """Records a span that was timed elsewhere, by ``time.monotonic()``."""
+        """Record a span that was timed elsewhere, by ``time.monotonic()``."""
         ...
 
     @property
@@ -144,8 +144,8 @@ NULL_TRACER = NullTracer()
 
 
 def align(events: Sequence[TraceEvent], offsets: Sequence[float]) -> tuple[TraceEvent, ...]:
-    """The events on rank 0's clock, by start. ``offsets[r]``: by how many seconds rank r's clock is ahead of
-    rank 0's.
+    """Return the events on rank 0's clock, sorted by start. ``offsets[r]``: by how many seconds the clock of
+    rank r is ahead of rank 0's.
     """
     moved = [
         replace(event, start_s=event.start_s - offsets[event.rank], end_s=event.end_s - offsets[event.rank])
@@ -155,10 +155,10 @@ def align(events: Sequence[TraceEvent], offsets: Sequence[float]) -> tuple[Trace
 
 
 def measure_clock_offsets(comm: Comm, rounds: int = 8) -> tuple[float, ...]:
-    """By how many seconds each rank's clock is ahead of rank 0's. Collective; the same tuple on every rank.
+    """Return by how many seconds each rank's clock is ahead of rank 0's. Collective; the same on every rank.
 
-    Ranks on one host share a clock: exactly 0. Another host is asked for its time `rounds` times; the answer
-    of the quickest round counts, taken as given in the middle of that round (Cristian, "Probabilistic clock
+    Ranks on one host share a clock: exactly 0. Another host is asked for its time `rounds` times. The answer
+    of the shortest round counts, as if given in the middle of that round (Cristian, "Probabilistic clock
     synchronization", 1989), so the error is at most half of its duration.
     """
     hosts = comm.all_gather_object(_host())
@@ -176,7 +176,7 @@ def measure_clock_offsets(comm: Comm, rounds: int = 8) -> tuple[float, ...]:
 
 
 def gather(comm: Comm, tracer: Recorder) -> tuple[TraceEvent, ...]:
-    """The events of all ranks on rank 0's clock, by start. Collective; the same on every rank."""
+    """Return all ranks' events on rank 0's clock, sorted by start. Collective; the same on every rank."""
     offsets = measure_clock_offsets(comm)
     return align([event for events in comm.all_gather_object(tracer.events) for event in events], offsets)
 
@@ -194,7 +194,7 @@ def _ask(comm: Comm, rank: int, rounds: int) -> float:
 
 
 def _host() -> str:
-    """What identifies this host's clock: its name and, on Linux, the boot that the clock counts from."""
+    """Return what identifies this host's clock: its name and, on Linux, the boot that it counts from."""
     boot = ""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

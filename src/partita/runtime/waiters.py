@@ -1,9 +1,9 @@
-"""Threads that wait in the caller's place, so that the caller hears of a failure whatever the wait does.
+"""Threads that make blocking calls for the caller, so that a failure ends its wait whatever the call does.
 
-A wait in C++ can't be ended from Python, and gloo does not end all of them: where a connection closes while a
-large message is half way through it, neither its sender nor its receiver is woken before the operation's own
-timeout, half an hour as a rule (torch 2.13). So the C++ call is made in a thread of its own; the caller waits
-for a reply, which comes from there or, after a failure, from :meth:`Waiters.release`::
+A wait in C++ can't be ended from Python, and gloo does not end all of them: where a connection closes in the
+middle of a large message, neither its sender nor its receiver is woken before the operation's own timeout,
+half an hour by default (torch 2.13). So the C++ call is made in a thread of its own. The caller waits for a
+reply, which comes from that thread or, after a failure, from :meth:`Waiters.release`::
 
     caller     wait(calls) -------- blocks ------------------ goes on
     thread         calls() in C++ ----------------- reply --'    |
@@ -16,31 +16,32 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
 __all__ = ["Waiters"]
 
 _END_S = 0.5
-"""So long `Waiters.end` waits for calls that a failure should have ended."""
+"""How long `Waiters.end` waits for calls that a failure should have ended."""
 
 
+@dataclass(eq=False)
 class _Job:
     """Calls that one thread makes, one after the other.
 
     Attributes:
-        is_left: nobody waits for it any more.
+        is_left: no caller waits for it any more.
         kept: what must not be destroyed before it has ended.
     """
 
-    def __init__(self, calls: Iterable[Callable[[], object]]) -> None:
-        self.calls = calls
-        self.replies: SimpleQueue[BaseException | None] = SimpleQueue()
-        self.is_left = False
-        self.kept: Any = None
+    calls: Iterable[Callable[[], object]]
+    replies: SimpleQueue[BaseException | None] = field(default_factory=SimpleQueue)
+    is_left: bool = False
+    kept: Any = None
 
     def run(self) -> BaseException | None:
-        """In the thread; returns what has ended it."""
+        """Make the calls, in the thread; return the error that has ended them."""
         try:
             calls = iter(self.calls)
             while not self.is_left and (call := next(calls, None)) is not None:
@@ -51,7 +52,7 @@ class _Job:
 
 
 class Waiters:
-    """The threads of one comm, made as they are needed."""
+    """The threads of one comm, started as they are needed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -61,7 +62,7 @@ class Waiters:
         self._released = False
 
     def wait(self, calls: Iterable[Callable[[], object]]) -> None:
-        """Returns when all `calls` have been made, one after the other.
+        """Make all `calls`, one after the other, and return when they have ended.
 
         Raises:
             RuntimeError: there was a failure, and the calls have not ended; or what a call raised.
@@ -83,15 +84,15 @@ class Waiters:
                 del error  # which holds this frame
 
     def release(self) -> None:
-        """After a failure: whoever waits goes on, and nobody waits any more."""
+        """End all waits, those that come later too, after a failure."""
         with self._lock:
             self._release()
 
     def end(self, calls: Iterable[Callable[[], object]] = (), kept: Any = None) -> None:
-        """The threads end. One whose call never ends is left behind.
+        """End the threads, but for those whose calls never end.
 
         Args:
-            calls: whose end is waited for, where a failure should have ended them.
+            calls: more calls to wait for, a short time; a failure should have ended them.
             kept: what must not be destroyed before all calls have ended.
         """
         with self._lock:

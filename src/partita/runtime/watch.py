@@ -1,7 +1,7 @@
-"""The one thread of a process that watches over its comms. There while there is a comm, and no longer.
+"""The one thread of a process that watches over its comms. It runs while there is a comm.
 
-It sleeps until a descriptor can be read, or for half a second; what a comm makes of that is the affair of its
-:class:`~partita.runtime.lookout.Lookout`.
+It sleeps until a descriptor can be read, or for half a second, and then calls the
+:class:`~partita.runtime.failure_detector.FailureDetector` of each comm.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ _JOIN_S = 2.0
 
 
 class Watched(Protocol):
-    """What the thread looks after. Only the thread calls these."""
+    """What the thread watches. Only the thread calls these methods."""
 
     def handles(self) -> Mapping[int, int]:
-        """Descriptors, and the events of ``poll`` that are waited for."""
+        """Return descriptors, and the events of ``poll`` to wait for."""
         ...
 
     def ready(self, handle: int) -> None:
-        """A descriptor of it can be read or written."""
+        """Handle a descriptor that can be read or written."""
         ...
 
     def tick(self, now: float) -> None:
-        """Some time has passed."""
+        """Do what is due."""
         ...
 
     @property
     def due_s(self) -> float:
-        """It wants a tick in so many seconds, or before."""
+        """The seconds after which `tick` has something to do."""
         ...
 
     def broke(self, error: Exception) -> None:
-        """The watch itself has failed, and looks after nothing any more."""
+        """Handle an error of the watch thread itself, which has ended."""
         ...
 
     def forget(self) -> None:
-        """This is a child that the process has forked: close what it has inherited, without a word."""
+        """In a forked child: close what it has inherited, and tell the other ranks nothing."""
         ...
 
 
 class _Watch:
-    """The thread, and what it looks after."""
+    """The thread, and what it watches."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -61,7 +61,6 @@ class _Watch:
         self.stalls: Callable[[float], None] | None = None
 
     def add(self, watched: Watched) -> None:
-        """Look after it from now on."""
         with self._lock:
             self._watched.append(watched)
             if self._thread is None:
@@ -76,7 +75,7 @@ class _Watch:
         self.wake()
 
     def remove(self, watched: Watched) -> None:
-        """No longer; when this returns the thread does not touch it any more."""
+        """Stop watching it; when this returns the thread does not touch it any more."""
         with self._lock:
             if watched not in self._watched:
                 return
@@ -99,7 +98,6 @@ class _Watch:
                 return
 
     def wake(self) -> None:
-        """Let it look now."""
         wake = self._wake
         if wake is not None:
             with suppress(OSError):
@@ -107,7 +105,6 @@ class _Watch:
 
     @property
     def watched(self) -> tuple[Watched, ...]:
-        """All of it."""
         with self._lock:
             return tuple(self._watched)
 
@@ -117,7 +114,7 @@ class _Watch:
         try:
             while self._wait_and_look(wake):
                 pass
-        except Exception as error:  # a rank that is deaf would wait for the others for good
+        except Exception as error:  # a rank that hears of no failure would wait for the others for good
             with self._lock:
                 watched, self._watched = self._watched, []
                 self._wake, self._thread = None, None
@@ -127,7 +124,7 @@ class _Watch:
                 one.broke(error)
 
     def _wait_and_look(self, wake: tuple[socket.socket, socket.socket]) -> bool:
-        """False: this thread is not needed any more."""
+        """Return False where this thread is not needed any more."""
         with self._lock:
             if self._wake is not wake:
                 return False
@@ -168,7 +165,7 @@ class _Watch:
             self.stalls(now)
 
     def forget(self) -> None:
-        """See `Watched.forget`."""
+        """Forget all in a forked child, as `Watched.forget`."""
         for one in self._watched:
             one.forget()
         for end in self._wake or ():

@@ -1,4 +1,12 @@
-"""From a graph and an assignment to ordered parts: everything that is decided before anything is built."""
+"""All decisions about a split, made before anything is built.
+
+Terms:
+    piece: what the user's assignment gives one key.
+    part: what runs in one go; a piece, or one of the parts that a repair divides it into.
+    doubtful input: one whose tensor may share memory with another input or with the model.
+    guards: conditions on the doubtful inputs under which the order of the parts is right; each run checks
+        them.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +20,10 @@ from partita._torch.tensors.storage import storage_key
 from partita.errors import GraphError, OrderConflict
 from partita.graph.casts import Casts, find_casts
 from partita.graph.effects import Effects, analyse, metadata
+from partita.graph.node_effect import PURE
 from partita.graph.order import OrderEdge, order_edges, written_storages
 from partita.graph.regions import INHERITED, Ambient, ambient_states
 from partita.graph.storages import may_hold_memory
-from partita.graph.use import PLAIN
 from partita.splitter.assignment import Assignment, assigned_keys, is_assignable
 from partita.splitter.caching import cache_borders, order_with_casts
 from partita.splitter.guard import DistinctInputs, Guards
@@ -26,17 +34,17 @@ __all__ = ["Analysis", "analyse_split"]
 
 @dataclass(frozen=True)
 class Analysis:
-    """The decisions.
+    """The decisions about one split.
 
     Attributes:
         effects: of the graph.
         keys: of the assigned pieces, by first appearance.
         parts: which node runs in which part, and the order of the parts.
-        ambients: the state that holds at each position; None where the graph has no regions.
-        final: the state that the graph leaves behind.
-        reordered: whether some node runs before one that stood ahead of it.
+        ambients: the ambient state at each position; None where the graph has no regions.
+        final: the ambient state that the graph leaves behind.
+        reordered: whether some node runs before one that precedes it in the graph.
+        guards: conditions on the inputs under which this order is right.
         cache_borders: positions before which autocast's cache of converted weights is emptied.
-        guards: what must be so for this order to be right.
     """
 
     effects: Effects
@@ -64,26 +72,29 @@ def analyse_split(
         RegionError: see `ambient_states`.
         OrderConflict: the pieces can't be ordered and ``repair`` is off.
     """
+    # What the graph does, and which piece each node is assigned to.
     _check(list(gm.graph.nodes))
     effects = analyse(gm, doubt_inputs=doubt_inputs)
     nodes = effects.nodes
     keys = assigned_keys(assignment, nodes, effects.regions)
     piece_of, distinct = _number(keys, nodes, frozenset(effects.regions))
     names = [f"piece {key!r}" for key in distinct]
+    # Which ambient state each node needs, and which nodes share autocast's cache.
     runs, final = ambient_states(nodes, effects.regions)
     ambients = _spread(runs, len(nodes)) if effects.regions else None
     casts = find_casts(gm, effects, ambients) if ambients is not None else None
+    # An order of the parts, and what it assumes about the inputs.
     doubtful = _doubtful_inputs(nodes, doubt_inputs)
-    effects, parts, guards = _legal(gm, effects, piece_of, names, casts, doubtful, repair=repair)
+    effects, parts, guards = _ordered_parts(gm, effects, piece_of, names, casts, doubtful, repair=repair)
     reordered = _is_reordered(parts.part_of)
     if reordered:
-        guards = replace(guards, foreign=_not_to_be_owned(effects, parts.part_of, doubtful))
+        guards = replace(guards, foreign=_inputs_not_the_models(effects, parts.part_of, doubtful))
     return Analysis(
         effects, distinct, parts, ambients, final, reordered, guards, cache_borders(casts, parts.part_of)
     )
 
 
-def _legal(
+def _ordered_parts(
     gm: GraphModule,
     effects: Effects,
     piece_of: list[int],
@@ -93,9 +104,7 @@ def _legal(
     *,
     repair: bool,
 ) -> tuple[Effects, Parts, Guards]:
-    """An order that is right whatever the caller does; where there is none, one that is right under
-    conditions; where there is none, pieces are divided.
-    """
+    """Find an order that is right for all inputs; else one that is right under guards; else divide pieces."""
     try:
         return effects, _order(effects, piece_of, names, casts, repair=False), Guards()
     except OrderConflict:
@@ -124,9 +133,7 @@ def _order(
 
 
 def _doubtful_inputs(nodes: list[Node], doubt_inputs: bool) -> tuple[int, ...]:
-    """Positions of the inputs that may be given any tensor: those without metadata, and where these are
-    doubted too, those whose metadata says that they can hold memory.
-    """
+    """Positions of the inputs without metadata; with ``doubt_inputs``, of all that can be tensors."""
     return tuple(
         position
         for position, node in enumerate(nodes)
@@ -138,8 +145,9 @@ def _doubtful_inputs(nodes: list[Node], doubt_inputs: bool) -> tuple[int, ...]:
 def _with_distinct_inputs(
     gm: GraphModule, effects: Effects, doubtful: tuple[int, ...]
 ) -> tuple[Effects, DistinctInputs | None]:
-    """The effects if no two inputs share memory but those that did when the graph was traced, and what has
-    to be checked then; as they were where that makes no difference.
+    """The effects if only those inputs share memory that did when the graph was traced, and the guard for it.
+
+    The given effects, and no guard, where that assumption makes no difference.
     """
     if len(doubtful) < 2 or not effects.storages:
         return effects, None
@@ -153,9 +161,11 @@ def _with_distinct_inputs(
     return assumed, DistinctInputs(written, others, places)
 
 
-def _not_to_be_owned(effects: Effects, part_of: list[int], inputs: tuple[int, ...]) -> tuple[int, ...]:
-    """Of the doubtful inputs those (all or none) that must not be the model's own tensors, since a use of
-    one and a use of the model's own tensors, one of them a write, have changed places.
+def _inputs_not_the_models(effects: Effects, part_of: list[int], inputs: tuple[int, ...]) -> tuple[int, ...]:
+    """The doubtful inputs (all or none) that must not be tensors of the model.
+
+    That is so where an access to one of them and an access to a tensor of the model, at least one of the two
+    a write, have changed places.
     """
     if not inputs or not effects.storages:
         return ()
@@ -173,39 +183,34 @@ def _not_to_be_owned(effects: Effects, part_of: list[int], inputs: tuple[int, ..
         if part < 0:
             continue
         touched, written = _touched(effects, position)
-        uses = [
-            what
-            for what, there in (
+        accesses = [
+            access
+            for access, storages in (
                 ("input", touched & of_inputs),
                 ("input written", written & of_inputs),
                 ("state", touched & of_state),
                 ("state written", written & of_state),
             )
-            if there
+            if storages
         ]
-        if any(latest[against[what]] > part for what in uses):
+        if any(latest[against[access]] > part for access in accesses):
             return inputs
-        for what in uses:
-            latest[what] = max(latest[what], part)
+        for access in accesses:
+            latest[access] = max(latest[access], part)
     return ()
 
 
 def _touched(effects: Effects, position: int) -> tuple[set[int], set[int]]:
     """The storages that a node reads or writes, and those that it writes."""
-    node, use = effects.nodes[position], effects.uses.get(position, PLAIN)
-    touched = {
-        identity for operand in node.all_input_nodes for identity in effects.storages[effects.index[operand]]
-    }
-    written = {identity for operand in use.writes for identity in effects.storages[effects.index[operand]]}
-    written |= {effects.state_storages[storage_key(tensor)] for tensor in use.written_state}
-    touched |= {effects.state_storages[storage_key(tensor)] for tensor in use.state}
-    return touched | written, written
+    effect = effects.by_position.get(position, PURE)
+    written = set(effects.storages_written(effect))
+    touched = set(effects.storages_of(effects.nodes[position].all_input_nodes)) | written
+    touched |= {effects.state_storages[storage_key(tensor)] for tensor in effect.state}
+    return touched, written
 
 
 def _check(nodes: list[Node]) -> None:
-    """What ``Graph.lint`` would find: operands stand before their users, names are unique, one output stands
-    at the end.
-    """
+    """Refuse what ``Graph.lint`` would: operands after their users, repeated names, no output at the end."""
     index = {node: position for position, node in enumerate(nodes)}
     if not nodes or nodes[-1].op != "output":
         raise GraphError("the graph does not end in an output node: add one with graph.output(...)")
@@ -235,7 +240,7 @@ def _check(nodes: list[Node]) -> None:
 
 
 def _number(keys: list[Any], nodes: list[Node], regions: frozenset[int]) -> tuple[list[int], list[Any]]:
-    """Pieces numbered by first appearance; switches of a region belong to none."""
+    """Number the pieces by first appearance; the switches of regions belong to none (-1)."""
     numbers: dict[Any, int] = {}
     piece_of = [
         numbers.setdefault(key, len(numbers)) if is_assignable(node) and position not in regions else -1
@@ -245,8 +250,9 @@ def _number(keys: list[Any], nodes: list[Node], regions: frozenset[int]) -> tupl
 
 
 def _crossings(effects: Effects, piece_of: list[int], edges: list[OrderEdge]) -> list[Dependence]:
+    """Dependences between nodes of different pieces, each once, with its reason."""
     nodes, index = effects.nodes, effects.index
-    found: dict[tuple[int, int, int], Dependence] = {}
+    crossings: dict[tuple[int, int, int], Dependence] = {}
     for position, node in enumerate(nodes):
         piece = piece_of[position]
         if piece < 0:
@@ -255,17 +261,16 @@ def _crossings(effects: Effects, piece_of: list[int], edges: list[OrderEdge]) ->
             source = index[operand]
             origin = piece_of[source]
             if origin >= 0 and origin != piece:
-                found[source, position, 0] = Dependence(source, position, "it uses its value")
+                crossings[source, position, 0] = Dependence(source, position, "it uses its value")
     for edge in edges:
         if piece_of[edge.before] != piece_of[edge.after]:
-            found.setdefault(
-                (edge.before, edge.after, 1), Dependence(edge.before, edge.after, _why(effects, edge))
-            )
-    return list(found.values())
+            dependence = Dependence(edge.before, edge.after, _why(effects, edge))
+            crossings.setdefault((edge.before, edge.after, 1), dependence)
+    return list(crossings.values())
 
 
 def _inner(effects: Effects, piece_of: list[int], edges: list[OrderEdge]) -> Iterator[tuple[int, int]]:
-    """Dependences within one piece, read only where a piece must be divided."""
+    """Dependences within one piece; a generator, since they are read only where a piece must be divided."""
     nodes, index = effects.nodes, effects.index
     for position, node in enumerate(nodes):
         for operand in node.all_input_nodes if piece_of[position] >= 0 else ():
@@ -289,14 +294,16 @@ def _why(effects: Effects, edge: OrderEdge) -> str:
     if edge.resource == "barrier":
         return "one of them changes global state"
     reasons = [
-        f"{effects.nodes[position].name!r} writes ({use.why})"
+        f"{effects.nodes[position].name!r} writes ({effect.why})"
         for position in (edge.before, edge.after)
-        if (use := effects.uses.get(position)) is not None and (use.writes or use.written_state)
+        if (effect := effects.by_position.get(position)) is not None
+        and (effect.writes or effect.written_state)
     ]
     return "they share a storage that " + " and ".join(reasons)
 
 
 def _spread(runs: list[tuple[int, Ambient]], count: int) -> list[Ambient]:
+    """The state at each position, from the positions where it changes."""
     states = [INHERITED] * count
     for (start, state), (end, _) in zip(runs, [*runs[1:], (count, INHERITED)], strict=True):
         states[start:end] = [state] * (end - start)

@@ -1,4 +1,4 @@
-"""Which node goes into which piece, as the caller says it."""
+"""The assignment of nodes to pieces, as the caller gives it."""
 
 from __future__ import annotations
 
@@ -19,18 +19,15 @@ _NEVER = frozenset({"placeholder", "get_attr", "output"})
 
 
 def is_assignable(node: Node) -> bool:
-    """Whether a node goes into a piece: inputs, attributes and the output follow from the nodes that use
-    them.
-    """
+    """Return whether a node is assigned to a piece; where the others go follows from their users."""
     return node.op not in _NEVER
 
 
 def assigned_keys(assignment: Assignment, nodes: Sequence[Node], switches: Sequence[int]) -> list[Any]:
-    """The key of each node by position, `None` for those that are not assigned.
+    """Return the key of each node by position, `None` for those that are not assigned.
 
-    A function is called once for each assignable node in graph order, those that switch a grad or autocast
-    region included, so that it may count; what it says of a switch does not matter, and a mapping may leave
-    switches out.
+    A function is called once for each assignable node in graph order, including those that switch a grad or
+    autocast region, so that it may count. The key of a switch is ignored; a mapping may leave switches out.
 
     Raises:
         AssignmentError: a node without a key, a name that is no node of the graph, a key that can't be
@@ -56,8 +53,8 @@ def _from_mapping(
                 f"an assignment maps nodes or node names to keys, got {name!r} of type {type(name).__name__}"
             )
         named[name if isinstance(name, str) else name.name] = key
-    known = {node.name for node in nodes}
-    foreign = [name for name in named if name not in known]
+    in_graph = {node.name for node in nodes}
+    foreign = [name for name in named if name not in in_graph]
     foreign += [
         name.name for name in assignment if isinstance(name, Node) and name.graph is not nodes[0].graph
     ]

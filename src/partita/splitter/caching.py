@@ -1,11 +1,15 @@
-"""Keeping each autocast region's cache of converted weights to itself, when the pieces run.
+"""Keeping the cached weights of an autocast region across pieces.
 
-Regions that several parts share are held open around them (see `SharedCache`), and the cache is emptied where
-one region gives way to another. A region that is interrupted by another loses its entries; where it needs
-them again, the two are kept apart by ordering edges::
+Terms:
+    cache: within an outermost autocast region, torch converts each weight once (see `graph.casts`).
+    epoch: a run of nodes, in the order in which the parts run, that stand in one outermost region. Between
+        two epochs the cache is emptied. A region that several parts share stays open around them (see
+        `SharedCache`).
+    torn: a region is torn by another one that runs between two of its uses of one weight, which would be
+        converted again. Ordering edges keep the two regions apart::
 
-    part 0   A: mm(x, w)              B: mm(z, v)      the second use of w would convert it again,
-    part 1   A: mm(y, w)                               so all of A has to come before all of B
+            part 0   A: mm(x, w)      B: mm(z, v)
+            part 1   A: mm(y, w)                        all of A must run before all of B
 """
 
 from __future__ import annotations
@@ -25,10 +29,10 @@ __all__ = ["cache_borders", "order_with_casts"]
 def order_with_casts(
     order: Callable[[list[OrderEdge]], Parts], casts: Casts | None, piece_of: Sequence[int], *, repair: bool
 ) -> Parts:
-    """Order the parts so that no autocast region loses a converted weight that it uses again.
+    """Order the parts so that no region is torn: as long as one is, order again with more edges.
 
     Args:
-        order: from additional ordering edges to parts; it may raise.
+        order: returns the parts for these additional ordering edges; it may raise.
         casts: None where the graph has no regions.
         piece_of: piece of each position, -1 for none.
     """
@@ -47,9 +51,7 @@ def order_with_casts(
 
 
 def cache_borders(casts: Casts | None, part_of: Sequence[int]) -> frozenset[int]:
-    """Positions before which the cache has to be emptied: there, one outermost autocast region gives way to
-    another.
-    """
+    """Return the positions before which the cache is emptied: the first of every epoch but one."""
     if casts is None:
         return frozenset()
     epochs = _epochs(casts, part_of)
@@ -57,7 +59,6 @@ def cache_borders(casts: Casts | None, part_of: Sequence[int]) -> frozenset[int]
 
 
 def _epochs(casts: Casts, part_of: Sequence[int]) -> list[list[int]]:
-    """The nodes under autocast as they run, divided where the region changes."""
     order = sorted(
         (
             position
@@ -75,9 +76,7 @@ def _epochs(casts: Casts, part_of: Sequence[int]) -> list[list[int]]:
 
 
 def _torn(casts: Casts, part_of: Sequence[int]) -> set[tuple[Node, Node]]:
-    """Pairs of regions, in the order of the graph, of which one interrupts the other between two uses of a
-    weight.
-    """
+    """Pairs of regions, in the order of the graph, of which one tears the other."""
     epochs = _epochs(casts, part_of)
     epoch_of = {position: number for number, positions in enumerate(epochs) for position in positions}
     first = {
@@ -85,7 +84,7 @@ def _torn(casts: Casts, part_of: Sequence[int]) -> set[tuple[Node, Node]]:
         for position, region in reversed(list(enumerate(casts.regions)))
         if region is not None
     }
-    found: set[tuple[Node, Node]] = set()
+    torn: set[tuple[Node, Node]] = set()
     for users in casts.shared:
         numbers = [epoch_of[position] for position in users if position in epoch_of]
         if not numbers or min(numbers) == max(numbers):
@@ -94,15 +93,16 @@ def _torn(casts: Casts, part_of: Sequence[int]) -> set[tuple[Node, Node]]:
         for number in range(min(numbers), max(numbers)):
             other = casts.regions[epochs[number][0]]
             if region is not None and other is not None and other is not region:
-                found.add((region, other) if first[region] < first[other] else (other, region))
-    return found
+                torn.add((region, other) if first[region] < first[other] else (other, region))
+    return torn
 
 
 def _separation(
     casts: Casts, piece_of: Sequence[int], earlier: Node, later: Node, *, repair: bool
 ) -> list[OrderEdge]:
-    """All of one region before all of another. Between pieces one edge a pair is enough; dividing pieces
-    needs every node.
+    """Edges that put all of one region before all of another.
+
+    One edge for each pair of pieces is enough; where pieces are divided, every node needs one.
     """
     sides = [
         [

@@ -11,10 +11,10 @@ __all__ = ["collection_paused"]
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """Within this block cyclic garbage is not looked for.
+    """Pause the search for cyclic garbage within this block.
 
-    A split makes hundreds of thousands of objects that all stay alive. The collector would walk over all of
-    them again and again, which takes up to half of the time and finds nothing.
+    A split makes hundreds of thousands of objects that all stay alive. The collector would visit all of them
+    again and again, which takes up to half of the time and frees nothing.
     """
     if not gc.isenabled():
         yield

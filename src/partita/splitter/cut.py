@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,12 +35,11 @@ _Copier = Callable[[Graph, Node, Any, Any], Node]
 
 @dataclass(frozen=True, slots=True)
 class CutOptions:
-    """How pieces look.
+    """What pieces, and the stitched module, look like.
 
     Attributes:
         keep_input_names: inputs are called as the original values, not ``arg_0``, ``arg_1``, ...
-        keep_node_names: nodes are called as in the original; else they are named after what they do, counted
-            in each piece.
+        keep_node_names: nodes are called as in the original; else after their targets, counted in each piece.
         tuple_return: a single output is a 1-tuple.
         flat_targets: modules that a piece calls lie on it under one name, ``layers_0`` for ``layers.0``.
         outputs_by_use: outputs in the order in which others first use them, not in that of their nodes.
@@ -62,14 +62,13 @@ def cut_piece(
     source: Graph,
     cache_borders: frozenset[int] = frozenset(),
 ) -> tuple[Graph, dict[str, str]]:
-    """The graph of one piece: inputs, attributes, body with its regions re-entered and left, output.
+    """Build the graph of one piece: inputs, attributes, body with its regions, output.
 
     Args:
-        cache_borders: positions before which autocast's cache is emptied, for one region gives way to
-            another.
+        cache_borders: positions before which autocast's cache is emptied, since one region follows another.
 
     Returns:
-        The graph, and for each original attribute name the one in the piece.
+        The graph, and for the original name of each attribute its name in the piece.
     """
     graph = new_graph(source)
     environment: dict[Node, Node] = {}
@@ -83,20 +82,21 @@ def cut_piece(
     for position in flow.local:
         environment[nodes[position]] = append_copy(graph, nodes[position], (), {})
     find = environment.__getitem__
-    if ambients is None:
-        for position in flow.body:
-            node = nodes[position]
-            environment[node] = copy(
-                graph, node, map_arguments(node.args, find), map_arguments(node.kwargs, find)
-            )
-    else:
-        _with_regions(graph, nodes, flow.body, ambients, environment, copy, cache_borders)
+    regions = _Regions(graph, environment)
+    for position in flow.body:
+        node = nodes[position]
+        if ambients is not None:
+            regions.move_to(ambients[position], empty_cache=position in cache_borders)
+        environment[node] = copy(
+            graph, node, map_arguments(node.args, find), map_arguments(node.kwargs, find)
+        )
+    regions.move_to(INHERITED)
     _output(graph, [environment[nodes[position]] for position in flow.outputs], options)
     return graph, targets
 
 
 def _targets(nodes: Sequence[Node], flow: PieceFlow, *, flat: bool) -> dict[str, str]:
-    """The name in the piece of each attribute that it refers to; colliding flat names get a number."""
+    """The name in the piece of each attribute; flat names that collide get a number."""
     targets = {str(nodes[position].target): str(nodes[position].target) for position in flow.local}
     taken = {name.partition(".")[0] for name in targets}
     for position in flow.body:
@@ -120,9 +120,9 @@ def _renaming(targets: dict[str, str], options: CutOptions) -> _Copier:
         target = targets[str(node.target)] if node.op == "call_module" else node.target
         if not options.keep_node_names:
             return append_renamed(graph, node, args, kwargs, target)
-        made = append_copy(graph, node, args, kwargs)
-        made.target = target
-        return made
+        copied = append_copy(graph, node, args, kwargs)
+        copied.target = target
+        return copied
 
     return copy
 
@@ -130,79 +130,71 @@ def _renaming(targets: dict[str, str], options: CutOptions) -> _Copier:
 def _output(graph: Graph, values: list[Node], options: CutOptions) -> None:
     single = len(values) == 1 and not options.tuple_return
     node = graph.output(values[0] if single else tuple(values))
-    known = [metadata(value) for value in values]
-    if values and all(value is not None for value in known):
+    examples = [metadata(value) for value in values]
+    if values and all(example is not None for example in examples):
         key = "val" if "val" in values[0].meta else "example_value"
-        node.meta[key] = known[0] if single else tuple(known)
+        node.meta[key] = examples[0] if single else tuple(examples)
 
 
-def _with_regions(
-    graph: Graph,
-    nodes: Sequence[Node],
-    body: list[int],
-    ambients: Sequence[Ambient],
-    environment: dict[Node, Node],
-    copy: _Copier,
-    cache_borders: frozenset[int],
-) -> None:
-    """Emit a body so that each node finds the state that held around it, and the caller's state is back at
-    the end.
+class _Regions:
+    """Enters regions in the graph of a piece, so that each node finds its ambient state, and leaves them.
+
+    Attributes:
+        state: the ambient state that the nodes so far lead to.
+        opened: the open regions, outermost first: the switch in the original graph, and its copy here.
+        grad: the switch that set grad mode, within the innermost open inference region.
+        inherited: for each such region (None: the piece) the node that reads grad mode as it was made there.
     """
-    state = INHERITED
-    opened: list[tuple[Node, Node]] = []
-    grad: Node | None = None  # the switch in force, within the innermost inference region that is open
-    inherited: dict[
-        Node | None, Node
-    ] = {}  # for each such region (None: the piece) grad mode as it was made there
-    find = environment.__getitem__
 
-    def close_to(depth: int) -> None:
-        nonlocal grad
-        while len(opened) > depth:
-            original, entered = opened.pop()
-            if original.target is ENTER_AUTOCAST:
-                graph.call_function(EXIT_AUTOCAST, (entered,))
-                continue
-            graph.call_function(EXIT_INFERENCE, (entered,))
-            grad = state.outside[len(opened)]
+    def __init__(self, graph: Graph, environment: dict[Node, Node]) -> None:
+        self.graph = graph
+        self.find = environment.__getitem__
+        self.state = INHERITED
+        self.opened: list[tuple[Node, Node]] = []
+        self.grad: Node | None = None
+        self.inherited: dict[Node | None, Node] = {}
 
-    def set_grad(switch: Node | None) -> None:
-        nonlocal grad
-        if switch is grad:
+    def move_to(self, ambient: Ambient, *, empty_cache: bool = False) -> None:
+        """Add the switches that lead from the present state to ``ambient``."""
+        if ambient is self.state:
             return
-        region = next(
-            (entered for original, entered in reversed(opened) if original.target is not ENTER_AUTOCAST), None
-        )
-        if region not in inherited:
-            inherited[region] = graph.call_function(torch.is_grad_enabled)
-        value = inherited[region] if switch is None else map_arguments(switch.args[0], find)
-        graph.call_function(SET_GRAD, (value,))
-        grad = switch
-
-    def move_to(wanted: Ambient, *, emptied: bool = False) -> None:
-        nonlocal state, grad
-        common = 0
-        while common < min(len(opened), len(wanted.stack)) and opened[common][0] is wanted.stack[common]:
-            common += 1
-        close_to(common)
-        if emptied:
-            graph.call_function(EMPTY_CACHE)
-        for switch, outside in zip(wanted.stack[common:], wanted.outside[common:], strict=True):
+        # Leave the regions that are not open there, innermost first.
+        pairs = zip(self.opened, ambient.stack, strict=False)
+        common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0][0] is pair[1], pairs))
+        while len(self.opened) > common:
+            self._leave()
+        if empty_cache:
+            self.graph.call_function(EMPTY_CACHE)
+        # Enter the others; an inference region with the grad mode that was set around it.
+        for switch, outside in zip(ambient.stack[common:], ambient.outside[common:], strict=True):
             enters_inference = switch.target is not ENTER_AUTOCAST
             if enters_inference:
-                set_grad(outside)
-            args, kwargs = map_arguments(switch.args, find), map_arguments(switch.kwargs, find)
-            opened.append((switch, append_copy(graph, switch, args, kwargs)))
+                self._set_grad(outside)
+            args, kwargs = map_arguments(switch.args, self.find), map_arguments(switch.kwargs, self.find)
+            self.opened.append((switch, append_copy(self.graph, switch, args, kwargs)))
             if enters_inference:
-                grad = None
-        set_grad(wanted.grad)
-        state = wanted
+                self.grad = None
+        self._set_grad(ambient.grad)
+        self.state = ambient
 
-    for position in body:
-        if ambients[position] is not state:
-            move_to(ambients[position], emptied=position in cache_borders)
-        node = nodes[position]
-        environment[node] = copy(
-            graph, node, map_arguments(node.args, find), map_arguments(node.kwargs, find)
+    def _leave(self) -> None:
+        switch, entered = self.opened.pop()
+        if switch.target is ENTER_AUTOCAST:
+            self.graph.call_function(EXIT_AUTOCAST, (entered,))
+            return
+        self.graph.call_function(EXIT_INFERENCE, (entered,))
+        self.grad = self.state.outside[len(self.opened)]
+
+    def _set_grad(self, switch: Node | None) -> None:
+        """Set grad mode as ``switch`` does; None: as it was made in the innermost open inference region."""
+        if switch is self.grad:
+            return
+        inference = (
+            entered for original, entered in reversed(self.opened) if original.target is not ENTER_AUTOCAST
         )
-    move_to(INHERITED)
+        region = next(inference, None)
+        if region not in self.inherited:
+            self.inherited[region] = self.graph.call_function(torch.is_grad_enabled)
+        value = self.inherited[region] if switch is None else map_arguments(switch.args[0], self.find)
+        self.graph.call_function(SET_GRAD, (value,))
+        self.grad = switch

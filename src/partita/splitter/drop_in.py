@@ -34,27 +34,26 @@ def split_module(
     partition_affix: str | int | None = None,
     tuple_return: bool = False,
 ) -> GraphModule:
-    """Cut a graph module into submodules: torch's function of that name, but what can be observed stays as it
-    was.
+    """Cut a graph module into submodules, like torch's function of that name.
 
-    Parameters and buffers that the graph reads stay with the result and are passed in; modules that it calls
-    go with their callers (``layers.0`` lies on its piece as ``layers_0``). `partita.split` moves parameters
-    too, and tells what it decided.
+    Parameters and buffers that the graph reads stay on the result and are passed in; modules that it calls
+    move to the pieces that call them (``layers.0`` is ``layers_0`` there). `partita.split` moves parameters
+    too, and reports what it decided.
 
-    What differs from torch's, on purpose: pieces are ordered by everything that can be observed and not by
-    data alone, and among the legal orders the one nearest to the original is taken; grad mode and autocast
-    end where they ended; metadata, the training flag and the signature of exported programs are kept; the
-    callback is called once a node.
+    It differs from torch's function on purpose: pieces are ordered by everything that can be observed, not by
+    data alone, and as near to the original order as is legal; grad mode and autocast regions are kept;
+    metadata, the training flag and the signature of exported programs are kept; the callback is called once
+    for each node.
 
     Args:
         m: is not changed.
         root_m: unused, as in torch.
-        split_callback: called once for each node, in order, but for placeholders, attributes and the output.
-            What it returns is compared as text.
+        split_callback: returns the key of a node's piece; keys are compared as text. Called once for each
+            node, in order, but for placeholders, attributes and the output.
         qualname_map: receives, for the name of each called module, parameter and buffer in the result, its
-            name in ``m`` (torch leaves it to the caller to find the last two by their module's entry).
-        keep_original_order: the result reads each attribute just before the piece that needs it. Pieces come
-            in the order of their first nodes in either case, wherever that is legal.
+            name in ``m`` (torch enters the modules only).
+        keep_original_order: the result reads each attribute just before the piece that needs it. In either
+            case the pieces have the order of their first nodes, wherever that is legal.
         keep_original_node_name: nodes in the pieces are called as in ``m``; else they are named after what
             they do.
         keep_original_input_name: inputs of the pieces are called as in ``m``; else ``arg_0``, ``arg_1``, ...
@@ -63,8 +62,8 @@ def split_module(
             nested in it.
 
     Returns:
-        A module that is called like ``m``. ``meta["partition_names"]`` is the set of names of the pieces. A
-        piece returns ``()``, the bare value, or a tuple, for none, one or more outputs.
+        A module that is called like ``m``. ``meta["partition_names"]`` is the set of the pieces' names. For
+        none, one or more outputs a piece returns ``()``, the bare value, or a tuple.
 
     Raises:
         OrderConflict: the pieces need each other in a cycle; the message shows the chain of nodes.
@@ -105,7 +104,7 @@ def _original_names(module: GraphModule, modules: Mapping[str, str]) -> dict[str
     """The original name of every called module, parameter and buffer, by its name in ``module``.
 
     Args:
-        modules: the same for the called modules alone.
+        modules: the same for the called modules only.
     """
     names = dict(modules)
     for name, _ in named_state(module):
@@ -118,7 +117,7 @@ def _original_names(module: GraphModule, modules: Mapping[str, str]) -> dict[str
 
 @dataclass
 class Partition:
-    """What is known of one piece, in the form that torch's splitter keeps it in.
+    """A piece in the form of torch's ``Partition``.
 
     Attributes:
         name: the key of the piece, as text.
@@ -154,9 +153,7 @@ class Partition:
 
 
 def partitions_of(cut: Split, gm: GraphModule) -> dict[str, Partition]:
-    """The pieces of ``cut``, which was made from ``gm``, as partitions by name, in the order in which they
-    run.
-    """
+    """Return the pieces of ``cut``, a split of ``gm``, as partitions by name, in the order they run in."""
     originals = {node.name: node for node in gm.graph.nodes}
     names = {piece.name: piece.name.removeprefix("submod_") for piece in cut.pieces}
     partitions = {}

@@ -1,4 +1,12 @@
-"""What each piece takes in, keeps and hands out, once it is known which node runs in which piece."""
+"""The inputs and outputs of each piece, once it is known which node runs in which piece.
+
+Terms:
+    position: of a node in the original graph; it also stands for the node's value.
+    root: the stitched module outside of all pieces, piece -1.
+    attribute: a ``get_attr`` node: a parameter, a buffer or a nested graph. Where several pieces use one,
+        `SharedState` says who has it.
+    symbol: a symbolic size. A piece whose values have such a size needs its value too.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +26,22 @@ __all__ = ["PieceFlow", "SharedState", "piece_flows", "place_attributes"]
 SharedState = Literal["replicate", "transmit", "root"]
 """What happens to a parameter or buffer that several pieces use.
 
-``replicate``: each piece holds it (the same tensor object, so that a local run adds the gradients up by
-itself). ``transmit``: its first user holds it and hands the value on. ``root``: the stitched module holds it
-and passes it in, as torch's ``split_module`` does; under this policy parameters with a single user stay with
-the root too.
+``replicate``: each piece holds it (the same tensor object, so that a local run sums the gradients by itself).
+``transmit``: the first piece that uses it holds it, and returns its value for the others. ``root``: the
+stitched module holds it and passes it in, as torch's ``split_module`` does; under this policy parameters that
+one piece uses stay with the root too.
 """
 
 
 @dataclass
 class PieceFlow:
-    """The border of one piece; all values are positions in the original graph.
+    """The positions that make one piece.
 
-    ``inputs`` stand in the order in which the piece first uses them, so that pieces which do the same take
-    the same; ``local`` are the attributes that the piece holds itself.
+    Attributes:
+        body: its nodes, in order.
+        inputs: in the order in which the piece first uses them, so that equal pieces have equal inputs.
+        outputs: what other pieces, or the root, use.
+        local: the attributes that the piece holds itself.
     """
 
     body: list[int] = field(default_factory=list)
@@ -46,15 +57,15 @@ def place_attributes(
     module_attributes: set[int],
     shared: SharedState,
 ) -> tuple[list[int], dict[int, list[int]]]:
-    """Decide which piece holds each ``get_attr`` node.
+    """Decide which pieces hold each attribute.
 
     Args:
         module_attributes: positions of the attributes that are graphs (bodies of higher-order operators):
-            they always go with their users.
+            each piece that uses one holds it.
 
     Returns:
-        ``part_of`` with the attributes that one piece owns filled in, and for each attribute that is copied
-        the pieces that get it.
+        ``part_of``, completed by the attributes that one piece holds for others; and the pieces that hold
+        each of the other attributes. What is in neither stays with the root.
     """
     placed = list(part_of)
     copied: dict[int, list[int]] = {}
@@ -84,9 +95,11 @@ def piece_flows(
     *,
     outputs_by_use: bool = False,
 ) -> list[PieceFlow]:
-    """The border of every piece, in time linear in nodes and edges.
+    """Return the flow of every piece, in time linear in nodes and edges.
 
     Args:
+        copied: for each attribute that pieces hold for themselves, those pieces.
+        count: number of pieces.
         outputs_by_use: outputs in the order in which others first use them, as torch has them, and not in
             that of their nodes.
     """
@@ -96,8 +109,8 @@ def piece_flows(
     local: list[dict[int, None]] = [{} for _ in range(count)]
     symbols = _symbol_sources(nodes)
 
-    def take(part: int, source: int) -> None:
-        """Piece ``part`` (-1: the root) needs the value of ``source``."""
+    def require(part: int, source: int) -> None:
+        """Let piece ``part`` have the value of ``source``."""
         origin = part_of[source]
         if origin == part:
             return
@@ -109,15 +122,15 @@ def piece_flows(
                 return
             inputs[part][source] = None
             for symbol in free_symbols(metadata(nodes[source])) if symbols else ():
-                take_symbol(part, symbol)
+                require_symbol(part, symbol)
         if origin >= 0:
             outputs[origin][source] = None
 
-    def take_symbol(part: int, symbol: object) -> None:
-        """Piece ``part`` needs the value of a symbol, if an earlier piece or the root knows it."""
+    def require_symbol(part: int, symbol: object) -> None:
+        """Let piece ``part`` have the value of a symbol, if an earlier piece or the root computes it."""
         source = symbols.get(symbol)
         if source is not None and part_of[source] < part:
-            take(part, source)
+            require(part, source)
 
     for position, node in enumerate(nodes):
         part = part_of[position]
@@ -125,15 +138,18 @@ def piece_flows(
             flows[part].body.append(position)
         elif node.op != "output":
             continue
+        # A node needs its operands,
         for operand in node.all_input_nodes:
-            take(part, index[operand])
+            require(part, index[operand])
+        # those of the switches that its piece enters again,
         if ambients is not None and part >= 0:
             for switch in ambients[position].switches:
                 for operand in switch.all_input_nodes:
-                    take(part, index[operand])
+                    require(part, index[operand])
+        # and the sizes of its value.
         if symbols and part >= 0:
             for symbol in free_symbols(metadata(node)):
-                take_symbol(part, symbol)
+                require_symbol(part, symbol)
     for part, flow in enumerate(flows):
         flow.inputs = list(inputs[part])
         flow.outputs = list(outputs[part]) if outputs_by_use else sorted(outputs[part])

@@ -1,8 +1,8 @@
-"""Checks at run time of what could not be known when a graph was cut.
+"""Checks at run time of what is not known when a graph is cut.
 
-An input without metadata may be given the same tensor as another, a view of it, or one of the model's own
-tensors. Where the pieces can be ordered as if that may be so, they are. Only where they can't, a check is put
-at the head of the stitched graph.
+An input without metadata may be given the same tensor as another one, a view of it, or a tensor of the model.
+The pieces are ordered so that this is right too. Only where they can't be, a check is put at the head of the
+stitched graph.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ __all__ = ["DistinctInputs", "Guards", "require_distinct", "require_foreign"]
 
 @dataclass(frozen=True, slots=True)
 class DistinctInputs:
-    """Positions of the inputs that the graph writes, and of all others; a written one may share memory with
-    no other input.
+    """A condition: no input that the graph writes shares memory with another input.
 
     Attributes:
-        places: for each of them, written ones first, the storage where it lay when the graph was traced:
-        those
-            of one place may share.
+        written: positions of the inputs that the graph writes.
+        others: positions of all other inputs.
+        places: for each of them, written ones first, the id of its storage when the graph was traced; inputs
+            with the same id may share memory.
     """
 
     written: tuple[int, ...]
@@ -39,11 +39,11 @@ class DistinctInputs:
 
 @dataclass(frozen=True, slots=True)
 class Guards:
-    """Under which circumstances the order of the pieces is right.
+    """Conditions under which the order of the pieces is right.
 
     Attributes:
-        distinct: inputs that must share no memory; None where any may.
-        foreign: positions of the inputs that must not be the model's own tensors.
+        distinct: which inputs must share no memory; None where any may.
+        foreign: positions of the inputs that must not be tensors of the model.
     """
 
     distinct: DistinctInputs | None = None
@@ -57,8 +57,8 @@ def require_distinct(
 
     Args:
         names: of the inputs, for the message.
-        values: the inputs; containers are looked into, what is no tensor is passed over.
-        places: values with equal numbers may share.
+        values: the inputs; containers are searched for tensors, other values are ignored.
+        places: values with equal ids may share memory.
 
     Raises:
         ExecutionError: the message names both inputs.

@@ -9,24 +9,23 @@ from torch import nn
 from torch.fx import Node
 
 from partita._torch.modules.contents import own_module, owns_attribute
-from partita.graph.state import Attribute, attribute
+from partita.graph.attributes import Attribute, attribute
 
 __all__ = ["attributes_of", "install", "renamed"]
 
 
 def attributes_of(source: nn.Module, nodes: Iterable[Node]) -> list[Attribute]:
-    """What these ``get_attr`` and ``call_module`` nodes refer to, looked up in the module that they were cut
-    from.
+    """Return what ``get_attr`` and ``call_module`` nodes refer to in the module that they were cut from.
 
-    Each name once. A value that a class computes (a parametrised weight) stands for the module that computes
-    it.
+    Each name comes once. For a value that is computed on access (a parametrised weight) it is the module that
+    computes it.
     """
-    found: dict[str, Attribute] = {}
+    attributes: dict[str, Attribute] = {}
     for node in nodes:
         target = str(node.target)
-        if node.op in ("get_attr", "call_module") and target not in found:
-            found[target] = _stored(source, attribute(source, node))
-    return list(found.values())
+        if node.op in ("get_attr", "call_module") and target not in attributes:
+            attributes[target] = _stored(source, attribute(source, node))
+    return list(attributes.values())
 
 
 def _stored(source: nn.Module, item: Attribute) -> Attribute:
@@ -38,11 +37,11 @@ def _stored(source: nn.Module, item: Attribute) -> Attribute:
 
 
 def install(root: nn.Module, attributes: Iterable[Attribute]) -> None:
-    """Register each attribute at its dotted name, with empty modules for the path.
+    """Register each attribute under its qualified name, with empty modules for the path.
 
-    A module of the user's is put in as it is and never written to: what it holds already is found there.
+    A module of the user's is registered as it is and never changed: attributes inside it are there already.
     """
-    borrowed: set[int] = set()
+    users_modules: set[int] = set()
     for item in sorted(attributes, key=lambda item: item.target.count(".")):
         *path, name = item.target.split(".")
         parent = root
@@ -52,17 +51,17 @@ def install(root: nn.Module, attributes: Iterable[Attribute]) -> None:
                 child = nn.Module().train(root.training)
                 parent.add_module(atom, child)
             parent = child
-            if id(parent) in borrowed:
+            if id(parent) in users_modules:
                 break
-        if id(parent) in borrowed:
+        if id(parent) in users_modules:
             continue
         _register(parent, name, item)
         if item.kind == "module":
-            borrowed.add(id(item.value))
+            users_modules.add(id(item.value))
 
 
 def renamed(attributes: Iterable[Attribute], names: dict[str, str]) -> list[Attribute]:
-    """The same attributes under the names that a piece uses."""
+    """Return the same attributes under the names that a piece uses."""
     return [replace(item, target=names.get(item.target, item.target)) for item in attributes]
 
 

@@ -1,9 +1,9 @@
-"""In-place operators as generated code means them.
+"""In-place operators with the meaning that they have in generated code.
 
 For ``b = operator.iadd(a, 1)`` torch generates ``a += 1;  b = a``. Where ``a`` is a tensor or a list, this
-changes it. Where it is a number or a tuple, it binds the name ``a`` anew, and the nodes behind see that; and
-``operator.setitem`` has its first operand as its value. An interpreter of the graph sees neither. A cut
-graph must not depend on who runs it, so its nodes refer to the value that the generated code gives them::
+changes it. Where it is a number or a tuple, it binds the name ``a`` anew, and later nodes that use ``a`` get
+the new value; and ``operator.setitem`` returns its first operand. An interpreter of the graph does neither. A
+cut graph must mean the same to both, so its nodes refer to the value that the generated code gives them::
 
     b = iadd(a, 1)                     b = iadd(a, 1)
     c = mul(a, 2)                      c = mul(b, 2)
@@ -20,30 +20,26 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from partita._torch.graph_module.nodes import append_copy, copy_codegen, map_arguments, new_graph, same_module
+from partita._torch.graph_module.nodes import append_copy, copy_codegen, map_arguments, new_graph, with_graph
 from partita.graph.effects import metadata
+from partita.graph.function_tables import AUGMENTED_ASSIGNMENTS
 from partita.graph.functions import is_tensor
 from partita.splitter.assignment import Assignment, is_assignable
 
 __all__ = ["make_rebinding_explicit"]
 
-_REBINDING: tuple[Any, ...] = (
-    operator.iadd, operator.iand, operator.ifloordiv, operator.ilshift, operator.imod, operator.imul,
-    operator.imatmul, operator.ior, operator.ipow, operator.irshift, operator.isub, operator.itruediv,
-    operator.ixor,
-)  # fmt: skip
-
 
 def make_rebinding_explicit(gm: GraphModule, assignment: Assignment) -> tuple[GraphModule, Assignment]:
-    """``gm`` and ``assignment`` as they are, or, where names are bound anew, a module with the same
-    attributes and a graph that says so, and the assignment for its nodes.
+    """Return ``gm`` and ``assignment``, or equivalents whose nodes refer to the values of the generated code.
+
+    The equivalent module has the same attributes and another graph; its assignment is by names.
     """
-    found = (
+    candidates = (
         node
-        for target in (*_REBINDING, operator.setitem)
+        for target in (*AUGMENTED_ASSIGNMENTS, operator.setitem)
         for node in gm.graph.find_nodes(op="call_function", target=target, sort=False)
     )
-    if not any(map(_rebinds, found)):
+    if not any(map(_rebinds, candidates)):
         return gm, assignment
     nodes = list(gm.graph.nodes)
     graph = new_graph(gm.graph)
@@ -63,29 +59,29 @@ def make_rebinding_explicit(gm: GraphModule, assignment: Assignment) -> tuple[Gr
                 environment[node] = find(first)
             else:
                 environment[first] = copy
-    return same_module(gm, graph), _by_name(assignment, nodes)
+    return with_graph(gm, graph), _by_name(assignment, nodes)
 
 
 def _rebinds(node: Node) -> bool:
-    """Whether some node sees another value than the one that it refers to."""
+    """Whether generated code gives some user of the node, or of its first operand, another value."""
     if node.op != "call_function" or not node.args or not isinstance(node.args[0], Node):
         return False
     if node.target is operator.setitem:
         return bool(node.users)
-    if not any(node.target is target for target in _REBINDING):
+    if not any(node.target is target for target in AUGMENTED_ASSIGNMENTS):
         return False
     return not _is_mutable(node.args[0]) and any(node < user for user in node.args[0].users)
 
 
 def _is_mutable(node: Node) -> bool:
     """Whether a node's value is certainly a tensor, and no number."""
-    known = metadata(node)
+    example = metadata(node)
     computed = getattr(node.target, "__module__", None) == "_operator"
-    return isinstance(known, torch.Tensor) or (known is None and not computed and is_tensor(node))
+    return isinstance(example, torch.Tensor) or (example is None and not computed and is_tensor(node))
 
 
 def _by_name(assignment: Assignment, nodes: list[Node]) -> Assignment:
-    """The assignment by names of nodes; nodes that are not of this graph stay, to be refused."""
+    """The assignment by names of nodes; nodes of other graphs stay as they are, to be refused later."""
     if not isinstance(assignment, Mapping):
         if not callable(assignment):
             return assignment

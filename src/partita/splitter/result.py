@@ -1,4 +1,4 @@
-"""What a split returns: pieces, edges, and a report of what was decided."""
+"""The result of a split: pieces, edges, and a report of the decisions."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ class Piece:
 
     @cached_property
     def parameters(self) -> tuple[str, ...]:
-        """Original names of the parameters and buffers that it holds; a tensor under two names has both."""
+        """Original names of the parameters and buffers that it holds; a tied one comes under each name."""
         return tuple(name for name, _ in named_state(self.module))
 
     @cached_property
     def structural_hash(self) -> str:
-        """Equal for pieces that do the same with values of the same kinds, whatever they are called."""
+        """A hash that is equal for pieces which compute the same for inputs of the same shapes and dtypes."""
         return structural_hash(self.module.graph, self.module)
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A value that crosses from one piece to another (or from the root, where ``producer`` is None, or to
-    it).
+    """A value that one piece computes and another one uses.
 
-    ``shape``, ``dtype`` and ``bytes`` are None where the graph carries no metadata for the value or it is no
-    tensor; a symbolic dimension stays symbolic in ``shape`` and leaves ``bytes`` None.
+    ``producer`` is None for the inputs and attributes of the stitched module, ``consumer`` for its outputs.
+    ``shape``, ``dtype`` and ``bytes`` are None where the graph has no metadata for the value or it is no
+    tensor; ``bytes`` also where a dimension is symbolic.
     """
 
     producer: str | None
@@ -74,23 +74,23 @@ class Conflict:
     chain: tuple[str, ...]
     """Names of nodes along the cycle."""
     explanation: str
-    """One line for each step of the cycle: which node must precede which, and why."""
+    """A line for each step of the cycle: which node must run before which, and why."""
     repaired_into: Mapping[str, int] = field(default_factory=dict)
-    """For each piece that was divided: into how many."""
+    """For each piece that was divided, the number of its parts."""
 
 
 @dataclass(frozen=True)
 class SplitReport:
-    """Why the split is as it is.
+    """The decisions that were made for a split.
 
     Attributes:
-        conflicts: cycles that were found and, under ``on_conflict="repair"``, repaired.
+        conflicts: cycles between pieces that were repaired, under ``on_conflict="repair"``.
         reordered: whether nodes run in another order than in the original graph. Only then may a gradient
             that is summed from three or more uses differ in its last bits: floating-point addition is not
             associative.
         shared: original names of the parameters and buffers that several pieces use, with the names of those
             pieces.
-        notes: anything else that a user may want to know, a line each.
+        notes: conditions on the inputs, a line each.
     """
 
     conflicts: tuple[Conflict, ...] = ()
@@ -116,7 +116,7 @@ class Split:
     Attributes:
         module: the stitched module: called like the original, it runs the pieces in order.
         pieces: in the order in which they run.
-        edges: every value that crosses a border.
+        edges: every value that one piece computes and another one uses.
         report: what was decided, and why.
     """
 
@@ -126,7 +126,7 @@ class Split:
     report: SplitReport = field(repr=False)
 
     def __getitem__(self, name: str) -> Piece:
-        """The piece of that name."""
+        """Return the piece of that name."""
         for piece in self.pieces:
             if piece.name == name:
                 return piece

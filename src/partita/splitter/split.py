@@ -8,12 +8,13 @@ from typing import Any, Literal
 import torch
 from torch.fx import GraphModule, Node
 
-from partita._torch.graph_module.nodes import lazy_module, mark_impure
+from partita._torch.graph_module.lazy_module import lazy_module, mark_impure
 from partita._torch.modules.contents import carry_hooks
 from partita.errors import GraphError, SplitError
+from partita.graph.attributes import attribute, lookup
 from partita.graph.casts import outermost_autocast
 from partita.graph.effects import metadata
-from partita.graph.state import attribute, lookup
+from partita.graph.liveness import tensor_bytes
 from partita.splitter.analysis import Analysis, analyse_split
 from partita.splitter.assignment import Assignment
 from partita.splitter.collection import collection_paused
@@ -39,9 +40,9 @@ def split(
     """Cut a graph into pieces that together do exactly what the whole did.
 
     Pieces are ordered by data **and** by everything else that can be observed: writes to shared memory,
-    random numbers, side effects. Of the legal orders the one nearest to the original is taken. Grad mode,
-    inference mode and autocast hold in each piece as they held around its nodes, and are left as the original
-    leaves them. ``gm`` is not changed; the pieces hold its parameters (the same tensors, original names).
+    random numbers, side effects. Of the legal orders the one nearest to the original is taken. Each node runs
+    under the grad mode, inference mode and autocast that it has in ``gm``, and these end as in ``gm``.
+    ``gm`` is not changed; the pieces hold its parameters (the same tensors, original names).
 
     Args:
         gm: from ``torch.fx.symbolic_trace``, ``torch.export`` (``ep.module()``), dynamo, AOTAutograd, or made
@@ -89,7 +90,16 @@ def split(
 
 
 class SplitBuilder:
-    """Builds what an `Analysis` decided. Shared by `split` and the drop-in ``split_module``."""
+    """Builds what an `Analysis` decided, for `split` and the drop-in ``split_module``.
+
+    Attributes:
+        original_names: from the name of a called module in the stitched module to its name in ``gm``; filled
+            while building.
+        part_of: for each position its part; -1 where it is outside of all.
+        copied: for each attribute that pieces hold for themselves, those parts.
+        scopes: the autocast caches that several parts share.
+        roots: positions of the attributes that the stitched module itself needs.
+    """
 
     def __init__(self, gm: GraphModule, analysis: Analysis, shared: SharedState, options: CutOptions) -> None:
         self.gm = gm
@@ -102,9 +112,6 @@ class SplitBuilder:
             if node.op == "get_attr" and attribute(gm, node).kind == "module"
         }
         self.original_names: dict[str, str] = {}
-        """From the name of a called module in the stitched module to its name in ``gm``; filled while
-        building.
-        """
         self.part_of, self.copied = place_attributes(
             self.nodes, self.index, analysis.parts.part_of, graphs, shared
         )
@@ -125,7 +132,7 @@ class SplitBuilder:
         ]
 
     def build(self, names: Sequence[str]) -> Split:
-        """Build pieces and stitched module; ``names`` are those of the assigned pieces."""
+        """Build the pieces and the stitched module; ``names`` are those of the assigned pieces."""
         part_names = self._part_names(names)
         pieces = tuple(self._piece(part, name) for part, name in enumerate(part_names))
         module = self._stitched(pieces)
@@ -138,7 +145,7 @@ class SplitBuilder:
         return Split(module, pieces, self._edges(part_names), report)
 
     def _notes(self) -> tuple[str, ...]:
-        """The conditions of the order, which each run checks."""
+        """The conditions under which the order is right, for the report."""
         guards, notes = self.analysis.guards, list[str]()
         if guards.distinct is not None:
             written = ", ".join(repr(self.nodes[position].name) for position in guards.distinct.written)
@@ -156,32 +163,34 @@ class SplitBuilder:
     def _part_names(self, names: Sequence[str]) -> list[str]:
         """Names that are free on the stitched module; the second part of a piece is called ``…_part1``."""
         taken = {str(self.nodes[position].target).partition(".")[0] for position in self.roots}
-        result = []
+        part_names = []
         for origin, number in zip(self.analysis.parts.origin, self.analysis.parts.number, strict=True):
             name = names[origin] + (f"_part{number}" if number else "")
             while name in taken:
                 name += "_"
             taken.add(name)
-            result.append(name)
-        return result
+            part_names.append(name)
+        return part_names
 
     def _piece(self, part: int, name: str) -> Piece:
+        # The graph.
         flow = self.flows[part]
         borders = self.analysis.cache_borders if self.scopes else frozenset()
         graph, names = cut_piece(
             self.nodes, flow, self.analysis.ambients, self.options, self.gm.graph, borders
         )
         module = lazy_module(graph, name, training=self.gm.training)
-        held = attributes_of(self.gm, (self.nodes[position] for position in (*flow.local, *flow.body)))
+        # What it refers to, under the original names.
+        attributes = attributes_of(self.gm, (self.nodes[position] for position in (*flow.local, *flow.body)))
         called = {
             str(self.nodes[position].target)
             for position in flow.body
             if self.nodes[position].op == "call_module"
         }
         self.original_names.update((f"{name}.{names[target]}", target) for target in sorted(called))
-        install(module, renamed(held, names) if self.options.flat_targets else held)
-        uses = self.analysis.effects.uses
-        if any(position in uses and uses[position].observable for position in flow.body):
+        install(module, renamed(attributes, names) if self.options.flat_targets else attributes)
+        effects = self.analysis.effects.by_position
+        if any(position in effects and effects[position].observable for position in flow.body):
             # torch's dead-code elimination keeps a call_module node only where its module says so
             mark_impure(module)
         key = self.analysis.keys[self.analysis.parts.origin[part]]
@@ -217,7 +226,7 @@ class SplitBuilder:
         return module
 
     def _outside(self, position: int) -> bool:
-        """Whether the root itself needs an attribute: to pass it in, or to return it."""
+        """Whether the root itself needs an attribute: to pass it to a piece, or to return it."""
         node = self.nodes[position]
         return position not in self.copied or any(user.op == "output" for user in node.users)
 
@@ -251,13 +260,10 @@ def _edge(node: Node, producer: str | None, consumer: str | None) -> Edge:
     value = metadata(node)
     if not isinstance(value, torch.Tensor):
         return Edge(producer, consumer, node.name)
-    shape = tuple(value.shape)
-    fixed = all(isinstance(size, int) for size in shape)
-    size = value.numel() * value.element_size() if fixed else None
-    return Edge(producer, consumer, node.name, shape, value.dtype, size)
+    return Edge(producer, consumer, node.name, tuple(value.shape), value.dtype, tensor_bytes(value))
 
 
 def _name_of(key: Any) -> str:
-    """The text of a key as part of an identifier."""
+    """A key as text that can be part of an identifier."""
     text = str(key)
     return "".join(letter if letter.isalnum() or letter == "_" else "_" for letter in text) or "_"

@@ -1,4 +1,4 @@
-"""The outer graph: it calls the pieces in order and looks from outside like the graph that was cut."""
+"""The stitched graph: it calls the pieces in order, and is called like the graph that was cut."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ def stitch(
     attributes_first: bool = True,
     guards: Guards = Guards(),  # noqa: B008 - it is frozen
 ) -> Graph:
-    """Build the outer graph.
+    """Build the stitched graph.
 
     Args:
         names: of the pieces, in the order in which they run.
-        roots: positions of the ``get_attr`` nodes that stay outside.
-        final: what the original graph leaves grad mode as.
-        scopes: see `SharedCache`.
-        guards: what is checked first.
+        roots: positions of the ``get_attr`` nodes that stay outside of the pieces.
+        final: the ambient state that the original graph leaves behind.
+        guards: conditions that are checked first.
         attributes_first: attributes are read before the first piece, and not just before the piece that needs
             them.
     """
+    # Inputs, attributes, checks.
     graph = new_graph(source)
     copy_codegen(source, graph)
     environment: dict[Node, Node] = {}
@@ -65,6 +65,7 @@ def stitch(
         [environment.get(node) for node in nodes],
         [*names, *(str(nodes[position].target) for position in roots)],
     )
+    # The pieces, within the autocast caches that they share.
     read = partial(_read, graph, environment)
     opening = Counter(scope.first for scope in scopes)
     closing = Counter(scope.last for scope in scopes)
@@ -72,9 +73,10 @@ def stitch(
     for part, (flow, name) in enumerate(zip(flows, names, strict=True)):
         scopes_open += [graph.call_function(ENTER_CACHE_SCOPE) for _ in range(opening[part])]
         call = graph.call_module(name, tuple(read(nodes[position]) for position in flow.inputs))
-        _hand_out(graph, call, flow, nodes, environment, tuple_return=tuple_return)
+        _bind_outputs(graph, call, flow, nodes, environment, tuple_return=tuple_return)
         for _ in range(closing[part]):
             graph.call_function(LEAVE_CACHE_SCOPE, (scopes_open.pop(),))
+    # The state that is left behind, and the output.
     if final.grad is not None:
         graph.call_function(SET_GRAD, map_arguments(final.grad.args, environment.__getitem__))
     for position in roots:
@@ -85,16 +87,16 @@ def stitch(
 
 
 def _check_first(graph: Graph, guards: Guards, placed: Sequence[Node | None], owned: Sequence[str]) -> None:
-    """Put the checks in.
+    """Add the checks of the guards.
 
     Args:
-        placed: for each position the node outside, where there is one already.
-        owned: where the model's tensors are: names of pieces and of attributes.
+        placed: for each position its node in the stitched graph, where there is one already.
+        owned: names of the pieces and attributes in which the model's tensors are.
     """
 
     def inputs(positions: Iterable[int]) -> tuple[tuple[str, ...], list[Node]]:
-        found = [node for position in positions if (node := placed[position]) is not None]
-        return tuple(node.name for node in found), found
+        nodes = [node for position in positions if (node := placed[position]) is not None]
+        return tuple(node.name for node in nodes), nodes
 
     if guards.distinct is not None:
         names, values = inputs((*guards.distinct.written, *guards.distinct.others))
@@ -106,13 +108,13 @@ def _check_first(graph: Graph, guards: Guards, placed: Sequence[Node | None], ow
 
 
 def _read(graph: Graph, environment: dict[Node, Node], node: Node) -> Node:
-    """The value of ``node`` outside, where it may be an attribute that nobody has needed so far."""
+    """The node of the stitched graph for an original value; an attribute is read on first use."""
     if node not in environment and node.op == "get_attr":
         environment[node] = append_copy(graph, node, (), {})
     return environment[node]
 
 
-def _hand_out(
+def _bind_outputs(
     graph: Graph,
     call: Node,
     flow: PieceFlow,
@@ -121,7 +123,7 @@ def _hand_out(
     *,
     tuple_return: bool,
 ) -> None:
-    """Bind the outputs of a piece to the original values, with their metadata."""
+    """Let nodes of the stitched graph stand for the outputs of a piece, with their metadata."""
     originals = [nodes[position] for position in flow.outputs]
     if not originals:
         return

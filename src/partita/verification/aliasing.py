@@ -1,4 +1,4 @@
-"""Who shares memory with whom: the caller sees it when it writes to one of them."""
+"""Which tensors share memory: a caller sees it when it writes to one of them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Place:
 
 
 def places(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, Place]:
-    """The place of each tensor. Only what has a name now is seen, so keep them all alive meanwhile.
+    """Return the place of each tensor. They must all be alive meanwhile, or two could have one identity.
 
     >>> x = torch.zeros(4)
     >>> places([("x", x), ("y", x[1:])])["y"]
@@ -40,35 +40,35 @@ def places(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, Place]:
     """
     first_object: dict[int, str] = {}
     first_on: dict[int, tuple[str, int]] = {}
-    found = {}
+    named_places = {}
     for name, tensor in named:
         same = first_object.setdefault(id(tensor), name)
         storage = _storage(tensor)
         if storage is None:
-            found[name] = Place(same, same)
+            named_places[name] = Place(same, same)
             continue
         start = int(tensor.storage_offset())
         owner, base = first_on.setdefault(storage, (name, start))
         if owner == name:
-            found[name] = Place(same, owner)
+            named_places[name] = Place(same, owner)
             continue
         pairs = zip(tensor.shape, tensor.stride(), strict=True)
-        found[name] = Place(same, owner, start - base, tuple(stride for size, stride in pairs if size > 1))
-    return found
+        strides = tuple(stride for size, stride in pairs if size > 1)
+        named_places[name] = Place(same, owner, start - base, strides)
+    return named_places
 
 
 def compare_places(candidate: Mapping[str, Place], reference: Mapping[str, Place]) -> list[Mismatch]:
-    """What is shared on one side and not on the other. Both must have been built over the same names."""
-    found = []
-    for name, theirs in reference.items():
-        mine = candidate[name]
-        if mine != theirs:
-            found.append(Mismatch(name, f"{_words(name, mine)}; in the reference it {_words(name, theirs)}"))
-    return found
+    """Return where the two differ. Both must have the same names."""
+    return [
+        Mismatch(name, f"{_words(name, candidate[name])}; in the reference it {_words(name, place)}")
+        for name, place in reference.items()
+        if candidate[name] != place
+    ]
 
 
 def _storage(tensor: torch.Tensor) -> int | None:
-    """What stands for the storage, or None where there is no memory that could be shared."""
+    """The key of the storage, or None where there is no memory that could be shared."""
     if tensor.layout != torch.strided or tensor.is_nested or tensor.numel() == 0:
         return None
     return storage_key(tensor)

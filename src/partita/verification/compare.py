@@ -1,8 +1,7 @@
-"""Are two values the same? Bit for bit, unless a tolerance is given.
+"""Comparing two values: bit for bit, unless a tolerance is given.
 
-"Bit for bit" means: every element has the same bits, except that a NaN equals any NaN in the same place (its
-payload is not something that a model computes on purpose). So ``-0.0`` differs from ``0.0``, and ``True``
-from ``1``.
+"Bit for bit" means that every element has the same bits, except that a NaN equals any NaN in the same place
+(no model computes a NaN's payload on purpose). So ``-0.0`` differs from ``0.0``, and ``True`` from ``1``.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import torch
 
 from partita._torch.tensors.storage import has_memory
 from partita.errors import ArgumentError
-from partita.verification.tree import children, has_equality, is_leaf
+from partita.verification.tree import children, has_equality, is_leaf, leaves
 
 __all__ = ["EXACT", "Mismatch", "Tolerance", "compare_tensors", "compare_values", "count_leaves"]
 
@@ -43,7 +42,7 @@ class Tolerance:
 
     @property
     def exact(self) -> bool:
-        """Whether only the same bits are equal."""
+        """Whether both are 0."""
         return self.rtol == 0.0 and self.atol == 0.0
 
 
@@ -67,7 +66,7 @@ def compare_values(
     *,
     strides: bool = False,
 ) -> Iterator[Mismatch]:
-    """Every place where two nested values differ, in order.
+    """Return every place where two nested values differ, in order.
 
     >>> [m.path for m in compare_values({"a": 1, "b": (2, 3)}, {"a": 1, "b": (2, 4)}, "output")]
     ["output['b'][1]"]
@@ -76,8 +75,8 @@ def compare_values(
 
 
 def count_leaves(value: object) -> int:
-    """How many leaves (tensors, numbers, None, ...) a nested value has."""
-    return _count(value, set())
+    """Return the number of leaves (tensors, numbers, None, ...) in a nested value."""
+    return sum(1 for _ in leaves(value))
 
 
 def compare_tensors(
@@ -150,18 +149,6 @@ def _structure_message(mine: list[tuple[str, Any]], theirs: list[tuple[str, Any]
     return f"has {len(left)} parts, not {len(right)}: {' and '.join(parts)}"
 
 
-def _count(value: object, open_ids: set[int]) -> int:
-    parts = children(value)
-    if parts is None:
-        return 1
-    if id(value) in open_ids:
-        return 0
-    open_ids.add(id(value))
-    total = sum(_count(part, open_ids) for _, part in parts)
-    open_ids.discard(id(value))
-    return total
-
-
 def _same_atom(candidate: Any, reference: Any, tolerance: Tolerance) -> bool:
     if candidate is reference:
         return True
@@ -182,7 +169,7 @@ def _same_atom(candidate: Any, reference: Any, tolerance: Tolerance) -> bool:
             and candidate.tobytes() == reference.tobytes()
         )
     if not has_equality(candidate):
-        # Nothing can be seen in it but its type, and that was compared.
+        # Only its type can be compared, and that was done before.
         return is_leaf(candidate)
     return bool(candidate == reference)
 
@@ -254,7 +241,7 @@ def _compare_parts(
 
 
 def _unequal(candidate: torch.Tensor, reference: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
-    """A bool mask of the elements that differ; shape as given."""
+    """A bool tensor of the same shape: which elements differ."""
     if candidate.is_complex():
         if not tolerance.exact:
             return ~torch.isclose(
@@ -317,7 +304,7 @@ def _ulps(candidate: torch.Tensor, reference: torch.Tensor) -> float:
     largest = torch.iinfo(integer).max
 
     def rank(tensor: torch.Tensor) -> torch.Tensor:
-        # Sign and magnitude to a line: -0.0 and 0.0 both land on 0, neighbours are one apart.
+        # From sign and magnitude to a number line: -0.0 and 0.0 are both 0, neighbours are one apart.
         bits = tensor.view(integer).long()
         return torch.where(bits < 0, -(bits & largest), bits)
 

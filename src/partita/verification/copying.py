@@ -1,8 +1,8 @@
 """An independent copy of a callable, its state and its arguments.
 
-A copy shares nothing that a run could change: modules and tensors are deep-copied with one memo, so that what
-was one object stays one object (tied parameters, an argument that is a parameter, views of one storage), and
-functions are rebuilt over copies of the modules and tensors that they hold.
+A copy shares nothing that a run could change. Modules and tensors are deep-copied with one memo, so that one
+object stays one object (tied parameters, an argument that is a parameter, views of one storage). Functions
+are rebuilt over copies of the modules and tensors that they refer to.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from partita.verification.tree import children, tensors
 __all__ = ["Copies", "copy_for_run"]
 
 _CONTAINERS = (list, tuple, dict)
-_PLAIN = (bool, int, float, complex, str)
+_NUMBERS_AND_TEXT = (bool, int, float, complex, str)
 _COPYING = ("__deepcopy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")
 
 
 @dataclass(frozen=True)
 class Copies:
-    """All that one side of a comparison needs to run.
+    """What one side of a comparison runs with.
 
     Attributes:
         subject: the callable and its state.
         args: positional arguments.
         kwargs: keyword arguments.
-        leaves: where gradients of the arguments arrive: the path of each argument that requires grad, and the
-            leaf that it is, or is computed from.
+        leaves: the path of each argument that requires grad, and the leaf that it is or is computed from,
+            where its gradient arrives.
     """
 
     subject: Subject
@@ -48,7 +48,7 @@ class Copies:
 
 
 def copy_for_run(subject: Subject, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Copies:
-    """Copy all that a run could change.
+    """Copy everything that a run could change.
 
     Raises:
         ArgumentTypeError: something can't be copied.
@@ -79,22 +79,22 @@ def copy_for_run(subject: Subject, args: tuple[Any, ...], kwargs: Mapping[str, A
 
 
 def _copied_by_class(kind: type[torch.nn.Module]) -> bool:
-    """Whether a class of modules says itself what a copy has."""
+    """Whether a class of modules overrides how it is copied or pickled."""
     return any(getattr(kind, name, None) is not getattr(torch.nn.Module, name, None) for name in _COPYING)
 
 
 class _Copier:
-    """One memo for all that belongs to one side.
+    """Copies everything of one side with one memo.
 
     Attributes:
-        sources: id of an original that had a history -> the leaf that its copy is computed from.
+        sources: from the id of an original with a history to the leaf that its copy is computed from.
     """
 
     def __init__(self) -> None:
         self.sources: dict[int, torch.Tensor] = {}
         self._memo: dict[int, Any] = {}
         self._searched: set[int] = set()
-        self._kept: list[Any] = []  # both go by id: no id that they know may be used again
+        self._kept: list[Any] = []  # both have ids as keys: these objects must not be freed
         self._globals: dict[int, dict[str, Any]] = {}
 
     def copy(self, value: Any) -> Any:
@@ -137,7 +137,7 @@ class _Copier:
         return copied
 
     def _copy_tensors_in(self, value: Any) -> None:
-        """Tensors that deepcopy refuses, or copies in part, must lie in its memo before it meets them."""
+        """Copy tensors that deepcopy refuses, or copies in part, so that it finds them in its memo."""
         waiting = [value]
         while waiting:
             item = waiting.pop()
@@ -150,18 +150,19 @@ class _Copier:
                 waiting += [part for _, part in reversed(parts)]
 
     def _complete(self, module: torch.nn.Module) -> None:
-        """Give the copy of a module what its own copying left out or set anew: hooks, what a graph does not
-        use, the training flag of a layer that is pickled as the text it was made from.
+        """Add to the copy of a module what its class left out or reset when it was copied.
+
+        That may be hooks, attributes that a graph does not use, or the training flag.
         """
         copied = vars(self._memo[id(module)])
-        for name, held in vars(module).items():
+        for name, value in vars(module).items():
             if name not in copied:
-                copied[name] = copy.deepcopy(held, self._memo)
-            elif isinstance(held, dict):
-                for key in [key for key in held if key not in copied[name]]:
-                    copied[name][key] = copy.deepcopy(held[key], self._memo)
-            elif isinstance(held, _PLAIN):
-                copied[name] = held
+                copied[name] = copy.deepcopy(value, self._memo)
+            elif isinstance(value, dict):
+                for key in [key for key in value if key not in copied[name]]:
+                    copied[name][key] = copy.deepcopy(value[key], self._memo)
+            elif isinstance(value, _NUMBERS_AND_TEXT):
+                copied[name] = value
 
     def _remember(self, value: Any, copied: Any) -> Any:
         self._memo[id(value)] = copied
@@ -179,7 +180,7 @@ class _Copier:
         return copied
 
     def _copy_parameter(self, value: torch.nn.Parameter) -> Any:
-        """deepcopy leaves out a parameter's gradient, and that parameters may be views of one storage."""
+        """Copy with the gradient, and views of one storage as such; deepcopy does neither for parameters."""
         data = copy.deepcopy(value.detach(), self._memo)
         copied = torch.nn.Parameter(data, requires_grad=value.requires_grad)
         vars(copied).update(vars(value))
@@ -187,10 +188,9 @@ class _Copier:
         return self._remember(value, copied)
 
     def _copy_computed(self, value: torch.Tensor) -> torch.Tensor:
-        """A tensor with a history gets one again, so that a model may still write to it in place.
+        """Copy a tensor with a history, with a history: a model may then still write to it in place.
 
-        The copy lies on a copy of the same storage, so that aliases stay aliases, and is computed from a
-        fresh leaf.
+        The copy is on the copied storage, so that aliases stay aliases, and is computed from a new leaf.
         """
         copied: torch.Tensor = copy.deepcopy(value.detach(), self._memo)
         with torch.enable_grad():
@@ -219,12 +219,12 @@ class _Copier:
         for old, new in zip(function.__closure__ or (), cells, strict=True):
             if not is_empty(old):
                 new.cell_contents = self._copy_state(old.cell_contents)
-        for name, held in state_globals(function).items():
-            new_globals[name] = self._copy_state(held)
+        for name, value in state_globals(function).items():
+            new_globals[name] = self._copy_state(value)
         return copied
 
     def _copy_state(self, value: Any) -> Any:
-        """Copy what holds modules or tensors, and plain containers (they may change); share the rest."""
+        """Copy what refers to modules or tensors, and lists, tuples and dicts; share everything else."""
         if id(value) in self._memo:
             return self._memo[id(value)]
         if type(value) in _CONTAINERS:

@@ -1,13 +1,13 @@
-"""Where the first difference comes from: which node, in which piece.
+"""Finding the node, and its piece, that the first difference comes from.
 
-Both sides run again, node by node. The reference keeps a copy of every value as it was when its node made it;
-the candidate, whose nodes carry the same names, is compared with them one by one, inside its pieces::
+Both sides run again, node by node, and a copy of each node's value is recorded when it is computed. The
+candidate's pieces have nodes of the same names, so that values are compared by name::
 
-    reference   a ── b ── c ── d          values of a, b, c, d at the time of production
+    reference   a ── b ── c ── d
     candidate  [a ── b]  [c ── d]         the first of a, b, c, d that differs, in the reference's order
 
-Gradients are caught by hooks on the same values, and searched from the end: the first that differs in the
-order of the backward. Random draws are caught as changes of the CPU generator's state.
+Gradients of these values are recorded by hooks, and compared from the last node to the first, as backward
+computes them. Random draws are recorded as changes of the CPU generator's state.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _BY_VALUE = ("output", "input", "parameter", "buffer", "attribute", "aliasing")
 
 @dataclass
 class _Notes:
-    """What one run did, by the name of the node.
+    """Recordings of one run, by the name of the node.
 
     Attributes:
         values: the tensors of a node's value, detached copies that keep ``requires_grad``.
-        gradients: the gradients that arrived at them.
+        gradients: the gradients of these tensors.
         draws: the state of the CPU generator after each node that changed it.
         piece_of: the piece in which each node ran.
     """
@@ -60,7 +60,7 @@ class _Finding:
 
 
 def explainable(candidate: Any, reference: Any) -> bool:
-    """Whether node names of both can be matched: a split, or graph that calls graphs, against a graph."""
+    """Return whether nodes can be matched by name: those of a split, or of nested graphs, with a graph's."""
     whole = candidate.module if isinstance(candidate, SplitLike) else candidate
     return isinstance(reference, torch.fx.GraphModule) and isinstance(whole, torch.fx.GraphModule)
 
@@ -75,9 +75,9 @@ def explain(
     seed: int,
     tolerance: Tolerance,
 ) -> tuple[Difference, ...]:
-    """The same differences, the first that a node can account for with that node and its piece.
+    """Return the same differences; the first one that some node explains names that node and its piece.
 
-    Holds one copy of every value of the reference, and of every gradient where ``train``, while it looks.
+    This takes memory for a copy of every node's value, and with ``train`` of its gradient, on both sides.
     """
     args, kwargs = call
     mine, theirs = _Notes(), _Notes()
@@ -96,7 +96,7 @@ def explain(
         (_BY_RANDOMNESS, _first_draw(ranked, mine, theirs)),
     )
     for number, difference in enumerate(differences):
-        finding = next((found for kinds, found in searches if difference.kind in kinds), None)
+        finding = next((finding for kinds, finding in searches if difference.kind in kinds), None)
         if finding is not None:
             explained = _with(difference, finding)
             return (*differences[:number], explained, *differences[number + 1 :])
@@ -152,7 +152,7 @@ def _mismatch(
 
 
 def _pieces(candidate: Any, whole: set[str]) -> dict[str, frozenset[str] | None]:
-    """Submodules of the candidate that are pieces, each with the nodes of the whole in it (None: all)."""
+    """The submodules of the candidate that are pieces, with the reference's nodes in each (None: all)."""
     if isinstance(candidate, SplitLike):
         return {piece.name: frozenset(piece.node_names) for piece in candidate.pieces}
     calls = [n for n in candidate.graph.nodes if n.op == "call_module" and n.name not in whole]
@@ -163,7 +163,7 @@ def _pieces(candidate: Any, whole: set[str]) -> dict[str, frozenset[str] | None]
 def _recording(
     notes: _Notes, pieces: Mapping[str, frozenset[str] | None]
 ) -> Callable[[Subject], Callable[..., Any]]:
-    """What makes the callable that runs a copied graph module node by node."""
+    """An ``instrument`` for `observe` that runs a copied graph module node by node."""
 
     def instrument(subject: Subject) -> Callable[..., Any]:
         if not isinstance(subject.call, torch.fx.GraphModule):
@@ -174,7 +174,7 @@ def _recording(
 
 
 class _Recorder(torch.fx.Interpreter):
-    """Runs a graph, and the pieces that it calls, and notes what each node makes."""
+    """Runs a graph, and the pieces that it calls, and records the value of each node."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class _Recorder(torch.fx.Interpreter):
         self._forward = module.forward
 
     def run_bound(self, *args: Any, **kwargs: Any) -> Any:
-        """Run on arguments as the module itself takes them."""
+        """Run on the arguments of a call of the module."""
         bound = inspect.signature(self._forward).bind(*args, **kwargs)
         bound.apply_defaults()
         flat: list[Any] = []
@@ -219,7 +219,7 @@ class _Recorder(torch.fx.Interpreter):
         return _Recorder(inner, self._notes, self._pieces, target).run_bound(*args, **kwargs)
 
     def _is_of_the_whole(self, node: torch.fx.Node) -> bool:
-        """The stitched graph has nodes of its own, whose names may be those of nodes of the whole."""
+        """Whether a node comes from the whole graph: the stitched graph has others, also of the same name."""
         if self._piece is None:
             stitched = bool(self._pieces)
             return not stitched or (node.op != "call_module" and node.name not in self._notes.piece_of)

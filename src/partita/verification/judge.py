@@ -1,4 +1,4 @@
-"""Two observations in, differences out, in the order in which they are worth reading."""
+"""Comparing two observations: all differences, the most telling first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from partita.verification.aliasing import compare_places, places
 from partita.verification.compare import Mismatch, Tolerance, compare_values, count_leaves
 from partita.verification.observe import Observation
 from partita.verification.result import Difference, DifferenceKind
-from partita.verification.state import StateComparison
+from partita.verification.state_comparison import StateComparison
 from partita.verification.tree import tensors
 
 __all__ = ["Judge"]
@@ -25,13 +25,13 @@ _DREW = "is in another state: the runs drew another amount of random numbers, or
 
 @dataclass
 class Judge:
-    """Compares what a candidate's and a reference's run left behind.
+    """Compares the observations of a candidate's and a reference's run.
 
     Attributes:
         state: the matched state of both sides.
         tolerance: how far numbers may be apart.
         strides: whether strides of outputs and inputs count.
-        compared: how many things of each sort have been compared so far; the state counts its own.
+        compared: how many things of each sort have been compared so far, without the state's.
     """
 
     state: StateComparison
@@ -40,7 +40,7 @@ class Judge:
     compared: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(_SORTS, 0)))
 
     def differences(self, candidate: Observation, reference: Observation) -> Iterator[Difference]:
-        """All differences, the most telling first."""
+        """Return all differences, the most telling first."""
         mine, theirs = candidate.tensors(), reference.tensors()
         yield from self._exceptions(candidate, reference)
         if candidate.returned and reference.returned:
@@ -148,7 +148,7 @@ def _difference(kind: DifferenceKind, mismatch: Mismatch) -> Difference:
 
 
 def _first_of_each(keys: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """(stage, name), the first stage of each name: what one leaves wrong is still wrong after the next."""
+    """The keys with the first stage of each name: what differs after one stage differs after the next."""
     first: dict[str, str] = {}
     for stage, name in keys:
         first.setdefault(name, stage)
@@ -156,7 +156,7 @@ def _first_of_each(keys: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def _same_text(mine: str, theirs: str) -> bool:
-    """Loosely: an interpreter adds where it was. One stands inside the other, or the first lines agree."""
+    """Whether one message contains the other, or the first lines agree: an interpreter adds the node."""
     left, right = " ".join(mine.split()), " ".join(theirs.split())
     if left and right and (left in right or right in left):
         return True

@@ -1,6 +1,6 @@
-"""Which parameter or buffer of the candidate is which of the reference's.
+"""Matching the parameters and buffers of the candidate with those of the reference.
 
-In this order, the first that gives an answer:
+For each name of the candidate, the first of these rules that gives a name of the reference:
 
 1. the same tensor object (a split whose pieces own the reference's very parameters);
 2. the same name;
@@ -10,7 +10,7 @@ In this order, the first that gives an answer:
    (``L__self___layers_0_weight``);
 5. the reverse of 3: the reference has the longer name, and only one such name ends so.
 
-A wrong guess can't hide anything: what is matched must have had the same value before the run.
+A wrong match can't hide a difference: matched tensors must have had the same value before the run.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ __all__ = ["match_names"]
 
 
 def match_names(candidate: Mapping[str, Any], reference: Mapping[str, Any]) -> dict[str, str]:
-    """Candidate name -> reference name, for every candidate name that has one.
+    """Return the reference name of every candidate name that has one.
 
     >>> match_names({"submod_0.fc.weight": 1.5, "extra": 2.5}, {"fc.weight": 3.5, "fc.bias": 4.5})
     {'submod_0.fc.weight': 'fc.weight'}
     """
     by_identity: dict[int, str] = {}
-    for name, held in reference.items():
-        by_identity.setdefault(id(held), name)
+    for name, value in reference.items():
+        by_identity.setdefault(id(value), name)
     flattened = _unique((_flat(name), name) for name in reference)
     endings = _unique((ending, name) for name in reference for ending in _endings(name, "."))
     matched = {}
-    for name, held in candidate.items():
-        # Of tied names, the one that the candidate uses too is the better answer than the first.
-        found = name if reference.get(name) is held else by_identity.get(id(held))
-        found = found or next((ending for ending in _endings(name, ".") if ending in reference), None)
-        found = found or next(
-            (flattened[end] for end in _endings(_flat(name), "_") if end in flattened), None
+    for name, value in candidate.items():
+        # Of the names of a tied tensor, the candidate's own is a better answer than the first.
+        match = name if reference.get(name) is value else by_identity.get(id(value))
+        match = match or next((ending for ending in _endings(name, ".") if ending in reference), None)
+        match = match or next(
+            (flattened[ending] for ending in _endings(_flat(name), "_") if ending in flattened), None
         )
-        found = found or endings.get(name)
-        if found is not None:
-            matched[name] = found
+        match = match or endings.get(name)
+        if match is not None:
+            matched[name] = match
     return matched
 
 
@@ -59,8 +59,8 @@ def _flat(name: str) -> str:
 
 
 def _unique(pairs: Iterator[tuple[str, str]]) -> dict[str, str]:
-    """Keys that lead to one name; a key that leads to two is no answer."""
-    found: dict[str, str | None] = {}
+    """The keys that have one name only, with that name."""
+    names: dict[str, str | None] = {}
     for key, name in pairs:
-        found[key] = name if found.get(key, name) == name else None
-    return {key: name for key, name in found.items() if name is not None}
+        names[key] = name if names.get(key, name) == name else None
+    return {key: name for key, name in names.items() if name is not None}

@@ -1,4 +1,4 @@
-"""Run one side and keep all that can be seen of it."""
+"""Running one side of a comparison, and recording everything that can be observed of it."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ class Raised:
 
 @dataclass
 class Observation:
-    """What one run left behind. Tensors are the run's own copies, not copied again.
+    """What one run left behind. Tensors are those of the run itself, not copies of them.
 
     Attributes:
         copies: callable, state and arguments as the run left them.
         before: the tensors that the state had before the run.
-        output: what was returned, or None where it raised.
-        raised: what was raised.
-        printed: (stream, text) pairs in order, addresses blotted out.
-        random: states of the generators, by stage and name.
+        output: the return value, or None where the run raised.
+        raised: the exception.
+        printed: (stream, text) pairs in order, with addresses replaced.
+        random: states of the random generators, by stage (``forward``, ``backward``) and name.
         settings: process-wide settings, by stage and name.
     """
 
@@ -61,26 +61,26 @@ class Observation:
 
     @property
     def returned(self) -> bool:
-        """Whether the forward returned; the backward may have raised."""
+        """Whether the forward returned, even if the backward raised."""
         return self.raised is None or self.raised.stage != "forward"
 
     @property
     def leaked_inference_mode(self) -> bool:
-        """Whether a stage left inference mode other than it found it."""
+        """Whether a stage left inference mode switched on or off."""
         now = torch.is_inference_mode_enabled()
         return any(
             value != now for (_, name), value in self.settings.items() if name == ambient.INFERENCE_MODE
         )
 
     def tensors(self) -> dict[str, NamedTensor]:
-        """The state after the run."""
+        """Return the tensors of the state after the run."""
         return {
-            name: replace(held, made=name in self.before and held.tensor is not self.before[name].tensor)
-            for name, held in named_tensors(self.copies.subject).items()
+            name: replace(now, replaced=name in self.before and now.tensor is not self.before[name].tensor)
+            for name, now in named_tensors(self.copies.subject).items()
         }
 
     def values(self) -> dict[str, Any]:
-        """Plain attributes after the run."""
+        """Return the attributes that are no tensors after the run."""
         return named_values(self.copies.subject)
 
 
@@ -95,9 +95,10 @@ def observe(
 ) -> Observation:
     """Run a copy of ``subject`` on copies of the arguments; nothing of the caller's changes::
 
-        copy -> seed -> forward -> note settings, generators -> settings back -> backward -> note them again
+        copy -> seed -> forward -> record settings and generators -> restore settings -> backward -> record
 
-    ``instrument``, where given, makes the callable that runs in place of the copied subject's own.
+    Args:
+        instrument: makes, from the copied subject, the callable that runs in its place.
 
     Raises:
         ArgumentTypeError: the subject or its arguments can't be copied. What the run itself raises is an
@@ -172,8 +173,7 @@ class _Tee(io.TextIOBase):
 @contextmanager
 def _captured(log: list[tuple[str, str]]) -> Iterator[None]:
     stdout, stderr = sys.stdout, sys.stderr
-    # Warnings are shown once a place, so the second run would lack the first one's: keep them out of the
-    # text.
+    # Python shows a warning once, so the second run would lack those of the first: record none.
     with warnings.catch_warnings(record=True):
         sys.stdout, sys.stderr = _Tee("stdout", log), _Tee("stderr", log)
         try:

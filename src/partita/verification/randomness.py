@@ -1,6 +1,6 @@
 """The generators that a model can draw from: torch's own on each device, Python's and numpy's.
 
-Generators that a model holds itself are part of its state: see `snapshot`.
+A generator that is an attribute of a model is part of its state: see `snapshot`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CPU = "CPU generator"
 
 
 def capture() -> dict[str, Any]:
-    """The state of every global generator, by name.
+    """Return the state of every global generator, by name.
 
     >>> list(capture())[:2]
     ['CPU generator', 'Python generator']
@@ -46,7 +46,7 @@ def seed_all(seed: int) -> None:
 
 @contextmanager
 def preserved() -> Iterator[None]:
-    """Give every global generator the state back that it has now."""
+    """Restore the present state of every global generator at the end of the block."""
     states = capture()
     try:
         yield
@@ -55,7 +55,7 @@ def preserved() -> Iterator[None]:
 
 
 def same_state(left: Any, right: Any) -> bool:
-    """Whether two entries of `capture` under one name are equal."""
+    """Return whether two states of one generator are equal."""
     if isinstance(left, torch.Tensor):
         return torch.equal(left, right)
     if isinstance(left, tuple):

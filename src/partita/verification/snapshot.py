@@ -1,4 +1,4 @@
-"""The state of a subject by name: parameters, buffers, and plain attributes."""
+"""The state of a subject by name: parameters, buffers, and other attributes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from partita.verification.subject import Subject
 
 __all__ = ["NamedTensor", "named_tensors", "named_values"]
 
-_PLAIN = (bool, int, float, complex, str, type(None))
+_NUMBERS_AND_TEXT = (bool, int, float, complex, str, type(None))
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module())) - {"training"}
 
 
@@ -23,54 +23,58 @@ class NamedTensor:
     Attributes:
         kind: how it is registered; an attribute is a tensor that a module holds without registering it.
         tensor: the tensor itself, not a copy.
-        made: whether a run put it in the place of another one.
+        replaced: whether a run assigned it in the place of another tensor.
     """
 
     kind: Literal["parameter", "buffer", "attribute"]
     tensor: torch.Tensor
-    made: bool = False
+    replaced: bool = False
 
 
 def named_tensors(subject: Subject) -> dict[str, NamedTensor]:
-    """Every tensor that the subject holds, by qualified name; a tied one comes under each of its names."""
-    found: dict[str, NamedTensor] = {}
+    """Return every tensor that the subject holds, by qualified name; a tied one comes under each name."""
+    by_name: dict[str, NamedTensor] = {}
     for prefix, root in subject.roots:
         if isinstance(root, torch.Tensor):
             kind = "parameter" if isinstance(root, torch.nn.Parameter) else "attribute"
-            found[prefix] = NamedTensor(kind, root)  # type: ignore[arg-type]
+            by_name[prefix] = NamedTensor(kind, root)  # type: ignore[arg-type]
             continue
         if isinstance(root, torch.Generator):
             continue
         for name, parameter in root.named_parameters(prefix, remove_duplicate=False):
-            found[name] = NamedTensor("parameter", parameter)
+            by_name[name] = NamedTensor("parameter", parameter)
         for name, buffer in root.named_buffers(prefix, remove_duplicate=False):
-            found[name] = NamedTensor("buffer", buffer)
+            by_name[name] = NamedTensor("buffer", buffer)
         for path, module in root.named_modules(prefix=prefix, remove_duplicate=False):
             for name, value in vars(module).items():
                 if isinstance(value, torch.Tensor):
-                    found[_join(path, name)] = NamedTensor("attribute", value)
-    return found
+                    by_name[_join(path, name)] = NamedTensor("attribute", value)
+    return by_name
 
 
 def named_values(subject: Subject) -> dict[str, Any]:
-    """What the subject holds besides tensors, by name: counters, flags, ``training``, random generators.
+    """Return the state besides tensors, by name: counters, flags, ``training``, random generators.
 
-    These are every public attribute of a module that is a number, a string or None, and a digest of the state
+    That is every public attribute of a module that is a number, a string or None, and a digest of the state
     of every `torch.Generator`.
     """
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for prefix, root in subject.roots:
         if isinstance(root, torch.Generator):
-            found[prefix] = _digest(root)
+            by_name[prefix] = _digest(root)
         if not isinstance(root, torch.nn.Module):
             continue
         for path, module in root.named_modules(prefix=prefix, remove_duplicate=False):
             for name, value in vars(module).items():
                 if isinstance(value, torch.Generator):
-                    found[_join(path, name)] = _digest(value)
-                elif isinstance(value, _PLAIN) and not name.startswith("_") and name not in _OF_EVERY_MODULE:
-                    found[_join(path, name)] = value
-    return found
+                    by_name[_join(path, name)] = _digest(value)
+                elif (
+                    isinstance(value, _NUMBERS_AND_TEXT)
+                    and not name.startswith("_")
+                    and name not in _OF_EVERY_MODULE
+                ):
+                    by_name[_join(path, name)] = value
+    return by_name
 
 
 def _digest(generator: torch.Generator) -> str:

@@ -1,4 +1,4 @@
-"""What is run: a callable, and the state that it holds."""
+"""What is compared: a callable, and the state that it refers to."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Root: TypeAlias = torch.nn.Module | torch.Tensor | torch.Generator
 
 
 class PieceLike(Protocol):
-    """What `verify` needs of a piece of a split."""
+    """The attributes of a piece that `verify` uses."""
 
     @property
     def name(self) -> str:
@@ -45,7 +45,7 @@ class PieceLike(Protocol):
 
 @runtime_checkable
 class SplitLike(Protocol):
-    """What `verify` needs of a split: the stitched module and its pieces."""
+    """The attributes of a split that `verify` uses."""
 
     @property
     def module(self) -> torch.fx.GraphModule:
@@ -58,12 +58,12 @@ class SplitLike(Protocol):
 
 @dataclass(frozen=True)
 class Subject:
-    """A callable and the state that it holds.
+    """A callable and the state that it refers to.
 
     Attributes:
         call: what is called with the arguments.
-        roots: the modules, free tensors and random generators that the state is read from, each with the
-            prefix of its names.
+        roots: the modules, tensors outside of modules, and random generators that make up the state, each
+            with the prefix of its names.
     """
 
     call: Callable[..., Any]
@@ -71,11 +71,11 @@ class Subject:
 
 
 def subject_of(value: Any) -> Subject:
-    """Find the state that a module, a split or any other callable holds.
+    """Find the state of a module, a split or any other callable.
 
-    A function holds the modules, tensors and random generators that it closes over, has as defaults or reads
-    from its file's globals, directly or through lists, dicts, partials, methods, objects and functions of the
-    same file.
+    The state of a function is the modules, tensors and random generators that it closes over, has as defaults
+    or reads from its file's globals, directly or through lists, dicts, partials, methods, objects and
+    functions of the same file.
 
     Raises:
         ArgumentTypeError: ``value`` can't be called.
@@ -84,40 +84,39 @@ def subject_of(value: Any) -> Subject:
         value = value.module
     if not callable(value):
         raise ArgumentTypeError(f"can't run a {type(value).__name__}: give a module, a split or a function")
-    found = _state_in(value)
-    modules = [name for name, root in found if isinstance(root, torch.nn.Module)]
-    # One module is the state: its names are its own, whatever the function calls it.
-    plain = modules[0] if len(modules) == 1 else None
-    roots = tuple(("" if name == plain else name, root) for name, root in found)
+    state = _state_in(value)
+    modules = [name for name, root in state if isinstance(root, torch.nn.Module)]
+    # The names of a single module need no prefix, whatever the function calls it.
+    only_module = modules[0] if len(modules) == 1 else None
+    roots = tuple(("" if name == only_module else name, root) for name, root in state)
     return Subject(value, roots)
 
 
 def holds_state(value: Any) -> bool:
-    """Whether a module, tensor or random generator can be reached from ``value``."""
+    """Return whether a module, tensor or random generator can be reached from ``value``."""
     return bool(_state_in(value))
 
 
 def state_globals(function: types.FunctionType) -> dict[str, Any]:
-    """The globals that a function (or one written inside it) reads and that may hold state."""
+    """Return the globals that a function, or one defined inside it, reads and that may lead to state."""
     codes, names = [function.__code__], list[str]()
     while codes:
         code = codes.pop()
         names.extend(name for name in code.co_names if name in function.__globals__)
         codes.extend(constant for constant in code.co_consts if isinstance(constant, types.CodeType))
     wanted = (Root, functools.partial, types.MethodType, list, tuple, dict)
-    found = {}
+    by_name = {}
     for name in names:
-        held = function.__globals__[name]
-        # Functions of other files are taken to hold nothing: following them would walk through whole
-        # libraries.
-        local = isinstance(held, types.FunctionType) and held.__globals__ is function.__globals__
-        if (local or isinstance(held, wanted)) and not name.startswith("__"):
-            found[name] = held
-    return found
+        value = function.__globals__[name]
+        # Functions of other files are not followed: that would lead through whole libraries.
+        local = isinstance(value, types.FunctionType) and value.__globals__ is function.__globals__
+        if (local or isinstance(value, wanted)) and not name.startswith("__"):
+            by_name[name] = value
+    return by_name
 
 
 def is_empty(cell: types.CellType) -> bool:
-    """Whether a closure's cell has not been filled yet."""
+    """Return whether a closure's cell has no content yet."""
     try:
         cell.cell_contents  # noqa: B018 (reading is the only way to ask)
     except ValueError:
@@ -126,21 +125,21 @@ def is_empty(cell: types.CellType) -> bool:
 
 
 def _state_in(value: Any) -> list[tuple[str, Root]]:
-    """Everything that is state and can be reached, each once, with its path; modules are not looked into."""
-    found: list[tuple[str, Root]] = []
+    """All state that can be reached, each item once, with its path; modules are not searched."""
+    state: list[tuple[str, Root]] = []
     seen: set[int] = set()
     waiting = [("", value)]
     while waiting:
-        name, held = waiting.pop()
-        if id(held) in seen:
+        name, item = waiting.pop()
+        if id(item) in seen:
             continue
-        seen.add(id(held))
-        if isinstance(held, Root):
-            found.append((name, held))
+        seen.add(id(item))
+        if isinstance(item, Root):
+            state.append((name, item))
             continue
-        parts = [(".".join(filter(None, (name, part))), inner) for part, inner in _parts(held)]
+        parts = [(".".join(filter(None, (name, part))), inner) for part, inner in _parts(item)]
         waiting.extend(reversed(parts))
-    return found
+    return state
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:

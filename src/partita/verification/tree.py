@@ -1,22 +1,22 @@
 """Nested values, one level at a time.
 
 Outputs and arguments are whatever a model takes and returns: tuples, dicts, dataclasses, caches, ordinary
-objects. Looking into every object's own attributes sees at least as much as a registered flattening would,
-and needs no registration.
+objects. Reading the attributes of every object finds at least as much as a registered pytree would, and needs
+no registration.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from types import ModuleType
 from typing import Any
 
 import torch
 
-__all__ = ["children", "has_equality", "is_leaf", "tensors"]
+__all__ = ["children", "has_equality", "is_leaf", "leaves", "tensors"]
 
 _ATOMS = (
     torch.Tensor,
@@ -31,7 +31,7 @@ _ATOMS = (
 
 
 def children(value: object) -> list[tuple[str, Any]] | None:
-    """The parts of a container with the suffix that each adds to a path, or None for a leaf.
+    """Return the parts of a container, each with the suffix that it adds to a path, or None for a leaf.
 
     >>> children({"logits": 1})
     [("['logits']", 1)]
@@ -53,39 +53,40 @@ def children(value: object) -> list[tuple[str, Any]] | None:
         return [(f".{name}", getattr(value, name)) for name in ("start", "stop", "step")]
     if isinstance(value, BaseException):
         return [(f".args[{i}]", item) for i, item in enumerate(value.args)]
-    found = _attributes(value, set())
     # An object without attributes of its own is compared by its equality.
-    return found or None
+    return _attributes(value, set()) or None
 
 
 def has_equality(value: object) -> bool:
-    """Whether the type of ``value`` says what equality means; otherwise an object equals only itself."""
+    """Return whether the type of ``value`` defines equality; otherwise an object equals only itself."""
     return any("__eq__" in vars(base) for base in type(value).__mro__ if base is not object)
 
 
 def is_leaf(value: object) -> bool:
-    """Whether `children` finds no parts in ``value``."""
+    """Return whether `children` finds no parts in ``value``."""
     return children(value) is None
 
 
 def tensors(value: object, path: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor in ``value`` with its path, in order; one that stands in two places comes twice."""
-    yield from _walk(value, path, set(), lambda leaf: isinstance(leaf, torch.Tensor))
+    """Return every tensor in ``value`` with its path, in order; one that is in two places comes twice."""
+    return ((where, leaf) for where, leaf in leaves(value, path) if isinstance(leaf, torch.Tensor))
 
 
-def _walk(
-    value: object, path: str, open_ids: set[int], wanted: Callable[[object], bool]
-) -> Iterator[tuple[str, Any]]:
+def leaves(value: object, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Return every leaf in ``value`` with its path, in order."""
+    yield from _leaves(value, path, set())
+
+
+def _leaves(value: object, path: str, open_ids: set[int]) -> Iterator[tuple[str, Any]]:
     parts = children(value)
     if parts is None:
-        if wanted(value):
-            yield path, value
+        yield path, value
         return
-    if id(value) in open_ids:  # a cycle: its parts are being walked already
+    if id(value) in open_ids:  # a cycle: its parts are being visited already
         return
     open_ids.add(id(value))
     for suffix, part in parts:
-        yield from _walk(part, path + suffix, open_ids, wanted)
+        yield from _leaves(part, path + suffix, open_ids)
     open_ids.discard(id(value))
 
 

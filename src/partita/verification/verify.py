@@ -1,4 +1,4 @@
-"""`verify`: is the candidate observably equal to the reference?"""
+"""`verify`: whether the candidate is observably equal to the reference."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from partita.verification.explain import explainable
 from partita.verification.judge import Judge
 from partita.verification.observe import observe
 from partita.verification.result import Verification
-from partita.verification.state import StateComparison
+from partita.verification.state_comparison import StateComparison
 from partita.verification.subject import subject_of
 
 __all__ = ["verify"]
@@ -33,18 +33,18 @@ def verify(
     strides: bool = False,
     explain: bool = True,
 ) -> Verification:
-    """Run candidate and reference from equal state and compare everything that can be seen of the two runs.
+    """Run candidate and reference from equal state and compare everything that can be observed of the runs.
 
-    Compared: outputs (nested; structure, types, shapes, dtypes, devices, ``requires_grad``, elements), who
-    shares memory with whom, printed text, arguments after the run, parameters, buffers and plain attributes
+    Compared: outputs (nested; structure, types, shapes, dtypes, devices, ``requires_grad``, elements), which
+    tensors share memory, printed text, arguments after the run, parameters, buffers and other attributes
     after the run, gradients of parameters and arguments, the state of every random generator, grad mode,
     inference mode, autocast, deterministic flags and default dtype after the run, and exceptions (type;
     message loosely). Elements must be equal bit for bit (any NaN equals any NaN), unless a tolerance is
     given.
 
-    Both run on copies, seeded alike, under the caller's grad mode, inference mode and autocast. Afterwards
-    the caller's modules, arguments, gradients, random generators and settings are as they were, and nothing
-    has been printed.
+    Both run on copies, with the same seed, under the caller's grad mode, inference mode and autocast. The
+    caller's modules, arguments, gradients, random generators and settings do not change, and nothing is
+    printed.
 
     Args:
         candidate: a `Split`, a module, or any callable. Its state is matched with the reference's by object
@@ -59,7 +59,7 @@ def verify(
         atol: absolute tolerance.
         strides: whether strides of outputs and arguments must be equal too.
         explain: where a graph was cut and something differs, run both again node by node, to name the first
-            node that differs and its piece. Keeps a copy of every intermediate value meanwhile.
+            node that differs and its piece. Takes memory for a copy of every intermediate value.
 
     Returns:
         A `Verification`: print it, look at ``.ok``, or call ``.check()``, which raises where anything
@@ -69,9 +69,9 @@ def verify(
         ArgumentTypeError: bad usage: ``args`` is not a tuple, something can't be called or copied.
         ArgumentError: a tolerance or seed out of range.
 
-    Not seen: text printed by compiled code past ``sys.stdout``, attributes that are neither tensors nor plain
-    values, private plain attributes (they begin with an underscore), hooks on tensors (copies lose them), and
-    state that a function reaches through other files' functions or globals.
+    Not compared: text that compiled code prints without ``sys.stdout``, attributes that are no tensors,
+    numbers or text, private ones (with an underscore) that are no tensors, hooks on tensors (copies lose
+    them), and state that a function reaches through other files' functions or globals.
 
     >>> import torch
     >>> print(verify(torch.abs, torch.neg, (torch.tensor([1.0, -2.0]),)).differences[0])
@@ -95,6 +95,7 @@ def _verify(
     strides: bool,
     explain: bool,
 ) -> Verification:
+    # Run both.
     args, kwargs = call
     subjects = subject_of(candidate), subject_of(reference)
     state = StateComparison(*subjects, tolerance)
@@ -102,13 +103,15 @@ def _verify(
     differences = tuple(state.initial())
     theirs = observe(subjects[1], args, kwargs, train=train, seed=seed)
     mine = observe(subjects[0], args, kwargs, train=train, seed=seed)
+    # Compare.
     differences += tuple(judge.differences(mine, theirs))
     raised = None if differences or theirs.raised is None else str(theirs.raised)
     leaked = mine.leaked_inference_mode or theirs.leaked_inference_mode
     compared = {**judge.compared, **state.compared}
-    del mine, theirs  # before the second pair of runs
+    # Free the first runs; then run again, to explain.
+    del mine, theirs
     if leaked:
-        gc.collect()  # a guard that was left open resets the mode when it goes: now, not at some later time
+        gc.collect()  # a guard that was left open resets the mode when it is freed: now, not later
     if differences and explain and explainable(candidate, reference):
         differences = locate(
             differences, candidate, subjects, call, train=train, seed=seed, tolerance=tolerance

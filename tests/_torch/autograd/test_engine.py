@@ -33,15 +33,15 @@ class Double(torch.autograd.Function):
 
 def test_a_run_of_the_engine_accumulates_or_returns() -> None:
     weight, x = nn.Parameter(torch.ones(3)), torch.ones(3, requires_grad=True)
-    made = weight * x
-    run_backward([made], [torch.full((3,), 2.0)], [weight], accumulate=True, keep_graph=True)
+    product = weight * x
+    run_backward([product], [torch.full((3,), 2.0)], [weight], accumulate=True, keep_graph=True)
     assert torch.equal(weight.grad, torch.full((3,), 2.0))
     assert x.grad is None
     unused = torch.ones(3, requires_grad=True)
-    found = run_backward([made], [torch.ones(3)], [x, unused], accumulate=False, keep_graph=True)
-    assert torch.equal(found[0], torch.ones(3))
-    assert found[1] is None
-    edge = GradientEdge(made.grad_fn, 0)
+    gradients = run_backward([product], [torch.ones(3)], [x, unused], accumulate=False, keep_graph=True)
+    assert torch.equal(gradients[0], torch.ones(3))
+    assert gradients[1] is None
+    edge = GradientEdge(product.grad_fn, 0)
     run_backward([edge], [torch.ones(3)], accumulate=True)
     assert torch.equal(weight.grad, torch.full((3,), 3.0))
     assert torch.equal(x.grad, torch.ones(3))
@@ -56,10 +56,10 @@ def test_hooks_that_are_made_are_counted() -> None:
 
 def test_a_leafs_node_knows_it_and_others_do_not() -> None:
     x = torch.ones(3, requires_grad=True)
-    made = x * 2
-    ((node, _), _) = made.grad_fn.next_functions
+    doubled = x * 2
+    ((node, _), _) = doubled.grad_fn.next_functions
     assert leaf_of(node) is x
-    assert leaf_of(made.grad_fn) is None
+    assert leaf_of(doubled.grad_fn) is None
 
 
 def test_later_nodes_have_larger_numbers() -> None:
@@ -81,9 +81,9 @@ def test_a_saved_tensor_with_a_hook_is_seen() -> None:
     with torch.autograd.graph.save_on_cpu():
         assert is_opaque(linear(x).grad_fn)
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.clone(), AsSaved()):
-        made = linear(x)
-    assert not is_opaque(made.grad_fn)
-    assert torch.equal(torch.autograd.grad(made.sum(), x)[0], linear.weight.sum(0).expand(2, -1))
+        output = linear(x)
+    assert not is_opaque(output.grad_fn)
+    assert torch.equal(torch.autograd.grad(output.sum(), x)[0], linear.weight.sum(0).expand(2, -1))
 
 
 def test_a_reentrant_checkpoint_is_told_from_other_functions() -> None:

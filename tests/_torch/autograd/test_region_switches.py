@@ -167,16 +167,16 @@ def test_an_error_in_a_cut_model_leaves_no_region_open_and_keeps_nothing_alive()
     points = {"two": SplitPoint.BEGINNING}
     pipe = pipeline(_Model(), (torch.ones(2, 4), torch.tensor([0, 1])), split_spec=points)
     before = ambient.capture()
-    given = torch.ones(2, 4)
+    inputs = torch.ones(2, 4)
     gc.disable()
     try:
         with pytest.raises(IndexError) as kept:
-            pipe(given, torch.tensor([0, 9]))
+            pipe(inputs, torch.tensor([0, 9]))
         assert ambient.capture() == before
         assert regions._SCOPES.open == 0
         assert kept.value.__traceback__ is not None
-        alive = weakref.ref(given)
-        del given, kept
+        alive = weakref.ref(inputs)
+        del inputs, kept
         assert alive() is None
     finally:
         gc.enable()
@@ -184,8 +184,8 @@ def test_an_error_in_a_cut_model_leaves_no_region_open_and_keeps_nothing_alive()
 
 def test_a_cut_model_with_regions_can_be_traced_anew() -> None:
     class Variadic(_Model):
-        def forward(self, *given: torch.Tensor) -> torch.Tensor:
-            return super().forward(*given)
+        def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+            return super().forward(*inputs)
 
     points = {"two": SplitPoint.BEGINNING}
     pipe = pipeline(Variadic(), (torch.ones(2, 4), torch.tensor([0, 1])), split_spec=points)

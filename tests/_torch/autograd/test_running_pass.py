@@ -25,20 +25,20 @@ from partita._torch.autograd.running_pass import (
 
 def seen_in_backward(look: Any, loss: torch.Tensor, parameter: nn.Parameter, **how: Any) -> list[Any]:
     """What ``look`` gives when the gradient of ``parameter`` has been added."""
-    found: list[Any] = []
-    handle = parameter.register_post_accumulate_grad_hook(lambda _: found.append(look()))
+    observed: list[Any] = []
+    handle = parameter.register_post_accumulate_grad_hook(lambda _: observed.append(look()))
     loss.backward(**how)
     handle.remove()
-    return found
+    return observed
 
 
 def test_a_pass_has_a_number_and_a_node_only_while_it_runs() -> None:
     weight = nn.Parameter(torch.ones(2))
     assert current_pass() == -1
     assert current_node() is None
-    (found,) = seen_in_backward(lambda: (current_pass(), current_node()), weight.sum(), weight)
-    assert found[0] >= 0
-    assert found[1] is not None
+    (during,) = seen_in_backward(lambda: (current_pass(), current_node()), weight.sum(), weight)
+    assert during[0] >= 0
+    assert during[1] is not None
 
 
 def test_it_is_known_which_leaves_a_pass_will_reach() -> None:
@@ -53,29 +53,29 @@ def test_it_is_known_which_leaves_a_pass_will_reach() -> None:
 def test_a_pass_of_autograd_grad_fills_nothing() -> None:
     weight = nn.Parameter(torch.ones(2))
     node = accumulator(weight)
-    found = []
+    reached = []
     doubled = weight * 2
-    doubled.register_hook(lambda _: found.append(will_reach(node)))
+    doubled.register_hook(lambda _: reached.append(will_reach(node)))
     torch.autograd.grad(doubled.sum(), [weight], retain_graph=True)
     torch.autograd.grad(doubled.sum(), [doubled], retain_graph=True)
     doubled.sum().backward()
-    assert found == [False, False, True]
+    assert reached == [False, False, True]
 
 
 def test_what_runs_at_the_end_of_a_pass_finds_all_gradients_and_may_raise() -> None:
     first, second = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
-    found = []
+    gradients = []
 
     def finish() -> None:
-        found.append((first.grad is not None, second.grad is not None))
+        gradients.append((first.grad is not None, second.grad is not None))
         raise ValueError("the end")
 
     first.register_post_accumulate_grad_hook(lambda _: at_end_of_pass(finish))
     try:
         (first + second).sum().backward()
     except ValueError as error:
-        found.append(str(error))
-    assert found == [(True, True), "the end"]
+        gradients.append(str(error))
+    assert gradients == [(True, True), "the end"]
 
 
 def test_a_pass_within_a_pass_is_seen() -> None:
@@ -83,19 +83,19 @@ def test_a_pass_within_a_pass_is_seen() -> None:
     x = torch.ones(2, requires_grad=True)
     for reentrant in (True, False):
         loss = (checkpoint(lambda value: value * inner, x, use_reentrant=reentrant) * outer).sum()
-        found: list[Any] = []
+        nested: list[Any] = []
         handles = [
-            parameter.register_post_accumulate_grad_hook(partial(_note_nesting, found))
+            parameter.register_post_accumulate_grad_hook(partial(_note_nesting, nested))
             for parameter in (inner, outer)
         ]
         loss.backward()
         for handle in handles:
             handle.remove()
-        assert dict(found) == {id(inner): reentrant, id(outer): False}
+        assert dict(nested) == {id(inner): reentrant, id(outer): False}
 
 
-def _note_nesting(found: list[Any], parameter: torch.Tensor) -> None:
-    found.append((id(parameter), inside_another_pass()))
+def _note_nesting(nested: list[Any], parameter: torch.Tensor) -> None:
+    nested.append((id(parameter), inside_another_pass()))
 
 
 def test_nodes_of_compiled_graphs_are_found_with_their_leaves() -> None:

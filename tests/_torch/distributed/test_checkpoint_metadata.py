@@ -21,14 +21,14 @@ def test_what_torch_writes_is_read_as_torch_reads_it(tmp_path: Path) -> None:
         warnings.filterwarnings("ignore", message=".*in a single process.*")
         dcp.save(state, checkpoint_id=tmp_path)
     with (tmp_path / ".metadata").open("rb") as stream:
-        found = read_metadata(stream)
+        metadata = read_metadata(stream)
     theirs = dcp.FileSystemReader(tmp_path).read_metadata()
-    assert found.state_dict_metadata == theirs.state_dict_metadata
-    assert found.storage_data == theirs.storage_data
-    tensor = found.state_dict_metadata["a.b"]
+    assert metadata.state_dict_metadata == theirs.state_dict_metadata
+    assert metadata.storage_data == theirs.storage_data
+    tensor = metadata.state_dict_metadata["a.b"]
     assert isinstance(tensor, TensorStorageMetadata)
     assert tensor.properties.dtype is torch.bfloat16
-    name, offset, length = storage_place(next(iter(found.storage_data.values())))
+    name, offset, length = storage_place(next(iter(metadata.storage_data.values())))
     assert (name, offset >= 0, length > 0) == ("__0_0.distcp", True, True)
 
 

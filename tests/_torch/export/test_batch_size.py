@@ -34,12 +34,12 @@ def test_sizes_are_multiples_of_the_batch_or_not() -> None:
     assert not batch.within(7)
     assert batch.factor(7) is None or not batch.within(7)
     assert batch.product([batch.factor(flat), rows if isinstance(rows, torch.SymInt) else rows.shape[0]])
-    known = {
+    others = {
         node.meta["val"].node.expr: 3
         for node in gm.graph.find_nodes(op="placeholder")
         if isinstance(node.meta["val"], torch.SymInt) and node.meta["val"].node.expr != batch.symbol
     }
-    assert batch.at(flat, 10, known) == 30
+    assert batch.at(flat, 10, others) == 30
 
 
 def test_a_size_that_a_guard_excludes_is_not_allowed() -> None:
@@ -56,5 +56,5 @@ def test_fixed_sizes_and_independent_ones_have_no_batch() -> None:
     assert "compile with dynamic=True" in str(
         find_batch(graph_of(torch.sin, torch.ones(5, 3), dynamic=False))
     )
-    found = find_batch(graph_of(lambda x, y: (x.sin(), y.cos()), torch.ones(5, 3), torch.ones(6, 3)))
-    assert "independent of each other" in str(found)
+    batch = find_batch(graph_of(lambda x, y: (x.sin(), y.cos()), torch.ones(5, 3), torch.ones(6, 3)))
+    assert "independent of each other" in str(batch)

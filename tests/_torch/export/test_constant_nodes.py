@@ -29,16 +29,16 @@ class Asks(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("kind", "known"),
+    ("kind", "is_constant"),
     [("constant", True), ("written", False), ("random", False), ("of data", False)],
 )
-def test_a_question_about_constants_and_sizes_is_answered_at_once(kind: str, known: bool) -> None:
+def test_a_question_about_constants_and_sizes_is_answered_at_once(kind: str, is_constant: bool) -> None:
     x = torch.zeros(3, 4)
     for shapes in (None, {"x": {0: Dim.AUTO}}):
         answers = Answers()
         module = export_module(Asks(kind), (x,), {}, way="eager", dynamic_shapes=shapes, answers=answers)
         assert len(condition_nodes(module)) == 1
-        assert (answers.given, answers.of_sizes) == ([known], {0} if known else set())
+        assert (answers.given, answers.of_sizes) == ([is_constant], {0} if is_constant else set())
 
 
 def test_an_answer_that_is_another_one_for_another_batch_is_not_taken() -> None:

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import copy
 import logging
-import pickle
 import warnings
 from typing import Any
 
@@ -10,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from partita._torch.export.export import Signature, all_arguments, export_module, signature_of
+from partita._torch.export.export import export_module
 from partita._torch.export.open_sizes import open_batch
 
 
@@ -20,81 +18,19 @@ class Model(nn.Module):
         self.layer = nn.Linear(2, 2)
         self.register_buffer("hidden", torch.ones(2), persistent=False)
 
-    def forward(
-        self, x: Tensor, pair: tuple[Tensor, int], *, shift: Tensor, scale: float = 2.0
-    ) -> dict[str, Any]:
-        return {"out": self.layer(x) * self.hidden + torch.tensor([1.0, 2.0]) + pair[0] + shift, "none": None}
-
-
-def _unlifted() -> tuple[Model, Any, Signature]:
-    model, x = Model(), torch.randn(3, 2)
-    module = export_module(model, (x, (x, 3)), {"shift": x}, way="eager")
-    return model, module, signature_of(module, model.forward)
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.hidden + torch.tensor([1.0, 2.0])
 
 
 def test_the_module_holds_the_models_own_state_and_nothing_else_in_its_state_dict() -> None:
-    model, module, _ = _unlifted()
+    model, x = Model(), torch.randn(3, 2)
+    module = export_module(model, (x,), {}, way="eager")
     assert module.get_parameter("layer.weight") is model.layer.weight
     assert module.state_dict().keys() == model.state_dict().keys()
     assert [name for name, _ in module.named_buffers()] == ["hidden"]
     assert not module._forward_pre_hooks
     module.eval()
     assert not module.training
-
-
-def test_a_signature_flattens_arguments_and_builds_results() -> None:
-    model, module, signature = _unlifted()
-    x = torch.randn(3, 2)
-    assert [type(value) for value in signature.flatten((x, (x, 3)), {"shift": x})] == [
-        Tensor,
-        Tensor,
-        int,
-        Tensor,
-    ]
-    output = module(x, (x, 3), shift=x)
-    assert torch.equal(output["out"], model(x, (x, 3), shift=x)["out"])
-    assert signature.unflatten([1, None]) == {"out": 1, "none": None}
-
-
-def test_arguments_may_be_given_by_name_or_position() -> None:
-    _, _, signature = _unlifted()
-    expected = (("x", "pair"), {"shift": "s"})
-    assert signature.bind(("x", "pair"), {"shift": "s"}) == expected
-    assert signature.bind((), {"shift": "s", "pair": "pair", "x": "x"}) == expected
-
-
-@pytest.mark.parametrize(
-    ("args", "kwargs", "text"),
-    [
-        (
-            ("x",),
-            {"shift": 0},
-            "arguments missing: pair. The model was captured with x, pair, shift: give exactly",
-        ),
-        (("x", "p"), {"shift": 0, "scale": 1.0}, "arguments not there at capture: scale"),
-        (("x", "p"), {"shift": 0, "pair": 1}, "arguments given twice: pair"),
-        (("x", "p", "q"), {"shift": 0}, "the model takes 2 positional arguments, got 3"),
-    ],
-)
-def test_other_arguments_are_refused_by_name(args: Any, kwargs: Any, text: str) -> None:
-    _, _, signature = _unlifted()
-    with pytest.raises(ValueError, match=text):
-        signature.bind(args, kwargs)
-
-
-def test_arguments_of_another_structure_are_refused() -> None:
-    _, _, signature = _unlifted()
-    with pytest.raises(ValueError, match="but the model was captured with"):
-        signature.flatten((1, [1, 2]), {"shift": 1})
-
-
-@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # torch warns about its own class
-def test_a_signature_is_pickled_and_copied() -> None:
-    _, _, signature = _unlifted()
-    assert copy.deepcopy(signature) is signature
-    other = pickle.loads(pickle.dumps(signature))
-    assert other.flatten((1, (2, 3)), {"shift": 4}) == [1, 2, 3, 4]
-    assert other.unflatten([1, None]) == {"out": 1, "none": None}
 
 
 class Regions(nn.Module):
@@ -125,12 +61,6 @@ def test_torchs_own_export_loses_a_no_grad_region_within_autocast_and_is_as_befo
     code = torch.export.export(model, (x,)).graph_module.print_readable(print_output=False)
     assert "wrap_with_autocast" in code
     assert "wrap_with_set_grad_enabled" not in code
-
-
-def test_defaults_are_filled_in_for_operators_only() -> None:
-    assert all_arguments(torch.ops.aten.roll.default, ("x", [1])) == ("x", [1], [])
-    assert all_arguments(torch.ops.aten.roll.default, ("x",)) == ("x",)  # one without a default is missing
-    assert all_arguments(max, [1]) == (1,)
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -56,43 +56,43 @@ def _exported(model: nn.Module, rows: int = 4, *, strict: bool = False) -> torch
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_shapes_and_numbers_are_expressions_over_names(strict: bool) -> None:
-    found = open_sizes(_exported(Plain(), strict=strict))
-    assert found is not None
-    assert found.symbols == (("batch", "x", 0),)
-    assert found.shapes["reshape"] == ("2*batch", 2)
-    assert "2*batch" in found.numbers.values()
-    assert found.conditions == ()
+    sizes = open_sizes(_exported(Plain(), strict=strict))
+    assert sizes is not None
+    assert sizes.symbols == (("batch", "x", 0),)
+    assert sizes.shapes["reshape"] == ("2*batch", 2)
+    assert "2*batch" in sizes.numbers.values()
+    assert sizes.conditions == ()
 
 
 def test_sizes_that_nothing_ties_together_have_names_of_their_own() -> None:
-    found = open_sizes(_exported(Branch()))
-    assert found is not None
-    assert found.symbols == (("x_0", "x", 0), ("y_0", "y", 0))
+    sizes = open_sizes(_exported(Branch()))
+    assert sizes is not None
+    assert sizes.symbols == (("x_0", "x", 0), ("y_0", "y", 0))
 
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_every_branch_becomes_a_condition_with_its_line(strict: bool) -> None:
-    found = open_sizes(_exported(Branch(), strict=strict))
-    assert found is not None
-    lines = dict(found.conditions)
+    sizes = open_sizes(_exported(Branch(), strict=strict))
+    assert sizes is not None
+    lines = dict(sizes.conditions)
     assert "if x.shape[0] == 1:" in lines["x_0 != 1"]
     assert "test_open_sizes.py" in lines["x_0 != 1"]
     assert any("x_0 <= 99" in text or "x_0 < 100" in text for text in lines)
 
 
 def test_a_size_that_must_be_even_says_so() -> None:
-    found = open_sizes(_exported(Pairs()))
-    assert found is not None
-    ((text, _),) = found.conditions
+    sizes = open_sizes(_exported(Pairs()))
+    assert sizes is not None
+    ((text, _),) = sizes.conditions
     holds = {size: eval(text, {"x_0": size, "batch": size}) for size in (2, 3, 4)}
     assert holds == {2: True, 3: False, 4: True}
 
 
 def test_a_size_that_the_model_fixes_is_a_number_and_the_line_is_known() -> None:
-    found = open_sizes(_exported(Fixed()))
-    assert found is not None
-    assert [symbol[1] for symbol in found.symbols] == ["y"]
-    assert "assert x.shape[0] == 4" in found.closed
+    sizes = open_sizes(_exported(Fixed()))
+    assert sizes is not None
+    assert [symbol[1] for symbol in sizes.symbols] == ["y"]
+    assert "assert x.shape[0] == 4" in sizes.closed
 
 
 def test_sizes_that_depend_on_data_are_not_known() -> None:

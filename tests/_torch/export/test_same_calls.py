@@ -19,8 +19,8 @@ def _log(function: Any) -> CallLog:
 def test_a_second_run_gets_the_results_of_the_first() -> None:
     x = torch.randn(3)
     log = _log(lambda: torch.rand(3) + x)
-    found: list[Tensor] = []
-    assert log.repeats(lambda: found.append(torch.rand(3)) or found[0] + x)
+    results: list[Tensor] = []
+    assert log.repeats(lambda: results.append(torch.rand(3)) or results[0] + x)
     before = torch.get_rng_state()
     assert log.repeats(lambda: torch.rand(3) + x)
     assert torch.equal(torch.get_rng_state(), before)  # nothing was computed

@@ -20,9 +20,9 @@ def test_a_ghost_becomes_a_tensor_for_everybody_who_holds_it() -> None:
     ghost = ghost_of((2, 3), (1, 2), torch.float64)
     assert is_ghostly(ghost)
     assert (ghost.stride(), ghost.dtype) == ((1, 2), torch.float64)
-    held, leaf = [ghost], torch.ones(3, requires_grad=True)
+    references, leaf = [ghost], torch.ones(3, requires_grad=True)
     become(ghost, leaf.view_as(leaf))
-    held[0].sum().backward()
+    references[0].sum().backward()
     assert not is_ghostly(ghost)
     assert leaf.grad is not None
 
@@ -37,14 +37,14 @@ def test_functions_are_told_apart_by_what_they_look_at() -> None:
 HELD = """
 import weakref
 import torch
-from partita._torch.fake.ghosts import held_by_python
+from partita._torch.fake.ghosts import referenced_by_python
 
 x = torch.ones(2, requires_grad=True)
 kept, dropped, listed, gone = x * 1, x * 2, [x * 3], x * 4
 result = kept * kept + dropped * dropped + listed[0].exp()
 references = [weakref.ref(value) for value in (kept, dropped, listed[0], gone)]
 del dropped, gone
-print([value is not None for value in held_by_python(references)], result.requires_grad)
+print([value is not None for value in referenced_by_python(references)], result.requires_grad)
 """
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.fx import symbolic_trace
 
-from partita._torch.graph_module.example_values import example_tensors, same_module, with_example_values
+from partita._torch.graph_module.example_values import copy_graph_module, example_tensors, with_example_values
 
 
 class Net(nn.Module):
@@ -21,17 +21,17 @@ class Net(nn.Module):
 def test_nodes_get_example_values_and_nothing_is_computed() -> None:
     gm = symbolic_trace(Net())
     before = {name: value.clone() for name, value in gm.state_dict().items()}
-    known = with_example_values(gm, [torch.ones(2, 3)], lambda _node: False)
+    valued = with_example_values(gm, [torch.ones(2, 3)], lambda _node: False)
     assert all(torch.equal(value, before[name]) for name, value in gm.state_dict().items())
-    shapes = {node.name: node.meta["val"].shape for node in known.graph.nodes if node.op == "call_module"}
+    shapes = {node.name: node.meta["val"].shape for node in valued.graph.nodes if node.op == "call_module"}
     assert shapes == {"norm": (2, 3)}
     assert not any("val" in node.meta for node in gm.graph.nodes)
 
 
 def test_skipped_nodes_and_their_users_have_none() -> None:
     gm = symbolic_trace(lambda x: (x.sin().cos(), x.exp()))
-    known = with_example_values(gm, [torch.ones(2)], lambda node: node.name == "sin")
-    assert [node.name for node in known.graph.nodes if "val" in node.meta] == ["x", "exp"]
+    valued = with_example_values(gm, [torch.ones(2)], lambda node: node.name == "sin")
+    assert [node.name for node in valued.graph.nodes if "val" in node.meta] == ["x", "exp"]
 
 
 def test_grad_mode_is_left_as_it_was() -> None:
@@ -44,7 +44,7 @@ def test_grad_mode_is_left_as_it_was() -> None:
 
 def test_a_copy_of_a_module_has_the_same_state_and_a_graph_of_its_own() -> None:
     gm = symbolic_trace(Net())
-    copy = same_module(gm)
+    copy = copy_graph_module(gm)
     assert copy.norm is gm.norm
     assert copy.graph is not gm.graph
     copy.norm = None

@@ -24,15 +24,13 @@ from torch.fx.graph import CodeGen
 from partita._torch.graph_module import quick_code
 from partita._torch.graph_module.graph_copy import copy_graph
 from partita._torch.graph_module.graph_pickle import GraphRecord
+from partita._torch.graph_module.lazy_module import LazyGraphModule, lazy_module, mark_impure
 from partita._torch.graph_module.nodes import (
-    LazyGraphModule,
     append_copy,
     append_renamed,
     copy_codegen,
     free_symbols,
-    lazy_module,
     map_arguments,
-    mark_impure,
     new_graph,
     signature_text,
 )
@@ -70,15 +68,15 @@ def test_a_copied_node_keeps_name_type_and_metadata_but_shares_no_dict() -> None
     x = source.placeholder("x", type_expr=torch.Tensor)
     x.meta["val"] = 1
     graph = Graph()
-    made = append_copy(graph, x, (), {})
-    assert (made.name, made.type, made.meta) == ("x", torch.Tensor, {"val": 1})
-    assert made.meta is not x.meta
+    copied = append_copy(graph, x, (), {})
+    assert (copied.name, copied.type, copied.meta) == ("x", torch.Tensor, {"val": 1})
+    assert copied.meta is not x.meta
     assert append_copy(graph, x, (), {}).name == "x_1"
     assert (
-        append_renamed(graph, source.call_function(torch.sin, (x,), name="s"), (made,), {}, torch.cos).name
+        append_renamed(graph, source.call_function(torch.sin, (x,), name="s"), (copied,), {}, torch.cos).name
         == "cos"
     )
-    graph.output(made)
+    graph.output(copied)
     graph.lint()
     assert len(graph.nodes) == 4
     assert graph.find_nodes(op="call_function", target=torch.cos)
@@ -219,9 +217,9 @@ def test_values_are_dropped_as_soon_as_they_are_dead() -> None:
 
     def watch(value: torch.Tensor) -> torch.Tensor:
         alive.append(sum(reference() is not None for reference in seen))
-        made = value + 1
-        seen.append(weakref.ref(made))
-        return made
+        result = value + 1
+        seen.append(weakref.ref(result))
+        return result
 
     def build(graph: Graph, x: Node) -> Node:
         graph.call_function(watch, (x,))  # used by nobody
@@ -266,9 +264,9 @@ def test_containers_are_made_anew_at_each_run() -> None:
     assert torch.equal(result["out"][0], x[0:1, None, ...])
 
 
-def add_step(graph: Graph, step: tuple[int, int, int, float], made: list[Node]) -> Node:
+def add_step(graph: Graph, step: tuple[int, int, int, float], values: list[Node]) -> Node:
     kind, first, second, constant = step
-    left, right = made[first % len(made)], made[second % len(made)]
+    left, right = values[first % len(values)], values[second % len(values)]
     if kind == 0:
         return graph.call_function(torch.sin, (left,))
     if kind == 1:
@@ -292,10 +290,10 @@ def test_quick_code_does_what_torchs_code_does(
     steps: list[tuple[int, int, int, float]], outputs: list[int]
 ) -> None:
     def build(graph: Graph, x: Node, y: Node) -> Any:
-        made = [x, y]
+        values = [x, y]
         for step in steps:
-            made.append(add_step(graph, step, made))
-        return [made[position % len(made)] for position in outputs]
+            values.append(add_step(graph, step, values))
+        return [values[position % len(values)] for position in outputs]
 
     module = lazy(build)
     x, y = torch.randn(3), torch.randn(3)
@@ -308,9 +306,9 @@ def test_quick_code_does_what_torchs_code_does(
 def test_a_traceback_shows_the_node_and_its_origin() -> None:
     def build(graph: Graph, x: Node, y: Node) -> Node:
         graph.call_function(torch.sin, (x,))
-        made = graph.call_function(torch.mm, (x, y))
-        made.meta["stack_trace"] = 'File "model.py", line 7, in forward\n    return x @ y'
-        return made
+        product = graph.call_function(torch.mm, (x, y))
+        product.meta["stack_trace"] = 'File "model.py", line 7, in forward\n    return x @ y'
+        return product
 
     module = lazy(build)
     with pytest.raises(RuntimeError) as caught:

@@ -56,8 +56,8 @@ def test_wrapped_partial_and_default_arguments_are_followed() -> None:
 
 def test_hooks_and_modules_in_containers_are_followed() -> None:
     outer, seen = nn.Sequential(Counted()), []
-    held = {"inner": [outer[0]]}
-    outer.register_forward_hook(lambda *_: seen.append(held["inner"][0].calls))
+    containers = {"inner": [outer[0]]}
+    outer.register_forward_hook(lambda *_: seen.append(containers["inner"][0].calls))
     twin = _twin(outer)
     twin(torch.ones(2))
     assert (outer[0].calls, twin[0].calls, seen) == (0, 1, [])

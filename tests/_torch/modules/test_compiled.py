@@ -48,11 +48,11 @@ def test_another_module_is_compiled_with_the_same_backend(compilations: list[tor
 
 
 def test_a_module_compiled_in_place_is_imitated(compilations: list[torch.fx.GraphModule]) -> None:
-    net, other, plain = Affine(2), Affine(3), Affine(4)
+    net, other, uncompiled = Affine(2), Affine(3), Affine(4)
     net.compile(backend=recording(compilations))
     compile_in_place_like(net, other)
-    compile_in_place_like(plain, plain)
-    plain(torch.zeros(1, 2))
+    compile_in_place_like(uncompiled, uncompiled)
+    uncompiled(torch.zeros(1, 2))
     assert compilations == []
     other(torch.zeros(1, 2))
     assert len(compilations) == 1

@@ -44,13 +44,13 @@ def test_a_buffer_outside_the_state_dict_is_told_apart() -> None:
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_the_input_checks_of_an_exported_program_are_recognised() -> None:
     program = torch.export.export(nn.Linear(2, 2), (torch.ones(1, 2),)).module()
-    found = [name for name, module in program.named_modules() if is_guards_module(module)]
-    assert found == ["_guards_fn"]
+    names = [name for name, module in program.named_modules() if is_guards_module(module)]
+    assert names == ["_guards_fn"]
 
 
 def test_registries_are_those_in_use() -> None:
     module = nn.Sequential(nn.BatchNorm1d(2))
     module[0].weight = nn.Parameter(torch.zeros(2))
-    names = [name for held in registries(module) for name in held]
+    names = [name for registry in registries(module) for name in registry]
     assert names == ["0", "weight", "bias", "running_mean", "running_var", "num_batches_tracked"]
-    assert any(module[0].weight is value for held in registries(module) for value in held.values())
+    assert any(module[0].weight is value for registry in registries(module) for value in registry.values())

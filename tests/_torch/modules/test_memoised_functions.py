@@ -13,7 +13,7 @@ def _double(number: int) -> int:
 
 
 def _among(memo: object) -> bool:
-    return any(found is memo for found in memos())
+    return any(candidate is memo for candidate in memos())
 
 
 def test_a_memo_is_found_wherever_it_is_kept() -> None:

@@ -45,7 +45,7 @@ def _about(tensor: Tensor) -> tuple[Any, ...]:
 
 def _results(mesh: DeviceMesh) -> dict[str, Any]:
     """What copies return before the first forward pass, after it, and while parameters are whole."""
-    found = {}
+    results = {}
     x = torch.randn(6, 4)
     for grouping in GROUPINGS:
         for policy in POLICIES:
@@ -58,8 +58,8 @@ def _results(mesh: DeviceMesh) -> dict[str, Any]:
             said.append(run_on_fakes(model, (x,), {}, CPU)[0])
             model.reshard()
             sharded = all(isinstance(parameter, DTensor) for parameter in model.parameters())
-            found[grouping, policy] = ([_about(one) for one in said], _about(result), sharded)
-    return found
+            results[grouping, policy] = ([_about(one) for one in said], _about(result), sharded)
+    return results
 
 
 class _Tied(nn.Linear):
@@ -105,26 +105,26 @@ def _body(_: Comm) -> tuple[dict[str, Any], dict[str, Any], str]:
 
 
 @pytest.fixture(scope="module")
-def found() -> tuple[dict[str, Any], dict[str, Any], str]:
-    """What the first of two processes found."""
+def results() -> tuple[dict[str, Any], dict[str, Any], str]:
+    """What the first of two processes returns."""
     return ProcessWorld(2).run(_body)[0]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("grouping", GROUPINGS)
 def test_a_copy_returns_the_shapes_and_dtypes_of_the_sharded_module(
-    grouping: str, policy: str, found: tuple[dict[str, Any], dict[str, Any], str]
+    grouping: str, policy: str, results: tuple[dict[str, Any], dict[str, Any], str]
 ) -> None:
-    said, result, sharded = found[0][grouping, policy]
+    said, result, sharded = results[0][grouping, policy]
     assert said == [result] * 3
     assert sharded
 
 
 def test_a_copy_is_of_the_modules_own_class_with_whole_tied_parameters_and_the_users_hooks(
-    found: tuple[dict[str, Any], dict[str, Any], str],
+    results: tuple[dict[str, Any], dict[str, Any], str],
 ) -> None:
-    assert found[1] == {"class": True, "tied": True, "whole": (4, 4), "hooked": torch.float64}
+    assert results[1] == {"class": True, "tied": True, "whole": (4, 4), "hooked": torch.float64}
 
 
-def test_tensor_parallel_parameters_are_refused(found: tuple[dict[str, Any], dict[str, Any], str]) -> None:
-    assert found[2] == "tensor parallel parameters under fully_shard can't be made whole"
+def test_tensor_parallel_parameters_are_refused(results: tuple[dict[str, Any], dict[str, Any], str]) -> None:
+    assert results[2] == "tensor parallel parameters under fully_shard can't be made whole"

@@ -11,8 +11,8 @@ from partita._torch.tensors.norms import each_norm
 def test_norms_come_in_order_whatever_the_dtypes(norm_type: float, foreach: bool | None) -> None:
     torch.manual_seed(0)
     tensors = [torch.randn(5), torch.randn(3, 2, dtype=torch.double), torch.randn(7), torch.zeros(())]
-    found = each_norm(tensors, norm_type, foreach)
-    for norm, tensor in zip(found, tensors, strict=True):
+    norms = each_norm(tensors, norm_type, foreach)
+    for norm, tensor in zip(norms, tensors, strict=True):
         assert norm.dtype == tensor.dtype
         assert torch.equal(norm, torch.linalg.vector_norm(tensor, norm_type))
 

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from tests.cudagraphs.test_backend import capturing
+from tests.cudagraphs.capturing import capturing
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
-from partita.cudagraphs import CudaGraphsBackend, PaddedGraph, StableMemory
+from partita.cudagraphs import CudaGraphsBackend
+from partita.cudagraphs.facts.fixed_addresses import StableMemory
+from partita.cudagraphs.padding import PaddedGraph
 from partita.cudagraphs.padding.padding import plan_padding
 from partita.errors import ArgumentError
 
@@ -67,13 +69,13 @@ def test_eight_recordings_serve_every_batch_of_a_server() -> None:
     with torch.no_grad():
         for rows in sizes:
             args = request(rows)
-            found = compiled(*args)
+            actual = compiled(*args)
             bucket = next(size for size in buckets if size >= rows)
             expected = model(*padded(args, bucket))
-            for ours, theirs, plain in zip(found, expected, model(*args), strict=True):
+            for ours, theirs, unpadded in zip(actual, expected, model(*args), strict=True):
                 assert torch.equal(ours, theirs[:rows])  # bit for bit those of the padded batch
-                torch.testing.assert_close(ours, plain)
-                assert ours.stride() == plain.stride()
+                torch.testing.assert_close(ours, unpadded)
+                assert ours.stride() == unpadded.stride()
     assert len(backend.graphs) == 1
     assert recordings(backend) == 8
     assert isinstance(backend.graphs[0].padding, PaddedGraph)
@@ -84,9 +86,9 @@ def test_results_are_the_callers_to_keep() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
     compiled = torch.compile(model, backend=capturing(buckets=(4, 8)), dynamic=True)
     with torch.no_grad():
-        given = [torch.randn(rows, 4) for rows in (3, 3, 4, 2, 3, 7, 5)]
-        results = [compiled(x) for x in given]
-        for x, result in zip(given, results, strict=True):
+        batches = [torch.randn(rows, 4) for rows in (3, 3, 4, 2, 3, 7, 5)]
+        results = [compiled(x) for x in batches]
+        for x, result in zip(batches, results, strict=True):
             torch.testing.assert_close(result, model(x))
 
 
@@ -140,6 +142,7 @@ MIXING: list[tuple[Callable[..., torch.Tensor], str]] = [
     (lambda x: x @ x.t(), "mm.*multiplies rows with each other"),
     (lambda x: x.softmax(0), "softmax.*works along the batch"),
     (lambda x: x * x.shape[0], "mul.*takes the batch size as a number"),
+    (lambda x: torch.addmm(x, x, torch.eye(4), alpha=x.shape[0]), "takes the batch size as a number"),
     (lambda x: x.flip(0), "flip.*works along the batch"),
     (lambda x: x.cumsum(0), "cumsum.*works along the batch"),
     (lambda x: x[1:], "slice.*works along the batch"),
@@ -176,9 +179,9 @@ def plan(gm: torch.fx.GraphModule, *buckets: int) -> PaddedGraph | str:
 def test_a_graph_that_mixes_rows_is_not_padded_and_says_where(
     function: Callable[..., torch.Tensor], reason: str
 ) -> None:
-    found = plan(symbolic(function), 4, 8)
-    assert isinstance(found, str)
-    assert re.search(reason, found), found
+    why = plan(symbolic(function), 4, 8)
+    assert isinstance(why, str)
+    assert re.search(reason, why), why
 
 
 def test_what_is_not_padded_runs_as_it_is_and_one_warning_says_why(caplog: pytest.LogCaptureFixture) -> None:
@@ -226,12 +229,12 @@ def test_a_graph_that_keeps_rows_apart_is_padded_and_right(function: Callable[..
     with torch.no_grad():
         for rows in (6, 3, 8, 2):
             x = torch.randn(rows, 4)
-            (found,) = runner(x)
+            (actual,) = runner(x)
             expected = function(padded((x,), 4 if rows <= 4 else 8)[0].sin())
-            assert torch.equal(found, expected[: len(found)])
-            plain = function(x.sin())
-            torch.testing.assert_close(found, plain)
-            assert found.stride() == plain.stride()
+            assert torch.equal(actual, expected[: len(actual)])
+            unpadded = function(x.sin())
+            torch.testing.assert_close(actual, unpadded)
+            assert actual.stride() == unpadded.stride()
 
 
 def test_training_is_not_padded() -> None:

@@ -26,13 +26,13 @@ class Stream:
 class Graph:
     """Notes its pool, and whether the capture was ended."""
 
-    made: list[Graph]
+    instances: list[Graph]
     refuses_to_begin = False
 
     def __init__(self) -> None:
         self.pool: int | None = None
         self.ended = False
-        Graph.made.append(self)
+        Graph.instances.append(self)
 
     def register_generator_state(self, _generator: Any) -> None:
         pass
@@ -57,7 +57,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> CudaRecorder:
     def on(_stream: Any) -> Iterator[None]:
         yield
 
-    Graph.made, Graph.refuses_to_begin = [], False
+    Graph.instances, Graph.refuses_to_begin = [], False
     for name, fake in {
         "is_available": lambda: True,
         "current_device": lambda: 0,
@@ -77,7 +77,7 @@ def fails() -> None:
 
 
 def pools() -> list[int | None]:
-    return [graph.pool for graph in Graph.made]
+    return [graph.pool for graph in Graph.instances]
 
 
 def test_recordings_share_a_pool_as_long_as_one_of_them_lives(recorder: CudaRecorder) -> None:
@@ -102,7 +102,7 @@ def test_a_failed_capture_ends_and_leaves_its_pool_behind(recorder: CudaRecorder
     kept = recorder.record(lambda: 1)
     with pytest.raises(ExecutionError, match="can't be captured: operation not permitted when stream is cap"):
         recorder.record(fails)
-    assert Graph.made[-1].ended
+    assert Graph.instances[-1].ended
     after = recorder.record(lambda: 2)
     again = recorder.record(lambda: 3)
     first, failed, new, same = pools()
@@ -114,7 +114,7 @@ def test_a_capture_that_can_not_begin_is_an_error_of_ours_too(recorder: CudaReco
     Graph.refuses_to_begin = True
     with pytest.raises(ExecutionError, match="the stream is being captured already; it runs uncaptured"):
         recorder.record(lambda: 1)
-    assert not Graph.made[0].ended
+    assert not Graph.instances[0].ended
 
 
 def test_an_interrupt_ends_the_capture_and_stays_what_it_is(recorder: CudaRecorder) -> None:
@@ -123,4 +123,4 @@ def test_an_interrupt_ends_the_capture_and_stays_what_it_is(recorder: CudaRecord
 
     with pytest.raises(KeyboardInterrupt):
         recorder.record(interrupted)
-    assert Graph.made[0].ended
+    assert Graph.instances[0].ended

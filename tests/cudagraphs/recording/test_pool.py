@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.cudagraphs.test_backend import assert_same_state, capturing
+from tests.cudagraphs.capturing import assert_same_state, capturing
 from torch import nn
 
 from partita.cudagraphs import CudaGraphModule, CudaGraphsBackend, ReplayRecorder
@@ -123,15 +123,15 @@ def test_batches_of_two_sizes_on_their_way_at_once_are_kept_apart(order: str) ->
     for step in range(12):
         sizes = (7, 3) if order != "changing" or step % 2 else (3, 7)
         inputs = [torch.randn(size, 6) for size in sizes]
-        found = {}
+        grads = {}
         for runner in (compiled, reference):
             losses = [runner(x).square().sum() for x in inputs]
             for loss in losses if order == "crossed" else reversed(losses):
                 loss.backward()
             module = model if runner is compiled else reference
-            found[module] = [parameter.grad.clone() for parameter in module.parameters()]
+            grads[module] = [parameter.grad.clone() for parameter in module.parameters()]
             module.zero_grad()
-        assert all(torch.equal(*both) for both in zip(found[model], found[reference], strict=True)), step
+        assert all(torch.equal(*both) for both in zip(grads[model], grads[reference], strict=True)), step
     assert sum(info.hits for graph in backend.graphs for info in graph.cache_info().values()) > 12
 
 

@@ -42,25 +42,25 @@ def longest_alternation(colours: list[str], edges: list[list[int]]) -> int:
 @given(graphs())
 def test_no_edge_leads_to_an_earlier_round(graph: tuple[list[str], list[list[int]]]) -> None:
     colours, edges = graph
-    rounds = in_rounds(colours, edges, first="out", neutral=FREE)
-    assert all(number >= 0 for number in rounds)
-    assert all(rounds[node] <= rounds[after] for node in range(len(colours)) for after in edges[node])
+    round_of = in_rounds(colours, edges, first="out", neutral=FREE)
+    assert all(number >= 0 for number in round_of)
+    assert all(round_of[node] <= round_of[after] for node in range(len(colours)) for after in edges[node])
 
 
 @given(graphs())
 def test_a_round_has_one_colour(graph: tuple[list[str], list[list[int]]]) -> None:
     colours, edges = graph
-    rounds = in_rounds(colours, edges, first="out", neutral=FREE)
-    for number in set(rounds):
-        members = {colour for colour, mine in zip(colours, rounds, strict=True) if mine == number}
+    round_of = in_rounds(colours, edges, first="out", neutral=FREE)
+    for number in set(round_of):
+        members = {colour for colour, mine in zip(colours, round_of, strict=True) if mine == number}
         assert len(members - {FREE}) <= 1
 
 
 @given(graphs())
 def test_there_are_no_more_rounds_than_some_path_needs(graph: tuple[list[str], list[list[int]]]) -> None:
     colours, edges = graph
-    rounds = in_rounds(colours, edges, first="out", neutral=FREE)
-    captured = {number for colour, number in zip(colours, rounds, strict=True) if colour == "in"}
+    round_of = in_rounds(colours, edges, first="out", neutral=FREE)
+    captured = {number for colour, number in zip(colours, round_of, strict=True) if colour == "in"}
     assert len(captured) == longest_alternation(colours, edges)
 
 

@@ -4,10 +4,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.cudagraphs.capturing import capturing
 from tests.cudagraphs.graphs import CPU, Builder, aten, build, random_graph, sync
 from torch.fx import Node, symbolic_trace
 
-from partita.cudagraphs import CudaGraphsBackend, SavingModel, partition_cudagraphs
+from partita.cudagraphs import partition_cudagraphs
 from partita.errors import GraphError
 
 
@@ -40,31 +41,26 @@ def test_a_partitioned_graph_does_what_the_whole_does(seed: int) -> None:
     ours, theirs = torch.randn(4, 4), None
     theirs = ours.clone()
     torch.manual_seed(seed)
-    found = cut(ours)
+    actual = cut(ours)
     torch.manual_seed(seed)
     expected = gm(theirs)
-    assert alike((ours, *found), (theirs, *expected))
-
-
-class AllWorthIt(SavingModel):
-    def is_worth_it(self, launches: int, copies: int = 0, copied_bytes: int = 0) -> bool:
-        return True
+    assert alike((ours, *actual), (theirs, *expected))
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6))
 def test_a_captured_graph_does_what_the_whole_does_at_every_replay(seed: int) -> None:
     gm = build(random_graph(seed), device=CPU)
-    captured = CudaGraphsBackend(recorder="replay", saving=AllWorthIt()).capture(gm)
+    captured = capturing().capture(gm)
     earlier: list[tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]] = []
     for step in range(4):
         ours = torch.randn(4, 4)
         theirs = ours.clone()
         torch.manual_seed(step)
-        found = captured(ours)
+        actual = captured(ours)
         torch.manual_seed(step)
         expected = gm(theirs)
-        earlier.append(((ours, *found), (theirs, *expected)))
+        earlier.append(((ours, *actual), (theirs, *expected)))
         assert all(alike(a, b) for a, b in earlier)
 
 

@@ -45,12 +45,12 @@ def runs(
         torch.manual_seed(time)
         theirs = make()
         torch.manual_seed(100 + time)
-        found = recorded(*ours)
+        actual = recorded(*ours)
         after = torch.random.get_rng_state()
         torch.manual_seed(100 + time)
         expected = function(*theirs)
         assert torch.equal(after, torch.random.get_rng_state())
-        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0)
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
     assert recorded.cache_info().hits >= times - 2
     return recorded
@@ -128,9 +128,9 @@ def test_outputs_that_are_lazily_conjugate_or_negative_stay_so() -> None:
     recorded = region(function)
     for _ in range(3):
         x = torch.randn(3, dtype=torch.complex64)
-        for found, expected in zip(recorded(x), function(x), strict=True):
-            assert torch.equal(found, expected)
-            assert (found.is_conj(), found.is_neg()) == (expected.is_conj(), expected.is_neg())
+        for actual, expected in zip(recorded(x), function(x), strict=True):
+            assert torch.equal(actual, expected)
+            assert (actual.is_conj(), actual.is_neg()) == (expected.is_conj(), expected.is_neg())
     alone = region(lambda x: (x + 1).conj())
     assert all(alone(torch.randn(3, dtype=torch.complex64)).is_conj() for _ in range(4))
     lending = region(function, lent_outputs=[0, 1, 2])
@@ -169,8 +169,8 @@ def test_an_input_on_memory_that_the_graph_holds_runs_uncaptured() -> None:
     holder = nn.Module()
     holder.register_buffer("total", torch.zeros(4))
     graph = torch.fx.Graph()
-    x, held = graph.placeholder("x"), graph.get_attr("total")
-    graph.call_method("add_", (held, 1))
+    x, total = graph.placeholder("x"), graph.get_attr("total")
+    graph.call_method("add_", (total, 1))
     graph.output(graph.call_method("mul", (x, 2)))
     recorded = CudaGraphModule(torch.fx.GraphModule(holder, graph), recorder=ReplayRecorder())
     for number in range(1, 5):
@@ -192,8 +192,8 @@ def test_inputs_on_overlapping_memory_from_elsewhere_run_uncaptured() -> None:
     recorded = region(function)
     for number in range(4):
         array[:] = number
-        found = recorded(torch.from_numpy(array[:5]), torch.from_numpy(array[2:]))
-        assert found.tolist() == (array[2:] * 2).tolist()
+        actual = recorded(torch.from_numpy(array[:5]), torch.from_numpy(array[2:]))
+        assert actual.tolist() == (array[2:] * 2).tolist()
     assert recorded.cache_info().recorded == 0
 
 
@@ -238,9 +238,9 @@ def test_running_statistics_are_updated_once_a_call_and_modes_are_followed() -> 
             reference.train(time < 4 or time > 6)
             x = torch.randn(3, 4)
             torch.manual_seed(time)
-            found = recorded(x)
+            actual = recorded(x)
             torch.manual_seed(time)
-            assert torch.equal(found, reference(x))
+            assert torch.equal(actual, reference(x))
     for name, value in reference.state_dict().items():
         assert torch.equal(recorded.gm.state_dict()[name], value), name
     assert recorded.cache_info().recorded == 2

@@ -17,12 +17,12 @@ from torch.fx import Graph, GraphModule
 from partita._torch.compile import training_graphs
 from partita.ddp import replicate
 from partita.ddp.compiled.backend import partita_ddp
-from partita.ddp.replicas.replicate import REPLICATIONS
+from partita.ddp.replicas.replication import REPLICATIONS
 from partita.errors import ArgumentError
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("options", "message"),
     [
         ({"options": {"outer": 1}}, "takes inner, and mode and options .*: Unexpected .* option outer; see"),
         (
@@ -37,9 +37,9 @@ from partita.errors import ArgumentError
         ({"options": {"inner": "cuda"}}, "inner is 'inductor'"),
     ],
 )
-def test_unknown_modes_and_options_are_refused(given: dict[str, Any], message: str) -> None:
+def test_unknown_modes_and_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
-        partita_ddp(GraphModule(nn.Module(), Graph()), [], **given)
+        partita_ddp(GraphModule(nn.Module(), Graph()), [], **options)
 
 
 def test_inductors_options_hold_for_every_piece(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ def _pieces(graph: BackwardGraph, buckets: dict[int, int]) -> list[tuple[str, ..
 
 
 def _results(graph: BackwardGraph, buckets: dict[int, int], *values: torch.Tensor) -> list[Any]:
-    program = program_of(graph.gm, cut_backward(graph, buckets), lambda _, gm: lambda given: gm(*given))
+    program = program_of(graph.gm, cut_backward(graph, buckets), lambda _, gm: lambda inputs: gm(*inputs))
     return program.run(list(values), lambda _, value: value)
 
 

@@ -62,9 +62,9 @@ def test_gradients_come_out_as_soon_as_their_piece_has_run() -> None:
     for buckets in ({0: 0, 2: 1, 3: 2}, {0: 0}):
         log.clear()
         program = program_of(gm, cut_backward(BackwardGraph(gm), buckets), compile_piece)
-        given = [x, x]
-        results = program.run(given, deliver)
-        assert not given
+        inputs = [x, x]
+        results = program.run(inputs, deliver)
+        assert not inputs
         assert torch.equal(results[0], expected[0])
         assert results[1:] == [None] * 4
     assert log == [4, "piece", 3, 2, 0]

@@ -40,11 +40,11 @@ class Seen:
 
     def __init__(self, kind: Any) -> None:
         self.kind = kind
-        self.made: list[Any] = []
+        self.instances: list[Any] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.made.append(self.kind(*args, **kwargs))
-        return self.made[-1]
+        self.instances.append(self.kind(*args, **kwargs))
+        return self.instances[-1]
 
 
 @contextmanager
@@ -62,16 +62,16 @@ BOTH = {"torch": theirs.DDPOptimizer, "partita": DDPOptimizer}
 
 def train(module: Any, make_input: Callable[[int], torch.Tensor], steps: int = 2) -> list[Any]:
     """Outputs, gradients and state after each step."""
-    found: list[Any] = []
+    tensors: list[Any] = []
     for step in range(steps):
         torch.manual_seed(step)
         module.zero_grad()
         result = module(make_input(step))
         result.square().mean().backward()
-        found.append(result.detach().clone())
-        found += [None if p.grad is None else p.grad.clone() for p in module.parameters()]
-        found += [value.clone() for value in module.state_dict().values()]
-    return found
+        tensors.append(result.detach().clone())
+        tensors += [None if p.grad is None else p.grad.clone() for p in module.parameters()]
+        tensors += [value.clone() for value in module.state_dict().values()]
+    return tensors
 
 
 def equal(left: list[Any], right: list[Any]) -> bool:
@@ -84,9 +84,9 @@ def against_eager(kind: str, model: nn.Module) -> tuple[bool, Any]:
     """Whether training in pieces gives what eager training gives."""
     torch._dynamo.reset()
     expected = train(copy.deepcopy(model), rows)
-    made = BOTH[kind](2**20, lambda gm, _inputs: gm.forward, first_bucket_cap=2**20)
-    found = train(torch.compile(copy.deepcopy(model), backend=made.compile_fn), rows)
-    return equal(expected, found), made
+    optimizer = BOTH[kind](2**20, lambda gm, _inputs: gm.forward, first_bucket_cap=2**20)
+    actual = train(torch.compile(copy.deepcopy(model), backend=optimizer.compile_fn), rows)
+    return equal(expected, actual), optimizer
 
 
 def rows(step: int) -> torch.Tensor:
@@ -158,9 +158,9 @@ class Stack(nn.Module):
 @pytest.mark.parametrize("model", [Towers, Counting, Dropped])
 def test_pieces_do_what_the_whole_did_and_torchs_do_not(model: type[nn.Module]) -> None:
     torch.manual_seed(0)
-    right, made = against_eager("partita", model())
+    right, optimizer = against_eager("partita", model())
     assert right
-    assert len(made.buckets) > 1
+    assert len(optimizer.buckets) > 1
     torch.manual_seed(0)
     try:
         right, _ = against_eager("torch", model())
@@ -194,13 +194,13 @@ def test_backward_of_some_outputs_leaves_parameters_alone_and_torchs_does_not() 
     for kind in BOTH:
         torch._dynamo.reset()
         copied = copy.deepcopy(model)
-        made = BOTH[kind](2 * 2**20, compile_fx, first_bucket_cap=2**20)
+        optimizer = BOTH[kind](2 * 2**20, compile_fx, first_bucket_cap=2**20)
         # torch's wrong code would go to a cache on disk, and come back for right requests
         with torch._inductor.config.patch(fx_graph_cache=False), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            pred, _, _ = torch.compile(copied, backend=made.compile_fn)(x)
+            pred, _, _ = torch.compile(copied, backend=optimizer.compile_fn)(x)
             pred.square().mean().backward()
-        assert len(made.buckets) == 2
+        assert len(optimizer.buckets) == 2
         changed[kind] = not equal(list(model.parameters()), list(copied.parameters()))
     assert changed == {"torch": True, "partita": False}
 
@@ -214,7 +214,11 @@ def buckets_of(kind: str, model: nn.Module, x: torch.Tensor, **options: Any) -> 
         for _ in range(3):
             run(x).sum().backward()
     facts = wrapped.logger._get_ddp_logging_data().strs_map
-    cut = [bucket.size for made in reversed(seen.made) for bucket in reversed(getattr(made, "buckets", []))]
+    cut = [
+        bucket.size
+        for optimizer in reversed(seen.instances)
+        for bucket in reversed(getattr(optimizer, "buckets", []))
+    ]
     return cut, [int(size) for size in facts["rebuilt_bucket_sizes"].split(",")]
 
 
@@ -270,10 +274,10 @@ def test_cuts_are_at_the_buckets_that_ddp_reduces(
     model: nn.Module, options: dict[str, Any], reduced: list[int], torchs: list[int] | None
 ) -> None:
     x = torch.randn(2, SIDE)
-    cut, found = buckets_of("partita", model, x, **options)
-    assert [size // MIB for size in cut] == [size // MIB for size in found] == reduced
-    cut, found = buckets_of("torch", model, x, **options)
-    assert [size // MIB for size in found] == reduced
+    cut, in_reducer = buckets_of("partita", model, x, **options)
+    assert [size // MIB for size in cut] == [size // MIB for size in in_reducer] == reduced
+    cut, in_reducer = buckets_of("torch", model, x, **options)
+    assert [size // MIB for size in in_reducer] == reduced
     if torchs is not None:
         assert [size // MIB for size in cut] == torchs
     else:
@@ -305,10 +309,10 @@ def test_parameters_that_are_views_count_their_own_bytes() -> None:
         layer.weight = nn.Parameter(part)
     cut, reduced = buckets_of("partita", model, torch.randn(2, SIDE), bucket_cap_mb=4)
     assert cut == reduced == [4 * MIB]
-    made = theirs.DDPOptimizer(4 * MIB, lambda gm, _inputs: gm.forward, first_bucket_cap=4 * MIB)
-    torch.compile(model, backend=made.compile_fn)(torch.randn(2, SIDE))
-    assert made.buckets[0].size >= 4 * MIB
-    assert len(made.buckets) > 1
+    optimizer = theirs.DDPOptimizer(4 * MIB, lambda gm, _inputs: gm.forward, first_bucket_cap=4 * MIB)
+    torch.compile(model, backend=optimizer.compile_fn)(torch.randn(2, SIDE))
+    assert optimizer.buckets[0].size >= 4 * MIB
+    assert len(optimizer.buckets) > 1
 
 
 def test_caps_below_one_mebibyte_are_fine() -> None:
@@ -337,11 +341,11 @@ def test_equal_pieces_are_compiled_once() -> None:
     torch.manual_seed(0)
     model = Stack([nn.Sequential(square(), nn.GELU()) for _ in range(12)])
     expected = train(copy.deepcopy(model), rows)
-    made = DDPOptimizer(MIB, backend, first_bucket_cap=MIB)
-    found = train(torch.compile(model, backend=made.compile_fn), rows)
-    assert equal(expected, found)
-    assert len(made.buckets) == 12
-    assert made.compiled == len(calls) <= 3
+    optimizer = DDPOptimizer(MIB, backend, first_bucket_cap=MIB)
+    actual = train(torch.compile(model, backend=optimizer.compile_fn), rows)
+    assert equal(expected, actual)
+    assert len(optimizer.buckets) == 12
+    assert optimizer.compiled == len(calls) <= 3
 
 
 def test_a_piece_that_the_backend_refuses_runs_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
@@ -360,23 +364,23 @@ def test_a_piece_that_the_backend_refuses_runs_as_it_is(caplog: pytest.LogCaptur
     torch.manual_seed(0)
     model = Waves([square() for _ in range(3)])
     expected = train(copy.deepcopy(model), rows)
-    made = DDPOptimizer(MIB, backend, first_bucket_cap=MIB)
+    optimizer = DDPOptimizer(MIB, backend, first_bucket_cap=MIB)
     with caplog.at_level(logging.WARNING, "partita.ddp"):
-        found = train(torch.compile(model, backend=made.compile_fn), rows)
-    assert equal(expected, found)
+        actual = train(torch.compile(model, backend=optimizer.compile_fn), rows)
+    assert equal(expected, actual)
     assert "no cosine today" in caplog.text
     assert len(calls) == 3
-    assert made.compiled == 2
+    assert optimizer.compiled == 2
 
 
 def test_pieces_are_compiled_with_the_strides_that_they_get() -> None:
-    given = []
+    strides = []
 
     def backend(gm: Any, inputs: Any) -> Any:
-        given.append([tuple(value.stride()) for value in inputs if isinstance(value, torch.Tensor)])
+        strides.append([tuple(value.stride()) for value in inputs if isinstance(value, torch.Tensor)])
 
         def run(*args: Any) -> Any:
-            assert [tuple(a.stride()) for a in args if isinstance(a, torch.Tensor)] in given
+            assert [tuple(a.stride()) for a in args if isinstance(a, torch.Tensor)] in strides
             return gm(*args)
 
         return run
@@ -386,17 +390,17 @@ def test_pieces_are_compiled_with_the_strides_that_they_get() -> None:
             return self.layers[1](self.layers[0](x).t().contiguous().t())
 
     model = Turned([square(), square()])
-    made = DDPOptimizer(MIB, backend, first_bucket_cap=MIB)
-    torch.compile(model, backend=made.compile_fn)(torch.randn(3, SIDE)).sum().backward()
-    assert len(given) == 2
+    optimizer = DDPOptimizer(MIB, backend, first_bucket_cap=MIB)
+    torch.compile(model, backend=optimizer.compile_fn)(torch.randn(3, SIDE)).sum().backward()
+    assert len(strides) == 2
 
 
 def test_small_graphs_are_compiled_whole() -> None:
-    made = DDPOptimizer(MIB, lambda gm, _inputs: gm.forward)
+    optimizer = DDPOptimizer(MIB, lambda gm, _inputs: gm.forward)
     model = Stack([nn.Linear(4, 4)])
-    torch.compile(model, backend=made.compile_fn)(torch.randn(2, 4))
-    assert len(made.buckets) == 1
-    assert made.compiled == 1
+    torch.compile(model, backend=optimizer.compile_fn)(torch.randn(2, 4))
+    assert len(optimizer.buckets) == 1
+    assert optimizer.compiled == 1
 
 
 def test_a_cap_below_one_byte_is_refused() -> None:
@@ -413,12 +417,12 @@ def test_torch_compile_uses_it_within_the_block_only() -> None:
 def test_dynamic_sizes_cross_the_cuts() -> None:
     torch.manual_seed(0)
     model = Stack([square(), nn.GELU(), square()])
-    made = DDPOptimizer(MIB, lambda gm, _inputs: gm.forward, first_bucket_cap=MIB)
-    run = torch.compile(copy.deepcopy(model), backend=made.compile_fn, dynamic=True)
+    optimizer = DDPOptimizer(MIB, lambda gm, _inputs: gm.forward, first_bucket_cap=MIB)
+    run = torch.compile(copy.deepcopy(model), backend=optimizer.compile_fn, dynamic=True)
     for count in (3, 5, 4):
         x = torch.randn(count, SIDE)
         assert torch.equal(run(x), model(x))
-    assert len(made.buckets) == 2
+    assert len(optimizer.buckets) == 2
 
 
 def test_groups_are_those_of_ddp_for_each_kind() -> None:
@@ -429,30 +433,30 @@ def test_groups_are_those_of_ddp_for_each_kind() -> None:
 
 def test_graphs_that_no_gradient_flows_through_are_not_cut() -> None:
     model = Stack([square() for _ in range(3)])
-    made = DDPOptimizer(MIB, lambda gm, _inputs: gm.forward, first_bucket_cap=MIB)
-    run = torch.compile(model, backend=made.compile_fn)
+    optimizer = DDPOptimizer(MIB, lambda gm, _inputs: gm.forward, first_bucket_cap=MIB)
+    run = torch.compile(model, backend=optimizer.compile_fn)
     with torch.no_grad():
         run(torch.randn(2, SIDE))
-    assert made.compiled == 1
+    assert optimizer.compiled == 1
     run(torch.randn(2, SIDE)).sum().backward()
-    assert len(made.buckets) == 3
-    assert made.compiled == 2
+    assert len(optimizer.buckets) == 3
+    assert optimizer.compiled == 2
     run(torch.randn(2, SIDE, requires_grad=True)).sum().backward()
     model.requires_grad_(False)
     run(torch.randn(2, SIDE))
-    assert made.compiled == 1
+    assert optimizer.compiled == 1
 
 
 def test_explain_names_the_cuts() -> None:
     torch._dynamo.reset()
     with use_partita_ddp_optimizer():
         wrapped = DistributedDataParallel(Stack([square(), nn.GELU(), square()]), bucket_cap_mb=1)
-        found = torch._dynamo.explain(wrapped)(torch.randn(2, SIDE))
-    assert found.graph_count == 2
-    reasons = [reason.reason for reason in found.break_reasons]
+        explained = torch._dynamo.explain(wrapped)(torch.randn(2, SIDE))
+    assert explained.graph_count == 2
+    reasons = [reason.reason for reason in explained.break_reasons]
     assert "layers_modules_0_parameters_weight_ (torch._dynamo.config.optimize_ddp" in reasons[0]
     assert "layers_modules_2_parameters_weight_ (torch._dynamo.config.optimize_ddp" in reasons[1]
-    assert {reason.user_stack[-1].name for reason in found.break_reasons} == {"forward"}
+    assert {reason.user_stack[-1].name for reason in explained.break_reasons} == {"forward"}
 
 
 def test_functions_of_the_users_own_keep_their_backward_passes() -> None:
@@ -464,7 +468,7 @@ def test_functions_of_the_users_own_keep_their_backward_passes() -> None:
         return torch.randn(4, 8, generator=torch.Generator().manual_seed(step))
 
     expected = train(copy.deepcopy(model), make_input)
-    made = DDPOptimizer(1, aot_eager, first_bucket_cap=1)
-    found = train(torch.compile(copy.deepcopy(model), backend=made.compile_fn), make_input)
-    assert equal(expected, found)
-    assert made.compiled >= 4
+    optimizer = DDPOptimizer(1, aot_eager, first_bucket_cap=1)
+    actual = train(torch.compile(copy.deepcopy(model), backend=optimizer.compile_fn), make_input)
+    assert equal(expected, actual)
+    assert optimizer.compiled >= 4

@@ -51,8 +51,8 @@ def test_a_graph_that_one_rank_lacks_is_named() -> None:
         on_two_ranks([PROPOSAL, replace(PROPOSAL, graphs=())])
 
 
-def _graph(operators: int, given: str, gradients: str = "ab") -> GraphFingerprint:
-    return GraphFingerprint(tuple(gradients), (("mm", operators),), given)
+def _graph(operators: int, inputs: str, gradients: str = "ab") -> GraphFingerprint:
+    return GraphFingerprint(tuple(gradients), (("mm", operators),), inputs)
 
 
 @pytest.mark.parametrize(
@@ -70,18 +70,17 @@ def _graph(operators: int, given: str, gradients: str = "ab") -> GraphFingerprin
     ],
 )
 def test_graphs_for_other_sizes_need_the_same_gradients_only(here: Any, there: Any, fine: bool) -> None:
-    for proposals in ([here, there], [there, here]):
-        given = [replace(PROPOSAL, graphs=tuple(graphs)) for graphs in proposals]
+    for graphs_of_ranks in ([here, there], [there, here]):
+        proposals = [replace(PROPOSAL, graphs=tuple(graphs)) for graphs in graphs_of_ranks]
         if fine:
-            assert on_two_ranks(given) == [(given[0], "")] * 2
+            assert on_two_ranks(proposals) == [(proposals[0], "")] * 2
         else:
             with pytest.raises(SignatureMismatch, match="have compiled different backward graphs"):
-                on_two_ranks(given)
+                on_two_ranks(proposals)
 
 
 def test_different_graphs_are_no_error_where_that_is_meant() -> None:
-    found = on_two_ranks([PROPOSAL, replace(PROPOSAL, graphs=())], check_graphs=False)
-    for first, difference in found:
+    for first, difference in on_two_ranks([PROPOSAL, replace(PROPOSAL, graphs=())], check_graphs=False):
         assert first == PROPOSAL
         assert difference.startswith(
             "rank 0 and rank 1 have compiled different backward graphs:\n  only rank 0: g"

@@ -109,8 +109,8 @@ def test_what_was_taken_goes_back_to_autograd_where_a_later_offer_can_not_be() -
 def test_without_synchronisation_gradients_stay_with_autograd() -> None:
     def check(arrivals: GradientArrivals, _state: PassState, parameters: list[nn.Parameter]) -> None:
         state = PassState(False, [Arrival() for _ in parameters])
-        given = torch.ones(2)
-        assert arrivals.offered(state, 2, given) is given
+        offer = torch.ones(2)
+        assert arrivals.offered(state, 2, offer) is offer
         arrive(arrivals, state, parameters, 2)
         assert not state.reductions
 

@@ -24,17 +24,17 @@ class Counting:
         return [value]
 
 
-def made(count: int = 3) -> tuple[Counting, Consensus]:
+def new_consensus(count: int = 3) -> tuple[Counting, Consensus]:
     comm = Counting()
     return comm, Consensus(comm, count, check_graphs=True)  # type: ignore[arg-type]
 
 
 def test_gradients_are_expected_from_the_last_parameter_to_the_first() -> None:
-    assert made()[1].order == (2, 1, 0)
+    assert new_consensus()[1].order == (2, 1, 0)
 
 
 def test_after_two_passes_ranks_talk_only_about_news() -> None:
-    comm, consensus = made()
+    comm, consensus = new_consensus()
     for news in (QUIET, QUIET, QUIET, NEWS, QUIET):
         consensus.exchange(())
         consensus.pass_ends(news)
@@ -43,7 +43,7 @@ def test_after_two_passes_ranks_talk_only_about_news() -> None:
 
 
 def test_the_second_pass_takes_over_the_order_that_the_first_one_has_seen() -> None:
-    _, consensus = made()
+    _, consensus = new_consensus()
     assert not consensus.exchange(())
     for index in (1, 2, 1):
         consensus.observe(index)
@@ -52,8 +52,8 @@ def test_the_second_pass_takes_over_the_order_that_the_first_one_has_seen() -> N
     assert consensus.order == (1, 2, 0)
 
 
-def test_a_compiled_graph_is_news_until_it_has_been_told() -> None:
-    _, consensus = made()
+def test_a_compiled_graph_is_news_until_it_has_been_announced() -> None:
+    _, consensus = new_consensus()
     assert not consensus.has_news
     consensus.add_graph(GraphFingerprint(("a",), ()))
     assert consensus.has_news

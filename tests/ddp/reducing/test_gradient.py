@@ -15,13 +15,13 @@ def of_two(*, late: bool = False) -> ParameterGradient:
 
 
 def one_pass(
-    gradient: ParameterGradient, offers: Sequence[float], made: float, *, known: int | None = None
+    gradient: ParameterGradient, offers: Sequence[float], summed: float, *, expected: int | None = None
 ) -> bool:
-    """Compiled graphs offer, and autograd makes ``made`` of it; ``known``: of how many offers was known."""
-    arrival = Arrival(to_come=(len(offers) if known is None else known) - len(offers))
+    """Compiled graphs offer, autograd sums to ``summed``; ``expected`` is how many offers were to come."""
+    arrival = Arrival(to_come=(len(offers) if expected is None else expected) - len(offers))
     for offer in offers:
         arrival.note_left(torch.full((2,), offer))
-    gradient.parameter.grad = torch.full((2,), made)
+    gradient.parameter.grad = torch.full((2,), summed)
     gradient.compare(arrival)
     assert arrival.left is None
     return gradient.whole
@@ -40,7 +40,7 @@ def test_several_offers_are_compared_by_their_sum() -> None:
 def test_offers_that_nobody_knew_of_are_not_the_whole() -> None:
     gradient = of_two()
     assert one_pass(gradient, [1.0], 1.0)
-    assert not one_pass(gradient, [1.0], 1.0, known=0)
+    assert not one_pass(gradient, [1.0], 1.0, expected=0)
 
 
 def test_a_gradient_with_another_part_is_not_known_any_more() -> None:

@@ -45,16 +45,16 @@ def refuse(_gradient: torch.Tensor) -> None:
 
 def test_a_pass_that_raised_is_dropped() -> None:
     def body(comm: Any, sync: bool) -> None:
-        plain, module = seeded(models.mlp), replicate(seeded(models.mlp), comm, bucket_cap_mb=0.001)
+        whole, module = seeded(models.mlp), replicate(seeded(models.mlp), comm, bucket_cap_mb=0.001)
         handle = module[4].weight.register_hook(refuse)
         with nullcontext() if sync else module.no_sync(), pytest.raises(ValueError, match="not today"):
             loss_of(module(batch(0, 0))).backward()
         handle.remove()
         module.zero_grad()
-        for model in (plain, module):
+        for model in (whole, module):
             loss_of(model(batch(1, 0))).backward()
         assert all(
-            torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), module.parameters(), strict=True)
+            torch.equal(a.grad, b.grad) for a, b in zip(whole.parameters(), module.parameters(), strict=True)
         )
 
     alone(body, True)

@@ -17,22 +17,22 @@ from partita.ddp.replicas.module_watch import ModuleWatch
 from partita.errors import ExecutionError
 
 
-def _held(module: nn.Module, **options: Any) -> ModuleWatch:
-    given: dict[str, Any] = {"ignored": (), "with_buffers": True} | options
-    return ModuleWatch(module, {n: p for n, p in module.named_parameters() if p.requires_grad}, **given)
+def _watch(module: nn.Module, **options: Any) -> ModuleWatch:
+    arguments: dict[str, Any] = {"ignored": (), "with_buffers": True} | options
+    return ModuleWatch(module, {n: p for n, p in module.named_parameters() if p.requires_grad}, **arguments)
 
 
 def test_buffers_set_anew_are_followed_in_the_order_of_before() -> None:
     module = models.MovingMean()
-    held = _held(module)
-    assert not held.look(module)
+    watch = _watch(module)
+    assert not watch.look(module)
     del module.mean
     module.register_buffer("mean", torch.ones(WIDTH))
-    assert held.look(module)
-    assert list(held.buffers) == ["mean", "seen"]
-    assert held.buffers["mean"] is module.mean
-    assert held.fault() is None
-    assert not held.look(module)
+    assert watch.look(module)
+    assert list(watch.buffers) == ["mean", "seen"]
+    assert watch.buffers["mean"] is module.mean
+    assert watch.fault() is None
+    assert not watch.look(module)
 
 
 def _another_head(module: nn.Sequential) -> None:

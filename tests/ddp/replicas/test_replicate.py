@@ -22,9 +22,9 @@ from partita.runtime import InProcessWorld, Tracer
 
 def test_a_parameter_that_is_trained_later_is_an_error() -> None:
     def body(comm: Any) -> None:
-        plain = seeded(models.mlp)
-        plain[0].weight.requires_grad_(False)
-        module: Any = replicate(plain, comm)
+        original = seeded(models.mlp)
+        original[0].weight.requires_grad_(False)
+        module: Any = replicate(original, comm)
         module[0].weight.requires_grad_(True)
         module(batch(0, 0))
 
@@ -70,10 +70,10 @@ def test_a_module_that_can_not_be_replicated_stays_as_it_was() -> None:
 
 def test_copies_and_pickles_are_plain_modules() -> None:
     def body(comm: Any) -> None:
-        plain = seeded(models.WithUnused)
-        names = list(plain.state_dict())
-        module: Any = replicate(plain, comm)
-        assert module is plain
+        original = seeded(models.WithUnused)
+        names = list(original.state_dict())
+        module: Any = replicate(original, comm)
+        assert module is original
         assert isinstance(module, models.WithUnused)
         assert list(module.state_dict()) == names
         copied = copy.deepcopy(module)
@@ -124,9 +124,9 @@ def test_gradients_of_a_compiled_run_from_before_the_end_stay_on_their_rank() ->
         loss = loss_of(run(batch(1, 0)))
         module.replication.close()
         loss.backward()
-        plain = seeded(models.mlp)
-        loss_of(plain(batch(1, 0))).backward()
-        for ours, theirs in zip(module.parameters(), plain.parameters(), strict=True):
+        original = seeded(models.mlp)
+        loss_of(original(batch(1, 0))).backward()
+        for ours, theirs in zip(module.parameters(), original.parameters(), strict=True):
             assert torch.equal(ours.grad, theirs.grad)
 
     alone(body)

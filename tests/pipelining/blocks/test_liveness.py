@@ -23,11 +23,11 @@ def test_what_is_written_first_is_not_read() -> None:
 
 def test_a_loop_reads_again_and_a_branch_may_read() -> None:
     def steps(items: list[int], x: int, side: int, dead: int) -> list[set[str]]:
-        found = []
+        live = []
         for item in items:
-            found.append(_now())
+            live.append(_now())
             if item > 10:
                 x = side
-        return [*found, {str(x)}]
+        return [*live, {str(x)}]
 
-    assert steps([1, 2], 3, 4, 5)[0] == {"found", "item", "side", "x"}
+    assert steps([1, 2], 3, 4, 5)[0] == {"live", "item", "side", "x"}

@@ -37,10 +37,10 @@ def _train(comm: Comm) -> tuple[dict[str, list[float]], list[float]]:
 
 
 def test_processes_hand_on_what_they_find() -> None:
-    found = endings(2, _train)
-    for ending in found:
+    outcomes = endings(2, _train)
+    for ending in outcomes:
         assert ending.error is None, ending.text
-    (first, nothing), (second, losses) = [ending.result for ending in found]
+    (first, nothing), (second, losses) = [ending.result for ending in outcomes]
     assert nothing == []
     torch.manual_seed(0)
     whole = Indexed()

@@ -337,31 +337,31 @@ def _train_and_go_on(comm: Comm, first: bytes, second: bytes, path: str) -> Any:
     scramble([stage.module for stage in stages], comm.rank)
     assert load_checkpoint(path, stages, optimizer).extra == {"from": 0}
     advance(Schedule1F1B(stages, MICROBATCHES, CASE.loss), optimizer, 2, 2)
-    found = state_of(stages)
-    return {name: value.tolist() for name, value in found.items()}
+    states = state_of(stages)
+    return {name: value.tolist() for name, value in states.items()}
 
 
 def test_processes_save_and_another_cut_goes_on(
     tmp_path: Path, uninterrupted: dict[str, torch.Tensor]
 ) -> None:
     pipes = [pickle.dumps(pipe_of(stages)) for stages in (2, 3)]
-    found = ProcessWorld(2).run(_train_and_go_on, *pipes, str(tmp_path))
+    states = ProcessWorld(2).run(_train_and_go_on, *pipes, str(tmp_path))
     assert len(list(tmp_path.glob("*.distcp"))) == 2
-    for state in found:
+    for state in states:
         assert state == {name: uninterrupted[name].tolist() for name in state}
-    assert set().union(*found) == uninterrupted.keys()
+    assert set().union(*states) == uninterrupted.keys()
 
 
 def _goes_wrong(comm: Comm, path: str) -> list[str]:
-    found = []
+    messages = []
     drifted, empty = nn.Linear(3, 3, bias=False), nn.Linear(1, 1, device="cpu" if comm.rank else "meta")
     nn.init.constant_(drifted.weight, float(comm.rank))
     for model in (drifted, empty):
         try:
             save_checkpoint(path, model)
         except CheckpointError as error:
-            found.append(str(error))
-    return found
+            messages.append(str(error))
+    return messages
 
 
 def test_what_is_wrong_is_told_on_all_ranks(tmp_path: Path) -> None:

@@ -55,25 +55,25 @@ def _go_on(comm: Comm, base: str) -> list[object]:
     comm.all_gather_object(None)
     layer = nn.Sequential(*[nn.Identity()] * comm.rank, nn.Linear(2, 2))
     before = [value.clone() for value in layer.parameters()]
-    told = []
+    messages = []
     for path in (Path(base) / "step4", Path(base) / f"step{4 - 2 * comm.rank}"):
         with pytest.raises(CheckpointError) as caught:
             load_checkpoint(path, layer)
-        told.append(str(caught.value))
+        messages.append(str(caught.value))
     for name in ("step2", "step4"):  # alone, as some rank might do on purpose
         if comm.rank == 0:
             load_checkpoint(Path(base) / name, nn.Sequential(nn.Linear(2, 2)), alone=True)
     same = all(map(torch.equal, before, layer.parameters()))
     latest = latest_checkpoint(base)
     assert latest is not None
-    return [same, latest.name, load_checkpoint(latest, layer).extra["step"], *told]
+    return [same, latest.name, load_checkpoint(latest, layer).extra["step"], *messages]
 
 
 def test_all_ranks_take_the_same_one_or_none(tmp_path: Path) -> None:
     """Each took the newest that it could read itself: rank 0 went on from step 4 and rank 1 from step 2."""
-    found = ProcessWorld(2).run(_go_on, str(tmp_path))
-    assert found[0] == found[1]
-    same, latest, step, torn, different = found[0]
+    results = ProcessWorld(2).run(_go_on, str(tmp_path))
+    assert results[0] == results[1]
+    same, latest, step, torn, different = results[0]
     assert (same, latest, step) == (True, "step2", 2)
     assert torn.startswith("rank 1: ")
     assert "step4/__1_0.distcp' has " in torn

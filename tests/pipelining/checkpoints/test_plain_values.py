@@ -20,9 +20,9 @@ from partita.pipelining.checkpoints.plain_values import check_plain, plain_bytes
 )
 def test_plain_data_comes_back(value: Any) -> None:
     check_plain(value, "it")
-    found = plain_value(BytesIO(plain_bytes(value, "it", trust=False)), "it", trust=False)
-    assert found == value
-    assert type(found) is type(value)
+    loaded = plain_value(BytesIO(plain_bytes(value, "it", trust=False)), "it", trust=False)
+    assert loaded == value
+    assert type(loaded) is type(value)
 
 
 def test_what_would_run_code_is_refused_unless_trusted() -> None:

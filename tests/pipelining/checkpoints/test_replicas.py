@@ -16,27 +16,29 @@ from partita.runtime import Comm, InProcessWorld
 
 
 def shares(
-    *held: dict[str, Any], replicas: Any = "equal", roots: dict[str, str] | None = None
+    *values_of_ranks: dict[str, Any], replicas: Any = "equal", roots: dict[str, str] | None = None
 ) -> list[Shares]:
     """What comes of ranks that hold these values."""
 
     def body(comm: Comm) -> Shares:
-        found = [
+        entries = [
             StateEntry("m", name, value, (roots or {}).get(name, name))
-            for name, value in held[comm.rank].items()
+            for name, value in values_of_ranks[comm.rank].items()
         ]
-        return share_out(found, comm.rank, comm.all_gather_object, replicas)
+        return share_out(entries, comm.rank, comm.all_gather_object, replicas)
 
-    return InProcessWorld(len(held)).run(body)
+    return InProcessWorld(len(values_of_ranks)).run(body)
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.sets(st.sampled_from("abcdef")), min_size=1, max_size=4))
-def test_each_name_has_one_writer_who_holds_it(held: list[set[str]]) -> None:
-    found = shares(*({name: torch.tensor(ord(name)) for name in names} for names in held))
-    written = [name for share in found for name in share.mine]
-    assert sorted(written) == sorted(f"m.{name}" for name in set().union(*held))
-    for share, names in zip(found, held, strict=True):
+def test_each_name_has_one_writer_who_holds_it(names_of_ranks: list[set[str]]) -> None:
+    written_by_ranks = shares(
+        *({name: torch.tensor(ord(name)) for name in names} for names in names_of_ranks)
+    )
+    written = [name for share in written_by_ranks for name in share.mine]
+    assert sorted(written) == sorted(f"m.{name}" for name in set().union(*names_of_ranks))
+    for share, names in zip(written_by_ranks, names_of_ranks, strict=True):
         assert {name.removeprefix("m.") for name in share.mine} <= names
 
 
@@ -48,8 +50,8 @@ def test_copies_are_written_by_the_rank_with_the_least_to_do() -> None:
 
 def test_a_tied_name_points_to_the_one_that_is_written() -> None:
     tied = torch.ones(3)
-    (found,) = shares({"a": tied, "b": tied, "c": tied}, roots={"b": "a", "c": "a"})
-    assert found == Shares(("m.a",), {"m.b": "m.a", "m.c": "m.a"})
+    (written_by_ranks,) = shares({"a": tied, "b": tied, "c": tied}, roots={"b": "a", "c": "a"})
+    assert written_by_ranks == Shares(("m.a",), {"m.b": "m.a", "m.c": "m.a"})
 
 
 def test_ranks_may_know_of_different_ties() -> None:
@@ -81,8 +83,8 @@ def test_copies_that_differ_are_named_on_every_rank(one: Any, other: Any, what: 
 
 
 def test_the_lowest_rank_writes_where_differences_are_allowed() -> None:
-    found = shares({}, {"x": torch.zeros(2)}, {"x": torch.ones(2)}, replicas="first")
-    assert [share.mine for share in found] == [(), ("m.x",), ()]
+    written_by_ranks = shares({}, {"x": torch.zeros(2)}, {"x": torch.ones(2)}, replicas="first")
+    assert [share.mine for share in written_by_ranks] == [(), ("m.x",), ()]
 
 
 def test_the_error_is_one_of_partitas() -> None:

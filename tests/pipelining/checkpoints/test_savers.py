@@ -12,14 +12,15 @@ from tests.pipelining.running import assert_equal
 from torch import nn
 
 from partita.errors import CheckpointError
-from partita.pipelining import Pipe, Schedule1F1B, Stage, load_checkpoint, save_checkpoint
+from partita.pipelining import Pipe, Schedule1F1B, load_checkpoint, save_checkpoint
 from partita.pipelining.checkpoints.savers import savers_of
+from partita.pipelining.stages import Stage
 from partita.runtime import Comm, InProcessWorld
 
 
 def test_a_process_alone_is_the_first_and_only_one() -> None:
     savers = savers_of(nn.Linear(1, 1), None)
-    assert (savers.rank, savers.first, savers.everywhere("mine")) == (0, True, ["mine"])
+    assert (savers.rank, savers.first, savers.gather("mine")) == (0, True, ["mine"])
 
 
 def _trained(comm: Comm, pipe: Pipe, plan: list[tuple[int, str, str]]) -> dict[str, torch.Tensor]:
@@ -58,13 +59,13 @@ def test_ranks_of_one_process_save_together_and_any_number_goes_on(tmp_path: Pat
 
 def _goes_wrong(comm: Comm, pipe: Pipe, path: str) -> list[str]:
     stage = pipe.build_stage(comm.rank, comm=comm)
-    found = []
+    messages = []
     for _ in range(2):
         try:
             save_checkpoint(path, stage, extra={"step": 1})
         except CheckpointError as error:
-            found.append(str(error))
-    return found
+            messages.append(str(error))
+    return messages
 
 
 def test_what_goes_wrong_is_told_on_all_ranks_of_the_process(tmp_path: Path) -> None:

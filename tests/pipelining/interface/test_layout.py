@@ -26,8 +26,8 @@ from partita.pipelining import (
 )
 from partita.pipelining.interface.layout import (
     copied,
+    is_compact,
     laid_out,
-    lies_plainly,
     packed,
     trailer_length,
     trailer_of,
@@ -72,11 +72,11 @@ def _sent(values: list[Tensor | None], data: list[Tensor]) -> list[Tensor | None
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_value_arrives_as_it_lay(name: str) -> None:
     value = LAYOUTS[name]
-    (found,) = _sent([value], [packed(value)])
-    assert found is not None
-    assert _lies(found) == _lies(value)
-    assert found.dtype == value.dtype
-    assert torch.equal(found, value)
+    (received,) = _sent([value], [packed(value)])
+    assert received is not None
+    assert _lies(received) == _lies(value)
+    assert received.dtype == value.dtype
+    assert torch.equal(received, value)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -84,21 +84,21 @@ def test_a_copy_lies_like_the_tensor_and_its_gradient_as_it_came(name: str) -> N
     tensor = LAYOUTS[name]
     if tensor.is_floating_point():
         tensor = tensor.detach().requires_grad_()
-    found = copied(tensor)
-    assert _lies(found) == _lies(tensor)
-    assert torch.equal(found, tensor)
-    assert not found.numel() or found.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr()
+    clone = copied(tensor)
+    assert _lies(clone) == _lies(tensor)
+    assert torch.equal(clone, tensor)
+    assert not clone.numel() or clone.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr()
     if tensor.requires_grad:
         seed = torch.ones((), dtype=tensor.dtype).expand(tensor.shape)
-        (gradient,) = torch.autograd.grad(found, tensor, seed)
+        (gradient,) = torch.autograd.grad(clone, tensor, seed)
         assert gradient.stride() == seed.stride()
 
 
 def test_a_copy_with_gaps_can_be_written_to_in_place() -> None:
     leaf = torch.randn(3, 6, requires_grad=True)
-    found = copied((leaf * 1)[:, 1:3])
-    found.mul_(2)
-    found.sum().backward()
+    clone = copied((leaf * 1)[:, 1:3])
+    clone.mul_(2)
+    clone.sum().backward()
     assert torch.equal(leaf.grad, torch.zeros(3, 6).index_fill(1, torch.tensor([1, 2]), 2.0))
 
 
@@ -116,21 +116,21 @@ def test_what_lies_without_gaps_is_neither_copied_for_sending_nor_behind() -> No
         data = packed(value)
         assert data.is_contiguous()
         assert data.data_ptr() == value.data_ptr()
-        (found,) = laid_out(trailer_of([value], [data]), [data])
-        assert found is not None
-        assert found.data_ptr() == value.data_ptr()
+        (received,) = laid_out(trailer_of([value], [data]), [data])
+        assert received is not None
+        assert received.data_ptr() == value.data_ptr()
 
 
 def test_the_pieces_of_a_tensor_take_its_memory_once() -> None:
     pieces = list(torch.randn(6, 64).chunk(16, 1))
-    found = _sent([*pieces], [packed(piece) for piece in pieces])
+    received = _sent([*pieces], [packed(piece) for piece in pieces])
     storages = {
         value.untyped_storage().data_ptr(): value.untyped_storage().nbytes()
-        for value in found
+        for value in received
         if value is not None
     }
     assert sum(storages.values()) <= 6 * 64 * 4
-    for value, piece in zip(found, pieces, strict=True):
+    for value, piece in zip(received, pieces, strict=True):
         assert value is not None
         assert _lies(value) == _lies(piece)
         assert torch.equal(value, piece)
@@ -139,16 +139,16 @@ def test_the_pieces_of_a_tensor_take_its_memory_once() -> None:
 def test_pieces_that_are_far_apart_do_not_take_what_lies_between() -> None:
     base = torch.randn(100, 4, 8)
     pieces = [base[0, :, ::2], base[99, :, ::2]]
-    found = _sent([*pieces], [packed(piece) for piece in pieces])
-    for value, piece in zip(found, pieces, strict=True):
+    received = _sent([*pieces], [packed(piece) for piece in pieces])
+    for value, piece in zip(received, pieces, strict=True):
         assert value is not None
         assert _lies(value) == _lies(piece)
         assert value.untyped_storage().nbytes() <= 4 * 8 * 4
 
 
 def test_what_lies_like_a_new_tensor() -> None:
-    plain = {name for name, tensor in LAYOUTS.items() if lies_plainly(tensor)}
-    assert plain == {"contiguous", "a number", "empty"}
+    compact = {name for name, tensor in LAYOUTS.items() if is_compact(tensor)}
+    assert compact == {"contiguous", "a number", "empty"}
 
 
 class Fuse(nn.Module):
@@ -207,12 +207,12 @@ def test_gradients_are_those_of_the_eager_model_under_any_schedule(kind: str, fu
         get_schedule_class(kind)(stages, 4, _mean).step(x, target=torch.zeros(8))
         return {name: value.grad for stage in stages for name, value in stage.module.named_parameters()}
 
-    found = {
+    gradients = {
         name: grad for rank in InProcessWorld(max(placement) + 1).run(body) for name, grad in rank.items()
     }
-    assert found.keys() == expected.keys()
+    assert gradients.keys() == expected.keys()
     for name, gradient in expected.items():
-        assert torch.equal(found[name], gradient), name
+        assert torch.equal(gradients[name], gradient), name
 
 
 def test_an_evaluation_in_inference_mode_leaves_nothing_that_others_can_not_use(fused: Any) -> None:

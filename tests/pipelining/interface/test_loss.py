@@ -65,8 +65,8 @@ def test_a_pipe_with_its_loss_fills_the_gradients_like_the_whole_model(
     for _ in range(2):  # and accumulates
         expected = model(*_data())
         (expected if isinstance(expected, Tensor) else expected["loss"]).backward()
-        found = pipe(*_data())
-    loss, wanted = (found, expected) if spec is True else (found["loss"], expected["loss"])
+        output = pipe(*_data())
+    loss, wanted = (output, expected) if spec is True else (output["loss"], expected["loss"])
     assert torch.equal(loss, wanted)
     assert not loss.requires_grad
     gradients = [_gradients(pipe.get_stage_module(index)) for index in range(2)]

@@ -50,7 +50,7 @@ def test_equal_cuts_have_equal_descriptions_and_other_shapes_another() -> None:
 
 
 @pytest.mark.parametrize(
-    ("expected", "given", "text"),
+    ("expected", "value", "text"),
     [
         (
             Value("x", (2,), torch.float32, False),
@@ -68,9 +68,9 @@ def test_equal_cuts_have_equal_descriptions_and_other_shapes_another() -> None:
         (Constant("n", None), torch.ones(1), "for n = None"),
     ],
 )
-def test_other_inputs_are_refused(expected: Value | Constant, given: object, text: str) -> None:
+def test_other_inputs_are_refused(expected: Value | Constant, value: object, text: str) -> None:
     with pytest.raises(SignatureMismatch, match=text):
-        accept([expected], [given], "me")
+        accept([expected], [value], "me")
 
 
 def test_the_number_of_inputs_is_checked() -> None:

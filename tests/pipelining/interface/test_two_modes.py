@@ -118,9 +118,9 @@ def test_a_local_call_is_the_model_in_both_modes(case: Case) -> None:
                 case.loss(output, target).backward()
                 results.append((output, torch.rand(1)))
             assert_equal(results[1], results[0])
-    held = [dict(pipe.get_stage_module(index).named_parameters()) for index in range(3)]
+    parameters = [dict(pipe.get_stage_module(index).named_parameters()) for index in range(3)]
     expected = {name: value.grad for name, value in model.named_parameters()}
-    assert_equal({name: value.grad for part in held for name, value in part.items()}, expected)
+    assert_equal({name: value.grad for part in parameters for name, value in part.items()}, expected)
     assert (
         set().union(*(pipe.get_stage_module(i).state_dict() for i in range(3))) == model.state_dict().keys()
     )

@@ -23,11 +23,11 @@ def test_a_gradient_is_taken_as_it_comes(name: str, transposed: bool) -> None:
     leaf = (torch.randn(4, 3).t() if transposed else torch.randn(SHAPE)).requires_grad_()
     arrivals = Arrivals([leaf])
     leaf.view_as(leaf).backward(gradient)
-    (found,) = arrivals.gradients()
-    assert found is not None
-    assert found.stride() == gradient.stride()
-    assert found.data_ptr() % 64 == gradient.data_ptr() % 64
-    assert torch.equal(found, gradient)
+    (arrived,) = arrivals.gradients()
+    assert arrived is not None
+    assert arrived.stride() == gradient.stride()
+    assert arrived.data_ptr() % 64 == gradient.data_ptr() % 64
+    assert torch.equal(arrived, gradient)
 
 
 def test_a_gradient_that_lies_plainly_is_not_copied() -> None:
@@ -41,15 +41,15 @@ def test_a_gradient_that_lies_plainly_is_not_copied() -> None:
 
         @staticmethod
         def backward(ctx: object, gradient: Tensor) -> Tensor:
-            made = gradient + 1
-            addresses.append(made.data_ptr())
-            return made
+            replacement = gradient + 1
+            addresses.append(replacement.data_ptr())
+            return replacement
 
     arrivals = Arrivals([leaf])
     Passed.apply(leaf).sum().backward()
-    (found,) = arrivals.gradients()
-    assert found is not None
-    assert [found.data_ptr()] == addresses
+    (arrived,) = arrivals.gradients()
+    assert arrived is not None
+    assert [arrived.data_ptr()] == addresses
 
 
 def test_nothing_comes_to_a_leaf_that_is_not_used() -> None:
@@ -66,6 +66,6 @@ def test_hooks_that_the_leaf_has_run_first() -> None:
     leaf.register_hook(lambda gradient: gradient * 3)
     arrivals = Arrivals([leaf])
     leaf.sum().backward()
-    (found,) = arrivals.gradients()
-    assert found is not None
-    assert torch.equal(found, torch.full(SHAPE, 3.0))
+    (arrived,) = arrivals.gradients()
+    assert arrived is not None
+    assert torch.equal(arrived, torch.full(SHAPE, 3.0))

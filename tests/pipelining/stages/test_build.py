@@ -9,7 +9,8 @@ from tests.pipelining.models import PLAIN, TRANSFORMER
 from tests.pipelining.running import assert_equal, cut
 from torch import nn
 
-from partita.pipelining import PipeInfo, Schedule1F1B, build_stage
+from partita.pipelining import Schedule1F1B, build_stage
+from partita.pipelining.stages import PipeInfo
 from partita.runtime import Comm, InProcessWorld
 
 

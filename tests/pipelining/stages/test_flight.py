@@ -9,9 +9,9 @@ from partita.pipelining.stages.flight import Flight, detached, hand_to_caller, r
 
 def test_detached_keeps_the_structure() -> None:
     value = torch.ones(1, requires_grad=True)
-    found = detached({"a": [value, None, 3]})
-    assert found["a"][1:] == [None, 3]
-    assert not found["a"][0].requires_grad
+    copy = detached({"a": [value, None, 3]})
+    assert copy["a"][1:] == [None, 3]
+    assert not copy["a"][0].requires_grad
 
 
 def test_a_backward_pass_starts_from_the_loss_and_from_what_has_a_gradient() -> None:

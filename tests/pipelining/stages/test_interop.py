@@ -14,14 +14,8 @@ from torch import Tensor, nn
 from torch.distributed import pipelining as theirs
 
 from partita.errors import ArgumentError
-from partita.pipelining import (
-    MultiUseParameterConfig,
-    Pipe,
-    PipelineStage,
-    SplitPoint,
-    pipeline,
-    to_torch_stage,
-)
+from partita.pipelining import MultiUseParameterConfig, Pipe, PipelineStage, SplitPoint, pipeline
+from partita.pipelining.stages import to_torch_stage
 from partita.runtime import Comm
 
 TRANSMIT = MultiUseParameterConfig.TRANSMIT
@@ -35,7 +29,7 @@ def _cut(case: Case, stages: int) -> Pipe:
 
 def _under_torch(comm: Comm, pipes: dict[str, bytes]) -> bytes:
     torch.set_num_threads(1)
-    found = []
+    results = []
     for name, pickled in pipes.items():
         for kind in (theirs.ScheduleGPipe, theirs.Schedule1F1B):
             case = CASES[name]
@@ -50,8 +44,8 @@ def _under_torch(comm: Comm, pipes: dict[str, bytes]) -> bytes:
             else:
                 schedule.step(target=target, losses=losses, return_outputs=False)
             gradients = {n: p.grad for n, p in stage.submod.named_parameters(remove_duplicate=False)}
-            found.append((losses, gradients))
-    return pickle.dumps(found)
+            results.append((losses, gradients))
+    return pickle.dumps(results)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:torch.*")

@@ -91,9 +91,11 @@ class End(nn.Module):
         super().__init__()
         self.drop, self.lin = nn.Dropout(0.2), nn.Linear(WIDTH, WIDTH)
 
-    def forward(self, given: dict[str, Any]) -> tuple[Tensor, int]:
-        assert (given["name"], given["h"][1]) == ("gather", None)
-        return self.lin(self.drop(torch.where(given["large"], given["h"][0], 0.0))) / given["rows"], 3
+    def forward(self, received: dict[str, Any]) -> tuple[Tensor, int]:
+        assert (received["name"], received["h"][1]) == ("gather", None)
+        return self.lin(self.drop(torch.where(received["large"], received["h"][0], 0.0))) / received[
+            "rows"
+        ], 3
 
 
 def _loss(output: tuple[Tensor, int], target: Tensor) -> Tensor:
@@ -199,10 +201,10 @@ def _staged(
     return InProcessWorld(size).run(run)
 
 
-def _assert_same(found: list[Any], expected: Any) -> None:
+def _assert_same(pipelined: list[Any], expected: Any) -> None:
     """``found``: of each rank; outputs and losses are on the last, gradients and states on their own."""
     for place, value in enumerate(expected):
-        theirs = [seen[place] for seen in found]
+        theirs = [seen[place] for seen in pipelined]
         if isinstance(value, list) and value and isinstance(value[0], Tensor) and value[0].dim() == 0:
             assert_equal(theirs[-1], value, f"losses {place}")
         elif isinstance(value, list):
@@ -219,17 +221,17 @@ def test_a_chain_of_modules_trains_like_the_whole_whatever_it_hands_on(kind: Any
 
 def _two_each(comm: Comm) -> bytes:
     torch.set_num_threads(1)
-    held = (2 * comm.rank, 2 * comm.rank + 1)
-    modules = [_chain()[index] for index in held]
+    indices = (2 * comm.rank, 2 * comm.rank + 1)
+    modules = [_chain()[index] for index in indices]
     # their comm comes from the default process group
-    stages = [PipelineStage(module, index, 4, CPU) for index, module in zip(held, modules, strict=True)]
+    stages = [PipelineStage(module, index, 4, CPU) for index, module in zip(indices, modules, strict=True)]
     return pickle.dumps(_train(ScheduleGPipe(stages, 4, _loss), modules))
 
 
 def test_processes_equal_the_whole() -> None:
-    found = endings(2, _two_each)
-    assert [ending.error for ending in found] == [None, None], found[0].text
-    _assert_same([pickle.loads(ending.result) for ending in found], _whole(_chain, _train))
+    ends = endings(2, _two_each)
+    assert [ending.error for ending in ends] == [None, None], ends[0].text
+    _assert_same([pickle.loads(ending.result) for ending in ends], _whole(_chain, _train))
 
 
 def test_nothing_is_run_on_data_to_find_shapes() -> None:
@@ -262,10 +264,10 @@ def test_nothing_is_run_on_data_to_find_shapes() -> None:
 def test_shapes_are_found_once_for_steps_and_evaluations_of_equal_shapes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found: list[Any] = []
+    batches: list[Any] = []
 
     def counted(*args: Any) -> Any:
-        found.append(args[1][0].shape[0])
+        batches.append(args[1][0].shape[0])
         return fake_module.run_on_fakes(*args)
 
     monkeypatch.setattr(crossing, "run_on_fakes", counted)
@@ -281,7 +283,7 @@ def test_shapes_are_found_once_for_steps_and_evaluations_of_equal_shapes(
     _staged(
         lambda: [nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)], body, count=2, loss=functional.mse_loss
     )
-    assert found == [4, 2]
+    assert batches == [4, 2]
 
 
 def test_freezing_and_autocast_between_two_steps_are_noticed() -> None:
@@ -348,21 +350,21 @@ def test_several_stages_on_a_rank_under_every_schedule(kind: Any, placement: tup
     expected = _whole(_chain, _train)
 
     def run(comm: Comm) -> Any:
-        held = [index for index, rank in enumerate(placement) if rank == comm.rank]
-        modules = [_chain()[index] for index in held]
+        indices = [index for index, rank in enumerate(placement) if rank == comm.rank]
+        modules = [_chain()[index] for index in indices]
         stages = [
             PipelineStage(module, index, 4, CPU, comm=comm)
-            for index, module in zip(held, modules, strict=True)
+            for index, module in zip(indices, modules, strict=True)
         ]
-        return placement, held, _train(kind(stages, 4, _loss), modules)
+        return placement, indices, _train(kind(stages, 4, _loss), modules)
 
-    found = InProcessWorld(2).run(run)
+    by_rank = InProcessWorld(2).run(run)
     last = placement[-1]
     for place, value in enumerate(expected):
-        theirs = [seen[place] for _, _, seen in found]
+        theirs = [seen[place] for _, _, seen in by_rank]
         if not isinstance(value, list) or (value and isinstance(value[0], Tensor) and value[0].dim() == 0):
             assert_equal(theirs[last], value, f"output or losses {place}")
-    states = [dict(zip(held, seen[-1], strict=True)) for _, held, seen in found]
+    states = [dict(zip(indices, seen[-1], strict=True)) for _, indices, seen in by_rank]
     assert_equal([(states[0] | states[1])[index] for index in range(4)], expected[-1], "states")
 
 
@@ -474,8 +476,7 @@ def test_a_buffer_that_is_handed_out_is_copied() -> None:
         return [runner.step(*_batch(8)[:1], target=_batch(8)[1], losses=[])]
 
     expected = _whole(make, body, loss=functional.mse_loss)
-    found = _staged(make, body, loss=functional.mse_loss, kind=ScheduleGPipe)
-    _assert_same(found, expected)
+    _assert_same(_staged(make, body, loss=functional.mse_loss, kind=ScheduleGPipe), expected)
 
 
 @pytest.mark.parametrize(
@@ -549,12 +550,12 @@ def test_a_dw_builder_is_asked_after_each_backward_pass_and_run_in_w(kind: Any) 
         def body(comm: Comm) -> Any:
             torch.manual_seed(0)
             modules = [Deferred() for _ in range(2)]
-            given = modules if deferred else [module.lin for module in modules]
+            submodules = modules if deferred else [module.lin for module in modules]
             stages = [
                 PipelineStage(
                     module, number, 2, CPU, comm=comm, dw_builder=modules[number].build if deferred else None
                 )
-                for number, module in enumerate(given)
+                for number, module in enumerate(submodules)
             ]
             x, target = _batch(8)
             kind(stages, 4, functional.mse_loss).step(x, target=target)

@@ -11,8 +11,8 @@ from partita.pipelining.stages.move_graph import move_graph
 def test_devices_are_replaced_wherever_they_stand_in_arguments() -> None:
     graph = Graph()
     x = graph.placeholder("x")
-    made = graph.call_function(torch.ones, (3,), {"device": torch.device("meta")})
-    moved = graph.call_method("to", (made, torch.device("meta")))
+    ones = graph.call_function(torch.ones, (3,), {"device": torch.device("meta")})
+    moved = graph.call_method("to", (ones, torch.device("meta")))
     kept = graph.call_function(torch.ones, (3,), {"device": torch.device("cpu")})
     graph.output((x, moved, kept))
     gm = GraphModule(torch.nn.Module(), graph)

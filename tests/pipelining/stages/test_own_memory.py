@@ -12,7 +12,8 @@ from tests.pipelining.running import assert_equal, cut
 from torch import nn
 
 from partita.errors import ExecutionError
-from partita.pipelining import Schedule1F1B, SplitPoint, Stage, build_stage, pipeline
+from partita.pipelining import Schedule1F1B, SplitPoint, build_stage, pipeline
+from partita.pipelining.stages import Stage
 from partita.pipelining.stages.own_memory import with_own_memory
 from partita.runtime import Comm, InProcessWorld
 

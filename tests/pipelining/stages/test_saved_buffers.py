@@ -12,7 +12,8 @@ from tests.pipelining.running import Record, assert_same, cut, piped, uncut
 from torch import Tensor, nn
 from torch.nn import functional
 
-from partita.pipelining import PipelineSchedule, Schedule1F1B, ScheduleGPipe
+from partita.pipelining import Schedule1F1B, ScheduleGPipe
+from partita.pipelining.schedules import PipelineSchedule
 from partita.pipelining.stages.saved_buffers import SavedBuffers
 
 

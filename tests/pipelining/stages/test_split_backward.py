@@ -150,22 +150,22 @@ class Running(nn.Module):
             case "lstm":
                 return self.cell(a, b)
             case "hook":
-                made = linear(a)
-                if made.requires_grad:
-                    made.register_hook(lambda g: self.seen.append(g.sum().item()) or g * 0.5)
-                return made
+                output = linear(a)
+                if output.requires_grad:
+                    output.register_hook(lambda g: self.seen.append(g.sum().item()) or g * 0.5)
+                return output
             case "weight hook":
-                made = torch.tanh(linear.weight)
-                if made.requires_grad:
-                    made.register_hook(lambda g: self.seen.append(g.sum().item()) or g * 2)
-                return a @ made + b
+                output = torch.tanh(linear.weight)
+                if output.requires_grad:
+                    output.register_hook(lambda g: self.seen.append(g.sum().item()) or g * 2)
+                return a @ output + b
             case "no_grad":
                 with torch.no_grad():
                     return linear(a)
         raise AssertionError(op.kind)
 
 
-def run(model: nn.Module, inputs: list[Tensor], split: bool, rounds: int = 2) -> dict[str, Any]:
+def run(model: nn.Module, inputs: list[Tensor], split: bool, repeats: int = 2) -> dict[str, Any]:
     """All that can be seen of some microbatches: W of all after I of all."""
     seen: list[Any] = []
     for name, parameter in model.named_parameters():
@@ -176,24 +176,24 @@ def run(model: nn.Module, inputs: list[Tensor], split: bool, rounds: int = 2) ->
             )
     gradients: list[list[Tensor | None]] = []
     flights = []
-    for number in range(rounds):
+    for number in range(repeats):
         leaves = [(value * (number + 1)).detach().requires_grad_(value.requires_grad) for value in inputs]
         before = hooks_made()
-        made = [value for value in model(*leaves) if value.requires_grad]
+        outputs = [value for value in model(*leaves) if value.requires_grad]
         hooked = hooks_made() != before
-        seeds = [torch.linspace(-1, 1, value.numel()).view_as(value) for value in made]
-        flights.append((leaves, made, seeds, hooked))
+        seeds = [torch.linspace(-1, 1, value.numel()).view_as(value) for value in outputs]
+        flights.append((leaves, outputs, seeds, hooked))
     passes = []
-    for leaves, made, seeds, hooked in flights:
+    for leaves, outputs, seeds, hooked in flights:
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
         if split:
             assert all(p.grad is None for p in model.parameters())
-            found = input_pass(made, seeds, wanted, hooked=hooked)
-            gradients.append(list(found.gradients))
-            passes.append(found.weights)
+            cut = input_pass(outputs, seeds, wanted, hooked=hooked)
+            gradients.append(list(cut.gradients))
+            passes.append(cut.weights)
         else:
-            if made:
-                torch.autograd.backward(made, seeds)
+            if outputs:
+                torch.autograd.backward(outputs, seeds)
             gradients.append([leaf.grad for leaf in wanted])
     for weights in passes:
         weights.run()
@@ -205,14 +205,14 @@ def run(model: nn.Module, inputs: list[Tensor], split: bool, rounds: int = 2) ->
     }
 
 
-def same(found: Any, expected: Any) -> bool:
+def same(actual: Any, expected: Any) -> bool:
     if isinstance(expected, Tensor):
-        return isinstance(found, Tensor) and torch.equal(found, expected)
+        return isinstance(actual, Tensor) and torch.equal(actual, expected)
     if isinstance(expected, dict):
-        return found.keys() == expected.keys() and all(same(found[k], expected[k]) for k in expected)
+        return actual.keys() == expected.keys() and all(same(actual[k], expected[k]) for k in expected)
     if isinstance(expected, (list, tuple)):
-        return len(found) == len(expected) and all(map(same, found, expected))
-    return found == expected
+        return len(actual) == len(expected) and all(map(same, actual, expected))
+    return actual == expected
 
 
 @settings(max_examples=150, deadline=None)
@@ -223,8 +223,8 @@ def test_input_and_weight_passes_equal_the_whole_pass(program: Any, wants: tuple
     inputs = [torch.randn(3, WIDTH, requires_grad=want) for want in wants]
     other = copy.deepcopy(model)
     expected = run(other, inputs, split=False)
-    found = run(model, inputs, split=True)
-    assert same(found, expected), (found, expected)
+    actual = run(model, inputs, split=True)
+    assert same(actual, expected), (actual, expected)
 
 
 # --- nothing is computed twice, and each half computes its own ---
@@ -259,12 +259,12 @@ class Twice(nn.Module):
 
 def _counts(model: nn.Module, x: Tensor) -> tuple[Counter[str], Counter[str], Counter[str]]:
     """The operators of B, of I and of W."""
-    made = model(x)
+    output = model(x)
     with Counted() as whole:
-        torch.autograd.backward(made, torch.ones_like(made))
-    made = model(x)
+        torch.autograd.backward(output, torch.ones_like(output))
+    output = model(x)
     with Counted() as first:
-        weights = input_pass([made], [torch.ones_like(made)], [x]).weights
+        weights = input_pass([output], [torch.ones_like(output)], [x]).weights
     with Counted() as second:
         weights.run()
     return whole.counts, first.counts, second.counts
@@ -296,8 +296,8 @@ def test_a_checkpointed_region_is_computed_again_once() -> None:
         return model(x.tanh()).tanh()
 
     x = torch.randn(3, WIDTH, requires_grad=True)
-    made = checkpoint(region, x, use_reentrant=False)
-    weights = input_pass([made], [torch.ones_like(made)], [x]).weights
+    output = checkpoint(region, x, use_reentrant=False)
+    weights = input_pass([output], [torch.ones_like(output)], [x]).weights
     assert model.weight.grad is None
     weights.run()
     assert len(calls) == 2
@@ -308,8 +308,8 @@ def test_a_custom_function_goes_back_once() -> None:
     Halve.calls = 0
     weight = nn.Parameter(torch.randn(WIDTH))
     x = torch.randn(3, WIDTH, requires_grad=True)
-    made = Halve.apply(x, weight)
-    weights = input_pass([made], [torch.ones_like(made)], [x]).weights
+    output = Halve.apply(x, weight)
+    weights = input_pass([output], [torch.ones_like(output)], [x]).weights
     assert weight.grad is None
     weights.run()
     assert Halve.calls == 1
@@ -319,19 +319,19 @@ def test_a_custom_function_goes_back_once() -> None:
 def test_a_reentrant_checkpoint_goes_back_whole_in_the_first_half() -> None:
     model = nn.Linear(WIDTH, WIDTH)
     x = torch.randn(3, WIDTH, requires_grad=True)
-    made = checkpoint(model, x, use_reentrant=True)
-    found = input_pass([made], [torch.ones_like(made)], [x])
-    assert found.weights.is_empty
-    assert torch.equal(found.gradients[0], torch.ones(3, WIDTH) @ model.weight)
+    output = checkpoint(model, x, use_reentrant=True)
+    cut = input_pass([output], [torch.ones_like(output)], [x])
+    assert cut.weights.is_empty
+    assert torch.equal(cut.gradients[0], torch.ones(3, WIDTH) @ model.weight)
     assert torch.equal(model.bias.grad, torch.full((WIDTH,), 3.0))
 
 
 def test_without_inputs_that_want_gradients_the_first_half_computes_nothing() -> None:
     model = nn.Linear(WIDTH, WIDTH)
-    made = model(torch.randn(3, WIDTH))
-    ones = torch.ones_like(made)
+    output = model(torch.randn(3, WIDTH))
+    ones = torch.ones_like(output)
     with Counted() as first:
-        weights = input_pass([made], [ones], []).weights
+        weights = input_pass([output], [ones], []).weights
     assert not first.counts
     weights.run()
     assert torch.equal(model.bias.grad, torch.full((WIDTH,), 3.0))
@@ -340,23 +340,23 @@ def test_without_inputs_that_want_gradients_the_first_half_computes_nothing() ->
 def test_a_frozen_module_leaves_nothing_for_the_second_half() -> None:
     model = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
     x = torch.randn(3, WIDTH, requires_grad=True)
-    made = model(x)
-    found = input_pass([made], [torch.ones_like(made)], [x])
-    assert found.weights.is_empty
-    assert torch.equal(found.gradients[0], torch.ones(3, WIDTH) @ model.weight)
+    output = model(x)
+    cut = input_pass([output], [torch.ones_like(output)], [x])
+    assert cut.weights.is_empty
+    assert torch.equal(cut.gradients[0], torch.ones(3, WIDTH) @ model.weight)
 
 
 def test_a_share_that_is_asked_for_is_returned_and_not_accumulated() -> None:
     weight = nn.Parameter(torch.randn(WIDTH, WIDTH))
     weight.grad = torch.ones(WIDTH, WIDTH)
     x = torch.randn(3, WIDTH, requires_grad=True)
-    made = (x @ weight).tanh() @ weight
-    whole = torch.autograd.grad(made.sum(), [x, weight], retain_graph=True)
+    output = (x @ weight).tanh() @ weight
+    whole = torch.autograd.grad(output.sum(), [x, weight], retain_graph=True)
     share = torch.randn(WIDTH, WIDTH)
-    found = input_pass([made, weight], [torch.ones_like(made), share], [x], [weight])
-    found.weights.run()
-    assert torch.equal(found.gradients[0], whole[0])
-    torch.testing.assert_close(found.shares[0], whole[1] + share)
+    cut = input_pass([output, weight], [torch.ones_like(output), share], [x], [weight])
+    cut.weights.run()
+    assert torch.equal(cut.gradients[0], whole[0])
+    torch.testing.assert_close(cut.shares[0], whole[1] + share)
     assert torch.equal(weight.grad, torch.ones(WIDTH, WIDTH))
 
 
@@ -367,8 +367,8 @@ def test_hooks_on_the_nodes_that_accumulate_run_once_as_data_parallel_wrappers_n
         node.register_hook(lambda *_, number=number: seen.append(number)) for number, node in enumerate(nodes)
     ]
     x = torch.randn(2, 8, requires_grad=True)
-    made = model(x)
-    weights = input_pass([made], [torch.ones_like(made)], [x]).weights
+    output = model(x)
+    weights = input_pass([output], [torch.ones_like(output)], [x]).weights
     assert seen == []
     weights.run()
     assert sorted(seen) == list(range(len(handles)))
@@ -385,12 +385,12 @@ def test_a_weight_that_many_layers_share_adds_up_in_the_order_of_the_whole_pass(
             h = torch.tanh(torch.nn.functional.linear(h, weight))
         return h
 
-    made = forward()
-    torch.autograd.backward(made, torch.ones_like(made))
+    output = forward()
+    torch.autograd.backward(output, torch.ones_like(output))
     expected, weight.grad = weight.grad, None
-    made = forward()
+    output = forward()
     with Counted() as first:
-        weights = input_pass([made], [torch.ones_like(made)], [x]).weights
+        weights = input_pass([output], [torch.ones_like(output)], [x]).weights
     weights.run()
     assert first.counts["aten.mm"] == 6  # no gradient of the weight among them
     assert torch.equal(weight.grad, expected)
@@ -404,9 +404,9 @@ def test_a_group_normalisation_of_channels_last_goes_back() -> None:
     out, expected = norm(x), whole(x)
     seed = torch.randn_like(out)
     expected.backward(seed)
-    found = input_pass([out], [seed], [x])
+    cut = input_pass([out], [seed], [x])
     assert norm.weight.grad is None
-    found.weights.run()
-    assert torch.equal(found.gradients[0], x.grad)
+    cut.weights.run()
+    assert torch.equal(cut.gradients[0], x.grad)
     for parameter, other in zip(norm.parameters(), whole.parameters(), strict=True):
         assert torch.equal(parameter.grad, other.grad)

@@ -25,10 +25,10 @@ def test_a_stage_knows_its_place_and_what_is_in_flight() -> None:
         0,
     )
     (name,) = stage.border.inputs
-    made = stage.forward(0, {name: torch.randn(2, WIDTH)}, train=True)
+    outputs = stage.forward(0, {name: torch.randn(2, WIDTH)}, train=True)
     assert stage.in_flight == 1
     (output,) = stage.border.outputs
-    gradients = stage.backward(0, {output: torch.ones_like(made[output])})
+    gradients = stage.backward(0, {output: torch.ones_like(outputs[output])})
     assert gradients[name].shape == (2, WIDTH)
     assert stage.in_flight == 0
 
@@ -48,9 +48,9 @@ def test_what_was_in_grad_before_stays() -> None:
     for name, parameter in stage.module.named_parameters():
         parameter.grad = kept[name].clone()
     inputs = {name: torch.randn(2, 6, WIDTH) for name in stage.border.inputs}
-    made = stage.forward(0, inputs, train=True)
+    outputs = stage.forward(0, inputs, train=True)
     (name,) = stage.routes.result_names
-    loss = made[name].square().mean()
+    loss = outputs[name].square().mean()
     results = stage.backward(0, {}, (loss, torch.ones_like(loss)))
     (group,) = stage.routes.tied
     assert torch.equal(stage.parameter(group).grad, torch.ones_like(stage.parameter(group)))
@@ -62,10 +62,10 @@ def test_a_stage_that_writes_to_its_input_leaves_the_senders_tensor_alone() -> N
     stage = cut(IN_PLACE, 2).build_stage(1)
     (name,) = stage.border.inputs
     assert stage.border.written == {name}
-    given = torch.randn(2, WIDTH)
-    before = given.clone()
-    stage.forward(0, {name: given}, train=True)
-    assert torch.equal(given, before)
+    caller_input = torch.randn(2, WIDTH)
+    before = caller_input.clone()
+    stage.forward(0, {name: caller_input}, train=True)
+    assert torch.equal(caller_input, before)
     assert cut(SKIP, 2).build_stage(1).border.written == frozenset()
 
 
@@ -89,7 +89,7 @@ def test_the_device_is_that_of_parameters_or_else_of_buffers_or_the_cpu() -> Non
 
 def test_results_take_the_models_own_structure() -> None:
     stage = cut(OUTPUTS, 2).build_stage(1)
-    made = {name: torch.full((2,), float(number)) for number, name in enumerate(stage.routes.result_names)}
-    result = stage.results(made, stage.routes)
+    outputs = {name: torch.full((2,), float(number)) for number, name in enumerate(stage.routes.result_names)}
+    result = stage.results(outputs, stage.routes)
     assert list(result) == ["out", "early", "given", "n", "rows"]
     assert (result["n"], result["out"][1]) == (3, None)

@@ -45,7 +45,7 @@ def test_where_no_size_is_open_nothing_is_told() -> None:
 
 
 def test_a_rank_that_exchanges_nothing_is_told_by_the_first_stages() -> None:
-    known = cut(PLAIN, 2).routes
+    fixed = cut(PLAIN, 2).routes
     tensor = torch.empty(2)
     apart = make_routes(
         [StageBorder(("x",), ("h",)), StageBorder(("h",), ("k",)), StageBorder((), ("o",))],
@@ -53,7 +53,7 @@ def test_a_rank_that_exchanges_nothing_is_told_by_the_first_stages() -> None:
         {"x": tensor, "h": tensor, "k": tensor, "o": tensor},
         [Value.of("x", tensor)],
         [],
-        sizes=known.sizes,
+        sizes=fixed.sizes,
     )
     assert neighbours(2, apart, (0, 1, 2)) == (0,)
     assert _agree(apart, (0, 1, 2), SIZES) == [SIZES] * 3
@@ -82,5 +82,5 @@ def test_the_first_stages_rank_knows_its_sizes_where_nobody_is_told() -> None:
 def test_a_mode_with_fewer_open_sizes_reads_its_own() -> None:
     sizes = BatchSizes((4, 3), ((9, 8), (7, 6)))
     assert BatchSizes.of_numbers([*sizes.numbers(), 0, 0], 2, 2) == sizes
-    plain = BatchSizes((4, 3), ((), ()))
-    assert BatchSizes.of_numbers([*plain.numbers(), 0, 0, 0, 0], 2, 0) == plain
+    fixed = BatchSizes((4, 3), ((), ()))
+    assert BatchSizes.of_numbers([*fixed.numbers(), 0, 0, 0, 0], 2, 0) == fixed

@@ -89,8 +89,8 @@ def test_sizes_of_their_own_are_weighted_by_their_samples() -> None:
     torch.testing.assert_close(result, whole)
     assert torch.equal(result, evaluated)
     assert len(losses) == 3
-    for found, module in ((first, modules[0]), (last, modules[1])):
-        torch.testing.assert_close(found, [parameter.grad for parameter in module.parameters()])
+    for gradients, module in ((first, modules[0]), (last, modules[1])):
+        torch.testing.assert_close(gradients, [parameter.grad for parameter in module.parameters()])
 
 
 def test_a_batch_and_microbatches_on_two_ranks_go_together() -> None:
@@ -133,7 +133,7 @@ X = torch.ones(2, 4)
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arguments", "message"),
     [
         (
             {"arg_mbs": [(X,)] * 2},
@@ -154,11 +154,11 @@ X = torch.ones(2, 4)
         ),
     ],
 )
-def test_what_can_not_be_taken_says_why(given: dict[str, Any], message: str) -> None:
+def test_what_can_not_be_taken_says_why(arguments: dict[str, Any], message: str) -> None:
     def body(comm: Comm) -> None:
         stage = PipelineStage(nn.Identity(), 0, 1, "cpu", comm=comm)
-        x = given.get("x")
-        rest = {name: value for name, value in given.items() if name != "x"}
+        x = arguments.get("x")
+        rest = {name: value for name, value in arguments.items() if name != "x"}
         Schedule1F1B(stage, 3, functional.mse_loss).step(*([] if x is None else [x]), **rest)
 
     with pytest.raises(MicrobatchError, match=message):

@@ -95,8 +95,8 @@ def test_a_function_is_called_for_each_action_of_its_kind_in_order(text: str, tm
         (schedules.FORWARD, [["0F0", "0F1"], ["1F0", "1F1"]]),
         (theirs.FULL_BACKWARD, [["0B0", "0B1"], ["1B0", "1B1"]]),
     ):
-        found, notes = _run(make, lambda notes, kind=kind: {kind: partial(_around, notes)})
-        assert_equal(found, expected)
+        results, notes = _run(make, lambda notes, kind=kind: {kind: partial(_around, notes)})
+        assert_equal(results, expected)
         assert notes == calls
 
 
@@ -132,8 +132,8 @@ def test_passes_that_overlap_are_one_action_whose_parts_are_run_in_any_order() -
         return {schedules.OVERLAP_F_B: backward_first, "F": partial(_around, notes)}
 
     placement = (0, 1, 1, 0)
-    found, notes = _run(make, functions, placement)
-    assert_equal(found, _run(make, lambda notes: {}, placement)[0])
+    results, notes = _run(make, functions, placement)
+    assert_equal(results, _run(make, lambda notes: {}, placement)[0])
     for row in notes:
         together = [action for action in row if isinstance(action, Action)]
         inside = {str(part) for action in together for part in action.parts}
@@ -149,8 +149,8 @@ def test_actions_on_whole_stages_are_added_where_a_function_wants_them(tmp_path:
         note = lambda action, ctx: notes.append(str(action))  # noqa: E731
         return dict.fromkeys(("UNSHARD", "RESHARD", "REDUCE_GRAD"), note)
 
-    found, notes = _run(make, functions)
-    assert_equal(found, _run(make, lambda notes: {})[0])
+    results, notes = _run(make, functions)
+    assert_equal(results, _run(make, lambda notes: {})[0])
     assert notes == [[f"{rank}UNSHARD", f"{rank}REDUCE_GRAD", f"{rank}RESHARD"] for rank in range(2)]
     (tmp_path / "order").write_text(LOWERED)  # kept as it is
     assert _run(make, functions)[1] == [[], ["1UNSHARD"]]

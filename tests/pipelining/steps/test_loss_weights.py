@@ -67,8 +67,8 @@ def test_weighted_gradients_are_those_of_the_uncut_model_with_the_same_weights()
     weights = LossWeights.proportional(counts)
     whole = keyed_graph(CASE.model(), (tokens[:2],)).eval()
     UncutReference(whole, 4, CASE.loss).step(tokens, target=target, loss_weights=weights)
-    found = _gradients(weights)
-    assert_equal(found, {name: whole.get_parameter(name).grad for name in found})
+    gradients = _gradients(weights)
+    assert_equal(gradients, {name: whole.get_parameter(name).grad for name in gradients})
 
 
 def test_a_sequence_that_sums_to_1_will_do() -> None:

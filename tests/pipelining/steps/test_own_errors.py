@@ -52,7 +52,7 @@ def test_arguments_of_a_captured_stage(pipe: Pipe, args: Any, error: type[Except
         _alone(lambda comm: pipe.build_stage(comm.rank, comm=comm), 0, *args)
 
 
-@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("as_modules", [False, True])
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
@@ -62,8 +62,8 @@ def test_arguments_of_a_captured_stage(pipe: Pipe, args: Any, error: type[Except
         ({"target_mbs": [(BATCH, BATCH[:2])] * 4}, "microbatch 0 has tensors that differ"),
     ],
 )
-def test_what_the_loss_is_given(pipe: Pipe, plain: bool, kwargs: Any, message: str) -> None:
-    build = _plain if plain else lambda comm: pipe.build_stage(comm.rank, comm=comm)
+def test_what_the_loss_is_given(pipe: Pipe, as_modules: bool, kwargs: Any, message: str) -> None:
+    build = _plain if as_modules else lambda comm: pipe.build_stage(comm.rank, comm=comm)
     with pytest.raises(MicrobatchError, match=message):
         _alone(build, 1, **kwargs)
 
@@ -81,12 +81,12 @@ def test_arguments_of_a_stage_that_is_a_plain_module(args: Any, error: type[Exce
         _alone(_plain, 0, *args)
 
 
-@pytest.mark.parametrize("plain", [False, True])
-def test_microbatches_that_the_user_has_made(pipe: Pipe, plain: bool) -> None:
-    build = _plain if plain else lambda comm: pipe.build_stage(comm.rank, comm=comm)
+@pytest.mark.parametrize("as_modules", [False, True])
+def test_microbatches_that_the_user_has_made(pipe: Pipe, as_modules: bool) -> None:
+    build = _plain if as_modules else lambda comm: pipe.build_stage(comm.rank, comm=comm)
     with pytest.raises(MicrobatchError, match="arg_mbs has 3 microbatches, but the schedule has 4"):
         _alone(build, 0, arg_mbs=[(BATCH,)] * 3)
-    error = ExecutionError if plain else SignatureMismatch
+    error = ExecutionError if as_modules else SignatureMismatch
     with pytest.raises(error, match=r"stage 0|\[8, 3\]"):
         _alone(build, 0, arg_mbs=[*[(BATCH,)] * 3, (BATCH[:, :3],)])
 

@@ -31,8 +31,8 @@ def _under_autocast(runner: Any, modules: Any, case: Case, record: Record) -> No
 )
 def test_training_under_autocast_equals_the_uncut_model_under_it(case: Case) -> None:
     pipe = cut(case, len(case.after) + 1)
-    found = piped(pipe, case, run=_under_autocast)
-    assert_same(found, uncut(case, run=_under_autocast))
+    results = piped(pipe, case, run=_under_autocast)
+    assert_same(results, uncut(case, run=_under_autocast))
 
 
 def test_a_weight_that_two_stages_use_gets_a_gradient_summed_in_its_own_precision() -> None:
@@ -73,7 +73,7 @@ def test_dtypes_are_worked_out_once_for_each_kind_of_autocast() -> None:
         for _ in range(2):
             with torch.autocast(*BF16):
                 schedule.step(*args, target=target)
-            counts.append(len(schedule._preparation._precision._known))
+            counts.append(len(schedule._preparation._precision._by_autocast))
         return counts
 
     assert InProcessWorld(2).run(body) == [[1, 1], [1, 1]]
@@ -117,8 +117,8 @@ def test_a_weight_that_the_optimizer_has_changed_is_converted_again() -> None:
 def test_a_local_call_under_autocast_is_the_models() -> None:
     pipe, model, (args, _, _) = cut(TRANSFORMER, 3), TRANSFORMER.model(), TRANSFORMER.data(2)
     with torch.autocast(*BF16):
-        found, expected = pipe.eval()(*args), model.eval()(*args)
-    assert_equal(found, expected)
+        results, expected = pipe.eval()(*args), model.eval()(*args)
+    assert_equal(results, expected)
 
 
 def test_autocast_on_one_rank_only_is_an_error_on_all() -> None:

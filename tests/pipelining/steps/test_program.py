@@ -34,11 +34,11 @@ def test_both_ends_of_a_link_start_its_messages_in_one_order(name: str, all_pair
     for ranks in (2, 3, 4):
         for stages in (ranks, 2 * ranks, 3 * ranks):
             try:
-                plain = get_schedule(name)(stages, 2 * stages, ranks)
+                schedule = get_schedule(name)(stages, 2 * stages, ranks)
             except ScheduleError:
                 continue  # not so many stages a rank
             edges = list(combinations(range(stages), 2)) if all_pairs else None
-            sent, received = _messages(lower(plain, edges))
+            sent, received = _messages(lower(schedule, edges))
             assert sent == received
             tried += len(sent)
     assert tried > 4

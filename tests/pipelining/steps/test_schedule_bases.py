@@ -14,8 +14,9 @@ from torch.distributed.pipelining import schedules as theirs
 from torch.nn import functional
 
 from partita.errors import ScheduleError, SignatureMismatch
-from partita.pipelining import PipelineSchedule, PipelineStage, get_schedule_class, schedules
+from partita.pipelining import PipelineStage, get_schedule_class, schedules
 from partita.pipelining.schedules import (
+    PipelineSchedule,
     PipelineScheduleMulti,
     PipelineScheduleSingle,
     Schedule1F1B,
@@ -124,8 +125,8 @@ def test_orders_of_ones_own_are_run(tmp_path: Path) -> None:
         assert_equal(_run(lambda stages, kind=kind: kind(stages, 2, _loss)), expected, kind.__name__)
     for name, form in (("plain", "compute_only"), ("lowered", "compute_comms")):
         path = tmp_path / f"{name}.csv"
-        found = _run(lambda stages, path=path, form=form: Loaded(path, form, stages, 2, _loss))
-        assert_equal(found, expected, name)
+        results = _run(lambda stages, path=path, form=form: Loaded(path, form, stages, 2, _loss))
+        assert_equal(results, expected, name)
 
 
 @pytest.mark.parametrize(

@@ -13,17 +13,16 @@ from torch import Tensor, nn
 from partita.errors import ExecutionError, MicrobatchError, PeerFailed, ScheduleError, SignatureMismatch
 from partita.pipelining import (
     Pipe,
-    PipelineSchedule,
     Schedule1F1B,
     ScheduleGPipe,
     SplitPoint,
-    Stage,
     UncutReference,
     get_schedule_class,
     keyed_graph,
     pipeline,
 )
-from partita.pipelining.schedules import _ScheduleForwardOnly
+from partita.pipelining.schedules import PipelineSchedule, _ScheduleForwardOnly
+from partita.pipelining.stages import Stage
 from partita.runtime import Comm, InProcessWorld, Replicate, TensorChunkSpec, Tracer
 
 
@@ -70,9 +69,9 @@ def test_eval_in_eval_mode_is_the_model_in_eval_mode(case: Case) -> None:
         stage.module.eval()
         return Schedule1F1B(stage, 4).eval(*args, **kwargs)
 
-    *others, found = InProcessWorld(3).run(body)
+    *others, results = InProcessWorld(3).run(body)
     assert others == [None, None]
-    leaves = [(found["out"][0], expected["out"][0])] if case is OUTPUTS else [(found, expected)]
+    leaves = [(results["out"][0], expected["out"][0])] if case is OUTPUTS else [(results, expected)]
     for left, right in leaves:
         torch.testing.assert_close(left, right)  # a matmul of 8 rows rounds otherwise than four of 2
 
@@ -89,12 +88,12 @@ def test_dropout_differs_between_steps_microbatches_and_seeds() -> None:
     same = (torch.cat([one[0]] * 4),)
 
     def body(comm: Comm, seed: int) -> list[Tensor]:
-        schedule, found = ScheduleGPipe(_stage(pipe, comm), 4, TRANSFORMER.loss, seed=seed), []
+        schedule, results = ScheduleGPipe(_stage(pipe, comm), 4, TRANSFORMER.loss, seed=seed), []
         for _ in range(2):
             losses: list[Tensor] = []
             schedule.step(*same, target=torch.cat([target] * 4), losses=losses)
-            found += losses
-        return found
+            results += losses
+        return results
 
     values = [loss.item() for seed in (0, 1) for loss in InProcessWorld(1).run(body, seed)[0]]
     assert len(set(values)) == len(values)
@@ -122,21 +121,21 @@ def test_an_input_that_wants_a_gradient_gets_it() -> None:
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             return self.b(self.a(x).tanh()) * y
 
-    def given() -> tuple[Tensor, Tensor]:
+    def fresh_batch() -> tuple[Tensor, Tensor]:
         torch.manual_seed(5)
         return torch.randn(8, WIDTH, requires_grad=True), torch.randn(8, WIDTH, requires_grad=True)
 
     case = Case("inputs", Two, ("a",))
     model, target = case.model(), torch.zeros(8, WIDTH)
-    example = tuple(value[:2].detach().requires_grad_() for value in given())
+    example = tuple(value[:2].detach().requires_grad_() for value in fresh_batch())
     pipe = pipeline(model, example, split_spec=case.split_spec(2))
-    x, y = given()
+    x, y = fresh_batch()
 
     def body(comm: Comm) -> None:
         ScheduleGPipe(_stage(pipe, comm), 4, case.loss).step(x, y, target=target)
 
     InProcessWorld(2).run(body)
-    expected = given()
+    expected = fresh_batch()
     UncutReference(keyed_graph(model, example), 4, case.loss).step(*expected, target=target)
     assert_equal([x.grad, y.grad], [value.grad for value in expected])
 
@@ -154,10 +153,10 @@ def test_what_the_loss_ignores_gets_no_gradient_at_all() -> None:
             return self.b(self.a(x)), side
 
     case = Case("ignored", Ignored, ("a",), loss=first_loss)
-    found, expected = piped(cut(case, 2), case), uncut(case)
+    results, expected = piped(cut(case, 2), case), uncut(case)
     assert expected.gradients["side.weight"] is None
-    assert found[0].gradients["side.weight"] is None
-    assert_equal(found[0].state["side.weight"], expected.state["side.weight"])
+    assert results[0].gradients["side.weight"] is None
+    assert_equal(results[0].state["side.weight"], expected.state["side.weight"])
 
 
 def test_losses_are_those_of_the_microbatches_also_in_evaluation() -> None:
@@ -376,8 +375,8 @@ def test_a_step_without_a_loss_function_runs_forward_only() -> None:
 
     def body(comm: Comm) -> tuple[Any, bool]:
         stage = _stage(pipe, comm)
-        found = ScheduleGPipe(stage, 4).step(x)
-        return found, all(parameter.grad is None for parameter in stage.module.parameters())
+        results = ScheduleGPipe(stage, 4).step(x)
+        return results, all(parameter.grad is None for parameter in stage.module.parameters())
 
     (nothing, untouched), (output, also_untouched) = InProcessWorld(2).run(body)
     assert nothing is None
@@ -428,16 +427,16 @@ def test_keyword_arguments_of_the_loss_function_reach_each_microbatch_whole() ->
 
     def body(comm: Comm) -> dict[str, Tensor | None]:
         stage = _stage(pipe, comm)
-        given = {"weight": weight} if comm.rank else {"weight": None}
-        Schedule1F1B(stage, 4, loss).step(*args, target=target, loss_kwargs=given)
+        loss_kwargs = {"weight": weight} if comm.rank else {"weight": None}
+        Schedule1F1B(stage, 4, loss).step(*args, target=target, loss_kwargs=loss_kwargs)
         return {name: parameter.grad for name, parameter in stage.module.named_parameters()}
 
     model = PLAIN.model()
     reference = UncutReference(keyed_graph(model, (args[0][:2],)), 4, loss)
     reference.step(*args, target=target, loss_kwargs={"weight": weight})
     expected = {name: parameter.grad for name, parameter in model.named_parameters()}
-    for found in InProcessWorld(2).run(body):
-        assert_equal(found, {name: expected[name] for name in found}, "gradients")
+    for results in InProcessWorld(2).run(body):
+        assert_equal(results, {name: expected[name] for name in results}, "gradients")
 
 
 def test_parameters_frozen_after_the_cut_are_refused() -> None:

@@ -75,8 +75,8 @@ def _nothing(_: nn.Module, __: int) -> None: ...
 @pytest.mark.parametrize("placement", [(0, 1, 2, 0), (0, 0, 0)], ids=str)
 def test_one_sum_a_step_is_the_gradient_of_the_uncut_model(placement: tuple[int, ...]) -> None:
     expected = _uncut(TRANSFORMER, _nothing)
-    for found in _run(TRANSFORMER, placement, _nothing, tied_gradients="reduced"):
-        for name, gradient in found.items():
+    for gradients in _run(TRANSFORMER, placement, _nothing, tied_gradients="reduced"):
+        for name, gradient in gradients.items():
             torch.testing.assert_close(gradient, expected[name], rtol=1e-6, atol=1e-7)
 
 
@@ -126,8 +126,8 @@ def test_a_tied_parameter_that_the_loss_ignores_has_no_gradient() -> None:
 
     case = Case("side", CallEdge, ("a",), loss=first_loss)
     assert [group.names for group in cut(case, 2).routes.tied] == [("side.weight",), ("side.bias",)]
-    for found in _run(case, (0, 1), _nothing, tied_gradients="reduced"):
-        assert found["side.weight"] is None
+    for gradients in _run(case, (0, 1), _nothing, tied_gradients="reduced"):
+        assert gradients["side.weight"] is None
 
 
 def test_ranks_that_differ_about_tied_gradients_say_so() -> None:
@@ -152,8 +152,8 @@ def _halve(module: nn.Module, _: int) -> None:
 @pytest.mark.parametrize("kind", ["GPipe", "1F1B"])
 def test_hooks_change_a_tied_gradient_once_and_before_it_is_added(kind: str) -> None:
     expected = _uncut(TRANSFORMER, _halve)
-    for found in _run(TRANSFORMER, (0, 1, 2), _halve, kind=kind):
-        assert_equal(found, {name: expected[name] for name in found})
+    for gradients in _run(TRANSFORMER, (0, 1, 2), _halve, kind=kind):
+        assert_equal(gradients, {name: expected[name] for name in gradients})
 
 
 def test_hooks_run_once_for_each_gradient_that_is_accumulated() -> None:
@@ -162,13 +162,13 @@ def test_hooks_run_once_for_each_gradient_that_is_accumulated() -> None:
     def counting(where: str) -> Callable[[nn.Module, int], None]:
         def prepare(module: nn.Module, _: int) -> None:
             for name, parameter in module.named_parameters():
-                found = counts.setdefault(f"{where} {name}", [0, 0])
+                calls = counts.setdefault(f"{where} {name}", [0, 0])
 
-                def hook(_: Tensor, found: list[int] = found) -> None:
-                    found[0] += 1
+                def hook(_: Tensor, calls: list[int] = calls) -> None:
+                    calls[0] += 1
 
-                def post(_: Tensor, found: list[int] = found) -> None:
-                    found[1] += 1
+                def post(_: Tensor, calls: list[int] = calls) -> None:
+                    calls[1] += 1
 
                 parameter.register_hook(hook)
                 parameter.register_post_accumulate_grad_hook(post)
@@ -178,9 +178,9 @@ def test_hooks_run_once_for_each_gradient_that_is_accumulated() -> None:
     _uncut(TRANSFORMER, counting("uncut"), steps=1)
     assert set(map(tuple, counts.values())) == {(4, 4)}
     _run(TRANSFORMER, (0, 1, 2), counting("cut"), steps=1)
-    assert {tuple(found) for name, found in counts.items() if "head" not in name} == {(4, 4)}
+    assert {tuple(calls) for name, calls in counts.items() if "head" not in name} == {(4, 4)}
     # one object has several names, and on each rank a copy: only the first stage's runs hooks
-    tied = [tuple(found) for name, found in counts.items() if name.startswith("cut head")]
+    tied = [tuple(calls) for name, calls in counts.items() if name.startswith("cut head")]
     assert tied == [(4, 4)]
 
 

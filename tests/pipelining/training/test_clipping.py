@@ -57,16 +57,16 @@ def _uncut(case: Case, max_norm: float, *options: Any) -> Clipped:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_norm_and_the_gradients_are_those_of_the_uncut_model_bit_for_bit(case: Case) -> None:
     norm, gradients = _uncut(case, 0.1)
-    for found, mine in _piped(case, tuple(range(len(case.after) + 1)), 0.1):
-        assert_equal(found, norm)
+    for piped_norm, mine in _piped(case, tuple(range(len(case.after) + 1)), 0.1):
+        assert_equal(piped_norm, norm)
         assert_equal(mine, {name: gradients[name] for name in mine})
 
 
 @pytest.mark.parametrize("placement", [(0, 0, 0, 0), (0, 1, 1, 0), (1, 0, 1, 0)], ids=str)
 def test_a_tied_parameter_counts_once_wherever_its_copies_are(placement: tuple[int, ...]) -> None:
     norm, gradients = _uncut(TRANSFORMER, 0.1)
-    for found, mine in _piped(TRANSFORMER, placement, 0.1):
-        assert_equal(found, norm)
+    for piped_norm, mine in _piped(TRANSFORMER, placement, 0.1):
+        assert_equal(piped_norm, norm)
         assert_equal(mine, {name: gradients[name] for name in mine})
 
 
@@ -76,8 +76,8 @@ def test_a_tied_parameter_counts_once_wherever_its_copies_are(placement: tuple[i
 )
 def test_any_norm_with_and_without_foreach(norm_type: float, foreach: bool | None) -> None:
     norm, gradients = _uncut(TRANSFORMER, 0.1, norm_type, False, foreach)
-    for found, mine in _piped(TRANSFORMER, (0, 1), 0.1, norm_type, False, foreach):
-        assert_equal(found, norm)
+    for piped_norm, mine in _piped(TRANSFORMER, (0, 1), 0.1, norm_type, False, foreach):
+        assert_equal(piped_norm, norm)
         assert_equal(mine, {name: gradients[name] for name in mine})
 
 
@@ -97,13 +97,13 @@ def test_several_dtypes_are_put_together_too() -> None:
 
     case = Case("mixed", mixed, TRANSFORMER.after, TRANSFORMER.batch, TRANSFORMER.loss)
     norm, gradients = _uncut(case, 0.1)
-    for found, mine in _piped(case, (0, 1), 0.1):
-        torch.testing.assert_close(found, norm, rtol=1e-6, atol=0)
+    for piped_norm, mine in _piped(case, (0, 1), 0.1):
+        torch.testing.assert_close(piped_norm, norm, rtol=1e-6, atol=0)
         for name, gradient in mine.items():
             torch.testing.assert_close(gradient, gradients[name], rtol=1e-6, atol=1e-12)
 
 
-def _overflow(comm: Comm, error_if_nonfinite: bool, found: dict[int, Any]) -> None:
+def _overflow(comm: Comm, error_if_nonfinite: bool, outcomes: dict[int, Any]) -> None:
     stage = copy.deepcopy(cut(PLAIN, 2)).build_stage(comm.rank, comm=comm)
     schedule = Schedule1F1B(stage, 4, PLAIN.loss)
     args, _, target = PLAIN.data(8)
@@ -112,23 +112,23 @@ def _overflow(comm: Comm, error_if_nonfinite: bool, found: dict[int, Any]) -> No
         stage.module.get_parameter("a.bias").grad[0] = float("inf")
     before = _noted(torch.zeros(()), stage.module)[1]
     try:
-        found[comm.rank] = clip_grad_norm_(schedule, 1.0, error_if_nonfinite=error_if_nonfinite)
+        outcomes[comm.rank] = clip_grad_norm_(schedule, 1.0, error_if_nonfinite=error_if_nonfinite)
     except ExecutionError as error:
-        found[comm.rank] = error
+        outcomes[comm.rank] = error
         assert_equal(_noted(torch.zeros(()), stage.module)[1], before)
 
 
 def test_a_norm_that_is_not_finite_is_the_same_error_on_every_rank_and_changes_nothing() -> None:
-    found: dict[int, Any] = {}
-    InProcessWorld(2).run(_overflow, True, found)
+    outcomes: dict[int, Any] = {}
+    InProcessWorld(2).run(_overflow, True, outcomes)
     for rank in range(2):
-        assert "is inf (not finite: a.bias), so they can't be clipped" in str(found[rank])
+        assert "is inf (not finite: a.bias), so they can't be clipped" in str(outcomes[rank])
 
 
 def test_a_norm_that_is_not_finite_passes_where_torchs_default_lets_it() -> None:
-    found: dict[int, Any] = {}
-    InProcessWorld(2).run(_overflow, False, found)
-    assert_equal([found[0].item(), found[1].item()], [float("inf")] * 2)
+    outcomes: dict[int, Any] = {}
+    InProcessWorld(2).run(_overflow, False, outcomes)
+    assert_equal([outcomes[0].item(), outcomes[1].item()], [float("inf")] * 2)
 
 
 def test_a_rank_that_can_not_clip_is_an_error_on_every_rank() -> None:

@@ -30,12 +30,12 @@ def test_random_numbers_depend_on_seed_and_step_and_not_on_torchs_generator() ->
     whole = keyed_graph(TRANSFORMER.model(), (args[0][:2],))
 
     def losses(seed: int) -> list[float]:
-        found, reference = [], UncutReference(whole, 2, TRANSFORMER.loss, seed=seed)
+        values, reference = [], UncutReference(whole, 2, TRANSFORMER.loss, seed=seed)
         for _ in range(2):
             step: list[torch.Tensor] = []
             reference.step(*args, target=target, losses=step)
-            found += [loss.item() for loss in step]
-        return found
+            values += [loss.item() for loss in step]
+        return values
 
     torch.manual_seed(0)
     first = losses(0)

@@ -87,8 +87,8 @@ def test_all_ranks_skip_and_scale_as_the_uncut_model_does(kind: str, unscale_fir
     assert expected_scales == [1024.0, 512.0, 512.0, 1024.0]
     for states, scales in InProcessWorld(3).run(body):
         assert scales == expected_scales
-        for found, expected in zip(states, expected_states, strict=True):
-            assert_equal(found, {name: expected[name] for name in found})
+        for state, expected in zip(states, expected_states, strict=True):
+            assert_equal(state, {name: expected[name] for name in state})
 
 
 def test_a_rank_that_trains_nothing_agrees_too() -> None:
@@ -131,12 +131,12 @@ def test_a_scaler_that_is_off_does_nothing() -> None:
     UncutReference(whole, 4, PLAIN.loss).step(*args, target=target)
     _optimizer([whole], "plain").step()
     expected = _state(whole)
-    for found in InProcessWorld(2).run(body):
-        assert_equal(found, {name: expected[name] for name in found})
+    for state in InProcessWorld(2).run(body):
+        assert_equal(state, {name: expected[name] for name in state})
 
 
 def _errors(body: Any) -> list[BaseException | None]:
-    found: list[BaseException | None] = [None, None]
+    errors: list[BaseException | None] = [None, None]
     pipe = cut(PLAIN, 2)
 
     def caught(comm: Comm) -> None:
@@ -144,12 +144,12 @@ def _errors(body: Any) -> list[BaseException | None]:
         try:
             body(comm, schedule)
         except Exception as error:
-            found[comm.rank] = error
+            errors[comm.rank] = error
             raise
 
     with suppress(Exception):
         InProcessWorld(2).run(caught)
-    return found
+    return errors
 
 
 def test_scalers_that_differ_are_an_error_on_both_ranks() -> None:

@@ -33,7 +33,7 @@ OVERFLOWS = {"plain": {1: "a.bias"}, "transformer": {1: "blocks.0.norm.bias", 2:
 
 
 @dataclass
-class _Found:
+class _History:
     """Of each step: the norm before clipping, the scale after it, and the weights."""
 
     norms: list[Tensor] = field(default_factory=list)
@@ -41,9 +41,9 @@ class _Found:
     weights: list[dict[str, Tensor]] = field(default_factory=list)
 
 
-def _train(name: str, runner: Any, module: nn.Module, scaler: torch.amp.GradScaler) -> _Found:
+def _train(name: str, runner: Any, module: nn.Module, scaler: torch.amp.GradScaler) -> _History:
     """Steps with and without overflow, clipped by the norm of the unscaled gradients."""
-    case, found = CASES[name], _Found()
+    case, history = CASES[name], _History()
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.05)
     for step in range(STEPS):
         args, _, target = case.data(8, seed=step)
@@ -64,33 +64,33 @@ def _train(name: str, runner: Any, module: nn.Module, scaler: torch.amp.GradScal
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-        found.norms.append(norm)
-        found.scales.append(scaler.get_scale())
-        found.weights.append(
+        history.norms.append(norm)
+        history.scales.append(scaler.get_scale())
+        history.weights.append(
             {key: value.detach().clone() for key, value in module.named_parameters(remove_duplicate=False)}
         )
-    return found
+    return history
 
 
 def _body(comm: Comm, pipes: bytes) -> bytes:
     torch.set_num_threads(1)
-    found = {}
+    histories = {}
     for name, pipe in pickle.loads(pipes).items():
         stage = pipe.build_stage(comm.rank, comm=comm)
         schedule = Schedule1F1B(stage, 4, CASES[name].loss)
-        found[name] = _train(name, schedule, stage.module, GradScaler(schedule, "cpu", **SETTINGS))
-    return pickle.dumps(found)
+        histories[name] = _train(name, schedule, stage.module, GradScaler(schedule, "cpu", **SETTINGS))
+    return pickle.dumps(histories)
 
 
 @pytest.fixture(scope="module")
-def by_rank() -> list[dict[str, _Found]]:
+def by_rank() -> list[dict[str, _History]]:
     """What both processes found, case by case."""
     pipes: dict[str, Pipe] = {name: cut(case, 2) for name, case in CASES.items()}
-    return [pickle.loads(found) for found in ProcessWorld(2).run(_body, pickle.dumps(pipes))]
+    return [pickle.loads(pickled) for pickled in ProcessWorld(2).run(_body, pickle.dumps(pipes))]
 
 
 @lru_cache
-def _expected(name: str) -> _Found:
+def _expected(name: str) -> _History:
     case: Case = CASES[name]
     whole = keyed_graph(case.model(), case.data(2)[0])
     runner = UncutReference(whole, 4, case.loss)
@@ -99,7 +99,7 @@ def _expected(name: str) -> _Found:
 
 @pytest.mark.parametrize("name", CASES)
 def test_an_overflow_on_one_rank_skips_the_step_on_all_and_the_scale_stays_common(
-    name: str, by_rank: list[dict[str, _Found]]
+    name: str, by_rank: list[dict[str, _History]]
 ) -> None:
     expected = _expected(name)
     before = dict(CASES[name].model().named_parameters(remove_duplicate=False))
@@ -109,13 +109,13 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all_and_the_scale_stays_commo
         before = expected.weights[step]
     for rank in by_rank:
         assert rank[name].scales == expected.scales
-        for found, whole in zip(rank[name].weights, expected.weights, strict=True):
-            assert_equal(found, {key: whole[key] for key in found})
+        for weights, whole in zip(rank[name].weights, expected.weights, strict=True):
+            assert_equal(weights, {key: whole[key] for key in weights})
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_norm_over_processes_is_that_of_the_uncut_model_bit_for_bit(
-    name: str, by_rank: list[dict[str, _Found]]
+    name: str, by_rank: list[dict[str, _History]]
 ) -> None:
     expected = _expected(name).norms
     assert [bool(norm.isfinite()) for norm in expected] == [

@@ -61,8 +61,8 @@ def run(
         losses: list[Tensor] = []
         for _ in range(2):
             verify_step(schedule, reference, x, target=y, losses=losses)
-            for held in (*[stage.module for stage in stages], reference.whole):
-                torch.optim.SGD([{"params": list(held.parameters())}], 0.1).step()
+            for module in (*[stage.module for stage in stages], reference.whole):
+                torch.optim.SGD([{"params": list(module.parameters())}], 0.1).step()
         return losses
 
     return InProcessWorld(ranks).run(body)
@@ -72,7 +72,7 @@ def run(
 def test_steps_are_those_of_the_eager_model_with_the_random_numbers_of_the_graph(mode: bool) -> None:
     model, pipe = made()
     losses = run(model.train(mode), pipe.train(mode), graph=pipe.whole)
-    assert [len(found) for found in losses] == [0, 4]
+    assert [len(step_losses) for step_losses in losses] == [0, 4]
 
 
 def test_several_stages_a_rank_and_a_split_backward_pass() -> None:
@@ -92,8 +92,8 @@ def test_what_differs_is_told_on_all_ranks(wrong: str) -> None:
                 for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor):
                     node.update_arg(1, 0.2)
                 graph.recompile()
-    told = "before any step:\n.* last.bias" if wrong == "a weight" else "gradient of "
-    with pytest.raises(VerificationFailed, match=told):
+    message = "before any step:\n.* last.bias" if wrong == "a weight" else "gradient of "
+    with pytest.raises(VerificationFailed, match=message):
         run(other, pipe, graph=pipe.whole)
 
 

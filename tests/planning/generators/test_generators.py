@@ -20,9 +20,9 @@ from partita.planning import (
     validate,
 )
 
-FLEXIBLE = ("ForwardOnly", "GPipe", "1F1B", "LoopedBFS")
+FLEXIBLE = ("ForwardOnly", "GPipe", "1F1B", "LoopedBFS", "ZBH1", "ZBH2", "ZB2p")
 LOOPS = ("Interleaved1F1B", "InterleavedZeroBubble")
-VS = ("ZBVZeroBubble", "DualPipeV")
+VS = ("ZBVZeroBubble", "VHalf", "VMin", "DualPipeV")
 
 
 @st.composite
@@ -170,6 +170,16 @@ def test_split_schedules_hold_no_more_activations_than_the_paper_says(ranks: int
         get_schedule("DualPipeV")(2 * ranks, microbatches + 2 * ranks), [cost] * (2 * ranks)
     ).peak_bytes
     assert max(dual) <= 2 * ranks + 1
+
+
+@given(st.integers(1, 16), st.integers(1, 40), st.sampled_from([("VHalf", 2), ("VMin", 3)]))
+@settings(max_examples=100, deadline=None)
+def test_v_half_and_v_min_keep_to_their_memory(ranks: int, microbatches: int, kind: tuple[str, int]) -> None:
+    name, part = kind
+    schedule = get_schedule(name)(2 * ranks, microbatches)
+    validate(schedule)
+    costs = [StageCost(1.0, 2.0, activation_bytes=1)] * (2 * ranks)
+    assert max(simulate(schedule, costs).peak_bytes) <= 2 * ((ranks + part + (part == 3)) // part)
 
 
 @pytest.mark.parametrize("ranks", range(1, 9))

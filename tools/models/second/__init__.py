@@ -20,8 +20,9 @@ SMALL = 1e-3
 
 
 def _livened(architecture: Architecture) -> Architecture:
-    """The same with random numbers where parameters begin at zero or next to it, as last layers, adapters and
-    the scales of layers do: else most gradients are zero, and equal whatever happens.
+    """Draw parameters that begin at zero or next to it (last layers, adapters, scales of layers) at random.
+
+    Else most gradients would be zero, and equal whatever happens.
     """
 
     def make() -> tuple[nn.Module, Any]:

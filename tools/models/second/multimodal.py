@@ -44,8 +44,8 @@ def patches(_config: Any, samples: int) -> dict[str, Any]:
 
 def qwen(config: Any, samples: int) -> dict[str, Any]:
     """Patches, and which tokens are a picture."""
-    given = with_pictures(4, patches)(config, samples)
-    return {**given, "mm_token_type_ids": (given["input_ids"] == IMAGE).to(torch.int64)}
+    inputs = with_pictures(4, patches)(config, samples)
+    return {**inputs, "mm_token_type_ids": (inputs["input_ids"] == IMAGE).to(torch.int64)}
 
 
 def _qwen_vision(**more: Any) -> dict[str, Any]:

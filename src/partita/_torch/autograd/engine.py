@@ -31,8 +31,8 @@ _WATCH = -1
 """Not the number of any other hook: torch counts from 0."""
 
 _NEVER_IN_PART = ("NativeGroupNormBackward0",)
-"""Asked for the gradients of the weights alone, where the input is channels-last, it reads what is not there
-and ends the process (torch 2.13, CPU).
+"""Asked for the gradients of the weights alone, with an input that is channels-last, it crashes the process
+(torch 2.13, CPU).
 """
 
 
@@ -40,7 +40,6 @@ class AsSaved:
     """For ``torch.autograd.graph.saved_tensors_hooks``: gives back what was packed, so it may run twice."""
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        """The tensor itself."""
         return tensor
 
 
@@ -77,7 +76,7 @@ def run_backward(
 
 
 def hooks_made() -> int:
-    """A number that grows with each hook that Python code registers, on whatever."""
+    """Return a number that grows with each hook that Python code registers anywhere."""
     return RemovableHandle.next_id
 
 
@@ -85,7 +84,7 @@ def is_opaque(node: Node) -> bool:
     """Whether running the node twice, each time for some of its inputs, costs more than running it once, or
     can't be done.
 
-    The former is so where Python code (a custom ``autograd.Function``, what ``torch.compile`` made) or
+    It costs more where Python code (a custom ``autograd.Function``, what ``torch.compile`` made) or
     unknown C++ computes the gradients of all inputs together, and where unpacking a saved tensor runs a hook:
     a checkpoint computes its forward again, an offloaded tensor is fetched.
     """
@@ -102,18 +101,18 @@ def accumulates_inside(node: Node) -> bool:
 
 
 def leaf_of(node: Node) -> Tensor | None:
-    """The tensor into whose ``.grad`` the node accumulates; None for a node that does not."""
+    """Return the tensor into whose ``.grad`` the node accumulates; None for a node that does not."""
     return getattr(node, "variable", None)
 
 
 def sequence_number(node: Node) -> int:
-    """The engine runs the node with the largest first, among those that can run."""
+    """Return the node's priority: of those that are ready, the engine runs the one with the largest first."""
     return node._sequence_nr()
 
 
 def watch_gradient(leaf: Tensor, hook: Callable[[Tensor], None]) -> None:
-    """Have ``hook`` called with the gradient that arrives at a leaf, after the hooks that it has; for as long
-    as the leaf lives. Is not counted by `hooks_made`.
+    """Call ``hook`` with each gradient that arrives at a leaf, after its other hooks, as long as the leaf
+    lives. `hooks_made` does not count it.
     """
     hooks = leaf._backward_hooks
     if hooks is None:
@@ -124,12 +123,10 @@ def watch_gradient(leaf: Tensor, hook: Callable[[Tensor], None]) -> None:
 
 @contextmanager
 def hooks_paused(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Within this block, the hooks of these leaves (``Tensor.register_hook``,
-    ``register_post_accumulate_grad_hook``) do not run.
-    """
+    """Disable, in a block, these leaves' hooks (also of ``register_post_accumulate_grad_hook``)."""
     kinds = ("_backward_hooks", "_post_accumulate_grad_hooks")
-    found = [getattr(tensor, kind, None) for tensor in tensors for kind in kinds]
-    paused = [(hooks, dict(hooks)) for hooks in found if hooks]
+    tables = [getattr(tensor, kind, None) for tensor in tensors for kind in kinds]
+    paused = [(hooks, dict(hooks)) for hooks in tables if hooks]
     for hooks, _ in paused:
         hooks.clear()
     try:

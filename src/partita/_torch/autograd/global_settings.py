@@ -47,7 +47,7 @@ def _set_deterministic(mode: tuple[bool, bool]) -> None:
 
 
 def _set_default_device(device: torch.device) -> None:
-    """Without one, tensors are made on the CPU too, and no mode watches every operation."""
+    """Set no default device for the CPU: that is the same, and no mode watches every operation then."""
     torch.set_default_device(None if device.type == "cpu" else device)
 
 
@@ -108,7 +108,7 @@ def restore(values: Mapping[str, object]) -> None:
 
 @contextmanager
 def preserved() -> Iterator[None]:
-    """Run a block under the settings in force, and have them again afterwards, whatever the block leaks."""
+    """Run a block under the current settings, and restore them afterwards, whatever the block changes."""
     values = capture()
     try:
         # Entering inference mode, on or off, changes the grad mode too: `restore` puts that right.

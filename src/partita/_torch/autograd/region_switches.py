@@ -150,7 +150,7 @@ def autocast_nesting() -> int:
 
 
 def set_autocast_nesting(nesting: int) -> None:
-    """Count as many as ``nesting`` open: code that is ended in the middle may not have left its own."""
+    """Set how many regions count as open: code that an exception has ended may not have left its own."""
     difference = nesting - autocast_nesting()
     for _ in range(difference):
         torch.autocast_increment_nesting()
@@ -170,14 +170,14 @@ class OpenRegions(NamedTuple):
 
     @classmethod
     def now(cls) -> OpenRegions:
-        """Those of the moment; nothing that a tracer would see is called."""
+        """Return those that are open now. Nothing that a tracer would see is called."""
         casts = tuple(
             (d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in AUTOCAST_DEVICES
         )
         return cls(torch.is_grad_enabled(), autocast_nesting(), torch.is_autocast_cache_enabled(), casts)
 
     def put_back(self) -> None:
-        """Open these again, and no others: after code that was ended in the middle."""
+        """Open these again, and no others, after code that an exception has ended."""
         with torch._C.DisableTorchFunction():
             torch.set_grad_enabled(self.grad)
             for device, enabled, dtype in self.casts:
@@ -188,8 +188,8 @@ class OpenRegions(NamedTuple):
 
 
 def leave_open(before: OpenRegions, error: BaseException, code: CodeType) -> None:
-    """After an error in a graph's code: leave what it has entered, as a ``with`` block of the user's would.
-    The calls that stand for it in the graph have been skipped.
+    """Leave the regions that a graph has entered before an error in its code, as a ``with`` block would: the
+    calls that leave them have been skipped.
 
     Args:
         before: what was open when the graph was called.

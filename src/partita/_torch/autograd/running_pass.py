@@ -91,7 +91,7 @@ def compiled_nodes(outputs: Any) -> list[Any]:
 
     An output that is a view of another has a few nodes in between; they are looked through.
     """
-    found: dict[int, Any] = {}
+    compiled: dict[int, Any] = {}
     seen: set[int] = set()
     queue = [
         value.grad_fn for value in outputs if isinstance(value, torch.Tensor) and value.grad_fn is not None
@@ -102,26 +102,26 @@ def compiled_nodes(outputs: Any) -> list[Any]:
             continue
         seen.add(id(node))
         if node.name() == _COMPILED:
-            found[id(node)] = node
+            compiled[id(node)] = node
             continue
         queue += [following for following, _ in node.next_functions if following is not None]
-    return list(found.values())
+    return list(compiled.values())
 
 
 def leaves_after(node: Any) -> Iterator[torch.Tensor | None]:
-    """For each tensor that ``node`` hands a gradient to: the leaf that gets it, or None for all else."""
+    """Yield, for each gradient that ``node`` computes, the leaf that it is for, or None."""
     for following, _ in node.next_functions:
         yield getattr(following, "variable", None)
 
 
 def grad_version(parameter: torch.Tensor) -> tuple[int, int]:
-    """Two equal values of one backward pass: nobody has written ``parameter.grad`` in between."""
+    """Return a value that stays equal, in one backward pass, as long as nobody writes ``parameter.grad``."""
     gradient = parameter.grad
     return (0, 0) if gradient is None else (id(gradient), gradient._version)
 
 
 def has_hooks(parameter: torch.Tensor) -> bool:
-    """Whether anybody wants to see the gradients of ``parameter``."""
+    """Whether ``parameter`` has hooks that see its gradients."""
     return bool(parameter._backward_hooks) or bool(parameter._post_accumulate_grad_hooks)
 
 

@@ -11,7 +11,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 from torch.fx import GraphModule
 
-__all__ = ["AotGraph", "AotGraphKind", "Boxed", "Recorder", "boxed", "compile_ahead", "takes_a_list"]
+__all__ = ["AotGraph", "AotGraphKind", "AotRecords", "Boxed", "boxed", "compile_ahead", "takes_a_list"]
 
 AotGraphKind: TypeAlias = Literal["forward", "backward", "inference"]
 
@@ -49,7 +49,7 @@ class AotGraph:
         return replace(self, gm=gm, examples=examples, static_inputs=self.static_inputs & names)
 
 
-class Recorder:
+class AotRecords:
     """Makes the records of the graphs that come from one graph of Dynamo's, while torch compiles them."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ def compile_ahead(
     Returns:
         A function of the same inputs.
     """
-    recorder = Recorder()
+    recorder = AotRecords()
 
     def compiler(kind: AotGraphKind) -> Callable[[GraphModule, Sequence[Any]], Boxed]:
         return lambda graph, examples: boxed(compile_graph(recorder.graph(kind, graph, examples)))

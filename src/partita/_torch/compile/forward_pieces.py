@@ -47,11 +47,9 @@ def copy_module(gm: GraphModule) -> GraphModule:
     """A module with the same attributes and a graph of its own, for a compiler that changes what it is
     given.
     """
-    made = lazy_module(copy_graph(gm.graph), type(gm).__name__, training=gm.training)
-    for name, value in vars(gm).items():
-        if name not in ("_graph",):
-            vars(made)[name] = value
-    return made
+    copied = lazy_module(copy_graph(gm.graph), type(gm).__name__, training=gm.training)
+    vars(copied).update({name: value for name, value in vars(gm).items() if name != "_graph"})
+    return copied
 
 
 def as_fake(examples: Sequence[Any]) -> list[Any]:
@@ -65,19 +63,19 @@ def as_fake(examples: Sequence[Any]) -> list[Any]:
     ]
 
 
-def with_strides_of(results: Sequence[Any], known: Sequence[Any]) -> list[Any]:
-    """``results``, fake tensors, with the strides of ``known``."""
-    made = []
-    for result, other in zip(results, known, strict=True):
+def with_strides_of(results: Sequence[Any], models: Sequence[Any]) -> list[Any]:
+    """``results``, fake tensors, with the strides of ``models``."""
+    restrided = []
+    for result, other in zip(results, models, strict=True):
         if isinstance(result, torch.Tensor) and result.stride() != other.stride():
             again = run_fake(
                 lambda r, o: torch.empty_strided(o.shape, o.stride(), dtype=r.dtype, device=r.device),
                 [result, other],
             )
-            made.append(again.requires_grad_(result.requires_grad))
+            restrided.append(again.requires_grad_(result.requires_grad))
         else:
-            made.append(result)
-    return made
+            restrided.append(result)
+    return restrided
 
 
 def run_fake(run: Callable[..., Any], examples: Sequence[Any]) -> Any:

@@ -24,7 +24,7 @@ from torch._inductor.virtualized import V
 from torch.fx import GraphModule
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
-from partita._torch.compile.aot import AotGraph, AotGraphKind, Boxed, Recorder, boxed, compile_ahead
+from partita._torch.compile.aot import AotGraph, AotGraphKind, AotRecords, Boxed, boxed, compile_ahead
 
 __all__ = ["GraphCompiler", "InnerCompiler", "compile_training"]
 
@@ -98,7 +98,7 @@ def _graph_compiler(
 def _inside_inductor(
     compile_graph: Callable[[AotGraph, GraphCompiler], Boxed], settings: Mapping[str, Any]
 ) -> Callable[..., Any]:
-    recorder = Recorder()
+    recorder = AotRecords()
 
     def compile_one(gm: GraphModule, examples: Sequence[Any], **options: Any) -> Any:
         kind: AotGraphKind = "inference" if options.get("is_inference") else "forward"

@@ -1,4 +1,4 @@
-"""What is in Python's containers, read and put back past whatever a subclass overrides.
+"""The content of Python's containers, read and written past whatever a subclass overrides.
 
 A frozen configuration is a ``dict`` whose ``update`` and ``__setitem__`` raise::
 
@@ -24,7 +24,7 @@ def kind_of(value: Any) -> type | None:
 
 
 def content_of(value: Any) -> list[Any]:
-    """What a container holds, flat: of a dict, keys and values in turn.
+    """Return what a container holds as a flat list: of a dict, keys and values in turn.
 
     >>> content_of({"a": 1, "b": 2})
     ['a', 1, 'b', 2]
@@ -35,11 +35,7 @@ def content_of(value: Any) -> list[Any]:
 
 
 def fill(value: Any, content: list[Any]) -> None:
-    """Let a container hold this and nothing else.
-
-    Args:
-        content: as `content_of` gives it.
-    """
+    """Replace what a container holds by ``content``, which is as `content_of` returns it."""
     kind = kind_of(value)
     assert kind is not None, f"a {type(value).__name__} is no container"
     _WAYS[kind][1](value, content)

@@ -18,6 +18,7 @@ import io
 import pickle
 from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import Enum
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -44,7 +45,7 @@ _KEPT = (
     torch.layout,
     torch.memory_format,
 )
-_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+_PRIMITIVES = (type(None), bool, int, float, complex, str, bytes)
 
 
 def open_objects(tree: Any) -> Any:
@@ -67,6 +68,7 @@ def open_objects(tree: Any) -> Any:
     return pytree.tree_unflatten([_opened(leaf) if _is_object(leaf) else leaf for leaf in leaves], spec)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Opened:
     """An object in two parts, registered with pytree.
 
@@ -75,16 +77,14 @@ class Opened:
         leaves: these, in the order in which they are met.
     """
 
-    __slots__ = ("content", "leaves")
-
-    def __init__(self, content: Content, leaves: list[Any]) -> None:
-        self.content = content
-        self.leaves = leaves
+    content: Content
+    leaves: list[Any]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Content:
-    """An object without its tensors. Never changes; equal where the two are built alike and hold equal plain
-    values.
+    """An object without its tensors. It never changes; two are equal where they are built alike and hold
+    equal values.
 
     Args:
         data: the object as bytes, which refer to leaves and kept values by number.
@@ -92,12 +92,9 @@ class Content:
         name: of the object's class, for messages.
     """
 
-    __slots__ = ("data", "kept", "name")
-
-    def __init__(self, data: bytes, kept: tuple[Any, ...], name: str) -> None:
-        self.data = data
-        self.kept = kept
-        self.name = name
+    data: bytes
+    kept: tuple[Any, ...]
+    name: str
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -118,7 +115,7 @@ class Content:
 
 
 def _is_object(leaf: Any) -> bool:
-    return not isinstance(leaf, _LEAVES + _PLAIN + _KEPT) and not callable(leaf)
+    return not isinstance(leaf, _LEAVES + _PRIMITIVES + _KEPT) and not callable(leaf)
 
 
 def _opened(value: Any) -> Any:
@@ -132,7 +129,7 @@ def _opened(value: Any) -> Any:
 
 
 class _Pickler(pickle.Pickler):
-    """Writes an object down; tensors, and what is kept as it is, are taken out under a number."""
+    """Pickles an object; tensors, and what is kept by reference, are replaced by numbers."""
 
     dispatch_table = copyreg.dispatch_table
 
@@ -147,13 +144,13 @@ class _Pickler(pickle.Pickler):
         if not leaf and not isinstance(value, _KEPT):
             return None
         if id(value) not in self._places:
-            found = self.leaves if leaf else self.kept
-            found.append(value)
-            self._places[id(value)] = (leaf, len(found) - 1)
+            table = self.leaves if leaf else self.kept
+            table.append(value)
+            self._places[id(value)] = (leaf, len(table) - 1)
         return self._places[id(value)]
 
     def reducer_override(self, value: Any) -> Any:
-        """A ``dict`` or ``list`` of the user's is filled past its own methods, which may refuse."""
+        """Let a user's ``dict`` or ``list`` be filled past its own methods, which may refuse."""
         kind, cls = kind_of(value), type(value)
         if kind not in (OrderedDict, dict, list) or cls is kind or not _reduced_like(cls, kind):
             return NotImplemented
@@ -180,11 +177,11 @@ def _fill(value: Any, parts: tuple[list[Any], dict[str, Any]]) -> None:
 class _Unpickler(pickle.Unpickler):
     def __init__(self, content: Content, leaves: list[Any]) -> None:
         super().__init__(io.BytesIO(content.data))
-        self._found = (content.kept, leaves)
+        self._tables = (content.kept, leaves)
 
     def persistent_load(self, pid: tuple[bool, int]) -> Any:
         leaf, number = pid
-        return self._found[leaf][number]
+        return self._tables[leaf][number]
 
 
 def _flatten(opened: Opened) -> tuple[list[Any], Content]:

@@ -1,8 +1,8 @@
-"""Nested containers as leaves and a shape: typed faces of torch's pytree, which is private but is what fx and
-export use. Objects of classes that it does not know are opened (see ``objects``), so that the tensors in them
-are leaves too.
+"""Nested containers as leaves and a structure: typed faces of torch's pytree, which is private but is what fx
+and export use. Objects of classes that it does not know are opened (see ``objects``), so that the tensors in
+them are leaves too::
 
-{"x": [a, b]}  --flatten-->  [a, b]  +  the structure {"x": [*, *]}
+    {"x": [a, b]}  --flatten-->  [a, b]  +  the structure {"x": [*, *]}
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def flatten_with_path(tree: Any, root: str = "") -> tuple[list[tuple[str, Any]],
 
 
 def _paths(tree: Any, path: tuple[torch_pytree.KeyEntry, ...]) -> Iterator[tuple[torch_pytree.KeyEntry, ...]]:
-    """To each leaf; the parts of a class that was registered without keys are counted."""
+    """Yield the path to each leaf; the parts of a class that was registered without keys are numbered."""
     node = torch_pytree.SUPPORTED_NODES.get(torch_pytree._get_node_type(tree))
     if node is None:
         yield path
@@ -77,7 +77,7 @@ def unflatten(leaves: Sequence[Any], spec: TreeSpec) -> Any:
 
 
 def same_structure(left: TreeSpec, right: TreeSpec) -> bool:
-    """Whether two structures are one; as equality has it, ``{1: x}`` and ``{True: x}`` would be.
+    """Whether two structures are the same. (By ``==`` alone ``{1: x}`` and ``{True: x}`` would be.)
 
     >>> same_structure(flatten({1: 0})[1], flatten({True: 0})[1])
     False
@@ -104,13 +104,13 @@ def flatten_up_to(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]) -> lis
     Raises:
         ValueError: the structures differ above the values.
     """
-    found: list[Any] = []
+    values: list[Any] = []
 
     def fill(value: Any, subtree: Any) -> None:
-        found.extend([value] * len(flatten(subtree)[0]))
+        values.extend([value] * len(flatten(subtree)[0]))
 
     torch_pytree.tree_map_(fill, prefix, tree, is_leaf=is_leaf)
-    return found
+    return values
 
 
 def is_node(value: Any) -> bool:
@@ -123,26 +123,23 @@ def is_node(value: Any) -> bool:
 
 
 def node_children(value: Any) -> tuple[list[Any], Any]:
-    """What a value that `is_node` directly holds, and what else is known of it (the keys of a dict).
+    """Return the direct children of a value that `is_node`, and its context (the keys of a dict).
 
     >>> node_children({"x": [1]})
     ([[1]], ['x'])
     """
-    children, context = torch_pytree.SUPPORTED_NODES[_node_type(value)].flatten_fn(value)
+    node = torch_pytree.SUPPORTED_NODES[torch_pytree._get_node_type(value)]
+    children, context = node.flatten_fn(value)
     return list(children), context
-
-
-def _node_type(value: Any) -> Any:
-    return torch_pytree._get_node_type(value)
 
 
 def register_leaves(
     kind: type, flatten_one: Callable[[Any], tuple[list[Any], Any]], unflatten_one: Callable[[Any, Any], Any]
 ) -> None:
-    """Let values of a class of partita's own be taken apart.
+    """Register a class of partita's own with torch's pytree.
 
     Args:
-        flatten_one: from a value to what is in it, and what else it takes to make one.
-        unflatten_one: the way back.
+        flatten_one: from a value to its children and its context.
+        unflatten_one: from these to a value.
     """
     torch_pytree.register_pytree_node(kind, flatten_one, unflatten_one)

@@ -1,7 +1,7 @@
 """The table of contents of a torch.distributed.checkpoint directory, read without running anything.
 
-``.metadata`` is a pickle, and a pickle can call whatever it names. What torch writes there is made of a
-handful of dataclasses, so these alone are let in; private ones among them are why this stands here.
+``.metadata`` is a pickle, and a pickle can call whatever it names. torch writes only a few dataclasses there,
+some of them private, and no others are loaded.
 """
 
 from __future__ import annotations
@@ -66,22 +66,22 @@ class _MetadataUnpickler(pickle.Unpickler):
 
 
 def read_metadata(stream: BinaryIO) -> Metadata:
-    """What the stream holds. Only torch's own dataclasses are made, and nothing is called.
+    """Read the table from a stream. Only torch's own dataclasses are made, and nothing is called.
 
     Raises:
         Exception: whatever unpickling raises where the stream is damaged or names something else.
     """
-    found = _MetadataUnpickler(stream).load()
-    if not isinstance(found, Metadata):
-        raise pickle.UnpicklingError(f"it holds a {type(found).__name__} and no Metadata")
-    return found
+    contents = _MetadataUnpickler(stream).load()
+    if not isinstance(contents, Metadata):
+        raise pickle.UnpicklingError(f"it holds a {type(contents).__name__} and no Metadata")
+    return contents
 
 
 def storage_place(info: Any) -> tuple[str, int, int]:
-    """Where a stored value lies: the file, the offset and the length in bytes.
+    """Return where a stored value lies: the file, the offset and the length in bytes.
 
     Raises:
-        ArgumentTypeError: it is nothing that says so.
+        ArgumentTypeError: ``info`` is no storage entry.
     """
     if not isinstance(info, filesystem._StorageInfo):
         raise ArgumentTypeError(f"a {type(info).__name__} does not say where a value lies")

@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 FIRST_BUCKET_BYTES: int = dist._DEFAULT_FIRST_BUCKET_BYTES  # type: ignore[attr-defined]
-"""What DDP takes for the first bucket where the user gives no cap."""
+"""The cap of DDP's first bucket where the user gives none."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ReducerFacts:
 
 
 def active_reducer() -> ReducerFacts | None:
-    """The reducer of the DDP module whose ``forward`` runs, or None outside of one."""
+    """Return the reducer of the DDP module whose ``forward`` runs; None outside of one."""
     module = DistributedDataParallel._get_active_ddp_module()
     if module is None:
         return None
@@ -69,10 +69,10 @@ def is_ignored(parameter: torch.Tensor) -> bool:
 
 
 def replaced_optimizer() -> Any:
-    """The class that ``torch.compile`` takes for graphs in the forward pass of a DDP module."""
+    """Return the class that ``torch.compile`` uses for graphs in the forward pass of a DDP module."""
     return torch_distributed_backend.DDPOptimizer
 
 
 def replace_optimizer(optimizer: Any) -> None:
-    """Let ``torch.compile`` take another class."""
+    """Let ``torch.compile`` use another class for graphs in the forward pass of a DDP module."""
     torch_distributed_backend.DDPOptimizer = optimizer  # type: ignore[misc]

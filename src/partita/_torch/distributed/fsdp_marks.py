@@ -12,7 +12,7 @@ __all__ = ["fsdp_wrapped_name", "ignored_by_wrappers", "is_border", "is_wrapper"
 
 
 def mark(module: nn.Module, *, use_orig_params: bool) -> None:
-    """Let Dynamo take the module as FSDP-managed: its parameters become inputs of the graph.
+    """Mark a module as managed by FSDP: Dynamo makes its parameters inputs of the graph.
 
     Written past ``nn.Module.__setattr__``, which a module may have overridden.
     """

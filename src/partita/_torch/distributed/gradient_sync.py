@@ -12,11 +12,11 @@ __all__ = ["expect_backward", "reduces", "sharded_roots"]
 
 
 def expect_backward(module: DistributedDataParallel, outputs: Iterable[Tensor]) -> None:
-    """Make ``module`` reduce all gradients in the backward pass that comes, though its forward pass ran under
+    """Make ``module`` reduce all gradients in the next backward pass, though its forward pass ran under
     ``no_sync()``.
 
     Args:
-        outputs: what that backward pass starts from; looked at only where unused parameters must be found.
+        outputs: the roots of that backward pass; used only where unused parameters must be found.
     """
     search = module.find_unused_parameters and not module.static_graph
     module.reducer.prepare_for_backward(list(outputs) if search else [])

@@ -78,9 +78,8 @@ class RawGroup(Protocol):
 
 
 def world_number() -> int:
-    """Another number each time that ``torch.distributed`` has been initialised anew; 0 where it was not.
-
-    What belongs to a world that is gone can be told by it, without keeping that world's groups alive.
+    """Return how often ``torch.distributed`` has been initialised when the default group was made; 0 without
+    one. It tells what belongs to an earlier world, without keeping that world's groups alive.
     """
     world: object = dist.group.WORLD
     if world is None:
@@ -91,9 +90,9 @@ def world_number() -> int:
 
 
 def group_store(group: dist.ProcessGroup | None) -> Store:
-    """A connection of one's own to the key-value store of `group` (None: the default group).
+    """Return a new connection to the key-value store of `group` (None: the default group).
 
-    A call on a store blocks other calls on the same connection; a clone does not.
+    A call on a store blocks other calls on the same connection, but not those on another one.
 
     Raises:
         ArgumentError: there is no default group.
@@ -106,8 +105,8 @@ def group_store(group: dist.ProcessGroup | None) -> Store:
 
 
 def group_timeout(group: dist.ProcessGroup | None) -> timedelta:
-    """The timeout that `group` (None: the default group) was made with, of the backend of its CPU tensors, or
-    else of its CUDA tensors.
+    """Return the timeout that `group` (None: the default group) was made with: that of its backend for CPU
+    tensors, or else for CUDA tensors.
 
     Raises:
         ArgumentError: there is no default group.
@@ -117,21 +116,19 @@ def group_timeout(group: dist.ProcessGroup | None) -> timedelta:
         raise ArgumentError("no process group: call torch.distributed.init_process_group() first")
     for device in ("cpu", "cuda"):
         with suppress(RuntimeError):
-            found: timedelta = chosen._get_backend(torch.device(device)).options._timeout
-            return found
+            timeout: timedelta = chosen._get_backend(torch.device(device)).options._timeout
+            return timeout
     return timedelta(minutes=30)
 
 
 def prefixed(store: Store, prefix: str) -> Store:
-    """A view of `store` in which every key stands below `prefix`."""
+    """Return a view of `store` that puts `prefix` before every key."""
     return cast(Store, dist.PrefixStore(prefix, cast(Any, store)))  # type: ignore[attr-defined]
 
 
 @cache
 def _gloo_device() -> Any:
-    """One listening device a process, which all gloo groups share. ``GLOO_SOCKET_IFNAME`` names its
-    interface.
-    """
+    """Return the process's listening device, which all gloo groups share (on ``GLOO_SOCKET_IFNAME``)."""
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     if interface:
         return dist.ProcessGroupGloo.create_device(interface=interface)
@@ -139,8 +136,8 @@ def _gloo_device() -> Any:
 
 
 def gloo_group(store: Store, rank: int, size: int, timeout_s: float) -> RawGroup:
-    """A gloo group of `size` ranks that meet in `store`. Blocks until all are there, at most `timeout_s`
-    seconds.
+    """Return a gloo group of `size` ranks that meet in `store`. Blocks until all are there, at most
+    `timeout_s` seconds.
 
     Raises:
         RuntimeError: a rank did not come, or could not be reached.
@@ -153,7 +150,7 @@ def gloo_group(store: Store, rank: int, size: int, timeout_s: float) -> RawGroup
 
 
 def nccl_group(store: Store, rank: int, size: int, timeout_s: float) -> RawGroup:
-    """An NCCL group of `size` ranks that meet in `store` at their first operation.
+    """Return an NCCL group of `size` ranks that meet in `store` at their first operation.
 
     Raises:
         ExecutionError: this torch was built without NCCL.
@@ -168,14 +165,14 @@ def nccl_group(store: Store, rank: int, size: int, timeout_s: float) -> RawGroup
 
 
 def all_reduce_sum(group: RawGroup, tensor: torch.Tensor) -> RawWork:
-    """Starts summing `tensor` over `group`, in place."""
+    """Start to sum `tensor` over `group`, in place."""
     options = dist.AllreduceOptions()
     options.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM)
     return group.allreduce([tensor], options)
 
 
 def abort_gloo(group: RawGroup) -> None:
-    """Ends every operation of `group`, here and at its peers: whoever waits gets a RuntimeError at once.
+    """End every operation of `group`, here and at its peers: whoever waits gets a RuntimeError at once.
 
     Gloo's own ``abort()`` and ``shutdown()`` wake nobody (torch 2.13). A receive that times out does: it
     closes all of the group's connections. So one is started here that nobody will ever answer, and given a
@@ -190,6 +187,6 @@ def abort_gloo(group: RawGroup) -> None:
 
 
 def abort_nccl(group: RawGroup) -> None:
-    """Ends every operation of an NCCL group, so that streams that wait for it go on (with garbage)."""
+    """End every operation of an NCCL group, so that streams that wait for it go on (with garbage)."""
     with suppress(RuntimeError):
         group.abort()  # type: ignore[attr-defined]

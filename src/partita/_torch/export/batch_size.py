@@ -12,6 +12,8 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import tree_leaves
 
+from partita._torch.export.open_sizes import is_symbolic
+
 __all__ = ["BatchSize", "find_batch"]
 
 
@@ -21,7 +23,7 @@ class BatchSize:
 
     Attributes:
         symbol: in torch's shape expressions.
-        shapes: what is known of all symbols of the graph.
+        shapes: torch's shape environment of the graph: the guards and ranges of all symbols.
     """
 
     symbol: sympy.Symbol
@@ -32,51 +34,51 @@ class BatchSize:
         return any(self.symbol in expression.free_symbols for expression in map(_expression, _numbers(value)))
 
     def factor(self, size: Any) -> Any:
-        """``k`` where ``size`` is ``k`` batches and ``k`` does not depend on the batch; else None."""
+        """Return ``k`` where ``size`` is ``k`` batches and ``k`` does not depend on the batch; else None."""
         quotient = sympy.expand(_expression(size) / self.symbol)
         return None if self.symbol in quotient.free_symbols else quotient
 
     def product(self, sizes: Sequence[Any]) -> Any:
-        """The product of sizes, in a form in which equal products are equal."""
+        """Return the product of sizes in a normal form: equal products compare equal."""
         return sympy.expand(sympy.Mul(*map(_expression, sizes)))
 
-    def at(self, value: Any, size: int, known: dict[Any, int]) -> int:
-        """A number of the graph for a batch of ``size``.
+    def at(self, value: Any, size: int, others: dict[Any, int]) -> int:
+        """Return what a symbolic number of the graph is for a batch of ``size``.
 
         Args:
-            known: the other symbols.
+            others: the values of the other symbols.
         """
-        return int(_expression(value).subs({**known, self.symbol: size}))
+        return int(_expression(value).subs({**others, self.symbol: size}))
 
     def allows(self, size: int) -> bool:
-        """Whether the graph was traced for batches of this size too: no guard speaks against it."""
+        """Whether no guard of the graph's trace excludes batches of this size."""
         bounds = self.shapes.var_to_range.get(self.symbol)
         if bounds is not None and not (bool(bounds.lower <= size) and bool(size <= bounds.upper)):
             return False
         return all(guard.expr.subs({self.symbol: size}) != sympy.false for guard in self.shapes.guards)
 
 
-def find_batch(gm: GraphModule, dim: int = 0) -> BatchSize | str:
-    """The symbol that stands at ``dim`` of the graph's inputs; or why there is none."""
-    found: dict[sympy.Symbol, str] = {}
+def find_batch(gm: GraphModule) -> BatchSize | str:
+    """Return the batch size of the graph's inputs, which is their size 0; or why there is none."""
+    symbols: dict[sympy.Symbol, str] = {}
     shapes: ShapeEnv | None = None
     for node in gm.graph.find_nodes(op="placeholder"):
         value = node.meta.get("val")
-        if not isinstance(value, torch.Tensor) or value.dim() <= dim:
+        if not isinstance(value, torch.Tensor) or value.dim() == 0:
             continue
-        size = value.shape[dim]
+        size = value.shape[0]
         if isinstance(size, torch.SymInt):
             expression = size.node.expr
             if not isinstance(expression, sympy.Symbol):
                 return f"the input {node.name!r} has the size {expression} there, which is no batch size"
-            found.setdefault(expression, node.name)
+            symbols.setdefault(expression, node.name)
             shapes = size.node.shape_env
-    if not found or shapes is None:
+    if not symbols or shapes is None:
         return "no input has a size there that may change: compile with dynamic=True"
-    if len(found) > 1:
-        names = " and ".join(repr(name) for name in list(found.values())[:2])
+    if len(symbols) > 1:
+        names = " and ".join(repr(name) for name in list(symbols.values())[:2])
         return f"the inputs {names} have sizes there that are independent of each other"
-    return BatchSize(next(iter(found)), shapes)
+    return BatchSize(next(iter(symbols)), shapes)
 
 
 def _numbers(value: Any) -> Iterator[Any]:
@@ -85,11 +87,11 @@ def _numbers(value: Any) -> Iterator[Any]:
             leaf = leaf.meta.get("val")
         if isinstance(leaf, torch.Tensor):
             yield from leaf.shape
-        elif isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        elif is_symbolic(leaf):
             yield leaf
 
 
 def _expression(value: Any) -> Any:
-    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+    if is_symbolic(value):
         return value.node.expr
     return sympy.Integer(value) if isinstance(value, int) else sympy.sympify(value)

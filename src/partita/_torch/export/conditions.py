@@ -1,4 +1,4 @@
-"""Where a model branches on data while it is traced, and what it was told.
+"""Where a model branches on data while it is traced, and which way it was sent.
 
 ``if mask.all():`` asks a tensor for its truth, which a trace does not have, and export refuses the model.
 Here the trace is given an answer, and the graph keeps the tensor that was asked::
@@ -34,7 +34,7 @@ __all__ = ["Answers", "answered", "answers_given", "condition_nodes"]
 
 @dataclass
 class Answers:
-    """What a model that is traced, or run, is told about its tensors.
+    """The answers that a model gets, while it is traced or run, when it asks for the truth of a tensor.
 
     Attributes:
         planned: the answers to its first questions.
@@ -54,10 +54,11 @@ class Answers:
     heard: dict[str, list[bool]] = field(default_factory=dict)
 
     def answer(self, place: str, of_sizes: bool | None = None) -> bool:
-        """The next one: as planned, after that as in the example; False where that did not ask.
+        """Return the next answer: as planned, after that as in the example; False where that did not ask.
 
         Args:
-            of_sizes: what follows from the sizes of the inputs, where it does: then it is that.
+            of_sizes: the answer where it follows from the sizes of the inputs, which then counts more than
+                the example; None elsewhere.
         """
         number = len(self.given)
         heard, time = self.example.get(place, ()), len(self.heard.get(place, ()))
@@ -69,17 +70,17 @@ class Answers:
         return self.given[-1]
 
     def repeated(self, answer: bool, place: str) -> None:
-        """A line asks what has been answered."""
+        """Record that a line asks what has been answered before."""
         self.heard.setdefault(place, []).append(answer)
 
     def note(self, answer: bool, place: str) -> None:
-        """Keep one."""
+        """Record a new answer."""
         self.given.append(answer)
         self.places.append(place)
         self.repeated(answer, place)
 
     def forget(self) -> None:
-        """Start anew."""
+        """Remove all answers."""
         self.given.clear()
         self.places.clear()
         self.of_sizes.clear()
@@ -103,7 +104,7 @@ _NUMBER = torch.Tensor.item
 
 
 class _Asked(TorchFunctionMode):
-    """Calls ``ask`` with every tensor whose truth is asked for."""
+    """Calls ``ask`` with every tensor whose truth is asked for; None lets torch answer."""
 
     def __init__(self, ask: Callable[[torch.Tensor], bool | None]) -> None:
         super().__init__()
@@ -121,7 +122,7 @@ class _Asked(TorchFunctionMode):
 def answered(answers: Answers) -> Iterator[None]:
     """While ``torch.export`` traces (not in strict mode), answer the model's questions and record them."""
 
-    known: dict[Hashable, bool] = {}
+    by_question: dict[Hashable, bool] = {}
 
     def ask(tensor: torch.Tensor) -> bool | None:
         mode = get_proxy_mode()
@@ -133,12 +134,12 @@ def answered(answers: Answers) -> Iterator[None]:
         if place is None or not isinstance(proxy, Proxy):
             return None  # torch's own question, or a constant's
         question = _expression(proxy.node, {})
-        if question in known:
-            answers.repeated(known[question], place)
+        if question in by_question:
+            answers.repeated(by_question[question], place)
         else:
-            known[question] = answers.answer(place, from_constants(proxy.node))
+            by_question[question] = answers.answer(place, from_constants(proxy.node))
             tracer.create_proxy("call_function", _read, (proxy,), {}, name="condition")
-        return known[question]
+        return by_question[question]
 
     with _Asked(ask):
         yield
@@ -146,7 +147,7 @@ def answered(answers: Answers) -> Iterator[None]:
 
 @contextmanager
 def answers_given(answers: Answers) -> Iterator[None]:
-    """While a model runs, note what its tensors answer."""
+    """While a model runs, record the truth of each tensor that it asks for."""
 
     def ask(tensor: torch.Tensor) -> bool | None:
         place = users_line()
@@ -161,14 +162,14 @@ def answers_given(answers: Answers) -> Iterator[None]:
         yield
 
 
-def _expression(node: Node, known: dict[Node, int]) -> Hashable:
-    """How a node's value is made from inputs; equal for two that are made alike."""
-    if node not in known:
-        operands = tuple(_expression(operand, known) for operand in node.all_input_nodes)
+def _expression(node: Node, hashes: dict[Node, int]) -> Hashable:
+    """Return a hash of how a node's value is computed from inputs, equal for two that are computed alike."""
+    if node not in hashes:
+        operands = tuple(_expression(operand, hashes) for operand in node.all_input_nodes)
         text = repr(map_arg((node.args, node.kwargs), lambda _: None))
         name = node.name if node.op in ("placeholder", "get_attr") else ""
-        known[node] = hash((node.op, node.target, name, text, operands))
-    return known[node]
+        hashes[node] = hash((node.op, node.target, name, text, operands))
+    return hashes[node]
 
 
 def condition_nodes(gm: GraphModule) -> list[Node]:

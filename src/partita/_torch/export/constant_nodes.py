@@ -17,7 +17,7 @@ from partita._torch.export.open_sizes import SIZE_OF, is_symbolic, size_at
 __all__ = ["from_constants"]
 
 _MOST_NODES = 100
-"""Of so many nodes such a value is made at most."""
+"""A value that takes more nodes to compute is not looked at."""
 _OTHER_SIZES: tuple[Callable[[int], int], ...] = (
     lambda size: size + 1,
     lambda size: 16 * size,
@@ -27,8 +27,8 @@ _ARITHMETIC = frozenset(getattr(operator, name) for name in operator.__all__)
 
 
 def from_constants(node: Node) -> bool | None:
-    """The truth of a node's value where that is made of constants and the sizes of the graph's inputs alone,
-    and is the same where the open sizes are others; None where it is not.
+    """Return the truth of a node's value where it is computed from constants and sizes of the graph's inputs
+    alone, and stays the same for other open sizes; else None.
 
     Args:
         node: of a graph that is being traced: open sizes in its metadata know their example.
@@ -45,7 +45,7 @@ def from_constants(node: Node) -> bool | None:
 
 
 def _truth(order: Iterable[Node], change: Callable[[int], int]) -> bool:
-    """Of the last of these nodes, each computed from those before it."""
+    """Compute these nodes, in order, and return the truth of the last."""
     values: dict[Node, Any] = {}
     with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
         for node in order:
@@ -58,7 +58,9 @@ def _truth(order: Iterable[Node], change: Callable[[int], int]) -> bool:
 
 
 def _is_made_of_constants(node: Node, order: dict[Node, None]) -> bool:
-    """Whether it is; what it is made of is added to ``order``, each node after its operands."""
+    """Whether a node is computed from constants and sizes alone. The nodes that it takes are added to
+    ``order``, each after its operands.
+    """
     if node in order:
         return True
     if node.op != "call_function" or len(order) > _MOST_NODES:
@@ -72,7 +74,7 @@ def _is_made_of_constants(node: Node, order: dict[Node, None]) -> bool:
 
 
 def _is_pure(node: Node) -> bool:
-    """Whether it writes to nothing, draws nothing, and has a value that is somewhere."""
+    """Whether a node writes to nothing, draws no random numbers, and has a value that is not on meta."""
     target, value = node.target, node.meta.get("val")
     if not isinstance(target, OpOverload):
         return target in _ARITHMETIC and is_symbolic(value)
@@ -81,7 +83,7 @@ def _is_pure(node: Node) -> bool:
 
 
 def _is_written(nodes: Iterable[Node]) -> bool:
-    """Whether what is made of them, a view of them then too, is written to."""
+    """Whether something writes to the values of these nodes, or to what is computed from them (a view)."""
     waiting = list(nodes)
     seen = set(waiting)
     while waiting:

@@ -1,4 +1,4 @@
-"""A model that asks whether it is being exported, answered as when it simply runs.
+"""Letting a model that asks whether it is being exported believe that it simply runs.
 
 Some models take another way while they are traced: they build a mask where they would have used
 ``is_causal``, or choose another algorithm. The graph then computes something that the model, as its user runs
@@ -28,13 +28,13 @@ from partita._torch.modules.memoised_functions import memos
 __all__ = ["eager_answers"]
 
 _ASKERS = 3
-"""How many frames count as those that ask: the function that does, and who called it."""
+"""How many frames of the stack are compared with the exempt files: the one that asks, and its callers."""
 _QUESTIONS = ("is_compiling", "is_exporting")
 
 
 @contextmanager
 def eager_answers(exempt: Collection[str] = ()) -> Iterator[None]:
-    """Within it, code outside of torch is told that nothing is compiled or exported.
+    """In this block, code outside of torch is told that nothing is compiled or exported.
 
     Args:
         exempt: files whose code, and what it calls, gets the true answer all the same: it can't be traced as
@@ -89,7 +89,7 @@ class _Subclasses(types.ModuleType):
 
 
 def _caches() -> list[Any]:
-    """All ``lru_cache`` functions that are not torch's own."""
+    """Return all ``lru_cache`` functions that are not torch's own."""
     return [cache for cache in memos() if not _of_torch(str(getattr(cache, "__module__", "")))]
 
 

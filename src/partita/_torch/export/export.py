@@ -1,4 +1,4 @@
-"""``torch.export`` without its region wrappers, as a module, and how that flattens inputs and outputs."""
+"""``torch.export`` without its region wrappers, as a module."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import inspect
 import logging
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from keyword import iskeyword
 from typing import Any, Literal, Protocol
@@ -14,9 +14,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import nn
 from torch._export.passes import replace_autocast_with_hop_pass, replace_set_grad_with_hop_pass
-from torch._ops import OpOverload
 from torch.distributions import Distribution
-from torch.export._tree_utils import reorder_kwargs
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
@@ -28,17 +26,12 @@ from partita._torch.export.open_sizes import batch_is_open
 from partita._torch.export.users_code import is_users
 from partita._torch.graph_module.generated_sources import sources_dropped
 from partita._torch.graph_module.lazy_module import lazy_module
-from partita.errors import ArgumentError
 
 __all__ = [
     "METADATA_CHECK",
-    "Signature",
     "Watch",
     "Way",
-    "all_arguments",
-    "all_keywords",
     "export_module",
-    "signature_of",
 ]
 
 METADATA_CHECK: Any = torch.ops.aten._assert_tensor_metadata.default
@@ -70,7 +63,6 @@ _HOOKS = tuple(
     f"_forward{when}_hooks{kind}" for when in ("", "_pre") for kind in ("", "_with_kwargs", "_always_called")
 )
 _CATCHING = inspect.Parameter.VAR_KEYWORD
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def export_module(
@@ -90,13 +82,12 @@ def export_module(
 
     Args:
         way: ``"eager"`` follows Python, and the model takes the way that it takes when it simply runs;
-            ``"exportable"`` follows Python too, and the model takes the way that it has for exporters;
+            ``"exportable"`` follows Python too, and the model takes the way that it takes for exporters;
             ``"strict"`` reads the bytecode of all that runs.
-        dynamic_shapes: as ``torch.export`` has it; see ``symbolic.open_sizes`` for what becomes of it.
-        answers: what the model is told where it branches on data (not in strict mode).
-        watch: sees the model run; it is given the model that is traced, which shares the submodules of the
-            user's (not in strict mode, nor where somebody has hooked on to the model, who would see more than
-            one run).
+        dynamic_shapes: as in ``torch.export``; see ``open_sizes`` for what becomes of it.
+        answers: the answers where the model branches on data (not in strict mode).
+        watch: sees the run of the model that is traced, which shares its submodules with the user's model
+            (not in strict mode, nor where the model has hooks, which would see more than one run).
     """
     opening = nullcontext() if dynamic_shapes is None else batch_is_open()
     with (
@@ -110,14 +101,14 @@ def export_module(
         _quiet(),
     ):
         program = _traced(model, args, dict(kwargs), way, dynamic_shapes, answers or Answers(), watch)
-        made = program.module(check_guards=False)
-        assert isinstance(made, GraphModule)
-        call_functions_directly(made)
-        module = lazy_module(made.graph, type(model).__name__, training=made.training)
+        exported = program.module(check_guards=False)
+        assert isinstance(exported, GraphModule)
+        call_functions_directly(exported)
+        module = lazy_module(exported.graph, type(model).__name__, training=exported.training)
         state = vars(module)
         for holder in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
-            state[holder].update(vars(made)[holder])
-        state.update({key: value for key, value in vars(made).items() if isinstance(value, torch.Tensor)})
+            state[holder].update(vars(exported)[holder])
+        state.update({key: value for key, value in vars(exported).items() if isinstance(value, torch.Tensor)})
         keep_sources(module)
     return module
 
@@ -157,7 +148,7 @@ def _traced(
 
 
 def _users_file(error: BaseException) -> str:
-    """Which of the model's own files an error comes from."""
+    """Return the file of the model that an error comes from; empty where there is none."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if is_users(frame.filename):
             return frame.filename
@@ -165,9 +156,7 @@ def _users_file(error: BaseException) -> str:
 
 
 def _opening_outputs(model: nn.Module) -> nn.Module:
-    """The same model, down to its very attributes, whose results export can take apart whatever their
-    class.
-    """
+    """Return a model with the same attributes whose results export can take apart, whatever their class."""
     twin = object.__new__(type(model))
     vars(twin).update(
         vars(model), **{name: vars(model)[name].copy() for name in _HOOKS if name in vars(model)}
@@ -200,14 +189,11 @@ def _watch(twin: nn.Module, watch: Watch) -> None:
 
 
 def _name_keywords(twin: nn.Module, kwargs: Mapping[str, Any], dynamic_shapes: Any) -> Any:
-    """Let what goes into a model's ``**kwargs`` be parameters of its own: export counts such arguments twice
-    where sizes are open, and fails.
-
-    Args:
-        twin: its ``forward`` is replaced.
+    """Give ``twin`` a ``forward`` with a named parameter for each argument that would go into ``**kwargs``:
+    export counts such arguments twice where sizes are open, and fails.
 
     Returns:
-        dynamic_shapes: the same, of the parameters as they are now.
+        ``dynamic_shapes`` for these parameters.
     """
     parameters = inspect.signature(twin.forward).parameters
     catching = [name for name, parameter in parameters.items() if parameter.kind is _CATCHING]
@@ -224,10 +210,10 @@ def _name_keywords(twin: nn.Module, kwargs: Mapping[str, Any], dynamic_shapes: A
     own = vars(twin).get("forward")
     written = inspect.getattr_static(type(twin), "forward")
 
-    def named(*args: Any, **given: Any) -> Any:
+    def named(*args: Any, **keywords: Any) -> Any:
         # export calls a stand-in, which knows by which name a module is reached that has two
         forward = written.__get__(running[-1], type(running[-1])) if own is None else own
-        return forward(*args, **given)
+        return forward(*args, **keywords)
 
     named.__signature__ = shown  # type: ignore[attr-defined]
     vars(twin)["forward"] = named
@@ -239,9 +225,9 @@ def _name_keywords(twin: nn.Module, kwargs: Mapping[str, Any], dynamic_shapes: A
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Of what torch says while it traces, such as that attributes were set, which are put back, the caller
-    has no use; where warnings are errors, a trace would fail. And it logs the whole stack of an operator that
-    has no form that can be traced, where another way may have one.
+    """Silence torch while it traces. It warns of attributes that were set, though they are put back (where
+    warnings are errors, a trace would fail), and logs the stack of an operator that can't be traced, though
+    another way of tracing may succeed.
     """
     log = logging.getLogger("torch._subclasses.fake_tensor")
     level = log.level
@@ -257,8 +243,8 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _flat_regions() -> Iterator[None]:
-    """Leave out the two passes that fold regions into nested graphs: a no_grad region within an autocast
-    region is lost in them, and gradients flow where the model has none.
+    """Skip export's two passes that fold regions into nested graphs: they lose a no_grad region within an
+    autocast region, and gradients flow where the model has none.
     """
     folds = [
         (replace_set_grad_with_hop_pass, "replace_set_grad_with_hop_pass"),
@@ -276,8 +262,8 @@ def _flat_regions() -> Iterator[None]:
 
 @contextmanager
 def _inference_as_no_grad() -> Iterator[None]:
-    """Let regions of inference mode be traced as regions without gradients: export leaves no trace of them,
-    and gradients flow where the model has none.
+    """Trace regions of inference mode as no_grad regions: export would drop them, and gradients would flow
+    where the model has none.
     """
     original = torch._C._InferenceMode
     torch._C._InferenceMode = _NoGradRegion  # type: ignore[misc,assignment]
@@ -289,24 +275,23 @@ def _inference_as_no_grad() -> Iterator[None]:
 
 @contextmanager
 def _unmarked(arguments: Any) -> Iterator[None]:
-    """Take the marks off the user's tensors that export writes its open sizes on, and leaves there where it
-    fails: the next attempt, or the user's own compiler, would take them for the user's.
+    """Remove the attributes in which export marks open sizes on the user's tensors. Where it fails it leaves
+    them there, and the next attempt, or the user's own compiler, would take them for the user's.
     """
     tensors = [value for value in pytree.tree_leaves(arguments) if isinstance(value, torch.Tensor)]
     attributes = [dict(vars(tensor)) for tensor in tensors]
     try:
         yield
     finally:
-        for tensor, held in zip(tensors, attributes, strict=True):
+        for tensor, marks in zip(tensors, attributes, strict=True):
             vars(tensor).clear()
-            vars(tensor).update(held)
+            vars(tensor).update(marks)
 
 
 @contextmanager
 def _unchecked_distributions() -> Iterator[None]:
-    """Let ``torch.distributions`` be made without a look at whether their arguments are valid: those checks
-    read values, which a trace does not have. Where a model asks for them itself (``validate_args=True``), it
-    keeps them.
+    """Let ``torch.distributions`` skip the checks of their arguments, which read values that a trace does not
+    have. A model that asks for them itself (``validate_args=True``) keeps them.
     """
     before = Distribution._validate_args
     Distribution.set_default_validate_args(False)
@@ -317,7 +302,7 @@ def _unchecked_distributions() -> Iterator[None]:
 
 
 class _NoGradRegion:
-    """Stands in for torch's guard of inference mode; what can be seen of the two differs in errors only."""
+    """Stands in for torch's guard of inference mode. The two can be told apart by errors only."""
 
     def __init__(self, mode: bool) -> None:
         self._mode = mode
@@ -329,130 +314,3 @@ class _NoGradRegion:
 
     def __exit__(self, *_: object) -> None:
         torch._C._set_grad_enabled(self._before)
-
-
-def all_arguments(target: Any, args: Sequence[Any]) -> tuple[Any, ...]:
-    """The positional arguments of a call of an operator, with the defaults of those that were left out at the
-    end. For anything but an operator overload, ``args``.
-
-    >>> all_arguments(torch.ops.aten.dropout.default, ("x", 0.5, True))
-    ('x', 0.5, True)
-    >>> all_arguments(torch.ops.aten.sum.dim_IntList, ("x", [0]))
-    ('x', [0], False)
-    """
-    if not isinstance(target, OpOverload):
-        return tuple(args)
-    rest = [argument for argument in target._schema.arguments if not argument.kwarg_only][len(args) :]
-    if not all(argument.has_default_value() for argument in rest):
-        return tuple(args)
-    return (*args, *(argument.default_value for argument in rest))
-
-
-def all_keywords(target: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of a call of an operator, with the defaults of those that were left out. For
-    anything but an operator overload, ``kwargs``.
-
-    >>> all_keywords(torch.ops.aten.scaled_dot_product_attention.default, {"enable_gqa": True})
-    {'scale': None, 'enable_gqa': True}
-    """
-    if not isinstance(target, OpOverload):
-        return dict(kwargs)
-    defaults = {
-        argument.name: argument.default_value
-        for argument in target._schema.arguments
-        if argument.kwarg_only and argument.has_default_value()
-    }
-    return {**defaults, **kwargs}
-
-
-class Signature:
-    """How the arguments of an exported module become its placeholders, and its flat outputs what the model
-    returned. Can be pickled.
-
-    Args:
-        in_spec: of ``(args, kwargs)`` as they were at capture.
-        out_spec: of what the model returned.
-        parameters: names of the positional parameters of the model's ``forward``, in order.
-    """
-
-    def __init__(
-        self, in_spec: pytree.TreeSpec, out_spec: pytree.TreeSpec, parameters: Sequence[str] = ()
-    ) -> None:
-        self.in_spec = in_spec
-        self.out_spec = out_spec
-        self.parameters = tuple(parameters)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Signature:
-        """Itself: it never changes (and torch's specs warn when they are copied)."""
-        return self
-
-    def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        """One value a placeholder, in order.
-
-        Raises:
-            ArgumentError: arguments that the model was captured without, that are missing, or built
-                otherwise.
-        """
-        args, kwargs = self.bind(args, kwargs)
-        flat, spec = pytree.tree_flatten((args, kwargs))
-        if spec != self.in_spec:
-            raise ArgumentError(
-                f"the arguments are built like {spec}, but the model was captured with {self.in_spec}: give "
-                "tuples, lists and dicts of the same lengths and keys, or capture it again"
-            )
-        return flat
-
-    def unflatten(self, flat: Sequence[Any]) -> Any:
-        """The model's own output structure."""
-        return pytree.tree_unflatten(list(flat), self.out_spec)
-
-    def bind(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The same arguments, each given by position or by name as at capture.
-
-        Raises:
-            ArgumentError: an argument is missing, given twice, or was not there at capture.
-        """
-        positional, named = self._captured()
-        names = self.parameters[:positional]
-        if len(names) == positional and (len(args) != positional or kwargs.keys() != named.keys()):
-            args, kwargs = self._rebound(args, kwargs, names, tuple(named))
-        return args, reorder_kwargs(dict(kwargs), self.in_spec) if kwargs else {}
-
-    def _rebound(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Sequence[str], named: Sequence[str]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if len(args) > len(self.parameters):
-            raise ArgumentError(
-                f"the model takes {len(self.parameters)} positional arguments, got {len(args)}"
-            )
-        given = dict(zip(self.parameters, args, strict=False))
-        twice = sorted(given.keys() & kwargs.keys())
-        given.update(kwargs)
-        wanted = [*names, *named]
-        missing = [name for name in wanted if name not in given]
-        extra = [name for name in given if name not in wanted]
-        if twice or missing or extra:
-            problems = {"given twice": twice, "missing": missing, "not there at capture": extra}
-            told = "; ".join(f"{what}: {', '.join(found)}" for what, found in problems.items() if found)
-            raise ArgumentError(
-                f"arguments {told}. The model was captured with {', '.join(wanted)}: give exactly these, or "
-                "capture it again with the others"
-            )
-        return tuple(given[name] for name in names), {name: given[name] for name in named}
-
-    def _captured(self) -> tuple[int, dict[str, None]]:
-        args, kwargs = self.in_spec.children()
-        return args.num_children, dict.fromkeys(kwargs.context)
-
-
-def signature_of(module: GraphModule, forward: Callable[..., Any]) -> Signature:
-    """The signature of an exported module (one made by `export_module`).
-
-    Args:
-        forward: that of the model: it says what its parameters are called.
-    """
-    info = module.graph._codegen.pytree_info  # type: ignore[attr-defined]
-    parameters = inspect.signature(forward).parameters.values()
-    return Signature(info.in_spec, info.out_spec, [p.name for p in parameters if p.kind in _POSITIONAL])

@@ -29,10 +29,9 @@ from torch.fx.experimental.proxy_tensor import (
 )
 from torch.fx.node import has_side_effect
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from partita._torch.export.open_sizes import is_symbolic
-from partita._torch.operators.schemas import is_operator, operator_facts
+from partita._torch.operators.draws import before_draws
 from partita._torch.tensors.storage import storage_key
 from partita.errors import CaptureError
 
@@ -79,7 +78,7 @@ class FunctionCall:
         object.__setattr__(self, "__module__", self.function.__module__)
 
     def __call__(self, *tensors: Any) -> Any:
-        """What the function returns; autograd runs its backward."""
+        """Return what the function returns; autograd runs its backward."""
         args = [tensors[value.number] if isinstance(value, Hole) else value for value in self.args]
         return self.function.apply(*args)
 
@@ -117,7 +116,7 @@ class _Recorded(HigherOrderOperator):
 _recorded = _Recorded()
 has_side_effect(_recorded)
 _calls: list[FunctionCall] = []
-"""Of the trace that is under way, by number."""
+"""The recorded calls of the trace that is under way."""
 
 
 @_recorded.py_impl(ProxyTorchDispatchMode)
@@ -134,34 +133,23 @@ def _(mode: ProxyTorchDispatchMode, number: int, *tensors: Any) -> Any:
 
 
 def _observed(call: FunctionCall, tensors: Sequence[torch.Tensor]) -> tuple[Any, FunctionCall]:
-    """Its result, and the call with what was seen of it."""
+    """Return a call's result, and the call with the writes, aliases and draws that were observed."""
     versions = [tensor._version for tensor in tensors]
-    with _RandomDraws() as draws:
+    draws: list[str] = []
+    with before_draws(draws.append):
         result = call(*tensors)
     leaves = [value for value in pytree.tree_leaves(result) if isinstance(value, torch.Tensor)]
     keys = {storage_key(value) for value in leaves}
     writes = tuple(number for number, tensor in enumerate(tensors) if tensor._version != versions[number])
     aliases = tuple(number for number, tensor in enumerate(tensors) if storage_key(tensor) in keys)
-    return result, FunctionCall(call.function, call.args, writes, aliases, draws.seen)
-
-
-class _RandomDraws(TorchDispatchMode):
-    """Notes whether an operator draws random numbers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen = False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen = self.seen or (is_operator(func) and any(facts.random for facts in operator_facts(func)))
-        return func(*args, **(kwargs or {}))
+    return result, FunctionCall(call.function, call.args, writes, aliases, bool(draws))
 
 
 @contextmanager
 def functions_kept() -> Iterator[None]:
     """While ``torch.export`` traces (not in strict mode), record calls of ``torch.autograd.Function``s.
 
-    What it returns still needs `call_functions_directly`, within the same block.
+    The exported graph still needs `call_functions_directly`, within the same block.
     """
     outer = list(_calls)
     _calls.clear()
@@ -174,7 +162,7 @@ def functions_kept() -> Iterator[None]:
 
 
 def _apply(cls: type[Function], *args: Any) -> Any:
-    """What `Function.apply` calls: records the call where a trace is listening, and makes it elsewhere."""
+    """Stands in for `Function.apply`: records the call where it is traced, and makes it elsewhere."""
     leaves = [value for value in args if isinstance(value, torch.Tensor)]
     if cls.__qualname__.endswith("ApplyTemplate") and any(map(_is_traced, leaves)):
         raise CaptureError(_LOST)
@@ -203,13 +191,13 @@ def _check_arguments(cls: type[Function], args: Sequence[Any]) -> None:
     for value in args:
         if isinstance(value, torch.Tensor):
             continue
-        held = [*pytree.tree_leaves(value), value]
-        if any(isinstance(leaf, (torch.Tensor, torch.nn.Module)) for leaf in held):
+        leaves = [*pytree.tree_leaves(value), value]
+        if any(isinstance(leaf, (torch.Tensor, torch.nn.Module)) for leaf in leaves):
             raise CaptureError(
                 f"{cls.__name__}.apply is given a {type(value).__name__} that holds tensors, which a graph "
                 "can't follow: give each tensor as an argument of its own"
             )
-        if any(is_symbolic(leaf) for leaf in held):
+        if any(is_symbolic(leaf) for leaf in leaves):
             raise CaptureError(
                 f"{cls.__name__}.apply is given a size of the batch, which a graph would hold as a constant: "
                 "let it read the size from a tensor in forward"

@@ -1,4 +1,4 @@
-"""Sizes that ``torch.export`` left open, read out of an exported graph as plain text.
+"""Sizes that ``torch.export`` left open, read out of an exported graph as text.
 
 Inside of torch they are ``SymInt`` objects over sympy expressions, tied to the shape environment of one
 trace. What leaves this file is Python source over names that say where a size is found: nothing that must be
@@ -74,7 +74,7 @@ _NAME = re.compile(r"\b[A-Za-z_]\w*\b")
 
 
 def constant_size(text: str) -> int | None:
-    """The number that an expression over sizes is, whatever they are.
+    """Return the value of an expression over sizes that does not depend on them; None where it does.
 
     >>> constant_size("(48*batch) // batch"), constant_size("48*batch")
     (48, None)
@@ -87,9 +87,7 @@ def constant_size(text: str) -> int | None:
 
 
 def open_batch(tensors: Sequence[torch.Tensor]) -> ShapesCollection:
-    """What ``torch.export`` takes as ``dynamic_shapes`` to leave dimension 0 of these tensors open where it
-    can.
-    """
+    """Return ``dynamic_shapes`` with which ``torch.export`` leaves dim 0 of these tensors open, if it can."""
     shapes = ShapesCollection()
     for tensor in {id(tensor): tensor for tensor in tensors}.values():
         shapes[tensor] = {0: Dim.AUTO}
@@ -98,7 +96,7 @@ def open_batch(tensors: Sequence[torch.Tensor]) -> ShapesCollection:
 
 @contextlib.contextmanager
 def batch_is_open() -> Iterator[None]:
-    """Trace without taking it for granted that an open size is neither 0 nor 1, and note who closes a size.
+    """Trace without the assumption that an open size is neither 0 nor 1, and record which line closes a size.
 
     Where a branch of the model asks for the size, the answer becomes a condition; torch's own branches take
     the general way. So the graph holds for a batch of 1 too, or has the condition that says it does not.
@@ -108,8 +106,8 @@ def batch_is_open() -> Iterator[None]:
 
     def located(self: ShapeEnv, framework_loc: str | None = None) -> SLoc:
         environments[id(self)] = self
-        found = original(self, framework_loc)
-        return SLoc(found.framework_loc, found.maybe_user_loc or users_line())
+        location = original(self, framework_loc)
+        return SLoc(location.framework_loc, location.maybe_user_loc or users_line())
 
     ShapeEnv._get_sloc = located  # type: ignore[method-assign]
     try:
@@ -122,8 +120,8 @@ def batch_is_open() -> Iterator[None]:
 
 
 def _untie(environment: ShapeEnv) -> None:
-    """Let go of the inputs of a trace that is over. Their sizes refer to the environment from within C++,
-    where Python's collector does not look, so that neither would ever be freed.
+    """Release the inputs of a trace that is over. Their sizes refer to the environment from within C++, where
+    Python's garbage collector does not look, so that neither would ever be freed.
     """
     environment.tracked_fakes = None
     environment.fake_tensor_cache.clear()
@@ -138,7 +136,7 @@ def forget_sizes() -> None:
 
 
 def users_line() -> str | None:
-    """The innermost line on the stack that is the user's."""
+    """Return the innermost line on the stack that is the user's; None where there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
@@ -156,7 +154,7 @@ def is_symbolic(value: object) -> bool:
 
 
 def size_at(size: int | torch.SymInt, change: Callable[[int], int]) -> int:
-    """A size, while a graph is traced, where each open one is not the example's but changed."""
+    """Return what a size would be where each open size of the example were changed by ``change``."""
     if isinstance(size, int):
         return size
     node = size.node
@@ -166,30 +164,30 @@ def size_at(size: int | torch.SymInt, change: Callable[[int], int]) -> int:
 
 
 def drop_size_asserts(gm: GraphModule) -> None:
-    """Take out of a graph, in place, the checks of sizes (the conditions say the same), what only they
-    needed, and sizes that nobody uses.
+    """Erase from a graph, in place, the checks of sizes (`OpenSizes.conditions` say the same), the nodes that
+    only these use, and sizes that nothing uses.
     """
     for node in reversed(list(gm.graph.nodes)):
         if node.op != "call_function":
             continue
         condition = node.args[0] if node.target is _ASSERT else None
         checked = condition.meta.get("val") if isinstance(condition, Node) else condition
-        settled = node.target is _ASSERT and (not is_symbolic(checked) or not _unbacked(checked))
-        if settled or (not node.users and is_symbolic(node.meta.get("val"))):
+        is_condition = node.target is _ASSERT and (not is_symbolic(checked) or not _unbacked(checked))
+        if is_condition or (not node.users and is_symbolic(node.meta.get("val"))):
             gm.graph.erase_node(node)
 
 
 def only_checked(gm: GraphModule) -> set[Node]:
-    """The nodes that assertions about numbers use, and nothing else does; and those assertions."""
-    found: set[Node] = set()
+    """Return the assertions about numbers, and the nodes that nothing but these assertions uses."""
+    checked: set[Node] = set()
     for node in reversed(gm.graph.nodes):
-        if node.target is _ASSERT or (node.users and all(user in found for user in node.users)):
-            found.add(node)
-    return found
+        if node.target is _ASSERT or (node.users and all(user in checked for user in node.users)):
+            checked.add(node)
+    return checked
 
 
 def open_sizes(gm: GraphModule) -> OpenSizes | None:
-    """Read them; None where a size depends on data, so that it can't be told from the inputs' shapes."""
+    """Return what an exported graph says about sizes; None where one depends on data, not on shapes alone."""
     inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
     environment = next((env for node in inputs if (env := _environment(node)) is not None), None)
     names: dict[Any, sympy.Symbol] = {}
@@ -242,7 +240,9 @@ def _environment(node: Node) -> ShapeEnv | None:
 def _demands(
     environment: ShapeEnv, names: Mapping[Any, sympy.Symbol]
 ) -> tuple[tuple[tuple[str, str], ...] | None, str]:
-    """The conditions under which the trace holds (None: one can't be expressed), and who closed a size."""
+    """Return the conditions under which the trace holds (None where one can't be expressed), and the line
+    that closed a size.
+    """
     wanted: dict[str, str] = {}
     closed = ""
     for guard in environment.guards:

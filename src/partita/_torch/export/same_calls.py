@@ -1,7 +1,7 @@
-"""Whether a function that is traced calls the same the second time, without tracing it twice.
+"""Whether a traced function makes the same calls of torch when it runs again, without tracing it twice.
 
-The first run is traced, and every call of torch in it is logged with its result. In the second, nothing is
-computed: a call that is like the logged one gets its result, and the first that is not ends the run::
+In the first run, which is traced, every call of torch is logged with its result. In the second nothing is
+computed: a call that is like the logged one gets the logged result, and the first that is not ends the run::
 
     first run    relu(x) -> h    linear(h, W) -> y    dropout(y, 0.1, True) -> z
     second run   relu(x) = h     linear(h, W) = y     dropout(y, 0.1, False)       another: not the same
@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from types import BuiltinFunctionType, FunctionType
 from typing import Any, NoReturn
 
 import torch
@@ -37,27 +36,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from partita._torch.autograd.region_switches import AUTOCAST_DEVICES, OpenRegions
 from partita._torch.containers.objects import open_objects
 from partita._torch.containers.pytree import same_structure
+from partita._torch.export.alike import COMPARABLE, alike
 
-__all__ = ["CallLog", "alike"]
+__all__ = ["CallLog"]
 
-_PLAIN = (
-    type(None),
-    bool,
-    int,
-    str,
-    bytes,
-    range,
-    type(Ellipsis),
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-)
-"""What is the same where it is of the same type and equal."""
-_SYMBOLIC = (torch.SymInt, torch.SymBool, torch.SymFloat)
-_ITSELF = (Tensor, type, FunctionType, BuiltinFunctionType, torch.Generator)
-"""What is the same where it is the same object."""
-_COMPARED = (*_PLAIN, *_SYMBOLIC, *_ITSELF, float, complex, slice)
 _SET_GRAD: Any = torch._C._set_grad_enabled
 _SIZES = frozenset({"aten::sym_size", "aten::sym_stride", "aten::sym_numel", "aten::sym_storage_offset"})
 _ASKING = ("evaluate_sym_node", "evaluate_expr", "guard_or_defer_runtime_assert")
@@ -86,16 +68,16 @@ class _Call:
 
 
 class CallLog:
-    """What a function that is being traced calls, between `begin` and `end`.
+    """The calls that a function which is being traced makes, between `begin` and `end`.
 
     Args:
-        given: what the function can reach of tensors before it calls anything.
+        reachable: nested containers with all tensors that the function can reach before it calls anything.
 
     Attributes:
         complete: whether a second run can be compared with all of it.
     """
 
-    def __init__(self, given: Any = ()) -> None:
+    def __init__(self, reachable: Any = ()) -> None:
         self.complete = True
         self.depth = 0
         """How many logged calls are under way, one within the other."""
@@ -105,24 +87,20 @@ class CallLog:
         proxies = get_proxy_mode()
         self._graph = None if proxies is None else getattr(proxies.tracer, "graph", None)
         self._last: Node | None = None
-        for leaf in pytree.tree_leaves(given):
+        for leaf in pytree.tree_leaves(reachable):
             if isinstance(leaf, Tensor):
                 self.kept(leaf)
         self._logging = ExitStack()
         self._ended: tuple[Any, ...] = ()
 
     def begin(self) -> None:
-        """From now on calls are logged."""
+        """Start to log calls."""
         self._last = self._newest()
         self._logging.enter_context(_questions_to(self._sizes, self._note_question))
         self._logging.enter_context(_Logging(self))
 
     def end(self, result: Any = None) -> None:
-        """They are not any more.
-
-        Args:
-            result: of the function.
-        """
+        """Stop, and keep what the function has returned."""
         self.stop()
         self.see_nodes()
         leaves, structure = self._flat(result)
@@ -132,7 +110,7 @@ class CallLog:
                 self.complete = False  # somebody has written on it, and may read that
 
     def stop(self) -> None:
-        """Likewise, where there is no result."""
+        """Stop, where the function has no result."""
         self._logging.close()
 
     def repeats(self, function: Callable[[], Any]) -> bool:
@@ -157,14 +135,14 @@ class CallLog:
         return replay.ended and self.complete and _same_ending(self._ended, ended)
 
     def note(self, function: Any, operands: Any, regions: tuple[Any, ...], result: Any) -> Any:
-        """Log a call; the operands are as `kept` gives them."""
+        """Log a call, whose operands are as `kept` returns them, and return its result."""
         iterates = isinstance(result, Iterator)  # over the rows of a tensor
         whole = tuple(result) if iterates else result
         self._calls.append(_Call(function, operands, regions, self.kept(whole), iterates))
         return iter(whole) if iterates else whole
 
     def kept(self, value: Any) -> Any:
-        """A value as it is now, whatever is done later to the lists in it."""
+        """Return a value with lists and dicts of its own, which stay as they are now."""
         kind = type(value)
         if isinstance(value, Tensor):
             if isinstance(value, FakeTensor):
@@ -178,12 +156,14 @@ class CallLog:
             self.complete = self.complete and not any(isinstance(item, (list, dict)) for item in value)
             for item in value:
                 self.kept(item)
-        elif not isinstance(value, _COMPARED):
+        elif not isinstance(value, COMPARABLE):
             self.complete = False
         return value
 
     def see_nodes(self) -> None:
-        """What has come into the graph past torch's functions can't be seen in a second run."""
+        """Look at the nodes that have come into the graph since: an operator that was called past torch's
+        functions can't be seen in a second run.
+        """
         node = self._last
         newest = self._newest()
         while node is not None and node is not newest:
@@ -195,7 +175,7 @@ class CallLog:
         self._last = newest
 
     def skip_nodes(self) -> None:
-        """Those that a logged call has made."""
+        """Leave out the nodes that a logged call has made."""
         self._last = self._newest()
 
     def _newest(self) -> Node | None:
@@ -248,7 +228,7 @@ class _Replaying(TorchFunctionMode):
 
     @property
     def ended(self) -> bool:
-        """Whether all calls were made, and no other."""
+        """Whether all logged calls were made, and no others."""
         return not self._differs and self._position == len(self._calls)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -266,7 +246,7 @@ class _Replaying(TorchFunctionMode):
         return self.differ()
 
     def question(self, name: str, text: str) -> None:
-        """A size that is open is asked for something."""
+        """Compare a question about an open size with the logged one."""
         call = self._next()
         if (call.function, call.operands) != (name, text):
             self.differ()
@@ -278,13 +258,12 @@ class _Replaying(TorchFunctionMode):
         return self._calls[self._position - 1]
 
     def differ(self) -> NoReturn:
-        """End the run."""
         self._differs = True
         raise _Differs
 
 
 class _Unlogged(TorchDispatchMode):
-    """Meets what the second run computes past torch's functions."""
+    """Ends the second run where it computes something past torch's functions."""
 
     def __init__(self, differ: Callable[[], NoReturn]) -> None:
         super().__init__()
@@ -296,7 +275,7 @@ class _Unlogged(TorchDispatchMode):
 
 @contextmanager
 def _nothing_new_of(sizes: ShapeEnv | None, differ: Callable[[], NoReturn]) -> Iterator[None]:
-    """Let nothing be asked of a size that is open but what follows from what is known of it."""
+    """End the second run where it asks about an open size what the first run has not answered."""
     if sizes is None:
         yield
         return
@@ -309,7 +288,7 @@ def _nothing_new_of(sizes: ShapeEnv | None, differ: Callable[[], NoReturn]) -> I
 
 @contextmanager
 def _questions_to(sizes: ShapeEnv | None, note: Callable[[str, str], None]) -> Iterator[None]:
-    """Call ``note`` with each question about a size that is open, but those that answer another one."""
+    """Call ``note`` with each question about an open size, but not with those asked to answer another."""
     if sizes is None:
         yield
         return
@@ -351,8 +330,8 @@ def _settings_kept() -> Iterator[None]:
 
 @contextmanager
 def _calls_of_modules_kept() -> Iterator[None]:
-    """Put back what the tracer knows of the calls of modules that it is in: one that is ended by an exception
-    stays there.
+    """Put back the tracer's record of the modules that are being called: a call that an exception ends stays
+    in it.
     """
     mode = get_proxy_mode()
     tracer: Any = None if mode is None else mode.tracer
@@ -361,14 +340,14 @@ def _calls_of_modules_kept() -> Iterator[None]:
     try:
         yield
     finally:
-        for name, held in before.items():
-            known = getattr(tracer, name)
-            known.clear()
-            known.update(held)
+        for name, content in before.items():
+            table = getattr(tracer, name)
+            table.clear()
+            table.update(content)
 
 
 def _regions() -> tuple[Any, ...]:
-    """The regions that a call is made in, as far as they matter to it."""
+    """Return the grad, inference, dtype and autocast settings that a call is made under."""
     casts = tuple(
         (device, torch.get_autocast_dtype(device), torch.is_autocast_cache_enabled())
         for device in AUTOCAST_DEVICES
@@ -384,32 +363,6 @@ def _same_ending(left: tuple[Any, ...], right: tuple[Any, ...]) -> bool:
 
 
 def _copied(value: Any) -> Any:
-    """With lists and dicts of its own."""
     if type(value) in (list, tuple):
         return type(value)(map(_copied, value))
     return {key: _copied(item) for key, item in value.items()} if type(value) is dict else value
-
-
-def alike(left: Any, right: Any) -> bool:
-    """Whether two arguments, or results, are sure to be the same.
-
-    >>> alike([1, "x", None], [1, "x", None]), alike(0.0, -0.0), alike(1, True), alike(object(), object())
-    (True, False, False, False)
-    """
-    if isinstance(left, _ITSELF):
-        return left is right
-    if type(left) is not type(right):
-        return False
-    if isinstance(left, _PLAIN):
-        return bool(left == right)
-    if isinstance(left, (float, complex)):
-        return repr(left) == repr(right)
-    if isinstance(left, _SYMBOLIC):
-        return bool(left.node.expr == right.node.expr)
-    if isinstance(left, slice):
-        return alike((left.start, left.stop, left.step), (right.start, right.stop, right.step))
-    if isinstance(left, (list, tuple)):
-        return len(left) == len(right) and all(map(alike, left, right))
-    if isinstance(left, dict):
-        return alike(list(left), list(right)) and all(map(alike, left.values(), right.values()))
-    return False

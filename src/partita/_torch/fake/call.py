@@ -16,8 +16,8 @@ __all__ = ["fake_call"]
 
 
 def fake_call(module: nn.Module, args: Sequence[Any]) -> Any:
-    """The result of ``module.forward(*args)`` as fake tensors: shapes, dtypes and devices, under the grad
-    mode and the autocast that hold here.
+    """Return the result of ``module.forward(*args)`` as fake tensors: shapes, dtypes and devices, under the
+    grad mode and the autocast that hold here.
 
     Nothing is computed, hooks of the module itself do not run, and no parameter or buffer is read or written.
 
@@ -28,11 +28,11 @@ def fake_call(module: nn.Module, args: Sequence[Any]) -> Any:
     torch.Size([5, 3])
     """
     with FakeTensorMode(allow_non_fake_inputs=True):
-        made: dict[int, Tensor] = {}
-        fakes = {name: made.setdefault(id(value), _like(value)) for name, value in named_state(module)}
-        given = [_like(value) if isinstance(value, Tensor) else value for value in args]
+        fake_of: dict[int, Tensor] = {}
+        fakes = {name: fake_of.setdefault(id(value), _like(value)) for name, value in named_state(module)}
+        inputs = [_like(value) if isinstance(value, Tensor) else value for value in args]
         with _reparametrize_module(module, fakes):
-            return module.forward(*given)
+            return module.forward(*inputs)
 
 
 def _like(value: Tensor) -> Tensor:

@@ -22,8 +22,8 @@ __all__ = [
     "caller",
     "describe_function",
     "ghost_of",
-    "held_by_python",
     "is_ghostly",
+    "referenced_by_python",
     "undisturbed",
 ]
 
@@ -59,7 +59,7 @@ _DEVICE = frozenset(
     f"{name}.__get__" for name in ("device", "is_cuda", "is_cpu", "is_meta", "is_mps", "is_xpu")
 )
 _SETTINGS = frozenset({"_set_grad_enabled", "_enter_autocast", "_exit_autocast"})
-_known: dict[Any, tuple[FunctionKind, str]] = {}
+_descriptions: dict[Any, tuple[FunctionKind, str]] = {}
 
 
 def describe_function(function: Callable[..., Any]) -> tuple[FunctionKind, str]:
@@ -68,8 +68,8 @@ def describe_function(function: Callable[..., Any]) -> tuple[FunctionKind, str]:
     >>> describe_function(torch.Tensor.shape.__get__)
     (<FunctionKind.METADATA: 2>, 'shape.__get__')
     """
-    found = _known.get(function)
-    if found is None:
+    description = _descriptions.get(function)
+    if description is None:
         name = getattr(function, "__name__", None) or str(function)
         if name in ("__get__", "__set__", "__delete__"):
             name = f"{getattr(getattr(function, '__self__', None), '__name__', '')}.{name}"
@@ -80,12 +80,12 @@ def describe_function(function: Callable[..., Any]) -> tuple[FunctionKind, str]:
             kind = FunctionKind.DEVICE
         elif name in _SETTINGS:
             kind = FunctionKind.SETTING
-        found = _known[function] = kind, name
-    return found
+        description = _descriptions[function] = kind, name
+    return description
 
 
 def ghost_of(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A tensor like that without memory."""
+    """Return a tensor of this shape, stride and dtype without memory."""
     return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
 
 
@@ -95,29 +95,28 @@ def is_ghostly(tensor: Tensor) -> bool:
 
 
 def become(ghost: Tensor, tensor: Tensor) -> None:
-    """Let the object ``ghost`` be the tensor that ``tensor`` is; whoever holds ``ghost`` holds that now, and
-    ``tensor`` is the ghost.
+    """Swap what the two objects are: whoever refers to ``ghost`` has the values of ``tensor`` from now on.
 
     Args:
-        tensor: nobody else refers to what it is, autograd included: a view made for it, say.
+        tensor: one that nothing else refers to, autograd included, such as a view made for this call.
     """
     torch._C._swap_tensor_impl(ghost, tensor)
 
 
-def held_by_python(references: Sequence[weakref.ref[Tensor]]) -> list[Tensor | None]:
-    """Those tensors that something in Python refers to (a variable, a list, a call under way); None for those
-    that are gone, or that only autograd keeps.
+def referenced_by_python(references: Sequence[weakref.ref[Tensor]]) -> list[Tensor | None]:
+    """Return those tensors that something in Python refers to (a variable, a list, a call under way); None in
+    place of those that are gone or that only autograd keeps.
 
-    What torch's own objects refer to counts once among an object's references, whatever their number. Where a
-    version of torch counts otherwise, all that is not gone counts as held.
+    All references of torch's own objects to a tensor count as one reference. Where a version of torch counts
+    otherwise, every tensor that is not gone is returned.
     """
-    held: list[Tensor | None] = []
+    referenced: list[Tensor | None] = []
     for reference in references:
         tensor = reference()
         if tensor is not None and _references(tensor) <= _FREE:
             tensor = None
-        held.append(tensor)
-    return held
+        referenced.append(tensor)
+    return referenced
 
 
 def _references(tensor: Tensor) -> int:
@@ -125,8 +124,8 @@ def _references(tensor: Tensor) -> int:
 
 
 def _count_when_free() -> int:
-    """What `_references` gives inside `held_by_python` for a tensor that only autograd keeps; -1 where that
-    can't be told.
+    """Return what `_references` gives in `referenced_by_python` for a tensor that only autograd keeps; -1
+    where that can't be told.
     """
     with torch.enable_grad(), undisturbed():
         start = torch.ones(1, device="cpu", requires_grad=True)
@@ -145,5 +144,5 @@ _FREE = _count_when_free()
 
 
 def caller(depth: int) -> FrameType | None:
-    """The frame that many calls above the caller of this."""
+    """Return the frame ``depth`` calls above the caller of this function."""
     return sys._getframe(depth + 1)

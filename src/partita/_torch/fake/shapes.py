@@ -69,7 +69,7 @@ class _Recorder(Interpreter):
         self._checked = only_checked(gm)
 
     def run_node(self, n: Node) -> Any:
-        if any(isinstance(self.env[given], UnknownNumber) for given in n.all_input_nodes):
+        if any(isinstance(self.env[operand], UnknownNumber) for operand in n.all_input_nodes):
             self.values[n.name] = UnknownNumber()
             return self.values[n.name]
         try:

@@ -1,5 +1,5 @@
-"""Masks of FlexAttention in microbatches: a `BlockMask` holds tensors, which can be cut, and a function of
-the sample's number in the batch, which has to be told where its microbatch begins.
+"""Masks of FlexAttention in microbatches: a `BlockMask` holds tensors, which can be cut, and a function of a
+sample's position in the batch, to which the start of its microbatch has to be added.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def shift_masks(whole: Any, parts: Sequence[Any]) -> None:
-    """Let the masks in microbatches be about their own samples.
+    """Shift the masks of microbatches, in place, to the position of their samples in the batch.
 
     Args:
-        whole: nested containers, of the whole batch.
-        parts: the same of each microbatch, in order, tensors cut; each mask in them that was cut is changed.
+        whole: nested containers with the masks of the whole batch.
+        parts: the same for each microbatch, in order, with tensors that are cut.
     """
     for of_batch, *masks in zip(_masks(whole), *map(_masks, parts), strict=True):
         start, size = 0, of_batch.kv_num_blocks.shape[0]

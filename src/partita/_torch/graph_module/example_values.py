@@ -14,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from partita._torch.graph_module.graph_copy import copy_graph
 from partita._torch.graph_module.lazy_module import lazy_module
 
-__all__ = ["example_tensors", "same_module", "with_example_values"]
+__all__ = ["copy_graph_module", "example_tensors", "with_example_values"]
 
 
 def example_tensors(shape: Sequence[int], devices: Sequence[str]) -> list[torch.Tensor]:
@@ -23,8 +23,8 @@ def example_tensors(shape: Sequence[int], devices: Sequence[str]) -> list[torch.
         return [torch.empty(tuple(shape), device=device) for device in devices]
 
 
-def same_module(gm: GraphModule) -> GraphModule:
-    """A module around a copy of the graph of ``gm``, with the same parameters, buffers and submodules."""
+def copy_graph_module(gm: GraphModule) -> GraphModule:
+    """Return a module around a copy of ``gm``'s graph, with the same parameters, buffers and submodules."""
     result = lazy_module(copy_graph(gm.graph), type(gm).__name__, training=gm.training)
     for key, value in vars(gm).items():
         if key in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
@@ -36,18 +36,17 @@ def same_module(gm: GraphModule) -> GraphModule:
 
 
 def with_example_values(gm: GraphModule, inputs: Sequence[Any], skip: Callable[[Node], bool]) -> GraphModule:
-    """A copy of ``gm`` whose nodes have fake example values in ``meta["val"]``.
+    """Return a copy of ``gm`` whose nodes have fake example values in ``meta["val"]``.
 
-    Nothing is computed, and nothing that ``gm`` holds changes. A node whose value only data could tell has
-    none, nor have those that need it.
+    Nothing is computed, and nothing in ``gm`` changes. A node whose value depends on data has none, nor have
+    those that use it.
 
     Args:
         inputs: one value a placeholder; fake or real.
         skip: nodes that must not be run, such as a print.
     """
-    known = detect_fake_mode(list(inputs))
-    mode = known if known is not None else _mode()
-    result = same_module(gm)
+    mode = detect_fake_mode(list(inputs)) or _mode()
+    result = copy_graph_module(gm)
     run = _Examples(result, mode, skip)
     with torch.set_grad_enabled(torch.is_grad_enabled()):
         run.run(*map(run.fake, inputs), enable_io_processing=False)
@@ -55,7 +54,7 @@ def with_example_values(gm: GraphModule, inputs: Sequence[Any], skip: Callable[[
 
 
 def _mode() -> FakeTensorMode:
-    """One that makes symbols for what only data could tell."""
+    """Return a mode that makes symbols for sizes and numbers that depend on data."""
     shapes = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
     return FakeTensorMode(allow_non_fake_inputs=True, shape_env=shapes)
 
@@ -93,7 +92,7 @@ class _Examples(Interpreter):
         return result
 
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs on fake copies of the module's state, which therefore stays as it is."""
+        """Run on fake copies of the module's state, which therefore stays as it is."""
         module = self.fetch_attr(target)
         state = {
             name: self.fake(tensor)

@@ -1,7 +1,7 @@
 """The sources of the code that ``torch.fx`` generates.
 
-torch keeps each for good, so that tracebacks can show its lines: also those of the many graphs that are made
-while a model is exported and are gone afterwards (torch 2.13: six an export).
+torch keeps each for good, so that tracebacks can show its lines, even those of the temporary graphs of an
+export (torch 2.13: six each time).
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from torch.fx import graph_module
 
 __all__ = ["sources_dropped"]
 
-_OWN = "<eval_with_key>"
-"""How torch's names of such files begin. Others are of files that are there."""
+_PREFIX = "<eval_with_key>"
+"""How the names of such sources begin; other names are those of files."""
 
 
 @contextmanager
 def sources_dropped() -> Iterator[Callable[[nn.Module], None]]:
-    """What is generated within it leaves no source behind, but for the modules that the function which is
-    given out is called with, and theirs.
+    """Drop the sources of code that is generated in this block, but for those of the modules (and their
+    submodules) that the yielded function is called with.
 
-    Where another thread generates code meanwhile, its tracebacks lack these lines.
+    Code that another thread generates meanwhile loses its sources too.
     """
     sources = graph_module._loader.eval_cache
     before, kept = set(sources), set[str]()
@@ -38,6 +38,6 @@ def sources_dropped() -> Iterator[Callable[[nn.Module], None]]:
         yield keep
     finally:
         for name in set(sources) - before - kept:
-            if name.startswith(_OWN):
+            if name.startswith(_PREFIX):
                 sources.pop(name, None)
                 linecache.cache.pop(name, None)

@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
-from torch.fx import Graph, Node
-from torch.fx.node import map_arg
+from torch.fx import Graph
 
 __all__ = ["copy_graph"]
 
 
 def copy_graph(graph: Graph) -> Graph:
-    """All nodes with their names, shallow copies of their metadata, and the way in which inputs are
-    flattened.
+    """Copy all nodes with their names, their metadata (shallow), and the way in which inputs are flattened.
 
     ``copy.deepcopy`` of a graph also copies the structure of its inputs, which never changes.
     """
     result = Graph(tracer_cls=graph._tracer_cls, tracer_extras=graph._tracer_extras)
     result._codegen = copy.copy(graph._codegen)
-    environment: dict[Node, Node] = {}
-    for node in graph.nodes:
-        environment[node] = (
-            result.node_copy(node, environment.__getitem__)
-            if node.op != "output"
-            else _output(result, node, environment)
-        )
+    copied: Any = result.graph_copy(graph, {}, return_output_node=True)
+    if copied is not None:
+        returned, output = copied
+        result.output(returned, output.type).meta = copy.copy(output.meta)
     return result
-
-
-def _output(result: Graph, node: Node, environment: dict[Node, Node]) -> Node:
-    made = result.output(map_arg(node.args[0], environment.__getitem__), node.type)
-    made.meta = copy.copy(node.meta)
-    return made

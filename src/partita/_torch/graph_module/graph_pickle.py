@@ -51,8 +51,8 @@ class _Operator:
 
 @dataclass(frozen=True, slots=True)
 class _Structure:
-    """Stands for the structure of nested containers; None for a leaf. (Unpickling torch's own class for
-    leaves warns.)
+    """Stands for the structure of nested containers; a leaf is None. (torch's own class for leaves warns when
+    it is unpickled.)
     """
 
     kind: Any
@@ -119,7 +119,7 @@ class GraphRecord:
         )
 
     def build(self) -> Graph:
-        """The graph again."""
+        """Return a graph with these nodes."""
         graph = Graph(tracer_cls=self.tracer_cls)
         graph._codegen = _unpacked(self.codegen)
         nodes: list[Node] = []
@@ -142,7 +142,7 @@ class GraphRecord:
 
 
 def _packed(codegen: Any) -> Any:
-    """A copy of what generates the code of a graph, its structures in a form that can be pickled."""
+    """Return a copy of a code generator whose structures can be pickled."""
     result = copy.copy(codegen)
     if (info := getattr(codegen, "pytree_info", None)) is not None:
         out = None if info.out_spec is None else (_Structure.of(info.out_spec),)

@@ -32,7 +32,7 @@ class GuardsRecord:
     version: tuple[int, int]
 
     def build(self) -> nn.Module:
-        """The module again.
+        """Return a module with this code.
 
         Raises:
             GraphError: it was pickled under another version of Python.
@@ -41,8 +41,8 @@ class GuardsRecord:
             wanted = ".".join(map(str, self.version))
             raise GraphError(
                 f"the input checks of this exported program were pickled under Python {wanted} and can't be "
-                f"read by this one: use "
-                f"Python {wanted}, or capture with ExportedProgram.module(check_guards=False)"
+                f"read by this one: use Python {wanted}, or capture with "
+                "ExportedProgram.module(check_guards=False)"
             )
         from torch._dynamo.decorators import dont_skip_tracing
         from torch.export._unlift import GuardsFn
@@ -56,7 +56,7 @@ class GuardsRecord:
 
 
 def recorded(children: Mapping[str, Any]) -> dict[str, Any]:
-    """The children of a module, those that check inputs as records."""
+    """Return the children of a module with a `GuardsRecord` for each that checks inputs."""
     return {
         name: _record(child) if child is not None and is_guards_module(child) else child
         for name, child in children.items()
@@ -64,14 +64,14 @@ def recorded(children: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def restored(children: Mapping[str, Any]) -> dict[str, Any]:
-    """What `recorded` was given."""
+    """Return the children that `recorded` was given."""
     return {
         name: child.build() if isinstance(child, GuardsRecord) else child for name, child in children.items()
     }
 
 
 def _record(module: nn.Module) -> Any:
-    """The record of such a module; the module itself where its code is not where it is expected."""
+    """Return the record of such a module; the module itself where its code can't be found."""
     cells = getattr(module.forward, "__closure__", None) or ()
     for cell in cells:
         function = cell.cell_contents

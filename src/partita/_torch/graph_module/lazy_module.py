@@ -26,17 +26,16 @@ from partita._torch.graph_module.graph_pickle import GraphRecord
 from partita._torch.graph_module.guards_module import recorded, restored
 from partita._torch.graph_module.quick_code import quick_forward
 
-__all__ = ["LazyGraphModule", "generate_code", "lazy_module", "mark_impure", "plain_arguments", "run_by"]
+__all__ = ["LazyGraphModule", "generate_code", "lazy_module", "mark_impure", "run_by", "use_flat_signature"]
 
 _SWITCHES = {SET_GRAD, ENTER_AUTOCAST, ENTER_INFERENCE, ENTER_CACHE_SCOPE}
 
 
 class _ReadByDynamo:
-    """An optional attribute that ``torch.compile`` and Dynamo look up on each module that they meet, before
-    its ``forward``.
+    """An optional attribute that Dynamo looks up on each module that it meets, before its ``forward``.
 
-    Dynamo can't trace the generation of code, and keeps to the code that was there when it looked; so it is
-    generated here.
+    Dynamo can't trace the generation of code, and keeps the code that was there when it looked. So the code
+    is generated here.
     """
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -94,8 +93,8 @@ class LazyGraphModule(_LazyGraphModule):
 
     @classmethod
     def recompile(cls) -> None:  # type: ignore[override]  # as the class above it
-        """The graph has changed: its code is generated anew at the next run."""
-        cls._partita_regions = True  # as far as is known
+        """Drop the code after a change of the graph; it is generated anew at the next run."""
+        cls._partita_regions = True  # possibly
         super().recompile()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -114,7 +113,7 @@ class LazyGraphModule(_LazyGraphModule):
         return cls.forward is cls._lazy_forward or cls.forward is cls._partita_quick
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """``nn.Module.compile``."""
+        """Compile in place, as ``nn.Module.compile`` does."""
         self.real_recompile()
         super().compile(*args, **kwargs)
 
@@ -142,14 +141,14 @@ class LazyGraphModule(_LazyGraphModule):
         return result
 
 
-# Dynamo compiles what it meets within, a graph's own code, and not this frame, which all graphs share.
+# All graphs share this frame: Dynamo compiles not the frame, but what it calls, a graph's own code.
 set_code_exec_strategy(
     LazyGraphModule.__call__.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT)
 )
 
 
 def lazy_module(graph: Graph, name: str, *, training: bool) -> LazyGraphModule:
-    """A module around ``graph``, without any attributes yet: they are the caller's to set."""
+    """Return a module around ``graph`` without parameters, buffers and children, which the caller sets."""
     module = LazyGraphModule.__new__(LazyGraphModule)
     # as nn.Module and GraphModule initialise themselves, in a tenth of the time
     vars(module).update({key: _fresh(value) for key, value in vars(_PROTOTYPE).items()})
@@ -160,7 +159,7 @@ def lazy_module(graph: Graph, name: str, *, training: bool) -> LazyGraphModule:
 
 
 def generate_code(module: GraphModule) -> None:
-    """Generate the code that ``module`` runs now, so that its copies have it."""
+    """Generate the code of ``module`` now, so that its copies share it."""
     if isinstance(module, LazyGraphModule):
         module.real_recompile()
 
@@ -186,8 +185,8 @@ def run_by(
         raise
 
 
-def plain_arguments(graph: Graph) -> None:
-    """Let a graph take one argument a placeholder and return its outputs flat, in place."""
+def use_flat_signature(graph: Graph) -> None:
+    """Change a graph, in place, so that it takes one argument a placeholder and returns its outputs flat."""
     graph._codegen = CodeGen()
 
 
@@ -201,7 +200,7 @@ def _has_regions(graph: Graph) -> bool:
 
 
 def _fresh(value: Any) -> Any:
-    """An empty container for an empty container; all else is constant."""
+    """Return an empty container for an empty container, and any other value as it is."""
     return type(value)() if isinstance(value, (dict, list, set)) else value
 
 

@@ -10,22 +10,19 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.graph import CodeGen, _illegal_names, _snake_case
 
-from partita._torch.graph_module.lazy_module import LazyGraphModule, lazy_module, mark_impure
+from partita._torch.graph_module.lazy_module import lazy_module
 
 __all__ = [
-    "LazyGraphModule",
     "append_copy",
     "append_input",
     "append_renamed",
     "copy_codegen",
     "free_symbols",
-    "lazy_module",
     "map_arguments",
-    "mark_impure",
     "new_graph",
-    "same_module",
     "signature_text",
     "symbolic_text",
+    "with_graph",
 ]
 
 map_arguments: Callable[[Any, Callable[[Node], Any]], Any] = torch.fx.node.map_arg
@@ -57,7 +54,7 @@ def append_renamed(graph: Graph, node: Node, args: Any, kwargs: Any, target: Any
 
 
 def _free(graph: Graph, name: str) -> str:
-    """``name``, or one made from it where it is taken or no name that torch gives."""
+    """Return ``name``, or one made from it where it is taken or torch would not give it."""
     namespace = graph._graph_namespace
     if name in namespace._used_names or name in _illegal_names:
         return namespace.create_name(name, None)
@@ -84,12 +81,12 @@ _ANY_GRAPH = Graph()
 
 
 def new_graph(source: Graph) -> Graph:
-    """An empty graph of the same tracer as ``source``."""
+    """Return an empty graph of the same tracer as ``source``."""
     return Graph(tracer_cls=source._tracer_cls)
 
 
-def same_module(gm: GraphModule, graph: Graph) -> GraphModule:
-    """A module with another graph; its attributes are those of ``gm``, shared."""
+def with_graph(gm: GraphModule, graph: Graph) -> GraphModule:
+    """Return a module around another graph that shares the attributes of ``gm``."""
     module = lazy_module(graph, type(gm).__name__, training=gm.training)
     vars(module).update({key: value for key, value in vars(gm).items() if key != "_graph"})
     return module
@@ -103,11 +100,11 @@ def copy_codegen(source: Graph, destination: Graph) -> None:
 
 
 def free_symbols(value: Any) -> list[Any]:
-    """The symbols in the sizes, strides and offset of a fake tensor, or in a symbolic number (nested values
-    too), by name.
+    """Return the symbols in the sizes, strides and offset of a fake tensor, or in a symbolic number (also of
+    nested values), sorted by name.
     """
-    found = _free_symbols(value)
-    return sorted(found, key=str) if found else []
+    symbols = _free_symbols(value)
+    return sorted(symbols, key=str) if symbols else []
 
 
 def _free_symbols(value: Any) -> frozenset[Any]:
@@ -117,18 +114,18 @@ def _free_symbols(value: Any) -> frozenset[Any]:
         return frozenset(value.node.expr.free_symbols)
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return frozenset()
-    found: set[Any] = set()
+    symbols: set[Any] = set()
     for number in (*value.shape, *value.stride(), value.storage_offset()):
         if isinstance(number, torch.SymInt):
-            found |= number.node.expr.free_symbols
-    return frozenset(found)
+            symbols |= number.node.expr.free_symbols
+    return frozenset(symbols)
 
 
 def symbolic_text(value: Any, numbers: dict[Any, int]) -> str:
-    """A symbolic number as text, its symbols called after their first appearance and not by name.
+    """Return a symbolic number as text in which symbols are numbered by their first appearance, not named.
 
     Args:
-        numbers: of the symbols met so far; new ones are added.
+        numbers: those of the symbols met so far; new ones are added.
     """
     expression = value.node.expr
     for symbol in sorted(expression.free_symbols, key=str):
@@ -141,9 +138,7 @@ def symbolic_text(value: Any, numbers: dict[Any, int]) -> str:
 
 
 def signature_text(graph: Graph) -> str:
-    """How a graph flattens what it is called with, as text; empty where it takes its placeholders as they
-    are.
-    """
+    """Return how a graph flattens its arguments, as text; empty where it takes one a placeholder."""
     info = getattr(graph._codegen, "pytree_info", None)
     kind = type(graph._codegen)
     return "" if kind is CodeGen else f"{kind.__module__}.{kind.__qualname__} {info}"

@@ -40,11 +40,8 @@ _serial = itertools.count()
 
 
 def quick_forward(graph: Graph, name: str) -> FunctionType | None:
-    """A function ``forward(self, ...)`` that runs ``graph``, or None where only torch's own code generation
-    will do.
-
-    That is the case for graphs that flatten their arguments (exported programs), take ``*args``, or transform
-    their code.
+    """Return a function ``forward(self, ...)`` that runs ``graph``. None for a graph that needs torch's own
+    code generation: it flattens its arguments (an exported program), takes ``*args``, or transforms its code.
 
     Args:
         name: of the module, for tracebacks.
@@ -86,7 +83,7 @@ _compiled = lru_cache(maxsize=512)(_compile)
 
 
 class _Writer:
-    """One pass over a graph: canonical source, and what fills it.
+    """One pass over a graph, which writes its canonical source and collects the values for it.
 
     Attributes:
         source: depends on the structure alone.
@@ -135,7 +132,7 @@ class _Writer:
         return tuple(self._defaults) or None
 
     def spelled(self, name: str) -> str:
-        """The real attribute name for a canonical one; other names stay."""
+        """Return the real attribute name for a canonical one, and any other name as it is."""
         return self._atoms[int(name[1:])] if name[0] == "q" else name
 
     def _argument(self, node: Node) -> None:
@@ -179,7 +176,7 @@ class _Writer:
         return ",".join(parts)
 
     def _text(self, value: Any) -> str:
-        """Source that makes ``value``: containers anew at each run, everything else by number."""
+        """Return source that builds ``value``: containers anew at each run, anything else by number."""
         if isinstance(value, Node):
             return self._names[value]
         literal = _LITERALS.get(id(value))
@@ -190,11 +187,8 @@ class _Writer:
         if isinstance(value, list):
             return f"[{','.join(map(self._text, value))}]"
         if isinstance(value, dict):
-            return (
-                "{"
-                + ",".join(f"{self._constant(key)}:{self._text(item)}" for key, item in value.items())
-                + "}"
-            )
+            items = (f"{self._constant(key)}:{self._text(item)}" for key, item in value.items())
+            return f"{{{','.join(items)}}}"
         if type(value) is tuple:
             return "(" + "".join(self._text(item) + "," for item in value) + ")"
         if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -208,7 +202,7 @@ class _Writer:
         return name
 
     def _dead_after(self, node: Node) -> list[str]:
-        """The variables that ``node`` is the last to use."""
+        """Return the variables that ``node`` is the last to use."""
         dead = []
         for operand in node.all_input_nodes:
             users = len(operand.users)
@@ -221,7 +215,7 @@ class _Writer:
 
 
 def _announce(filename: str, graph: Graph) -> None:
-    """Let tracebacks and debuggers find a source for the code: a line a node, written when somebody asks."""
+    """Register a source for tracebacks and debuggers, a line a node, written when it is asked for."""
     reference = weakref.ref(graph)
 
     def source(_name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,21 +15,15 @@ from torch import nn
 __all__ = ["calls_watched", "inside_of_checkpoint", "overridden_calls", "watch_calls"]
 
 
+@dataclass(eq=False)
 class _Watched:
     """Stands in the place of a module's own ``_call_impl``. Can be pickled and copied with its module."""
 
-    def __init__(
-        self,
-        module: nn.Module,
-        path: str,
-        enter: Callable[[str, Any], object],
-        leave: Callable[[str], object],
-    ) -> None:
-        self.module = module
-        self.path = path
-        self.enter = enter
-        self.leave = leave
-        self.outside = False
+    module: nn.Module
+    path: str
+    enter: Callable[[str, Any], object]
+    leave: Callable[[str], object]
+    outside: bool = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         inner = partial(type(self.module)._call_impl, self.module)
@@ -54,14 +49,14 @@ def watch_calls(
 
 def overridden_calls(model: nn.Module) -> list[type]:
     """The classes of its modules that have a ``__call__`` of their own, such as one that checkpoints."""
-    found: dict[type, None] = {}
+    kinds: dict[type, None] = {}
     for module in model.modules():
         for kind in type(module).__mro__:
             if kind is nn.Module:
                 break
             if "__call__" in vars(kind):
-                found[kind] = None
-    return list(found)
+                kinds[kind] = None
+    return list(kinds)
 
 
 @contextmanager

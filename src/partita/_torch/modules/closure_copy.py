@@ -29,13 +29,13 @@ Memo = dict[Any, Any]
 
 _WAITING = "partita: functions that wait for the copies of what they hold"
 _LOCK = threading.RLock()
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, type)
+_PRIMITIVES = (type(None), bool, int, float, complex, str, bytes, type)
 
 
 @contextmanager
 def with_closures() -> Iterator[Memo]:
-    """A memo for ``copy.deepcopy(value, memo)``: functions are copied in all copies that are made with it.
-    When the block ends, the functions are complete.
+    """Give out a memo for ``copy.deepcopy(value, memo)`` with which functions are copied too. The copied
+    functions are complete when the block ends.
 
     What a closure holds is copied where it is a module, a tensor, a function, a method of a module, or a
     container of such; and where it belongs to what was copied. Anything else (a mesh, a logger) is shared.
@@ -52,7 +52,7 @@ def with_closures() -> Iterator[Memo]:
     dispatch: dict[type, Any] = copy._deepcopy_dispatch  # type: ignore[attr-defined]
     with _LOCK:
         before = dispatch[FunctionType]
-        dispatch[FunctionType] = _copied
+        dispatch[FunctionType] = _copy_function
         try:
             yield memo
             for fill in waiting:  # grows meanwhile
@@ -61,14 +61,14 @@ def with_closures() -> Iterator[Memo]:
             dispatch[FunctionType] = before
 
 
-def _copied(function: FunctionType, memo: Memo) -> FunctionType:
-    """In place of what ``copy.deepcopy`` does with a function; other threads' copies are as ever."""
+def _copy_function(function: FunctionType, memo: Memo) -> FunctionType:
+    """Stands in for what ``copy.deepcopy`` does with a function; copies with other memos are as ever."""
     waiting = memo.get(_WAITING)
     defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-    is_plain = all(isinstance(value, _PLAIN) for value in defaults)
-    if waiting is None or (is_plain and not function.__closure__ and "__wrapped__" not in vars(function)):
+    refers = function.__closure__ or "__wrapped__" in vars(function)
+    if waiting is None or not (refers or any(not isinstance(value, _PRIMITIVES) for value in defaults)):
         return function
-    cells = tuple(_cell(cell, memo, waiting) for cell in function.__closure__ or ())
+    cells = tuple(_copy_cell(cell, memo, waiting) for cell in function.__closure__ or ())
     twin = FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__, cells or None
     )
@@ -85,8 +85,8 @@ def _copied(function: FunctionType, memo: Memo) -> FunctionType:
     return twin
 
 
-def _cell(cell: CellType, memo: Memo, waiting: list[Callable[[], None]]) -> CellType:
-    """Of a copied function: functions that shared a cell share its copy. Filled later."""
+def _copy_cell(cell: CellType, memo: Memo, waiting: list[Callable[[], None]]) -> CellType:
+    """Return the copy of a cell, one for all functions that share the cell; it is filled later."""
     if id(cell) not in memo:
         twin = memo[id(cell)] = CellType()
 

@@ -15,7 +15,7 @@ __all__ = ["compile_in_place_like", "compiled_like", "inside_compiled"]
 
 
 def inside_compiled(module: torch.nn.Module) -> torch.nn.Module | None:
-    """The module that ``torch.compile`` was given, or None for a module that is not what it returned."""
+    """Return the module inside of one that ``torch.compile`` returned; None for any other module."""
     return module._orig_mod if isinstance(module, OptimizedModule) else None
 
 

@@ -56,8 +56,8 @@ def has_forward_hooks(module: torch.nn.Module) -> bool:
 
 
 def carry_hooks(source: torch.nn.Module, target: torch.nn.Module) -> None:
-    """Give ``target`` the forward and backward hooks of ``source``: they are called as before, with
-    ``target`` as their module.
+    """Give ``target`` the forward and backward hooks of ``source``, which are called with ``target`` as their
+    module from now on.
 
     Of the hooks that ``ExportedProgram.module()`` sets, the check of its inputs comes along with what it
     needs; those that let modules be inputs do not: they can't be pickled.

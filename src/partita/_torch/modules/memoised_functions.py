@@ -14,27 +14,27 @@ _KIND: Any = functools._lru_cache_wrapper
 
 
 class _Census:
-    """To look through all objects takes long; so it is done again only where some were made or are gone."""
+    """A list of them, made anew only after one was created or freed: to look through all objects is slow."""
 
     def __init__(self) -> None:
-        self._found: list[weakref.ref[Any]] = []
-        self._references = 0
+        self._functions: list[weakref.ref[Any]] = []
+        self._type_references = 0
 
     def taken(self) -> list[Any]:
-        found = [memo for reference in self._found if (memo := reference()) is not None]
-        # each of them refers to its type
-        if len(found) < len(self._found) or sys.getrefcount(_KIND) != self._references:
-            found = [value for value in gc.get_referrers(_KIND) if type(value) is _KIND]
-            self._found = [weakref.ref(memo) for memo in found]
-            self._references = sys.getrefcount(_KIND)
-        return found
+        functions = [memo for reference in self._functions if (memo := reference()) is not None]
+        # each of them holds one reference to its type
+        if len(functions) < len(self._functions) or sys.getrefcount(_KIND) != self._type_references:
+            functions = [value for value in gc.get_referrers(_KIND) if type(value) is _KIND]
+            self._functions = [weakref.ref(memo) for memo in functions]
+            self._type_references = sys.getrefcount(_KIND)
+        return functions
 
 
 _census = _Census()
 
 
 def memos() -> list[Any]:
-    """All of them, torch's own among them.
+    """Return all of them, torch's own among them.
 
     >>> double = functools.lru_cache(lambda number: 2 * number)
     >>> any(memo is double for memo in memos())

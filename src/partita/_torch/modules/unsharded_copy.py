@@ -50,30 +50,30 @@ def unsharded_copy(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
 
 
 def _groups(module: FSDPModule) -> Iterator[Any]:
-    """Of parameters that are gathered together; torch 2.11 has one at most."""
+    """Yield the groups of parameters that are gathered together; torch 2.11 has one at most."""
     state = module._get_fsdp_state()
     one = () if hasattr(state, "_fsdp_param_groups") else (state._fsdp_param_group,)
     return filter(None, getattr(state, "_fsdp_param_groups", one))
 
 
 def _whole_parameters(module: FSDPModule, mode: FakeTensorMode) -> dict[int, nn.Parameter]:
-    """By the identity of what the modules hold now: each parameter as it is in a forward pass."""
-    found = {}
+    """Return each parameter as it is in a forward pass, by the ``id`` of the sharded one."""
+    whole = {}
     dtype = module._get_fsdp_state()._mp_policy.param_dtype
     for parameter in (parameter for group in _groups(module) for parameter in group.fsdp_params):
         if parameter.is_dtensor:
             raise NotSupported("tensor parallel parameters under fully_shard can't be made whole")
         info = parameter._module_info
-        held = getattr(info.module, info.param_name)
-        gathered = dtype if dtype is not None and held.is_floating_point() else held.dtype
+        current = getattr(info.module, info.param_name)
+        gathered = dtype if dtype is not None and current.is_floating_point() else current.dtype
         with mode:
-            data = torch.empty(held.shape, dtype=gathered, device=held.device)
-            found[id(held)] = nn.Parameter(data, requires_grad=held.requires_grad)
-    return found
+            data = torch.empty(current.shape, dtype=gathered, device=current.device)
+            whole[id(current)] = nn.Parameter(data, requires_grad=current.requires_grad)
+    return whole
 
 
 def _without_gathering(name: str, value: Any) -> Any:
-    """An attribute of a module; of its hooks all but those that ``fully_shard`` has registered."""
+    """Return an attribute's value; a table of hooks without those that ``fully_shard`` has registered."""
     if not name.endswith("_hooks") or not isinstance(value, dict):
         return value
     kept = {

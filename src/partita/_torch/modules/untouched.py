@@ -1,4 +1,4 @@
-"""Whether a module is what it was."""
+"""A check that code which works on a copy of a module leaves the module itself alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["untouched"]
 
 @contextmanager
 def untouched(module: nn.Module) -> Iterator[None]:
-    """The block has nothing to do with ``module``.
+    """Check that the block does not change ``module``.
 
     Raises:
         ExecutionError: where the block ends with an attribute, a parameter, a buffer or a submodule of it
@@ -41,20 +41,20 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _tables(module: nn.Module) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Each dictionary of a module that holds its attributes, and what it holds."""
+    """Return each dictionary that a module keeps attributes in, with a copy of it."""
     own = vars(module)
     return [(table, dict(table)) for table in (own, own["_parameters"], own["_buffers"], own["_modules"])]
 
 
 def _put_back(tables: list[tuple[dict[str, Any], dict[str, Any]]]) -> Iterator[str]:
-    """The names of what has changed."""
-    for table, held in tables:
-        names = [name for name in {**held, **table} if not _is_same(held, table, name)]
+    """Restore the dictionaries from their copies, and yield the names of what had changed."""
+    for table, before in tables:
+        names = [name for name in {**before, **table} if not _is_same(before, table, name)]
         if names:
             table.clear()
-            table.update(held)
+            table.update(before)
             yield from names
 
 
-def _is_same(held: Mapping[str, Any], table: Mapping[str, Any], name: str) -> bool:
-    return name in held and name in table and held[name] is table[name]
+def _is_same(before: Mapping[str, Any], table: Mapping[str, Any], name: str) -> bool:
+    return name in before and name in table and before[name] is table[name]

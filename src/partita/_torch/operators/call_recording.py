@@ -25,7 +25,7 @@ __all__ = ["RecordedCall", "WholeCall", "record_calls"]
 _REFUSED = frozenset(
     {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
 )
-_TURNING = frozenset(f"aten::{name}_" for name in ["squeeze", "unsqueeze", "t", "transpose", "as_strided"])
+_RESHAPING = frozenset(f"aten::{name}_" for name in ["squeeze", "unsqueeze", "t", "transpose", "as_strided"])
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,8 @@ class RecordedCall:
 
 
 class WholeCall:
-    """A compiled function that a recording notes as one call.
-
-    Its kernels work on bare addresses, so the operators that it stands for are not seen; called by itself it
-    is just the function.
+    """A compiled function, which a recording lists as one call: its kernels work on bare addresses, so the
+    operators that it stands for can't be seen. Outside of a recording it is just the function.
 
     Args:
         function: of flat arguments.
@@ -79,7 +77,6 @@ class WholeCall:
         self.written = frozenset(written)
 
     def __call__(self, *args: Any) -> Any:
-        """Call it, within a recording as one step of that."""
         recorder = _ACTIVE.get()
         return self.function(*args) if recorder is None else recorder.note_whole(self, args)
 
@@ -116,12 +113,12 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._only_turns(func, args):
+        if self._only_reshapes(func, args):
             return func(*args, **kwargs)  # nothing runs; later calls hold the tensor as it is from now on
-        found = _REFUSED.intersection(func.tags)
-        if found and not (func._schema.name == "aten::index" and not _has_mask(args[1])):
+        refused = _REFUSED.intersection(func.tags)
+        if refused and not (func._schema.name == "aten::index" and not _has_mask(args[1])):
             raise ExecutionError(
-                f"{func} can't be recorded ({', '.join(map(str, found))}): leave it outside of the region"
+                f"{func} can't be recorded ({', '.join(map(str, refused))}): leave it outside of the region"
             )
         self._keep_written(func, args, kwargs)
         result = func(*args, **kwargs)
@@ -149,12 +146,12 @@ class _Recorder(TorchDispatchMode):
         kept = tuple(map(_memory_of, results))
         self.calls.append(RecordedCall(func, kept_args, kept_kwargs, kept, fresh, addresses))
 
-    def _only_turns(self, func: Any, args: Any) -> bool:
+    def _only_reshapes(self, func: Any, args: Any) -> bool:
         """Whether a call only changes the shape of a tensor that was made while recording."""
-        return func._schema.name in _TURNING and storage_key(args[0]) in self._own
+        return func._schema.name in _RESHAPING and storage_key(args[0]) in self._own
 
     def _keep_written(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Copy what is written for the first time and was there before."""
+        """Keep the content of what a call writes."""
         for argument in operator_facts(func)[0].arguments:
             if not argument.written:
                 continue
@@ -163,7 +160,7 @@ class _Recorder(TorchDispatchMode):
             self._keep(value)
 
     def _keep(self, value: Any) -> None:
-        """Copy what has not been copied yet and was there before."""
+        """Copy the storages of tensors, once each, but not those that were allocated while recording."""
         for tensor in _tensors(value):
             key = storage_key(tensor)
             if key not in self._own and key not in self.before:
@@ -179,7 +176,7 @@ def _has_mask(indices: Any) -> bool:
 
 
 def _memory_of(value: Any) -> Any:
-    """A tensor of its own on the same memory: that of the parameter as it is now, wherever it moves later."""
+    """Return a new tensor on the memory that a tensor has now, wherever the tensor moves later."""
     return value.detach() if isinstance(value, torch.Tensor) else value
 
 

@@ -15,7 +15,7 @@ from partita._torch.operators.schemas import aten_packet, is_operator
 
 __all__ = ["CaptureFacts", "capture_facts", "has_data_dependent_size", "operator_of"]
 
-_OURS = frozenset({"aten", "prims", "prim", "inductor", "rngprims"})
+_BUILT_IN = frozenset({"aten", "prims", "prim", "inductor", "rngprims"})
 # Operators that wait for the device, or read from it, although no tag says so.
 _SYNCHRONISING = frozenset(
     [
@@ -79,7 +79,7 @@ class CaptureFacts:
 
     Attributes:
         name: with its namespace, ``aten::add``.
-        trusted: it comes with torch; of others nobody knows what they do on the host.
+        is_built_in: it comes with torch; of others nobody knows what they do on the host.
         reads_host: its result is a number that the host gets from the device.
         dynamic_shape: the shape of its result depends on data (for indexing: only where an index is a mask).
         synchronises: it waits for the device.
@@ -91,7 +91,7 @@ class CaptureFacts:
     """
 
     name: str
-    trusted: bool
+    is_built_in: bool
     reads_host: bool = False
     dynamic_shape: bool = False
     synchronises: bool = False
@@ -134,7 +134,7 @@ def capture_facts(target: Any) -> CaptureFacts:
     )
     return CaptureFacts(
         name=qualified,
-        trusted=namespace in _OURS,
+        is_built_in=namespace in _BUILT_IN,
         reads_host=torch.Tag.data_dependent_output in tags,
         dynamic_shape=torch.Tag.dynamic_output_shape in tags,
         synchronises=name in _SYNCHRONISING or solver,

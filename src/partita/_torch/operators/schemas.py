@@ -23,8 +23,7 @@ __all__ = [
 
 _MAY_ALIAS = getattr(torch.Tag, "maybe_aliasing_or_mutating", None)
 
-# Operators that write these arguments although their schemas do not say so (they predate mutation
-# annotations).
+# Operators that write these arguments, though their schemas, older than such annotations, don't say so.
 _UNDECLARED_WRITES: dict[str, tuple[str, ...]] = dict.fromkeys(
     (
         "aten::batch_norm",
@@ -113,8 +112,8 @@ class OpFacts:
     """Afterwards a written argument lies on the storage of another argument."""
 
     @property
-    def plain(self) -> bool:
-        """Computes a fresh value and nothing else."""
+    def is_pure(self) -> bool:
+        """Whether it computes a fresh value and does nothing else."""
         return not (
             self.arguments or self.may_alias_all or self.random or self.returns_nothing or self.ordered
         )

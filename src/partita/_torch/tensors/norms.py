@@ -31,18 +31,16 @@ def each_norm(tensors: Sequence[Tensor], norm_type: float, foreach: bool | None 
     >>> each_norm([torch.tensor([3.0, 4.0]), torch.zeros(2)], 2.0)
     [tensor(5.), tensor(0.)]
     """
-    found: list[Tensor | None] = [None] * len(tensors)
-    places = list(range(len(tensors)))
+    by_index: list[Tensor | None] = [None] * len(tensors)
     groups = _group_tensors_by_device_and_dtype([list(tensors)], with_indices=True) if tensors else {}
     for (device, _), ([optional], indices) in groups.items():
         group = [tensor for tensor in optional if tensor is not None]
-        chosen = [places[index] for index in indices]
         if foreach and not _device_has_foreach_support(device):
             raise ExecutionError(f"foreach=True, but {device.type} has no such kernels: pass foreach=None")
         if foreach or (foreach is None and _has_foreach_support(group, device)):
             norms = list(torch._foreach_norm(group, norm_type))
         else:
             norms = [torch.linalg.vector_norm(tensor, norm_type) for tensor in group]
-        for place, norm in zip(chosen, norms, strict=True):
-            found[place] = norm
-    return [norm for norm in found if norm is not None]
+        for index, norm in zip(indices, norms, strict=True):
+            by_index[index] = norm
+    return [norm for norm in by_index if norm is not None]

@@ -7,15 +7,15 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 __all__ = ["is_plain_tensor", "read_like"]
 
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, FakeTensor})
+_TYPES = frozenset({torch.Tensor, torch.nn.Parameter, FakeTensor})
 
 
 def is_plain_tensor(value: object) -> bool:
     """Whether ``value`` is a tensor, a parameter or a fake tensor, and no other subclass."""
-    return type(value) in _PLAIN
+    return type(value) in _TYPES
 
 
 def read_like(like: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
     """``memory`` as ``like`` reads its own: conjugate, or negative, where that one is so lazily."""
-    made = memory.conj() if like.is_conj() else memory
-    return torch._neg_view(made) if like.is_neg() else made
+    view = memory.conj() if like.is_conj() else memory
+    return torch._neg_view(view) if like.is_neg() else view

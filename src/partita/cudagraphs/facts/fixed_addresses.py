@@ -27,17 +27,17 @@ class StableMemory:
         self._storages: dict[int, torch.UntypedStorage] = {}
 
     def declare_storages(self, owner: Hashable, storages: Iterable[torch.UntypedStorage]) -> None:
-        """The same for memory that this holds from now on, until ``owner`` declares something else."""
-        held = {storage.data_ptr(): storage for storage in storages}
-        self.declare(owner, held)
-        self._storages |= held
+        """Declare the addresses of ``storages``, and keep them alive until ``owner`` declares others."""
+        by_address = {storage.data_ptr(): storage for storage in storages}
+        self.declare(owner, by_address)
+        self._storages |= by_address
 
     def storage_at(self, address: int) -> torch.UntypedStorage | None:
-        """The storage that was declared with this address; None where only the address was."""
+        """Return the storage that was declared with this address; None where only the address was."""
         return self._storages.get(address)
 
     def declare(self, owner: Hashable, addresses: Iterable[int]) -> None:
-        """Replace what ``owner`` has declared before."""
+        """Declare addresses that stay, in place of those that ``owner`` has declared before."""
         new = tuple(addresses)
         old = self._declared.get(owner, ())
         if new == old:

@@ -12,7 +12,7 @@ __all__ = ["find_input_mutations", "written_inputs"]
 
 
 def find_input_mutations(graph: Graph) -> set[int]:
-    """Indices of the placeholders whose memory the graph writes, through a view or a list too.
+    """Return the indices of the placeholders whose memory the graph writes, through a view or a list too.
 
     Example values in the metadata (``val`` or ``example_value``) tell which inputs share memory; without
     them, inputs are taken to share none.
@@ -31,13 +31,13 @@ def find_input_mutations(graph: Graph) -> set[int]:
             raise GraphError(
                 "the graph refers to attributes, but belongs to no module: pass the graph of a GraphModule"
             )
-        owner = _Bare(graph)  # type: ignore[assignment]
+        owner = _BareGraph(graph)  # type: ignore[assignment]
     assert owner is not None
     return set(written_inputs(analyse(owner, distinct_inputs=True)))
 
 
 def written_inputs(effects: Effects) -> list[int]:
-    """The same for effects that are known already."""
+    """Return the indices in order, from the effects of a graph."""
     written = written_storages(effects)
     inputs = [position for position, node in enumerate(effects.nodes) if node.op == "placeholder"]
     return [
@@ -47,8 +47,8 @@ def written_inputs(effects: Effects) -> list[int]:
     ]
 
 
-class _Bare:
-    """Stands for the module of a graph that needs none."""
+class _BareGraph:
+    """A graph without attributes, in the place of a module."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph: Graph = graph

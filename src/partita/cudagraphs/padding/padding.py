@@ -25,8 +25,8 @@ from torch.fx import GraphModule, Node
 from partita._torch.export.batch_size import find_batch
 from partita.cudagraphs.facts.fixed_addresses import StableMemory
 from partita.cudagraphs.facts.written_inputs import written_inputs
-from partita.cudagraphs.padding.row_rules import rows_after
-from partita.cudagraphs.padding.rows import RowMixing, RowProof, follow_rows, output_rows
+from partita.cudagraphs.padding.row_call import RowMixing
+from partita.cudagraphs.padding.row_proof import RowProof, follow_rows, rows_by_shapes
 from partita.graph.effects import analyse, metadata
 
 __all__ = ["PaddedGraph", "plan_padding"]
@@ -42,13 +42,13 @@ def plan_padding(
     assume: bool,
     memory: StableMemory,
 ) -> PaddedGraph | str:
-    """A runner that pads; or why the graph can't be padded.
+    """Return a runner that pads; or why the graph can't be padded.
 
     Args:
         gm: a flat graph with example values.
         kind: only inference graphs are padded: the gradient of a weight sums over the batch.
         run: runs the graph, for any batch size.
-        assume: whether the user says that rows keep apart.
+        assume: whether the user says that rows keep apart (``rows_apart``).
     """
     if kind != "inference":
         return "it is part of a training step, and the gradients of weights are sums over the batch"
@@ -56,21 +56,19 @@ def plan_padding(
     if isinstance(batch, str):
         return batch
     effects = analyse(gm)
-    checked = None
+    written = frozenset(written_inputs(effects))
     try:
-        proof = follow_rows(gm, effects, batch, rows_after)
+        proof = follow_rows(gm, effects, batch)
+        return PaddedGraph(run, gm, proof, buckets, memory, written)
     except RowMixing as why:
         if not assume:
             return f"{why}. If rows keep apart all the same, pass rows_apart=True"
-        if effects.random or written_inputs(effects):
-            return "rows_apart=True can't be checked where random numbers are drawn or inputs are written"
-        try:
-            proof = output_rows(gm, batch)
-        except RowMixing as missing:
-            return str(missing)
-        checked = gm
-    written = frozenset(written_inputs(effects))
-    return PaddedGraph(run, gm, proof, buckets, written=written, check_with=checked, memory=memory)
+    if effects.random or written:
+        return "rows_apart=True can't be checked where random numbers are drawn or inputs are written"
+    try:
+        return PaddedGraph(run, gm, rows_by_shapes(gm, batch), buckets, memory, written, check_with=gm)
+    except RowMixing as why:
+        return str(why)
 
 
 class PaddedGraph:
@@ -81,10 +79,14 @@ class PaddedGraph:
         gm: the graph, for the shapes of its outputs.
         proof: where the rows are.
         buckets: sizes in rising order. A larger batch, and an empty one, is run as it is.
+        memory: where the padded inputs' addresses are declared as fixed.
         written: indices of the inputs that the graph writes.
         check_with: where the proof is the user's word: runs the unpadded batch, to compare with, at the first
             call of each bucket. At a difference it warns, and never pads again.
-        memory: where the padded inputs' addresses are declared as fixed.
+
+    Attributes:
+        gave_up: why it pads no more, or an empty string.
+        padded_calls: how many calls were padded.
     """
 
     def __init__(
@@ -93,41 +95,45 @@ class PaddedGraph:
         gm: GraphModule,
         proof: RowProof,
         buckets: Sequence[int],
-        *,
-        written: frozenset[int] = frozenset(),
+        memory: StableMemory,
+        written: frozenset[int],
         check_with: Callable[..., Any] | None = None,
-        memory: StableMemory | None = None,
     ) -> None:
         self.buckets = tuple(buckets)
         self.gave_up = ""
         self.padded_calls = 0
         self._run = run
         self._proof = proof
+        self._memory = memory
         self._written = written
         self._check_with = check_with
-        self._memory = memory if memory is not None else StableMemory()
-        self._buffers: dict[int, torch.Tensor] = {}
+        self._checked: set[int] = set()
         self._allowed: dict[int, bool] = {}
+        self._buffers: dict[int, torch.Tensor] = {}
         self._examples = [metadata(node) for node in gm.graph.find_nodes(op="placeholder")]
         outputs = gm.graph.output_node().args[0]
         assert isinstance(outputs, (tuple, list))
         self._outputs: list[Any] = [metadata(item) if isinstance(item, Node) else item for item in outputs]
-        self._checked: set[int] = set()
 
     def __call__(self, *args: Any) -> Any:
         """Run the graph on these inputs."""
+        # 1. Batches that no bucket serves run as they are.
         size = self._size(args)
         bucket = next((bucket for bucket in self.buckets if bucket >= size), None)
         if self.gave_up or bucket is None or not size or not self._allows(bucket):
             return self._run(*args)
-        given = [self._padded(number, value, size, bucket) for number, value in enumerate(args)]
-        results = self._run(*given)
+
+        # 2. Run the padded batch, and copy the rows that it has written back.
+        padded = [self._padded(number, value, size, bucket) for number, value in enumerate(args)]
+        results = self._run(*padded)
         for number in self._written:
             rows = self._proof.inputs[number]
             if rows is not None:
-                args[number].copy_(given[number].narrow(rows.dim, 0, size))
-        known = self._symbols(args)
-        cut = tuple(self._cut(number, value, size, known) for number, value in enumerate(results))
+                args[number].copy_(padded[number].narrow(rows.dim, 0, size))
+
+        # 3. Cut the results, and compare them where only the user's word says that rows keep apart.
+        symbols = self._symbols(args)
+        cut = tuple(self._cut(number, value, size, symbols) for number, value in enumerate(results))
         self.padded_calls += 1
         if self._check_with is None or bucket in self._checked:
             return cut
@@ -155,20 +161,18 @@ class PaddedGraph:
             return bucket
         if rows is None:
             return value
-        buffer = self._buffer(number, value).narrow(rows.dim, 0, bucket)
+        buffer = self._buffer(number, value, rows.dim).narrow(rows.dim, 0, bucket)
         buffer.narrow(rows.dim, 0, size).copy_(value)
         if bucket > size:
             buffer.narrow(rows.dim, size, bucket - size).copy_(value.narrow(rows.dim, size - 1, 1))
         return buffer
 
-    def _buffer(self, number: int, value: torch.Tensor) -> torch.Tensor:
-        """Room for the largest bucket, at one address for all of them."""
-        rows = self._proof.inputs[number]
-        assert rows is not None
-        shape = list(value.shape)
-        shape[rows.dim] = self.buckets[-1]
+    def _buffer(self, number: int, value: torch.Tensor, dim: int) -> torch.Tensor:
+        """Room for the largest bucket along ``dim``, at one address for all of them."""
+        shape = torch.Size([*value.shape[:dim], self.buckets[-1], *value.shape[dim + 1 :]])
+        kind = (shape, value.stride(), value.dtype, value.device)
         buffer = self._buffers.get(number)
-        if buffer is None or _kind(buffer) != (shape, value.stride(), value.dtype, value.device):
+        if buffer is None or (buffer.shape, buffer.stride(), buffer.dtype, buffer.device) != kind:
             buffer = torch.empty_strided(shape, value.stride(), dtype=value.dtype, device=value.device)
             self._buffers[number] = buffer
             self._memory.declare((id(self), number), (buffer.untyped_storage().data_ptr(),))
@@ -176,25 +180,25 @@ class PaddedGraph:
 
     def _symbols(self, args: Sequence[Any]) -> dict[Any, int]:
         """The values of the other symbols, as they stand in the inputs."""
-        known: dict[Any, int] = {}
+        symbols: dict[Any, int] = {}
         for example, value in zip(self._examples, args, strict=True):
             pairs = [(example, value)]
             if isinstance(example, torch.Tensor):
                 pairs = list(zip(example.shape, value.shape, strict=True))
-            known |= {pair[0].node.expr: int(pair[1]) for pair in pairs if isinstance(pair[0], torch.SymInt)}
-        known.pop(self._proof.batch.symbol, None)
-        return known
+            symbols |= {size.node.expr: int(real) for size, real in pairs if isinstance(size, torch.SymInt)}
+        symbols.pop(self._proof.batch.symbol, None)
+        return symbols
 
-    def _cut(self, number: int, value: Any, size: int, known: dict[Any, int]) -> Any:
+    def _cut(self, number: int, value: Any, size: int, symbols: dict[Any, int]) -> Any:
         """The rows of the real batch, in memory of their own."""
         rows, example = self._proof.outputs[number], self._outputs[number]
         batch = self._proof.batch
         if not isinstance(value, torch.Tensor):
-            return batch.at(example, size, known) if batch.within(example) else value
+            return batch.at(example, size, symbols) if batch.within(example) else value
         if rows is None:
             return value
-        part = value.narrow(rows.dim, 0, batch.at(example.shape[rows.dim], size, known))
-        strides = tuple(batch.at(stride, size, known) for stride in example.stride())
+        part = value.narrow(rows.dim, 0, batch.at(example.shape[rows.dim], size, symbols))
+        strides = tuple(batch.at(stride, size, symbols) for stride in example.stride())
         addresses = {buffer.untyped_storage().data_ptr() for buffer in self._buffers.values()}
         if part.stride() == strides and value.untyped_storage().data_ptr() not in addresses:
             return part
@@ -215,7 +219,3 @@ class PaddedGraph:
             return expected
         self._checked.add(bucket)
         return cut
-
-
-def _kind(buffer: torch.Tensor) -> tuple[Any, ...]:
-    return list(buffer.shape), buffer.stride(), buffer.dtype, buffer.device

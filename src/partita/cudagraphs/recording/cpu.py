@@ -52,18 +52,18 @@ class ReplayRecorder:
         return type(self), ()
 
     def warm_up(self, run: Callable[[], _T]) -> _T:
-        """Run, and nothing else."""
+        """Call ``run``; the CPU needs no warm-up."""
         return run()
 
     def buffer(self, like: torch.Tensor) -> torch.Tensor:
-        """Memory full of NaN."""
-        made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
-        poison(made)
-        self._buffers.append(made)
-        return made
+        """Return memory full of NaN."""
+        buffer = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+        poison(buffer)
+        self._buffers.append(buffer)
+        return buffer
 
     def record(self, run: Callable[[], Any]) -> CallRecording:
-        """Note the operator calls of ``run``; what it writes is put back.
+        """Record the operator calls of ``run``; what it writes is put back.
 
         Raises:
             ExecutionError: ``run`` reads a value, a shape depends on data, or something else goes wrong in
@@ -81,13 +81,13 @@ class ReplayRecorder:
         return CallRecording(self, result, calls, buffers)
 
     def note_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
-        """The newest recording returns these."""
+        """Note that the newest recording returns ``outputs``."""
         self._returned = [item for item in self._returned if item[1].bytes() is not None]
         for tensor in outputs:
             self._returned.append((self.recorded, WeakStorage(tensor), _filling(tensor.dtype)))
 
-    def replay_of(self, number: int) -> None:
-        """Recording ``number`` (from 1) works, and spoils what newer ones have returned."""
+    def replay_begins(self, number: int) -> None:
+        """Spoil what recordings newer than ``number`` (from 1) have returned: its replay may overwrite it."""
         self.replayed += 1
         for newer, memory, filling in self._returned:
             content = memory.bytes() if newer > number else None
@@ -110,19 +110,19 @@ class CallRecording:
         self._number = recorder.recorded
         self._calls = calls
         self._buffers = buffers
-        kept = {storage_key(tensor) for tensor in tensors_in(result)}
-        made = [
+        returned = {storage_key(tensor) for tensor in tensors_in(result)}
+        allocated = [
             tensor for call in calls for tensor, fresh in zip(call.results, call.fresh, strict=True) if fresh
         ]
-        self._outputs = [tensor for tensor in made if storage_key(tensor) in kept]
-        self._inner = [tensor for tensor in made if storage_key(tensor) not in kept]
-        for tensor in made:
+        self._outputs = [tensor for tensor in allocated if storage_key(tensor) in returned]
+        self._inner = [tensor for tensor in allocated if storage_key(tensor) not in returned]
+        for tensor in allocated:
             poison(tensor)
         recorder.note_outputs(self._outputs)
 
     def replay(self) -> None:
         """Run the calls in order on their addresses."""
-        self._recorder.replay_of(self._number)
+        self._recorder.replay_begins(self._number)
         for tensor in self._outputs:
             poison(tensor)
         for call in self._calls:

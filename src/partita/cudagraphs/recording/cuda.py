@@ -74,7 +74,7 @@ class CudaRecorder:
         return result
 
     def buffer(self, like: torch.Tensor) -> torch.Tensor:
-        """Uninitialised memory, outside of the pool."""
+        """Return uninitialised memory, outside of the pool."""
         return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
 
     def record(self, run: Callable[[], Any]) -> CudaRecording:
@@ -104,7 +104,7 @@ class CudaRecorder:
 
 
 def _captured(graph: torch.cuda.CUDAGraph, memory: Any, run: Callable[[], _T]) -> _T:
-    """What ``run`` returns; the stream is no longer capturing afterwards, whatever happens."""
+    """Capture ``run``, and return its result. The stream captures no more afterwards, whatever happens."""
     graph.capture_begin(pool=memory, capture_error_mode="thread_local")
     try:
         result = run()
@@ -128,4 +128,4 @@ class CudaRecording:
         self._graph.replay()
 
     def finish(self) -> None:
-        """Nothing: buffers may keep their values."""
+        """Do nothing: buffers may keep their values."""

@@ -30,12 +30,12 @@ class Borrowed(Protocol):
         ...
 
     def give_up(self) -> None:
-        """Somebody has it for too long: let it be copied from the next replay on, where that can be."""
+        """Copy it from the next replay on, where that can be: somebody keeps it for too long."""
         ...
 
 
 class MemoryPool:
-    """What is handed out of a recorder's memory.
+    """The list of what is handed out of a recorder's memory.
 
     >>> pool = MemoryPool()
     >>> pool.next_number(), pool.next_number()
@@ -48,17 +48,17 @@ class MemoryPool:
         self._out: dict[int, Borrowed] = {}
 
     def next_number(self) -> int:
-        """Of a recording that is about to be made: newer ones have larger numbers."""
+        """Return the number of a recording that is about to be made: newer ones have larger numbers."""
         self._recordings += 1
         return self._recordings
 
     def hand_out(self, number: int, borrowed: Borrowed) -> None:
-        """The replay of recording ``number`` has handed this out."""
+        """Note that the replay of recording ``number`` has handed this out."""
         self._out[number] = borrowed
         self._newest = max(self._newest, number)
 
     def endangered_by(self, number: int) -> Borrowed | None:
-        """What a replay of recording ``number`` could overwrite while somebody has it."""
+        """Return what a replay of recording ``number`` could overwrite while somebody has it."""
         if number >= self._newest:
             return None
         self._out = {newer: borrowed for newer, borrowed in self._out.items() if borrowed.is_read}

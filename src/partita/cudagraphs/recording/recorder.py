@@ -39,7 +39,7 @@ class Recording(Protocol):
         ...
 
     def finish(self) -> None:
-        """Called when the written inputs have been copied back: the input buffers hold nothing any more."""
+        """Let go of the input buffers: the written inputs have been copied back."""
         ...
 
 
@@ -51,21 +51,21 @@ class GraphRecorder(Protocol):
 
     @property
     def device_type(self) -> str:
-        """Of the tensors that it can record."""
+        """The type of device of the tensors that it can record."""
         ...
 
     @property
     def pool(self) -> MemoryPool:
-        """What its recordings have handed out of the memory that they share. Its own, and one only."""
+        """The list of what its recordings have handed out of the memory that they share."""
         ...
 
     def warm_up(self, run: Callable[[], _T]) -> _T:
-        """Run once for real, so that libraries and allocators are set up; returns what ``run`` returns."""
+        """Run once for real, so that libraries and allocators are set up; return what ``run`` returns."""
         ...
 
     def buffer(self, like: torch.Tensor) -> torch.Tensor:
-        """Memory of a fixed address for an input like this one: shape, strides, dtype and device; no
-        values.
+        """Return memory of a fixed address, of the shape, strides, dtype and device of this input, without
+        its values.
         """
         ...
 

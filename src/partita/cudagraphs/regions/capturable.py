@@ -17,44 +17,22 @@ from torch.fx import GraphModule, Node
 
 from partita._torch.operators.capturable import CaptureFacts, capture_facts, operator_of
 from partita._torch.operators.schemas import is_higher_order, is_operator
-from partita.cudagraphs.facts.devices import DATA_DEPENDENT, Holding, holding_of
-from partita.cudagraphs.facts.origin import source_line
+from partita.cudagraphs.facts.devices import DATA_DEPENDENT, ValueFacts, value_facts
+from partita.cudagraphs.facts.source_line import source_line
 from partita.errors import ArgumentError
+from partita.graph.attributes import lookup
 from partita.graph.effects import Effects, metadata
-from partita.graph.state import lookup
-from partita.graph.use import PLAIN, Use, nodes_in
+from partita.graph.node_effect import PURE, NodeEffect, nodes_in
 
 __all__ = ["CaptureRules", "CaptureRulings", "Neutral", "Refusal"]
 
 _HIGHER_ORDER = ("triton_kernel_wrapper", "auto_functionalized", "flex_attention", "out_dtype")
-_SIZE_READERS = frozenset(
-    [
-        "sym_size",
-        "sym_stride",
-        "sym_numel",
-        "sym_storage_offset",
-        "size",
-        "stride",
-        "dim",
-        "ndimension",
-        "numel",
-        "nelement",
-        "storage_offset",
-        "is_contiguous",
-        "element_size",
-        "get_device",
-        "is_floating_point",
-        "is_complex",
-        "is_same_size",
-        "len",
-        "getattr",
-        "__len__",
-        "is_tensor",
-        "type",
-        "dim_order",
-        "_get_data_attr",
-    ]
+_SIZE_READERS = (
+    "sym_size sym_stride sym_numel sym_storage_offset size stride numel storage_offset dim ndimension "
+    "nelement dim_order is_contiguous element_size get_device is_floating_point is_complex is_same_size "
+    "is_tensor _get_data_attr len __len__ getattr type"
 )
+_READS_SIZE = frozenset(_SIZE_READERS.split())
 _NO_LAUNCH = frozenset(["getitem", "__getitem__", "view", "reshape", "detach"])
 
 
@@ -116,7 +94,7 @@ class CaptureRulings:
         self.gm = gm
         self.effects = effects
         self.rules = rules
-        self._holdings = [holding_of(gm, node) for node in effects.nodes]
+        self._values = [value_facts(gm, node) for node in effects.nodes]
         self._read: set[Node] = set()  # numbers that the host gets from the device, and what it makes of them
 
     def verdict(self, position: int) -> torch.device | Neutral | Refusal:
@@ -126,78 +104,72 @@ class CaptureRulings:
         it.
         """
         node = self.effects.nodes[position]
-        use = self.effects.uses.get(position, PLAIN)
-        found = self._objection(node, position, use)
+        effect = self.effects.by_position.get(position, PURE)
+        objection = self._objection(node, position, effect)
         numbers = [operand.name for operand in node.all_input_nodes if operand in self._read]
-        holding = self._holdings[position]
-        if found == _HOST_READ or (numbers and holding.empty and not holding.nothing):
+        if objection == _HOST_READ or (numbers and self._values[position].is_number):
             self._read.add(node)
-        if found is None and numbers:
-            found = (
-                f"it takes the number {numbers[0]!r}, which the host has read from the device",
-                _HOST_READ[1],
-            )
-        if found is None:
-            return self._device(node, position)
-        if isinstance(found, Neutral):
-            return found
-        reason, way_out = found
-        return self.refusal(position, reason, way_out)
-
-    def refusal(self, position: int, reason: str, way_out: str) -> Refusal:
-        """A refusal of this node."""
-        node = self.effects.nodes[position]
-        return Refusal(node.name, _text(node), reason, way_out, source_line(node))
+        if objection is None and numbers:
+            reason = f"it takes the number {numbers[0]!r}, which the host has read from the device"
+            objection = (reason, _HOST_READ[1])
+        verdict = self._device(node, position) if objection is None else objection
+        if isinstance(verdict, tuple):
+            return Refusal(node.name, _text(node), *verdict, source_line(node))
+        return verdict
 
     def launches(self, position: int) -> int:
         """How many kernels the node starts, as far as one can say: 0 for a view, else 1."""
         node = self.effects.nodes[position]
-        if self._holdings[position].empty and not self._holdings[position].nothing:
+        if self._values[position].is_number:
             return 0
         operator = operator_of(node)
         if operator is not None:
             return int(capture_facts(operator).launches)
         return int(_name(node) not in _NO_LAUNCH)
 
-    def _objection(self, node: Node, position: int, use: Use) -> tuple[str, str] | Neutral | None:
+    def _objection(self, node: Node, position: int, effect: NodeEffect) -> tuple[str, str] | Neutral | None:
         """What speaks against capturing a node apart from its devices."""
-        holding = self._holdings[position]
-        operands = [self._holdings[self.effects.index[operand]] for operand in node.all_input_nodes]
-        known = holding.known and all(operand.known for operand in operands)
-        if use.barrier:
-            return f"it changes global state ({use.why})", "set it once, outside of the model"
-        if known and not use.observable:
-            if holding.empty and not holding.nothing and all(operand.empty for operand in operands):
-                return Neutral.NEUTRAL
-            if _takes_item(node, operands) or _reads_size(node, holding):
-                return Neutral.NEUTRAL
+        result = self._values[position]
+        operands = [self._values[self.effects.index[operand]] for operand in node.all_input_nodes]
+        has_examples = result.has_example and all(operand.has_example for operand in operands)
+        # 1. What changes the state of all that follows, and what is no work for a device.
+        if effect.barrier:
+            return f"it changes global state ({effect.why})", "set it once, outside of the model"
+        if has_examples and not effect.observable and _is_neutral(node, result, operands):
+            return Neutral.NEUTRAL
+
+        # 2. What the operator does, as its schema and tags have it.
         if is_higher_order(node.target):
-            name = getattr(node.target, "__name__", str(node.target))
-            if not name.startswith(_HIGHER_ORDER):
-                return f"{name} runs Python or asks the host", _INLINE
-            wrapped: Any = node.args[0] if name.startswith("auto_functionalized") else None
-            return self._objection_to_operator(node, capture_facts(wrapped)) if is_operator(wrapped) else None
+            return self._objection_to_higher_order(node)
         operator = operator_of(node)
         facts = capture_facts(operator) if operator is not None else None
-        if facts is not None:
-            found = self._objection_to_operator(node, facts)
-            if found is not None:
-                return found
-        if use.unknown:
-            return f"nothing is known of it ({use.why})", _REGISTER
-        if use.host and not _asserts_on_device(facts):
-            return f"the host can see what it does ({use.why})", "move it out of the model, or drop it"
+        objection = None if facts is None else self._objection_to_operator(node, facts)
+        if objection is not None:
+            return objection
+
+        # 3. What the node does to other values, and what the host sees of it.
+        if effect.unknown:
+            return f"nothing is known of it ({effect.why})", _REGISTER
+        if effect.host and not _asserts_on_device(facts):
+            return f"the host can see what it does ({effect.why})", "move it out of the model, or drop it"
         if self._mask_index(node, facts):
             return _MASK
-        if not known:
+        if not has_examples:
             return _UNKNOWN_VALUE
-        if use.entangles:
-            return f"it keeps tensors in a container ({use.why})", "pass the tensors on as values"
+        if effect.entangles:
+            return f"it keeps tensors in a container ({effect.why})", "pass the tensors on as values"
         if node.op == "call_module":
             return self._objection_to_module(node)
-        if holding.empty and not holding.nothing and not all(operand.empty for operand in operands):
+        if result.is_number and not all(operand.empty for operand in operands):
             return _HOST_READ
         return None
+
+    def _objection_to_higher_order(self, node: Node) -> tuple[str, str] | None:
+        name = getattr(node.target, "__name__", str(node.target))
+        if not name.startswith(_HIGHER_ORDER):
+            return f"{name} runs Python or asks the host", _INLINE
+        wrapped: Any = node.args[0] if name.startswith("auto_functionalized") else None
+        return self._objection_to_operator(node, capture_facts(wrapped)) if is_operator(wrapped) else None
 
     def _objection_to_operator(self, node: Node, facts: CaptureFacts) -> tuple[str, str] | None:
         if facts.reads_host:
@@ -206,11 +178,11 @@ class CaptureRulings:
             return _DYNAMIC
         if facts.name == "partita::enter_site":
             return _SEEDS
-        if not facts.trusted and facts.name not in self.rules.allow:
+        if not facts.is_built_in and facts.name not in self.rules.allow:
             return (
                 f"it is the custom operator {facts.name}, and nobody says what it does on the host",
                 f'pass allow=("{facts.name}",) if it neither waits for the device nor does anything on the '
-                f"host",
+                "host",
             )
         if facts.unsafe and facts.name not in self.rules.allow:
             return f"{facts.name} is tagged as unsafe for CUDA graphs", "use another operator"
@@ -249,57 +221,49 @@ class CaptureRulings:
             indices: Any = node.kwargs.get("indices", node.args[1] if len(node.args) > 1 else ())
         else:
             indices = node.args[1:2]
-        return any(self._holdings[self.effects.index[index]].mask for index in nodes_in(indices))
+        return any(self._values[self.effects.index[index]].mask for index in nodes_in(indices))
 
-    def _device(self, node: Node, position: int) -> torch.device | Refusal:
-        """The one device of all tensors that the node touches."""
-        holdings = {
-            operand.name: self._holdings[self.effects.index[operand]] for operand in node.all_input_nodes
-        }
-        holdings[node.name] = self._holdings[position]
+    def _device(self, node: Node, position: int) -> torch.device | tuple[str, str]:
+        """The one device of all tensors that the node touches; or a reason and a way out."""
+        # 1. The tensors: operands, the result, and what a module holds.
+        values = {operand.name: self._values[self.effects.index[operand]] for operand in node.all_input_nodes}
+        values[node.name] = self._values[position]
         if node.op == "call_module":
             module = lookup(self.gm, node)
-            held = {tensor.device for tensor in (*module.parameters(), *module.buffers())}
-            holdings[str(node.target)] = Holding(devices=frozenset(held))
-        for name, holding in holdings.items():
-            if holding.problem:
-                way_out = _DYNAMIC[1] if holding.problem == DATA_DEPENDENT else "use plain strided tensors"
-                return self.refusal(position, f"{name!r} is {holding.problem}", way_out)
-        scalars = [name for name, holding in holdings.items() if holding.host_scalar]
-        devices = frozenset[torch.device]().union(*(holding.devices for holding in holdings.values()))
-        if self.rules.device_type == "cpu" and scalars:
+            tensors = (*module.parameters(), *module.buffers())
+            values[str(node.target)] = ValueFacts(devices=frozenset(tensor.device for tensor in tensors))
+        for name, value in values.items():
+            if value.problem:
+                way_out = _DYNAMIC[1] if value.problem == DATA_DEPENDENT else "use plain strided tensors"
+                return f"{name!r} is {value.problem}", way_out
+
+        # 2. None of them lies elsewhere.
+        kind = self.rules.device_type
+        for name, value in values.items():
+            for device in value.devices:
+                if device.type != kind:
+                    what = "its result" if name == node.name else repr(name)
+                    way_out = f"create it on the {kind} device, or move this before or after the model"
+                    return f"{what} lies on {device}", way_out
+
+        # 3. 0-d tensors on the CPU may be operands where they are taken as numbers.
+        scalars = [name for name, value in values.items() if value.host_scalar]
+        devices = frozenset[torch.device]().union(*(value.devices for value in values.values()))
+        if kind == "cpu" and scalars:
             devices |= {torch.device("cpu")}
-            scalars = []
-        for name, holding in holdings.items():
-            for device in holding.devices:
-                if device.type != self.rules.device_type:
-                    return self.refusal(
-                        position,
-                        f"its result lies on {device}" if name == node.name else f"{name!r} lies on {device}",
-                        f"create it on the {self.rules.device_type} device, or move this before or after "
-                        f"the model",
-                    )
-        if node.name in scalars:
-            return self.refusal(
-                position,
-                "its result lies on cpu",
-                f"keep it on the {self.rules.device_type} device, or move this before or after the model",
-            )
-        if scalars and not self._takes_scalars(node):
-            return self.refusal(
-                position,
-                f"{scalars[-1]!r} is a tensor on cpu",
-                f"create it on the {self.rules.device_type} device: torch.tensor(..., device=x.device)",
-            )
+        elif node.name in scalars:
+            way_out = f"keep it on the {kind} device, or move this before or after the model"
+            return "its result lies on cpu", way_out
+        elif scalars and not self._takes_scalars(node):
+            way_out = f"create it on the {kind} device: torch.tensor(..., device=x.device)"
+            return f"{scalars[-1]!r} is a tensor on cpu", way_out
+
+        # 4. There is one device, and only one.
         if not devices:
-            return self.refusal(
-                position, "no tensor that it touches lies on a device", "nothing to capture here"
-            )
+            return "no tensor that it touches lies on a device", "nothing to capture here"
         if len(devices) > 1:
             names = " and ".join(sorted(map(str, devices)))
-            return self.refusal(
-                position, f"it works on {names} at once", "copy between devices only at few places"
-            )
+            return f"it works on {names} at once", "copy between devices only at few places"
         return next(iter(devices))
 
     def _takes_scalars(self, node: Node) -> bool:
@@ -310,16 +274,12 @@ class CaptureRulings:
         return capture_facts(operator).pointwise
 
 
-def _takes_item(node: Node, operands: list[Holding]) -> bool:
-    """``values[0]`` of a list or tuple."""
-    if _name(node) != "getitem" or not operands:
-        return False
-    source = node.args[0]
+def _is_neutral(node: Node, result: ValueFacts, operands: list[ValueFacts]) -> bool:
+    """Whether a node works on numbers only, takes ``values[0]`` of a list or tuple, or reads a size."""
+    if result.is_number and (all(operand.empty for operand in operands) or _name(node) in _READS_SIZE):
+        return True
+    source = node.args[0] if _name(node) == "getitem" and operands else None
     return isinstance(source, Node) and isinstance(metadata(source), (list, tuple, dict))
-
-
-def _reads_size(node: Node, holding: Holding) -> bool:
-    return holding.empty and not holding.nothing and _name(node) in _SIZE_READERS
 
 
 def _asserts_on_device(facts: CaptureFacts | None) -> bool:

@@ -22,7 +22,7 @@ __all__ = ["in_rounds"]
 def in_rounds(
     colours: Sequence[Hashable | None], edges: Sequence[Sequence[int]], *, first: Hashable, neutral: Hashable
 ) -> list[int]:
-    """The round of each node.
+    """Return the round of each node.
 
     Args:
         colours: of each node; None: it takes part in nothing.
@@ -35,7 +35,8 @@ def in_rounds(
         The number of the round from 0, or -1 for a node without a colour. An edge never leads to an earlier
         round.
     """
-    rounds = [-1] * len(colours)
+    # 1. Count what each node waits for. A node is ready when that is 0.
+    round_of = [-1] * len(colours)
     waiting = [0] * len(colours)
     for after in edges:
         for node in after:
@@ -49,6 +50,7 @@ def in_rounds(
             if not waiting[after] and colours[after] is not None:
                 heapq.heappush(ready.setdefault(colours[after], []), after)
 
+    # 2. Put the nodes that wait for nothing into their colours' queues; neutral ones among them come last.
     for node, colour in enumerate(colours):
         if colour is not None and not waiting[node] and colour != neutral:
             heapq.heappush(ready.setdefault(colour, []), node)
@@ -58,20 +60,24 @@ def in_rounds(
         for node in pending:
             release(node)
         pending = ready.pop(neutral, [])
+
+    # 3. A round takes all ready nodes of one colour, and those that get ready thereby; then the next colour.
     number, colour = 0, first if ready.get(first) else _next(ready, None)
     while colour is not None:
         queue = ready.pop(colour, [])
         while queue:
             node = heapq.heappop(queue)
-            rounds[node] = number
+            round_of[node] = number
             release(node)
             for more in (ready.pop(colour, ()), ready.pop(neutral, ())):
                 for item in more:
                     heapq.heappush(queue, item)
         number, colour = number + 1, _next(ready, colour)
+
+    # 4. A neutral node that waited for nothing runs with its first user.
     for node in sorted(free, reverse=True):
-        rounds[node] = min((rounds[after] for after in edges[node] if rounds[after] >= 0), default=0)
-    return rounds
+        round_of[node] = min((round_of[after] for after in edges[node] if round_of[after] >= 0), default=0)
+    return round_of
 
 
 def _next(ready: dict[Hashable, list[int]], current: Hashable | None) -> Hashable | None:

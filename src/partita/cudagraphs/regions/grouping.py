@@ -12,15 +12,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from partita.cudagraphs.regions.capturable import CaptureRules, CaptureRulings, Neutral, Refusal
 from partita.cudagraphs.regions.coloured_partition import in_rounds
 from partita.cudagraphs.regions.launch_savings import SavingModel
 from partita.graph.effects import Effects, analyse, metadata
 from partita.graph.liveness import tensor_bytes
+from partita.graph.node_effect import PURE, nodes_in
 from partita.graph.order import order_edges
-from partita.graph.use import nodes_in
 
 __all__ = ["Region", "RegionPlan", "find_regions"]
 
@@ -105,7 +105,9 @@ def find_regions(
     static_inputs: Collection[str] = (),
     returned: int | None = None,
 ) -> RegionPlan:
-    """The regions of a graph whose nodes have example values (``meta["val"]`` or ``meta["example_value"]``).
+    """Return the regions of a graph.
+
+    Its nodes need example values, in ``meta["val"]`` or ``meta["example_value"]``.
 
     On one device no two regions could be one: each needs what stands between it and the one before. Nodes
     that can't be captured are gathered too, so a graph has as few regions as it has to have. ``gm`` is not
@@ -124,11 +126,11 @@ def find_regions(
     >>> [region.nodes for region in plan.regions]
     [('sin', 'sum_1'), ('cos', 'exp')]
     """
-    finder = _Finder(gm, rules or CaptureRules(), frozenset(static_inputs), returned)
+    finder = _RegionFinder(gm, rules or CaptureRules(), frozenset(static_inputs), returned)
     return finder.run(saving)
 
 
-class _Finder:
+class _RegionFinder:
     """The working state of one `find_regions` call."""
 
     def __init__(
@@ -137,53 +139,57 @@ class _Finder:
         self.effects = analyse(gm)
         self.nodes = self.effects.nodes
         self.static_inputs = static_inputs
-        self.judge = CaptureRulings(gm, self.effects, rules)
+        self.rulings = CaptureRulings(gm, self.effects, rules)
         self.refusals: dict[int, Refusal] = {}
         self.colours: list[object] = [None] * len(self.nodes)
         self.edges = _edges(self.effects)
         self.escaping = _escaping(self.effects)
-        self.saved = self.escaping - _escaping(self.effects, returned)
-        self._makers: dict[int, int] = {}
-        for position in range(len(self.nodes)):
-            self._maker(position)
+        self.returned = _escaping(self.effects, returned)
+        self.makers = _memory_makers(self.effects)
+        self.round_of: list[int] = []
 
     def run(self, saving: SavingModel | None) -> RegionPlan:
+        # Phase 1: a colour for each node: the device that captures it, not captured, or either.
         switches = frozenset(self.effects.regions)
         for position, node in enumerate(self.nodes):
             if node.op in ("placeholder", "get_attr", "output") or position in switches:
                 continue
-            verdict = self.judge.verdict(position)
+            verdict = self.rulings.verdict(position)
             if isinstance(verdict, Refusal):
                 self.refusals[position] = verdict
                 self.colours[position] = _NOT_CAPTURED
             else:
                 self.colours[position] = verdict
-        rounds = self._rounds()
+
+        # Phase 2: rounds of one colour each. A captured round is a region.
+        self._assign_rounds()
+
+        # Phase 3: give up regions that cost more than they save; what is left may then be fewer rounds.
         too_small: list[Region] = []
-        while saving is not None and (given_up := self._dissolve(rounds, saving)):
+        while saving is not None and (given_up := self._dissolve(saving)):
             too_small += given_up
-            rounds = self._rounds()
-        return self._plan(rounds, saving or SavingModel(), tuple(too_small))
+            self._assign_rounds()
+        return self._plan(saving or SavingModel(), tuple(too_small))
 
-    def _rounds(self) -> list[int]:
-        return in_rounds(self.colours, self.edges, first=_NOT_CAPTURED, neutral=_ANYWHERE)
+    def _assign_rounds(self) -> None:
+        self.round_of = in_rounds(self.colours, self.edges, first=_NOT_CAPTURED, neutral=_ANYWHERE)
 
-    def _members(self, rounds: list[int]) -> dict[int, list[int]]:
+    def _members(self) -> dict[int, list[int]]:
         """The positions of each round that is captured."""
         members: dict[int, list[int]] = {}
         captured: set[int] = set()
-        for position, number in enumerate(rounds):
+        for position, number in enumerate(self.round_of):
             if number >= 0:
                 members.setdefault(number, []).append(position)
                 if isinstance(self.colours[position], torch.device):
                     captured.add(number)
         return {number: members[number] for number in sorted(captured)}
 
-    def _dissolve(self, rounds: list[int], saving: SavingModel) -> list[Region]:
+    def _dissolve(self, saving: SavingModel) -> list[Region]:
         """Give up the regions that are not worth it. Those that read from one are looked at again, for what
         they read is then copied to them.
         """
-        regions = self._members(rounds)
+        regions = self._members()
         given_up = []
         pending = deque(regions)
         while pending:
@@ -191,13 +197,13 @@ class _Finder:
             positions = regions.get(number, [])
             if not positions:
                 continue
-            costs = self._costs(positions, number, rounds, regions)
+            costs = self._costs(positions, number, regions)
             if saving.is_worth_it(*costs):
                 continue
             given_up.append(self._region("", positions, costs, saving))
             del regions[number]
             readers = (user for position in positions for user in self.nodes[position].users)
-            pending.extend(dict.fromkeys(rounds[self.effects.index[user]] for user in readers))
+            pending.extend(dict.fromkeys(self.round_of[self.effects.index[user]] for user in readers))
             for position in positions:
                 if isinstance(self.colours[position], torch.device):
                     self.colours[position] = _NOT_CAPTURED
@@ -212,55 +218,50 @@ class _Finder:
         return Region(key, device, nodes, costs[0], costs[1], saving.saved_s(*costs))
 
     def _costs(
-        self, positions: list[int], number: int, rounds: list[int], regions: Mapping[int, object]
+        self, positions: list[int], number: int, regions: Mapping[int, object]
     ) -> tuple[int, int, int]:
-        """Launches, copies in and out, and their bytes."""
-        launches = sum(self.judge.launches(position) for position in positions)
-        copied = {
-            operand
-            for position in positions
-            for operand in self.nodes[position].all_input_nodes
-            if self._is_copied_in(self.effects.index[operand], number, rounds, regions)
-        }
-        kept = {self._maker(position) for position in positions if position in self.escaping - self.saved}
-        copied |= {self.nodes[position] for position in kept if rounds[position] == number}
+        """Launches of a region, copies in and out, and their bytes."""
+        launches = sum(self.rulings.launches(position) for position in positions)
+        operands = {operand for position in positions for operand in self.nodes[position].all_input_nodes}
+        copied = {operand for operand in operands if self._is_copied_in(operand, number, regions)}
+        makers = {self.makers[position] for position in positions if position in self.returned}
+        copied |= {self.nodes[maker] for maker in makers if self.round_of[maker] == number}
         values = [value for value in map(metadata, copied) if isinstance(value, torch.Tensor)]
         return launches, len(values), sum(tensor_bytes(value) or 0 for value in values)
 
-    def _maker(self, position: int) -> int:
-        """The node that made the memory of a value, which may be a view."""
-        if position not in self._makers:
-            use = self.effects.uses.get(position)
-            views = use is not None and len(use.aliases) == 1
-            source = self.effects.index[use.aliases[0]] if use is not None and views else position
-            self._makers[position] = position if source == position else self._makers.get(source, source)
-        return self._makers[position]
-
-    def _is_copied_in(
-        self, source: int, number: int, rounds: list[int], regions: Mapping[int, object]
-    ) -> bool:
-        node = self.nodes[source]
+    def _is_copied_in(self, node: Node, number: int, regions: Mapping[int, object]) -> bool:
+        """Whether a value has no fixed address: no parameter, and nothing that a region returns."""
         if node.op == "placeholder":
             return node.name not in self.static_inputs
-        return node.op != "get_attr" and rounds[source] != number and rounds[source] not in regions
+        origin = self.round_of[self.effects.index[node]]
+        return node.op != "get_attr" and origin != number and origin not in regions
 
-    def _plan(self, rounds: list[int], saving: SavingModel, too_small: tuple[Region, ...]) -> RegionPlan:
-        members = self._members(rounds)
+    def _plan(self, saving: SavingModel, too_small: tuple[Region, ...]) -> RegionPlan:
+        members = self._members()
         names = {number: f"region_{count}" for count, number in enumerate(members)}
         regions = [
-            self._region(names[number], positions, self._costs(positions, number, rounds, members), saving)
+            self._region(names[number], positions, self._costs(positions, number, members), saving)
             for number, positions in members.items()
         ]
         between: dict[int, str] = {}
         keys = {}
-        for position, number in enumerate(rounds):
+        for position, number in enumerate(self.round_of):
             if number >= 0:
                 key = names.get(number) or between.setdefault(number, f"between_{len(between)}")
                 keys[self.nodes[position].name] = key
         refusals = tuple(self.refusals[position] for position in sorted(self.refusals))
         escaping = frozenset(self.nodes[position].name for position in self.escaping)
-        saved = frozenset(self.nodes[position].name for position in self.saved)
+        saved = frozenset(self.nodes[position].name for position in self.escaping - self.returned)
         return RegionPlan(tuple(regions), refusals, keys, too_small, escaping, saved)
+
+
+def _memory_makers(effects: Effects) -> list[int]:
+    """For each node the one that made the memory of its value, which may be a view."""
+    makers: list[int] = []
+    for position in range(len(effects.nodes)):
+        aliases = effects.by_position.get(position, PURE).aliases
+        makers.append(makers[effects.index[aliases[0]]] if len(aliases) == 1 else position)
+    return makers
 
 
 def _edges(effects: Effects) -> list[list[int]]:
@@ -271,6 +272,7 @@ def _edges(effects: Effects) -> list[list[int]]:
         node.op not in ("placeholder", "get_attr", "output") and position not in switches
         for position, node in enumerate(effects.nodes)
     ]
+    # 1. Data; and what decides the state of a region (of autocast, say) comes before all behind its switch.
     decisive = -1  # the latest node whose value switched a region: all behind it may need it
     for position, node in enumerate(effects.nodes):
         operands = (effects.index[operand] for operand in node.all_input_nodes)
@@ -286,11 +288,12 @@ def _edges(effects: Effects) -> list[list[int]]:
                 before.add(decisive)
             for operand in before:
                 edges[operand].append(position)
-    known: set[tuple[int, int]] = set()
+    # 2. Order: writes to shared memory, random numbers, side effects.
+    seen: set[tuple[int, int]] = set()
     for edge in order_edges(effects):
         pair = (edge.before, edge.after)
-        if pair not in known and assigned[edge.before] and assigned[edge.after]:
-            known.add(pair)
+        if pair not in seen and assigned[edge.before] and assigned[edge.after]:
+            seen.add(pair)
             edges[edge.before].append(edge.after)
     return edges
 
@@ -301,15 +304,14 @@ def _escaping(effects: Effects, returned: int | None = None) -> frozenset[int]:
     Args:
         returned: only this many outputs count, if given.
     """
-    found: set[int] = set()
+    escaping: set[int] = set()
     for position in range(len(effects.nodes) - 1, -1, -1):
         node = effects.nodes[position]
-        use = effects.uses.get(position)
+        effect = effects.by_position.get(position, PURE)
         if node.op == "output" and returned is not None and isinstance(node.args[0], (tuple, list)):
-            kept = nodes_in(node.args[0][:returned])
-            found.update(effects.index[operand] for operand in kept)
-        elif node.op == "output" or (use is not None and use.entangles):
-            found.update(effects.index[operand] for operand in node.all_input_nodes)
-        elif use is not None and position in found:
-            found.update(effects.index[operand] for operand in use.aliases)
-    return frozenset(found)
+            escaping.update(effects.index[operand] for operand in nodes_in(node.args[0][:returned]))
+        elif node.op == "output" or effect.entangles:
+            escaping.update(effects.index[operand] for operand in node.all_input_nodes)
+        elif position in escaping:
+            escaping.update(effects.index[operand] for operand in effect.aliases)
+    return frozenset(escaping)

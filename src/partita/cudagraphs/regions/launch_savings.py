@@ -42,7 +42,7 @@ class SavingModel:
             raise ArgumentError(f"min_launches ({self.min_launches}) must not be negative")
 
     def saved_s(self, launches: int, copies: int = 0, copied_bytes: int = 0) -> float:
-        """Seconds saved at each run; negative where it costs.
+        """Return the seconds saved at each run; negative where it costs.
 
         >>> SavingModel(launch_s=1.0, replay_s=2.0).saved_s(launches=10, copies=3)
         5.0
@@ -52,5 +52,5 @@ class SavingModel:
         )
 
     def is_worth_it(self, launches: int, copies: int = 0, copied_bytes: int = 0) -> bool:
-        """Whether to capture a region."""
+        """Return whether to capture a region."""
         return launches >= self.min_launches and self.saved_s(launches, copies, copied_bytes) > 0

@@ -26,8 +26,9 @@ __all__ = ["cut_at_regions", "example_values", "partition_cudagraphs"]
 def partition_cudagraphs(
     gm: GraphModule, inputs: Sequence[Any], *, rules: CaptureRules | None = None
 ) -> GraphModule:
-    """The graph with its capturable regions as submodules ``fused_0``, ``fused_1``, ...; the rest stays as
-    it is.
+    """Return the graph with its capturable regions as submodules ``fused_0``, ``fused_1``, ...
+
+    The rest stays as it is.
 
     Torch's function of that name; but nothing is moved past what it must not pass, what can't be captured is
     not proposed, a 0-d CPU operand is taken by value, and time is linear. Every region is kept, whatever its
@@ -46,10 +47,10 @@ def partition_cudagraphs(
             f"partition_cudagraphs takes a torch.fx.GraphModule, got {type(gm).__name__}: trace the model "
             f"first"
         )
-    known = example_values(gm, inputs)
-    plan = find_regions(known, rules=rules)
+    with_values = example_values(gm, inputs)
+    plan = find_regions(with_values, rules=rules)
     names = {region.key: f"fused_{number}" for number, region in enumerate(plan.regions)}
-    cut = cut_at_regions(known, plan, names)
+    cut = cut_at_regions(with_values, plan, names)
     regions = {piece.name for piece in cut.pieces if piece.key in names}
     calls = {str(call.target): call for call in cut.module.graph.find_nodes(op="call_module")}
     for piece in cut.pieces:
@@ -63,7 +64,9 @@ def partition_cudagraphs(
 
 
 def example_values(gm: GraphModule, inputs: Sequence[Any]) -> GraphModule:
-    """A copy of ``gm`` whose nodes have example values for these inputs; ``gm`` itself where they do already.
+    """Return a copy of ``gm`` whose nodes have example values for these inputs.
+
+    It is ``gm`` itself where they have them already.
 
     Raises:
         GraphError: not as many inputs as placeholders.
@@ -79,8 +82,8 @@ def example_values(gm: GraphModule, inputs: Sequence[Any]) -> GraphModule:
     effects = analyse(gm)
     unsafe = {
         effects.nodes[position].name
-        for position, use in effects.uses.items()
-        if use.unknown or use.barrier or (use.host and effects.nodes[position].target is print)
+        for position, effect in effects.by_position.items()
+        if effect.unknown or effect.barrier or (effect.host and effects.nodes[position].target is print)
     }
     return with_example_values(gm, inputs, lambda node: node.name in unsafe)
 
@@ -103,7 +106,7 @@ def _kind(value: Any) -> Any:
 
 
 def cut_at_regions(gm: GraphModule, plan: RegionPlan, names: dict[str, str] | None = None) -> Split:
-    """The graph of ``plan`` in pieces, one for each region and one between two.
+    """Return the graph of ``plan`` in pieces, one for each region and one between two.
 
     Args:
         names: of the pieces by key; a key without one names its piece itself.
@@ -133,12 +136,12 @@ def _inline(gm: GraphModule, call: Node) -> None:
     nodes = list(piece.graph.nodes)
     install(gm, attributes_of(piece, nodes))
     environment: dict[Node, Any] = {}
-    given = iter(call.args)
+    arguments = iter(call.args)
     result: Any = None
     with gm.graph.inserting_before(call):
         for node in nodes:
             if node.op == "placeholder":
-                environment[node] = next(given)
+                environment[node] = next(arguments)
             elif node.op == "output":
                 result = map_arguments(node.args[0], environment.__getitem__)
             else:

@@ -37,10 +37,10 @@ class CallSignature:
 def describe_call(
     values: Sequence[Any], device_type: str, static: frozenset[int], memory: StableMemory
 ) -> CallSignature | str:
-    """The signature of a call with these flat inputs; or why it can't be recorded.
+    """Return the signature of a call with these flat inputs; or why it can't be recorded.
 
     Args:
-        static: indices of the inputs that are used where they lie, whatever ``memory`` knows of them.
+        static: indices of the inputs that are used where they lie, whatever is declared in ``memory``.
     """
     kind: list[Any] = []
     addresses: list[int | None] = []
@@ -69,7 +69,7 @@ def describe_call(
 
 
 def modes(device_type: str) -> tuple[Any, ...]:
-    """The state of the interpreter that decides which kernels a call runs."""
+    """Return the state of the interpreter that decides which kernels a call runs."""
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),

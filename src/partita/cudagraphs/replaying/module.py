@@ -35,7 +35,7 @@ from partita.cudagraphs.replaying.entry import CacheInfo, RegionRecording, fill
 from partita.cudagraphs.replaying.outputs import placed, plan_outputs
 from partita.cudagraphs.replaying.recording_cache import RecordingCache
 from partita.errors import ExecutionError
-from partita.graph.state import lookup
+from partita.graph.attributes import lookup
 
 __all__ = ["CudaGraphModule"]
 
@@ -220,24 +220,24 @@ class CudaGraphModule(nn.Module):
         self, call: CallSignature, values: Sequence[Any], spec: Any, state: Sequence[torch.Tensor]
     ) -> RegionRecording:
         assert self.recorder is not None
-        given = list(values)
+        inputs = list(values)
         for number in call.copied:
-            given[number] = self.recorder.buffer(values[number])
-            fill(given[number], values[number])
+            inputs[number] = self.recorder.buffer(values[number])
+            fill(inputs[number], values[number])
         for number, address in enumerate(call.addresses):
             if address is not None and number not in self._static:
-                given[number] = self._owned(values[number])
-        args = unflatten(given, spec)
+                inputs[number] = self._with_owners_storage(values[number])
+        args = unflatten(inputs, spec)
         number = self.recorder.pool.next_number()
         recording = self.recorder.record(lambda: self.gm(*args) if self._run is None else self._run(*args))
         results, result_spec = flatten(recording.result)
-        buffers = tuple((number, given[number]) for number in call.copied)
+        buffers = tuple((number, inputs[number]) for number in call.copied)
         changed = self._written(args, len(values))
         written = tuple((number, buffer) for number, buffer in buffers if number in changed)
-        copying = plan_outputs(results, given, call.copied, state, self._transient)
+        copying = plan_outputs(results, inputs, call.copied, state, self._transient)
         lending = copying
         if self._lent:
-            lending = plan_outputs(results, given, call.copied, state, self._transient, self._lent)
+            lending = plan_outputs(results, inputs, call.copied, state, self._transient, self._lent)
         return RegionRecording(
             number,
             recording,
@@ -249,8 +249,8 @@ class CudaGraphModule(nn.Module):
             self._copy_from_now_on,
         )
 
-    def _owned(self, value: torch.Tensor) -> torch.Tensor:
-        """The same memory as its owner has it: held in a recording, what was lent would never come back."""
+    def _with_owners_storage(self, value: torch.Tensor) -> torch.Tensor:
+        """The tensor on its owner's storage object: one that was lent would stay in use here."""
         owner = self._memory.storage_at(value.untyped_storage().data_ptr())
         return value if owner is None else placed(value, owner, int(value.storage_offset()))
 
@@ -258,14 +258,14 @@ class CudaGraphModule(nn.Module):
         """Indices of what the graph writes among the ``flat`` values that the arguments hold."""
         if len(args) == flat:
             return self.mutated_inputs
-        found: set[int] = set()
+        written: set[int] = set()
         start = 0
         for number, arg in enumerate(args):
             count = len(flatten(arg)[0])
             if number in self.mutated_inputs:
-                found.update(range(start, start + count))
+                written.update(range(start, start + count))
             start += count
-        return frozenset(found)
+        return frozenset(written)
 
     def _replay(self, entry: RegionRecording, values: Sequence[Any]) -> Any:
         assert self.recorder is not None
@@ -273,14 +273,14 @@ class CudaGraphModule(nn.Module):
 
     def _state(self) -> list[torch.Tensor]:
         """The parameters and buffers that the graph holds, as they are now."""
-        found: list[torch.Tensor] = []
+        tensors: list[torch.Tensor] = []
         for node in self._attributes:
             value = lookup(self.gm, node)
             if isinstance(value, nn.Module):
-                found += [*value.parameters(), *value.buffers()]
+                tensors += [*value.parameters(), *value.buffers()]
             elif _is_tensor(value):
-                found.append(value)
-        return found
+                tensors.append(value)
+        return tensors
 
     def _flags(self) -> tuple[bool, ...]:
         return tuple(module.training for module in self.gm.modules()) if self._calls_modules else ()
@@ -291,8 +291,8 @@ class CudaGraphModule(nn.Module):
         if any(_is_tensor(value) and value.requires_grad for value in (*values, *state)):
             raise ExecutionError(
                 f"{self.region} is replayed, which leaves no history for backward, and gradients are on: "
-                f"call it "
-                'under torch.no_grad(), or train with torch.compile(model, backend="partita_cudagraphs")'
+                "call it under torch.no_grad(), or train with "
+                'torch.compile(model, backend="partita_cudagraphs")'
             )
 
     def _shares_written(
@@ -304,14 +304,13 @@ class CudaGraphModule(nn.Module):
         copied = set(call.copied)
         if not copied:
             return False
-        held = [(-1, tensor) for tensor in state]
-        if not held and not self.mutated_inputs:
+        if not state and not self.mutated_inputs:
             return False
         written = self._written(args, len(values))
-        given = [(number, value) for number, value in enumerate(values) if _is_tensor(value)]
+        inputs = [(number, value) for number, value in enumerate(values) if _is_tensor(value)]
         return any(
             not copied.isdisjoint(numbers) and (-1 in numbers or not written.isdisjoint(numbers))
-            for numbers in _on_one_memory([*held, *given])
+            for numbers in _on_one_memory([*((-1, tensor) for tensor in state), *inputs])
         )
 
     def _give_up(self, why: str) -> None:

@@ -21,14 +21,14 @@ from typing import Any
 
 import torch
 
-from partita._torch.tensors.lent_memory import LentMemory
 from partita._torch.tensors.storage import storage_key
+from partita._torch.tensors.storage_alias import StorageAlias
 from partita._torch.tensors.subclasses import read_like
 
 __all__ = ["Output", "OutputPlan", "placed", "plan_outputs"]
 
 Output = Callable[[Sequence[Any], dict[int, torch.UntypedStorage]], Any]
-"""From the caller's inputs, and the storages copied so far in this call, to one output."""
+"""A function from the caller's inputs, and the storages copied so far in this call, to one output."""
 
 
 class OutputPlan:
@@ -41,7 +41,10 @@ class OutputPlan:
     """
 
     def __init__(
-        self, outputs: Sequence[Output], lent: Sequence[LentMemory] = (), passing: Sequence[LentMemory] = ()
+        self,
+        outputs: Sequence[Output],
+        lent: Sequence[StorageAlias] = (),
+        passing: Sequence[StorageAlias] = (),
     ) -> None:
         self._outputs = outputs
         self._lent = lent
@@ -63,35 +66,35 @@ class OutputPlan:
         return any(memory.is_read for memory in self._borrowed)
 
     def take(self, inputs: Sequence[Any]) -> list[Any]:
-        """The outputs of the latest replay, for a caller who passed these inputs."""
+        """Return the outputs of the latest replay, for a caller who passed these inputs."""
         copies: dict[int, torch.UntypedStorage] = {}
         return [output(inputs, copies) for output in self._outputs]
 
 
 def plan_outputs(
     results: Sequence[Any],
-    given: Sequence[Any],
+    inputs: Sequence[Any],
     copied: Sequence[int],
     state: Sequence[torch.Tensor] = (),
     transient: frozenset[int] = frozenset(),
     lent: frozenset[int] = frozenset(),
 ) -> OutputPlan:
-    """Decide for each result of a recording.
+    """Decide how the caller gets each result of a recording.
 
     Args:
         results: what the recording returned.
-        given: the inputs that it was recorded with, buffers among them.
+        inputs: those that it was recorded with, buffers among them.
         copied: indices of the buffers.
         state: parameters and buffers that the graph holds.
         transient: indices of the results that nobody keeps beyond the next replay.
         lent: indices of the results that only backward reads.
     """
-    inputs = {
-        storage_key(value): number for number, value in enumerate(given) if isinstance(value, torch.Tensor)
+    input_of = {
+        storage_key(value): number for number, value in enumerate(inputs) if isinstance(value, torch.Tensor)
     }
-    buffers = {storage_key(given[number]): number for number in copied}
-    foreign = {storage_key(value) for value in state}
-    held = {id(value) for value in state}
+    buffer_of = {storage_key(inputs[number]): number for number in copied}
+    state_storages = {storage_key(value) for value in state}
+    state_tensors = {id(value) for value in state}
     sharing: dict[int, int] = {}
     for result in results:
         if isinstance(result, torch.Tensor):
@@ -106,25 +109,25 @@ def plan_outputs(
 
     # if one of several views is kept, all of them have to be views of its copy
     kept, copied_out = keys_but(transient), keys_but(transient | lent)
-    lends: dict[int, LentMemory] = {}
-    passes: dict[int, LentMemory] = {}
+    lends: dict[int, StorageAlias] = {}
+    passes: dict[int, StorageAlias] = {}
     plan: list[Output] = []
     for result in results:
         if not isinstance(result, torch.Tensor):
             plan.append(_constant(result))
             continue
-        same = next((number for number, value in enumerate(given) if value is result), None)
+        same = next((number for number, value in enumerate(inputs) if value is result), None)
         key = storage_key(result)
         if same is not None:
             plan.append(_input(same))
-        elif id(result) in held:
+        elif id(result) in state_tensors:
             plan.append(_constant(result))
-        elif key in foreign:
+        elif key in state_storages:
             plan.append(_view(result))
-        elif key in inputs:
+        elif key in input_of:
             # of one that was copied, the buffer's: two may share memory, and then either of them is right
-            number = buffers.get(key, inputs[key])
-            plan.append(_view_of_input(result, number, given[number]))
+            number = buffer_of.get(key, input_of[key])
+            plan.append(_view_of_input(result, number, inputs[number]))
         elif key not in copied_out and result.numel():
             plan.append(_lent(result, lends if key in kept else passes))
         elif sharing[key] == 1 and _fills_storage(result) and not (result.is_conj() or result.is_neg()):
@@ -175,8 +178,8 @@ def _view_of_copy(result: torch.Tensor) -> Output:
     return view
 
 
-def _lent(result: torch.Tensor, lends: dict[int, LentMemory]) -> Output:
-    memory = lends.setdefault(storage_key(result), LentMemory(result.untyped_storage()))
+def _lent(result: torch.Tensor, lends: dict[int, StorageAlias]) -> Output:
+    memory = lends.setdefault(storage_key(result), StorageAlias(result.untyped_storage()))
     base = placed(result, memory.storage, int(result.storage_offset()))
     return lambda _inputs, _copies: base.detach()
 

@@ -48,11 +48,11 @@ class RecordingCache:
     _warm: OrderedDict[Hashable, None] = field(default_factory=OrderedDict)
 
     def fresh(self) -> RecordingCache:
-        """An empty one, for a copy of the region."""
+        """Return an empty cache, for a copy of the region."""
         return RecordingCache(self.max_size)
 
     def find(self, key: Hashable) -> RegionRecording | None:
-        """The recording under a key, which has been used now."""
+        """Return the recording under a key, and count it as the one used last."""
         entry = self._entries.get(key)
         if entry is not None:
             self._entries.move_to_end(key)
@@ -60,7 +60,7 @@ class RecordingCache:
         return entry
 
     def keep(self, key: Hashable, entry: RegionRecording) -> None:
-        """A new recording; the one unused for longest goes where there are too many."""
+        """Keep a new recording; the one unused for longest goes where there are too many."""
         self.counts.recorded += 1
         self.unused += 1
         self._entries[key] = entry
@@ -71,23 +71,23 @@ class RecordingCache:
             self.drop(next(iter(self._entries)))
 
     def drop(self, key: Hashable) -> None:
-        """One less."""
+        """Drop the recording under a key."""
         del self._entries[key]
         self.memory.declare((id(self), key), ())
         self.counts.evicted += 1
 
     def is_warm(self, kind: Hashable) -> bool:
-        """Whether a call of that kind has been run as it is."""
+        """Return whether a call of that kind has been run as it is."""
         return kind in self._warm
 
     def note_warm(self, kind: Hashable) -> None:
-        """It has been now."""
+        """Note that a call of that kind has been run as it is."""
         self._warm[kind] = None
         if len(self._warm) > 4 * self.max_size:
             self._warm.popitem(last=False)
 
     def clear(self) -> None:
-        """Drop all of it; the counts stay."""
+        """Drop all recordings; the counts stay."""
         for key in self._entries:
             self.memory.declare((id(self), key), ())
         self._entries.clear()
@@ -95,5 +95,5 @@ class RecordingCache:
         self.gave_up, self.unused = "", 0
 
     def info(self) -> CacheInfo:
-        """For the user."""
+        """Return what has been recorded, for the user."""
         return CacheInfo(len(self._entries), self.max_size, **vars(self.counts), gave_up=self.gave_up)

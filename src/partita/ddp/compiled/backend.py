@@ -26,7 +26,7 @@ from partita.ddp.compiled.program import BackwardProgram, program_of
 from partita.ddp.inner import inductors_settings, resolve_inner
 from partita.ddp.reducing.agreement import fingerprint_of
 from partita.ddp.reducing.reducer import Reducer
-from partita.ddp.replicas.replicate import REPLICATIONS
+from partita.ddp.replicas.replication import REPLICATIONS
 from partita.runtime import PieceRunner
 
 __all__ = ["partita_ddp"]

@@ -37,11 +37,11 @@ class BackwardGraph:
         return tuple(values)  # type: ignore[arg-type]
 
     def in_order(self, positions: Mapping[int, Hashable]) -> list[int]:
-        """Those of the ``positions`` whose output is a node, in the order in which they are computed."""
+        """Return those of the ``positions`` whose output is a node, in the order of their computation."""
         place = {node: number for number, node in enumerate(self.gm.graph.nodes)}
         outputs = self.outputs
-        known = [position for position in positions if isinstance(outputs[position], Node)]
-        return sorted(known, key=lambda position: place[outputs[position]])
+        computed = [position for position in positions if isinstance(outputs[position], Node)]
+        return sorted(computed, key=lambda position: place[outputs[position]])
 
 
 def cut_backward(graph: BackwardGraph, buckets: Mapping[int, Hashable]) -> Split | None:
@@ -57,29 +57,34 @@ def cut_backward(graph: BackwardGraph, buckets: Mapping[int, Hashable]) -> Split
     Returns:
         The cut graph; None where there is nothing to cut.
     """
+    # 1. When is the last gradient of each bucket there?
     nodes = list(graph.gm.graph.nodes)
     place = {node: number for number, node in enumerate(nodes)}
     outputs = graph.outputs
     ready: dict[Hashable, int] = {}
     for position in graph.in_order(buckets):
-        made = place[_maker(outputs[position])]
-        ready[buckets[position]] = max(made, ready.get(buckets[position], 0))
+        computed = place[_maker(outputs[position])]
+        ready[buckets[position]] = max(computed, ready.get(buckets[position], 0))
+
+    # 2. There the graph is cut, but not behind its last node.
     work = [
         number for number, node in enumerate(nodes) if node.op not in ("placeholder", "get_attr", "output")
     ]
     cuts = sorted({number for number in ready.values() if work and work[0] <= number < work[-1]})
     if not cuts:
         return None
-    plain = {nodes[number]: bisect_left(cuts, place[_maker(nodes[number])]) for number in work}
+
+    # 3. Each node goes into the first piece that needs it, where the order of effects allows that.
+    in_order = {nodes[number]: bisect_left(cuts, place[_maker(nodes[number])]) for number in work}
     try:
-        return split(graph.gm, _sunk(nodes, plain), tuple_return=True)
+        return split(graph.gm, _sunk(nodes, in_order), tuple_return=True)
     except OrderConflict:
-        return split(graph.gm, plain, tuple_return=True)
+        return split(graph.gm, in_order, tuple_return=True)
 
 
-def _sunk(nodes: list[Node], plain: dict[Node, int]) -> dict[Node, int]:
+def _sunk(nodes: list[Node], piece_of: dict[Node, int]) -> dict[Node, int]:
     """Each node in the first piece that needs it. What nobody needs has an effect, and stays."""
-    sunk = dict(plain)
+    sunk = dict(piece_of)
     for node in reversed(nodes):
         if node not in sunk:
             continue

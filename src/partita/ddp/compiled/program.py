@@ -62,20 +62,20 @@ class BackwardProgram:
             values: the inputs; the list is emptied.
             deliver: is given every output that is no constant, as soon as it is there.
         """
-        known = dict(zip(self.inputs, values, strict=True))
+        computed = dict(zip(self.inputs, values, strict=True))
         values.clear()
         results = list(self.constants)
         for position, name in self.early:
-            results[position] = deliver(position, known[name])
+            results[position] = deliver(position, computed[name])
         for step in self.steps:
-            taken = [known[name] for name in step.inputs]
+            taken = [computed[name] for name in step.inputs]
             for name in step.spent:
-                del known[name]
-            known.update(zip(step.outputs, step.run(taken), strict=True))
+                del computed[name]
+            computed.update(zip(step.outputs, step.run(taken), strict=True))
             for position, name in step.gradients:
-                results[position] = deliver(position, known[name])
+                results[position] = deliver(position, computed[name])
             for name in step.delivered:
-                del known[name]
+                del computed[name]
         return results
 
 
@@ -144,15 +144,15 @@ def _steps(
         last_use.update(dict.fromkeys(piece.inputs, number))
     steps = []
     for number, piece in enumerate(shown):
-        made = sorted((name for name in piece.outputs if name in wanted), key=place.__getitem__)
+        produced = sorted((name for name in piece.outputs if name in wanted), key=place.__getitem__)
         steps.append(
             ProgramStep(
                 run=piece.run,
                 inputs=piece.inputs,
                 outputs=piece.outputs,
-                gradients=tuple((position, name) for name in made for position in wanted[name]),
+                gradients=tuple((position, name) for name in produced for position in wanted[name]),
                 spent=tuple(name for name in piece.inputs if last_use[name] == number),
-                delivered=tuple(name for name in made if last_use.get(name, -1) <= number),
+                delivered=tuple(name for name in produced if last_use.get(name, -1) <= number),
             )
         )
     return tuple(steps)

@@ -47,53 +47,55 @@ class _Parameter:
     tensor: torch.Tensor
     first_use: int
 
-    @property
-    def size_bytes(self) -> int:
-        return self.tensor.numel() * self.tensor.element_size()
-
 
 def assign_buckets(
     gm: GraphModule, inputs: Sequence[object], caps_bytes: Sequence[int], facts: ReducerFacts | None
 ) -> list[Bucket]:
-    """The pieces of a graph of Dynamo's, in forward order.
+    """Return the pieces of a graph of Dynamo's, in forward order.
 
     Args:
         inputs: what Dynamo hands to a backend: the parameters themselves are among them.
         caps_bytes: of the first bucket, and of all others.
         facts: the reducer, where one is at work; its caps hold, and its buckets where it has them.
     """
+    # 1. The parameters of the graph, the last one used first, and the bucket of each.
     nodes = [node for node in gm.graph.nodes if node.op not in ("placeholder", "output")]
     place = {node: number for number, node in enumerate(gm.graph.nodes)}
-    found = sorted(_parameters(gm, inputs, place), key=lambda item: -item.first_use)
+    parameters = sorted(_parameters(gm, inputs, place), key=lambda item: -item.first_use)
     if facts is not None:
         reduced = {id(tensor) for tensor in facts.parameters}
-        found = [parameter for parameter in found if id(parameter.tensor) in reduced]
-    number_of = _numbers(found, caps_bytes, facts)
+        parameters = [parameter for parameter in parameters if id(parameter.tensor) in reduced]
+    number_of = _numbers(parameters, caps_bytes, facts)
+
+    # 2. A bucket is full where backward has reached the earliest first use in it: there the graph is cut.
     starts: dict[int, int] = {}
-    for parameter in found:
+    for parameter in parameters:
         number = number_of[id(parameter.tensor)]
         starts[number] = min(starts.get(number, parameter.first_use), parameter.first_use)
     cuts = sorted(set(starts.values()), reverse=True)
+
+    # 3. Take the nodes from the end on; a piece that nothing outside reads takes more until something does.
     buckets, current = [], Bucket()
-    wanted = list(cuts)
     for node in reversed(nodes):
         current.nodes.append(node)
-        for parameter in found:
+        for parameter in parameters:
             if parameter.first_use == place[node]:
-                current.size += parameter.size_bytes
+                current.size += parameter.tensor.nbytes
                 current.params.append(parameter.name)
                 current.param_ids.append(id(parameter.tensor))
-        if not wanted or place[node] > wanted[0]:
+        if not cuts or place[node] > cuts[0]:
             continue
-        if _seen_outside(current):
-            while wanted and place[node] <= wanted[0]:
-                wanted.pop(0)
+        if _is_read_outside(current):
+            while cuts and place[node] <= cuts[0]:
+                cuts.pop(0)
             buckets.append(current)
             current = Bucket()
         else:
             if not current.opcount_increased_to_capture_external_output:
                 current.paramsize_before_opcount_increase = current.size
             current.opcount_increased_to_capture_external_output += 1
+
+    # 4. What is left at the front, where it has no parameter, joins the next piece.
     if current.nodes:
         if buckets and not current.params:
             buckets[-1].nodes += current.nodes
@@ -105,69 +107,62 @@ def assign_buckets(
 def group_by_caps(
     sizes: Sequence[int], kinds: Sequence[object], caps_bytes: Sequence[int]
 ) -> list[list[int]]:
-    """The buckets that DDP makes of gradients that get ready in this order, by position.
+    """Return the buckets that DDP makes of gradients that get ready in this order, by position.
 
     Each kind (data type and device) fills its own buckets, and has its own place in the list of caps. Buckets
     are ordered by their first gradient.
     """
     open_buckets: dict[object, list[int]] = {}
-    held: dict[object, int] = {}
+    filled: dict[object, int] = {}
     turn: dict[object, int] = {}
     done: list[list[int]] = []
     for position, (size, kind) in enumerate(zip(sizes, kinds, strict=True)):
         open_buckets.setdefault(kind, []).append(position)
-        held[kind] = held.get(kind, 0) + size
+        filled[kind] = filled.get(kind, 0) + size
         cap = caps_bytes[min(turn.get(kind, 0), len(caps_bytes) - 1)]
-        if held[kind] >= cap:
+        if filled[kind] >= cap:
             done.append(open_buckets.pop(kind))
-            held[kind] = 0
+            filled[kind] = 0
             turn[kind] = turn.get(kind, 0) + 1
     return sorted([*done, *open_buckets.values()])
 
 
 def _numbers(
-    found: Sequence[_Parameter], caps_bytes: Sequence[int], facts: ReducerFacts | None
+    used: Sequence[_Parameter], caps_bytes: Sequence[int], facts: ReducerFacts | None
 ) -> dict[int, int]:
     """The bucket of each parameter of the graph, by ``id``."""
-    if facts is None:
-        tensors: list[torch.Tensor] = [parameter.tensor for parameter in found]
-        groups = group_by_caps(_sizes(tensors), _kinds(tensors), caps_bytes)
-    elif facts.rebuilt is not None:
-        tensors = list(facts.parameters)
-        groups = [list(bucket) for bucket in facts.rebuilt]
+    if facts is not None and facts.rebuilt is not None:
+        tensors: Sequence[torch.Tensor] = facts.parameters
+        groups: Sequence[Sequence[int]] = facts.rebuilt
     else:
-        tensors = _expected_order(found, facts.parameters)
-        groups = group_by_caps(_sizes(tensors), _kinds(tensors), facts.caps_bytes)
+        tensors = [parameter.tensor for parameter in used]
+        if facts is not None:
+            tensors, caps_bytes = _expected_order(tensors, facts.parameters), facts.caps_bytes
+        kinds = [(tensor.dtype, tensor.device) for tensor in tensors]
+        groups = group_by_caps([tensor.nbytes for tensor in tensors], kinds, caps_bytes)
     return {id(tensors[index]): number for number, group in enumerate(groups) for index in group}
 
 
-def _expected_order(found: Sequence[_Parameter], parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _expected_order(
+    used: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]
+) -> Sequence[torch.Tensor]:
     """All parameters of the module as they will get ready: those of this graph as it says, among the others
     in the reversed order of the module.
     """
-    here = {id(parameter.tensor) for parameter in found}
-    order = iter([parameter.tensor for parameter in found])
+    here, order = {id(tensor) for tensor in used}, iter(used)
     return [next(order) if id(tensor) in here else tensor for tensor in reversed(parameters)]
-
-
-def _sizes(tensors: Sequence[torch.Tensor]) -> list[int]:
-    return [tensor.numel() * tensor.element_size() for tensor in tensors]
-
-
-def _kinds(tensors: Sequence[torch.Tensor]) -> list[object]:
-    return [(tensor.dtype, tensor.device) for tensor in tensors]
 
 
 def _parameters(gm: GraphModule, inputs: Sequence[object], place: dict[Node, int]) -> list[_Parameter]:
     """Each parameter that gets a gradient, once, with the first node that uses it."""
-    found: dict[int, _Parameter] = {}
+    by_id: dict[int, _Parameter] = {}
 
     def add(name: str, value: object, number: int) -> None:
         if not isinstance(value, torch.nn.Parameter) or not value.requires_grad or is_ignored(value):
             return
-        known = found.get(id(value))
-        if known is None or number < known.first_use:
-            found[id(value)] = _Parameter(name, value, number)
+        earlier = by_id.get(id(value))
+        if earlier is None or number < earlier.first_use:
+            by_id[id(value)] = _Parameter(name, value, number)
 
     placeholders = gm.graph.find_nodes(op="placeholder")
     values = [*inputs, *(metadata(node) for node in placeholders[len(inputs) :])]
@@ -180,7 +175,7 @@ def _parameters(gm: GraphModule, inputs: Sequence[object], place: dict[Node, int
         elif node.op == "call_module":
             for name, parameter in gm.get_submodule(str(node.target)).named_parameters():
                 add(f"{node.target}_{name}", parameter, place[node])
-    return list(found.values())
+    return list(by_id.values())
 
 
 def _first_use(node: Node, sources: set[Node], place: dict[Node, int]) -> int:
@@ -202,6 +197,6 @@ def _attribute(gm: GraphModule, target: str) -> object:
     return value
 
 
-def _seen_outside(bucket: Bucket) -> bool:
+def _is_read_outside(bucket: Bucket) -> bool:
     inside = set(bucket.nodes)
     return any(user not in inside for node in bucket.nodes for user in node.users)

@@ -37,8 +37,8 @@ from partita._torch.tensors.storage import storage_key
 from partita.ddp.forward_cut.buckets import Bucket, assign_buckets
 from partita.ddp.forward_cut.writes import joined_over_writes
 from partita.errors import ArgumentError, SplitError
+from partita.graph.attributes import lookup
 from partita.graph.effects import metadata
-from partita.graph.state import lookup
 from partita.graph.structure import structural_hash
 from partita.splitter import Piece, Split, split
 
@@ -128,18 +128,18 @@ class _Pieces:
         self._cut = cut
         self._backend = backend
         self._options = options
-        self._known: dict[tuple[Any, ...], tuple[Callable[..., Any], Any]] = {}
+        self._runs: dict[tuple[Any, ...], tuple[Callable[..., Any], Any]] = {}
         self.compiled = 0
 
     def compile(self, example_inputs: Sequence[Any]) -> GraphModule:
         """The stitched module, with compiled pieces."""
         placeholders = self._gm.graph.find_nodes(op="placeholder")
-        known = [
+        examples = [
             node.meta.get("example_value", example)
             for node, example in zip(placeholders, example_inputs, strict=True)
         ]
         names = [node.name for node in placeholders]
-        values: dict[str, Any] = dict(zip(names, as_fake(known), strict=True))
+        values: dict[str, Any] = dict(zip(names, as_fake(examples), strict=True))
         for node in self._gm.graph.find_nodes(op="get_attr"):
             values[node.name] = lookup(self._gm, node)
         for piece in self._cut.pieces:
@@ -152,11 +152,11 @@ class _Pieces:
         for node, example in zip(gm.graph.find_nodes(op="placeholder"), examples, strict=True):
             node.meta["example_value"] = example
         key = _key(gm, examples)
-        if key is not None and key in self._known:
-            run, results = self._known[key]
+        if key is not None and key in self._runs:
+            run, results = self._runs[key]
             return run, with_strides_of(run_fake(gm, examples), results)
         inherit_marks(self._gm, gm)
-        plain = copy_module(gm)
+        uncompiled = copy_module(gm)
         try:
             run, results = compile_forward_piece(gm, examples, self._backend, self._options)
             self.compiled += 1
@@ -164,9 +164,9 @@ class _Pieces:
             if must_reach_dynamo(error):
                 raise
             _LOG.warning("a piece runs as it is, for the backend could not compile it: %r", error)
-            run, results = plain, run_fake(plain, examples)
+            run, results = uncompiled, run_fake(uncompiled, examples)
         if key is not None:
-            self._known[key] = (run, results)
+            self._runs[key] = (run, results)
         return run, results
 
 

@@ -22,12 +22,13 @@ from torch.fx import GraphModule, Node
 
 from partita._torch.tensors.storage import storage_key
 from partita.graph.effects import Effects, analyse, metadata
+from partita.graph.node_effect import PURE
 
 __all__ = ["joined_over_writes"]
 
 
 def joined_over_writes(gm: GraphModule, piece_of: Mapping[Node, int]) -> dict[Node, int]:
-    """The pieces of all nodes, fewer where autograd would miss a write.
+    """Return the pieces of all nodes, fewer where autograd would miss a write.
 
     Args:
         piece_of: where each node would be, in forward order.
@@ -56,9 +57,9 @@ def _missed_writes(effects: Effects, piece_of: Mapping[Node, int]) -> Iterator[t
             continue
         here = piece_of[node]
         for storage, value in _written(effects, position):
-            other = next((piece for known, piece in saved.get(storage, {}).items() if known != value), here)
-            if other != here:
-                yield min(other, here), max(other, here)
+            earlier = next((piece for other, piece in saved.get(storage, {}).items() if other != value), here)
+            if earlier != here:
+                yield min(earlier, here), max(earlier, here)
         if not _is_recorded(node):
             continue
         for touched in (*node.all_input_nodes, node):
@@ -68,13 +69,11 @@ def _missed_writes(effects: Effects, piece_of: Mapping[Node, int]) -> Iterator[t
 
 def _written(effects: Effects, position: int) -> Iterator[tuple[int, Any]]:
     """Storages that a node writes, each with the value through which it does."""
-    use = effects.uses.get(position)
-    if use is None:
-        return
-    for operand in use.writes:
+    effect = effects.by_position.get(position, PURE)
+    for operand in effect.writes:
         for storage in effects.storages[effects.index[operand]]:
             yield storage, _identity(operand)
-    for tensor in use.written_state:
+    for tensor in effect.written_state:
         yield effects.state_storages[storage_key(tensor)], None
 
 

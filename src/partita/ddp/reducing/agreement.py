@@ -25,21 +25,22 @@ class GraphFingerprint:
     Attributes:
         gradients: names of the parameters whose gradients it computes, in the order in which they are ready.
         operators: how often it computes with each operator; views and arithmetic on sizes do not count.
-        given: shapes and dtypes of what its forward graph was compiled for, parameters apart.
+        inputs: shapes and dtypes of what its forward graph was compiled for, parameters apart.
     """
 
     gradients: tuple[str, ...]
     operators: tuple[tuple[str, int], ...]
-    given: str = ""
+    inputs: str = ""
 
     def fits(self, others: Iterable[GraphFingerprint]) -> bool:
-        """Whether one of ``others`` is this graph, or may be it for a batch of another size: a batch of one
-        needs fewer sums and copies, and what is kept or computed again depends on sizes too.
+        """Return whether one of ``others`` is this graph, or may be it for a batch of another size.
+
+        A batch of one needs fewer sums and copies, and what is kept or computed again depends on sizes too.
         """
         alike = [other for other in others if set(other.gradients) == set(self.gradients)]
         if any((other.gradients, other.operators) == (self.gradients, self.operators) for other in alike):
             return True
-        return bool(alike) and all(other.given != self.given for other in alike)
+        return bool(alike) and all(other.inputs != self.inputs for other in alike)
 
     def __str__(self) -> str:
         number = short_digest(repr((self.gradients, self.operators)), 8)
@@ -48,7 +49,7 @@ class GraphFingerprint:
         )
 
     def difference(self, other: GraphFingerprint) -> str:
-        """The first thing in which two prints differ."""
+        """Return the first thing in which two fingerprints differ, in words."""
         mine, theirs = set(self.gradients), set(other.gradients)
         if mine != theirs:
             return f"the gradient of {min(mine ^ theirs)!r} is computed by one of them only"
@@ -61,8 +62,8 @@ class GraphFingerprint:
         return "the gradients get ready in another order"
 
 
-def fingerprint_of(gm: GraphModule, gradients: Sequence[str], given: str) -> GraphFingerprint:
-    """The print of a backward graph from AOTAutograd."""
+def fingerprint_of(gm: GraphModule, gradients: Sequence[str], inputs: str) -> GraphFingerprint:
+    """Return the fingerprint of a backward graph from AOTAutograd."""
     counts: Counter[str] = Counter()
     for node in gm.graph.nodes:
         if node.op != "call_function" or not isinstance(metadata(node), torch.Tensor):
@@ -71,7 +72,7 @@ def fingerprint_of(gm: GraphModule, gradients: Sequence[str], given: str) -> Gra
         if schema is not None and any(result.alias_info is not None for result in schema.returns):
             continue
         counts[str(node.target)] += 1
-    return GraphFingerprint(tuple(gradients), tuple(sorted(counts.items())), given)
+    return GraphFingerprint(tuple(gradients), tuple(sorted(counts.items())), inputs)
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,9 @@ class Proposal:
 
 
 def agree(comm: Comm, proposal: Proposal, *, check_graphs: bool) -> tuple[Proposal, str]:
-    """Rank 0's proposal, once it is clear that all ranks are in the same step; and how the graphs of another
-    rank differ from its own, in words. Collective.
+    """Return rank 0's proposal, and how the graphs of another rank differ from its own, in words.
+
+    Collective.
 
     Raises:
         SignatureMismatch: ranks are in different steps, or, where ``check_graphs`` is set, have different
@@ -136,16 +138,16 @@ def check_same_replicas(comm: Comm, options: Mapping[str, str], facts: Sequence[
     Raises:
         SignatureMismatch: the message names the first difference; on every rank.
     """
-    said: list[tuple[dict[str, str], list[tuple[Any, ...]]]] = comm.all_gather_object(
+    everywhere: list[tuple[dict[str, str], list[tuple[Any, ...]]]] = comm.all_gather_object(
         (dict(options), list(facts))
     )
-    refuse_differences([given for given, _ in said])
-    gathered = [found for _, found in said]
-    for rank, other in enumerate(gathered):
-        if other == gathered[0]:
+    refuse_differences([options_of_rank for options_of_rank, _ in everywhere])
+    facts_of_0 = everywhere[0][1]
+    for rank, (_, facts_of_rank) in enumerate(everywhere):
+        if facts_of_rank == facts_of_0:
             continue
-        here = {fact[0]: fact for fact in gathered[0]}
-        there = {fact[0]: fact for fact in other}
+        here = {fact[0]: fact for fact in facts_of_0}
+        there = {fact[0]: fact for fact in facts_of_rank}
         for name in [*here, *there]:
             if here.get(name) != there.get(name):
                 raise SignatureMismatch(

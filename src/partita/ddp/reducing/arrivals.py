@@ -51,25 +51,29 @@ class GradientArrivals:
         self._hook = hook
 
     def offered(self, state: PassState, index: int, offer: torch.Tensor | None) -> torch.Tensor | None:
-        """A compiled graph has computed a gradient, or knows that there is none.
+        """Take a gradient from a compiled graph, which may know that there is none.
 
         Returns:
             What is left for autograd to add to ``grad``: None where it has been taken.
         """
+        # 1. Can it be taken for the gradient?
         gradient, arrival = self._gradients[index], state.arrivals[index]
         if arrival.to_come is not None:
             arrival.to_come -= 1
         may_be_taken = state.sync and gradient.can_take(offer)
         if may_be_taken:
             self._consensus.observe(index)
+
+        # 2. If not, autograd gets it, and what was taken before.
         if not may_be_taken or not arrival.early or arrival.to_come is None or arrival.to_come < 0:
-            # Autograd gets it, and what was taken before.
             arrival.early = False
             if arrival.partial is not None:
                 return arrival.with_partial(offer)
             if offer is not None and arrival.to_come is not None and gradient.parameter.grad is None:
                 arrival.note_left(offer)
             return offer
+
+        # 3. If so, it is the whole gradient, or a part of it until the other offers are there.
         offer = arrival.with_partial(offer)
         if offer is not None:
             if arrival.to_come > 0:
@@ -79,11 +83,12 @@ class GradientArrivals:
         return None
 
     def accumulated(self, state: PassState, index: int) -> None:
-        """Autograd is done with ``grad`` of a parameter: it has added a gradient, or had none to add.
+        """Note that autograd is done with ``grad`` of a parameter: it has added a gradient, or had none to.
 
         Raises:
             ExecutionError: the gradient is sparse, or its bucket has been sent.
         """
+        # 1. Nothing to send: a pass that is not reduced, a gradient that was offered, or none at all.
         gradient, arrival = self._gradients[index], state.arrivals[index]
         parameter = gradient.parameter
         gradient.compare(arrival)
@@ -96,10 +101,14 @@ class GradientArrivals:
             arrival.expected = False
             self.send_complete(state)
             return
+
+        # 2. What can't be sent.
         if parameter.grad.layout is not torch.strided:
             raise failed_everywhere(self._comm, sparse_gradient(gradient.name), "backward")
         if len(state.reductions) > self._buckets.bucket_of[index]:
             raise failed_everywhere(self._comm, another_gradient(gradient.name), "backward")
+
+        # 3. ``grad`` is the gradient, with what compiled graphs have offered of it.
         gradient.used = True
         for taken in (arrival.partial, arrival.value):
             if taken is not None:
@@ -162,18 +171,18 @@ class GradientArrivals:
                 arrival.value, arrival.version = None, grad_version(self._parameters[index])
 
     def pass_begins(self, state: PassState) -> None:
-        """A synchronised pass begins."""
+        """Begin a synchronised pass."""
         for gradient, arrival in zip(self._gradients, state.arrivals, strict=True):
             arrival.used_before = gradient.used
         self.send_complete(state)
 
     def pass_ends(self, state: PassState) -> None:
-        """All buckets of a synchronised pass have been reduced."""
+        """End a synchronised pass, whose buckets have all been reduced."""
         for gradient, arrival in zip(self._gradients, state.arrivals, strict=True):
             gradient.used, gradient.came = False, arrival.is_there
 
     def pass_is_dropped(self, state: PassState) -> None:
-        """What has come in a pass does not count."""
+        """Undo what the gradients of a pass have changed for the next ones."""
         for gradient, arrival in zip(self._gradients, state.arrivals, strict=True):
             gradient.used = arrival.used_before
 

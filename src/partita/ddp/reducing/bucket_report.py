@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from partita._torch.tensors.tensor_text import short_name
 from partita.listing import first_few
 
 if TYPE_CHECKING:
@@ -98,18 +99,18 @@ class BucketRow:
 
 
 def bucket_rows(buckets: Sequence[BucketLayout], times: PassTimes | None) -> tuple[BucketRow, ...]:
-    """The table as data."""
+    """Return the table as data."""
     rows = []
     for bucket in buckets:
-        text = str(bucket.dtype).removeprefix("torch.")
-        found = times.buckets[bucket.number] if times and len(times.buckets) == len(buckets) else None
-        measured = (found.ready_s, found.sent_s, found.exposed_s, found.finished_s) if found else ()
+        text = short_name(bucket.dtype)
+        one = times.buckets[bucket.number] if times and len(times.buckets) == len(buckets) else None
+        measured = (one.ready_s, one.sent_s, one.exposed_s, one.finished_s) if one else ()
         rows.append(BucketRow(bucket.number, bucket.names, bucket.size_bytes, text, *measured))
     return tuple(rows)
 
 
 def record_spans(tracer: Recorder, reductions: Sequence[Reduction]) -> None:
-    """A span for each bucket from sending to its mean, and one for each wait."""
+    """Record a span for each bucket from sending to its mean, and one for each wait."""
     for reduction in reductions:
         number, size = reduction.layout.number, reduction.layout.size_bytes
         tracer.add(f"bucket {number}", "reduce", reduction.sent_s, reduction.finished_s, bytes=size)
@@ -119,7 +120,7 @@ def record_spans(tracer: Recorder, reductions: Sequence[Reduction]) -> None:
 
 
 def bucket_table(rows: Sequence[BucketRow]) -> str:
-    """The table as text, times in milliseconds."""
+    """Return the table as text, times in milliseconds."""
     lines = [f"{'bucket':>6}  {'bytes':>12}  {'ready':>9}  {'sent':>9}  {'exposed':>9}  parameters"]
     for row in rows:
         times = "  ".join(f"{_ms(value):>9}" for value in (row.ready_s, row.sent_s, row.exposed_s))

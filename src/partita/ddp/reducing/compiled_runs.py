@@ -25,19 +25,19 @@ class CompiledRuns:
         self._nodes: list[ref[Any]] = []
 
     def add(self, node: Any) -> None:
-        """A compiled graph has run; ``node`` will compute its backward pass. May be told again."""
-        self._nodes = [known for known in self._nodes if known() not in (None, node)]
+        """Note that a compiled graph has run, whose backward pass is ``node``. Twice does no harm."""
+        self._nodes = [other for other in self._nodes if other() not in (None, node)]
         self._nodes.append(ref(node))
 
     def indices_after(self, node: Any) -> list[int | None]:
-        """For each tensor that ``node`` hands a gradient to, the index of the parameter."""
+        """Return, for each tensor that ``node`` hands a gradient to, the index of the parameter."""
         return [None if leaf is None else self._index.get(id(leaf)) for leaf in leaves_after(node)]
 
     def offers_to_come(self) -> Mapping[int, int]:
-        """How many offers the backward pass that runs will bring for each parameter."""
+        """Return how many offers the backward pass that runs will bring for each parameter."""
         counts: dict[int, int] = {}
-        for known in self._nodes:
-            node = known()
+        for reference in self._nodes:
+            node = reference()
             if node is not None and will_reach(node):
                 for index in self.indices_after(node):
                     if index is not None:

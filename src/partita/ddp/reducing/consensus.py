@@ -39,23 +39,23 @@ class Consensus:
         self._comm = comm
         self._check_graphs = check_graphs
         self._graphs: dict[GraphFingerprint, None] = {}
-        self._told: set[GraphFingerprint] = set()
+        self._announced: set[GraphFingerprint] = set()
         self._logged = {""}
         self._news: torch.Tensor | None = None
         self._observed: dict[int, None] = {}
 
     def add_graph(self, graph: GraphFingerprint) -> None:
-        """This rank has compiled a backward graph."""
+        """Note that this rank has compiled a backward graph."""
         self._graphs[graph] = None
 
     def observe(self, index: int) -> None:
-        """The gradient of a parameter is there; before it those that were observed before."""
+        """Note that the gradient of a parameter is there: its place in the order is the next one."""
         self._observed.setdefault(index)
 
     @property
     def has_news(self) -> bool:
         """Whether this rank has compiled what the others do not know of."""
-        return not self._graphs.keys() <= self._told
+        return not self._graphs.keys() <= self._announced
 
     def exchange(self, expected: Sequence[int]) -> bool:
         """Agree with all ranks, where there is something new on any of them. Collective.
@@ -74,19 +74,19 @@ class Consensus:
             return False
         if self.step == 1:
             expected = tuple(self._observed)
-        known = dict.fromkeys((*expected, *self.order))
-        proposal = Proposal(self.step, tuple(known), tuple(self._graphs))
-        found, difference = agree(self._comm, proposal, check_graphs=self._check_graphs)
+        order = dict.fromkeys((*expected, *self.order))
+        proposal = Proposal(self.step, tuple(order), tuple(self._graphs))
+        agreed, difference = agree(self._comm, proposal, check_graphs=self._check_graphs)
         if difference not in self._logged:
             self._logged.add(difference)
             _LOG.warning("%s\nThe gradients are reduced rightly all the same", difference)
-        self._told = set(self._graphs)
-        if self.step >= _LEARNING_STEPS or found.order == self.order:
+        self._announced = set(self._graphs)
+        if self.step >= _LEARNING_STEPS or agreed.order == self.order:
             return False
-        self.order = found.order
+        self.order = agreed.order
         return True
 
     def pass_ends(self, news: torch.Tensor) -> None:
-        """A synchronised pass is over; ``news`` is not zero where any rank has news."""
+        """Note that a synchronised pass is over; ``news`` is not zero where any rank has news."""
         self._news = news
         self.step += 1

@@ -31,7 +31,7 @@ class ParameterGradient:
     came: bool = True
 
     def can_take(self, offer: torch.Tensor | None) -> bool:
-        """Whether adding ``offer`` to ``grad`` is what it looks like."""
+        """Return whether ``offer`` can be added to ``grad`` as it is: dense, and of the parameter's kind."""
         if torch.is_grad_enabled():
             return False
         parameter = self.parameter
@@ -48,7 +48,7 @@ class ParameterGradient:
         )
 
     def compare(self, arrival: Arrival) -> None:
-        """Autograd is done with it: see whether it made of the offers that it was left what they were."""
+        """Note whether what autograd has put into ``grad`` is the sum of the offers that were left to it."""
         left, arrival.left = arrival.left, None
         gradient = self.parameter.grad
         if gradient is not None and left is not None and not self.late:
@@ -85,12 +85,12 @@ class Arrival:
     used_before: bool = False
 
     def with_partial(self, offer: torch.Tensor | None) -> torch.Tensor | None:
-        """The sum of what was taken before and ``offer``; what was taken before is given out."""
+        """Return the sum of what was taken before and ``offer``; what was taken before is no longer kept."""
         before, self.partial = self.partial, None
         if before is None:
             return offer
         return before if offer is None else before + offer
 
     def note_left(self, offer: torch.Tensor) -> None:
-        """An offer goes on to autograd."""
+        """Note that an offer goes on to autograd."""
         self.left = offer if self.left is None else self.left + offer

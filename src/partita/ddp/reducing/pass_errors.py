@@ -12,7 +12,7 @@ __all__ = ["another_gradient", "failed_everywhere", "raised_on_some", "sparse_gr
 
 
 def failed_everywhere(comm: Comm, message: str, where: str) -> ExecutionError:
-    """The error to raise; all other ranks get it too."""
+    """Return the error to raise; all other ranks get it too."""
     error = ExecutionError(message)
     with suppress(ExecutionError):  # where the others can't be told, this rank raises it all the same
         comm.fail(error, where)

@@ -31,6 +31,6 @@ class PassState:
     reductions: list[Reduction] = field(default_factory=list)
 
     def ready_s(self) -> dict[int, float]:
-        """When each gradient that has come was there, on the monotonic clock; the first one first."""
+        """Return when each gradient that has come was there, on the monotonic clock; the first one first."""
         times = {index: one.ready_s for index, one in enumerate(self.arrivals) if one.is_there}
         return dict(sorted(times.items(), key=lambda item: item[1]))

@@ -49,7 +49,7 @@ from partita.ddp.reducing.settings import ReducerSettings
 from partita.errors import ExecutionError
 from partita.planning import BucketPlan
 from partita.runtime import NULL_TRACER, Comm, Recorder
-from partita.runtime.whereabouts import doing
+from partita.runtime.thread_activity import doing
 
 __all__ = ["Reducer"]
 
@@ -57,7 +57,7 @@ _WARM_UP_PASSES = 2
 
 
 class Reducer:
-    """The gradients of one replicated module.
+    """Reduces the gradients of one replicated module.
 
     Args:
         names: of the trainable parameters.
@@ -70,7 +70,7 @@ class Reducer:
         pass_ended: is called after each synchronised pass, on all ranks alike.
         beside: is called when all buckets have been sent, on all ranks alike; what it returns is called when
             they have been reduced.
-        paused: what backward passes do meanwhile is none of the reducer's.
+        paused: backward passes reduce nothing meanwhile.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Reducer:
             self._gradients, comm, buckets=self._buckets, consensus=self._consensus, hook=settings.hook
         )
         self._unread: torch.Tensor | None = None  # flags of the last pass that the host has not waited for
-        self._armed = True
+        self._next_is_synced = True
         self._passed_since_forward = True
         self._pass: PassState | None = None
         self._reentrant = False
@@ -124,7 +124,7 @@ class Reducer:
         for handle in self._handles:
             handle.remove()
 
-    # What the buckets are.
+    # --- the buckets
 
     @property
     def buckets(self) -> tuple[BucketLayout, ...]:
@@ -147,7 +147,7 @@ class Reducer:
         return self._consensus.step > _WARM_UP_PASSES
 
     def measure(self, *, on: bool) -> None:
-        """From the next pass on, note when each gradient is ready; compiled graphs are cut after each."""
+        """Note when each gradient is ready, from the next pass on; compiled graphs are cut after each."""
         self.measuring = on
         if on:
             self.samples = []
@@ -165,10 +165,10 @@ class Reducer:
         self._buckets.lay_out(self._consensus.order, plan)
         self._plan = plan
 
-    # What the forward pass says.
+    # --- called by the forward pass
 
     def finish_last_pass(self) -> None:
-        """Before anything else is sent: a pass that raised is dropped, where it raised on all ranks.
+        """Drop a pass that raised, where it raised on all ranks, before anything else is sent.
 
         Raises:
             ExecutionError: it raised on some ranks only; on every rank. Or no exception has ended it, and it
@@ -182,36 +182,36 @@ class Reducer:
                 self._check_outcome(flags, None, raised=False)
 
     def forward_begins(self, *, sync: bool) -> None:
-        """A forward pass with gradients begins; ``sync``: its gradients are to be reduced."""
+        """Note that a forward pass with gradients begins; ``sync``: its gradients are to be reduced."""
         if self._passed_since_forward:
-            self._armed, self._passed_since_forward = sync, False
+            self._next_is_synced, self._passed_since_forward = sync, False
         else:
-            self._armed = self._armed or sync
+            self._next_is_synced = self._next_is_synced or sync
 
     def add_node(self, node: Any) -> None:
-        """A compiled graph has run; ``node`` will compute its backward pass."""
+        """Note that a compiled graph has run, whose backward pass is ``node``."""
         self._runs.add(node)
 
     def indices_after(self, node: Any) -> list[int | None]:
-        """For each tensor that ``node`` hands a gradient to, the index of the parameter."""
+        """Return, for each tensor that ``node`` hands a gradient to, the index of the parameter."""
         return self._runs.indices_after(node)
 
-    # What the backward pass says.
+    # --- called by the backward pass
 
     def add_graph(self, graph: GraphFingerprint) -> None:
-        """A backward graph has been compiled."""
+        """Note that a backward graph has been compiled."""
         self._consensus.add_graph(graph)
 
     def begin(self, indices: Iterable[int], order: Sequence[int] = ()) -> bool:
-        """A compiled graph of the backward pass runs. Cheap where the pass is known.
+        """Note that a compiled graph of the backward pass runs. Cheap where the pass has begun.
 
         Args:
             indices: the parameters that it has gradients for.
             order: in which order the first gradients will get ready, by index.
 
         Returns:
-            Whether the pass fills ``grad`` of any: that of ``torch.autograd.grad`` does not, and is none of
-            the reducer's.
+            Whether the pass fills ``grad`` of any of them. That of ``torch.autograd.grad`` does not, and
+            nothing of it is reduced.
         """
         if (
             self._detached
@@ -236,7 +236,7 @@ class Reducer:
             return left
 
     def accumulated(self, index: int) -> None:
-        """Autograd is done with ``grad`` of a parameter: it has added a gradient, or had none to add.
+        """Note that autograd is done with ``grad`` of a parameter: it has added a gradient, or had none to.
 
         Raises:
             ExecutionError: the gradient is sparse, or its bucket has been sent.
@@ -248,27 +248,32 @@ class Reducer:
             self._arrivals.accumulated(state, index)
             self._end_if_nested(state)
 
-    # Inside.
+    # --- one backward pass, from its first task to its end
 
     def _enter(self, order: Sequence[int] = ()) -> PassState:
         """The state of the pass that this thread runs; begins it where it is new."""
+        # 1. A task that has been here belongs to the pass that runs.
         task = current_pass()
         state = self._pass
         if state is not None and task in state.tasks:
             return state
+
+        # 2. A new outermost task is a new pass; one that has not ended before has raised.
         nested = inside_another_pass()
         if state is not None and not nested and state.root is not None:
             self._drop(state)
             state = None
         if state is None:
             arrivals = [Arrival() for _ in self._gradients]
-            state = self._pass = PassState(self._armed, arrivals, time.monotonic())
+            state = self._pass = PassState(self._next_is_synced, arrivals, time.monotonic())
             self._reentrant = self._reentrant or nested
             try:
                 self._begin(state, order)
             except BaseException:
                 self._pass = None
                 raise
+
+        # 3. The outermost task ends the pass; one within it (a reentrant checkpoint) may bring any gradient.
         state.tasks.add(task)
         if nested:
             self._reentrant = True
@@ -283,10 +288,14 @@ class Reducer:
         self._passed_since_forward = True
         if not state.sync:
             return
+
+        # 1. All ranks agree on the order of gradients, and so on the buckets.
         with doing("backward of a replicated module"):
             is_new = self._consensus.exchange(order)
         if is_new:
             self._buckets.lay_out(self._consensus.order, self._plan)
+
+        # 2. Which gradients will come in this pass, and which of them compiled graphs may hand over early.
         to_come = self._runs.offers_to_come()
         for index, (gradient, arrival) in enumerate(zip(self._gradients, state.arrivals, strict=True)):
             reached = will_reach(self._accumulators[index])
@@ -305,7 +314,7 @@ class Reducer:
             self._finish()
 
     def _finish(self) -> None:
-        """All gradients are there."""
+        """End the pass: all gradients are there."""
         with self._lock:
             state = self._pass
             if state is None:
@@ -320,10 +329,13 @@ class Reducer:
                 self.pass_ended(self)
 
     def _reduce_rest(self, state: PassState) -> None:
+        # 1. Send the buckets that are left, and wait for all.
         self._arrivals.take_partial(state)
         backward_end_s = time.monotonic()
         self._arrivals.send_rest(state)
         flags = self._wait(state)
+
+        # 2. Hand the means back, if the pass went well on all ranks.
         if flags.is_cpu:
             self._check_outcome(flags, state, raised=False)
         else:
@@ -331,6 +343,8 @@ class Reducer:
         for reduction in state.reductions:
             reduction.hand_back()
         self._arrivals.pass_ends(state)
+
+        # 3. When was what? For the table, the planner and the trace.
         self.last = PassTimes.of(
             state.reductions, state.ready_s(), self.names, state.started_s, backward_end_s
         )
@@ -339,7 +353,7 @@ class Reducer:
         record_spans(self._tracer, state.reductions)
 
     def _wait(self, state: PassState) -> torch.Tensor:
-        """Until all buckets are reduced. The flags of all ranks."""
+        """Wait until all buckets are reduced, and return the flags of all ranks."""
         rest = None if self.beside is None else self.beside()
         for reduction in state.reductions:
             reduction.wait()
@@ -364,7 +378,7 @@ class Reducer:
             self._check_outcome(flags, None, raised=True)
 
     def _check_outcome(self, flags: torch.Tensor, state: PassState | None, *, raised: bool) -> None:
-        """All ranks come here alike, with the same flags.
+        """Raise, on every rank, where the pass raised on some ranks and went well on others.
 
         Args:
             state: of the pass, where its gradients have not been handed back.
@@ -377,6 +391,6 @@ class Reducer:
 
 
 def _accumulated(reducer: ref[Reducer], index: int, _none: Any, _gradient: Any) -> None:
-    found = reducer()
-    if found is not None:
-        found.accumulated(index)
+    alive = reducer()
+    if alive is not None:
+        alive.accumulated(index)

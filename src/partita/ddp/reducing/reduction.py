@@ -48,7 +48,7 @@ class BucketMemory:
         self._flat: torch.Tensor | None = None
 
     def take(self, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Memory for all gradients, a flag for each, and those of the pass, not initialised.
+        """Return memory for all gradients, a flag for each, and those of the pass; not initialised.
 
         Gradients that lie in it already, at their places, stay where they are.
         """
@@ -102,7 +102,7 @@ class Reduction:
         self.finished_s = 0.0
 
     def flagged(self) -> torch.Tensor:
-        """An element for each of the pass's flags, not zero where some rank has set it; after `wait`."""
+        """Return an element for each flag of the pass, not zero where some rank has set it; after `wait`."""
         return self._flat[-_FLAGS:].clone()
 
     def _fill(
@@ -131,7 +131,7 @@ class Reduction:
         return comm.all_reduce(numbers, tuple(range(comm.size)))
 
     def wait(self) -> None:
-        """Until the mean is there."""
+        """Wait until the mean is there."""
         started = time.monotonic()
         self._handle.wait()
         self.finished_s = time.monotonic()

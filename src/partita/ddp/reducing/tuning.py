@@ -33,7 +33,9 @@ _BUCKET_S = 5e-4  # of computing, for a cut and a start: as seen on CPUs, with p
 
 
 def measure_links(comm: Comm, *, rounds: int = 5, device: torch.device | str = "cpu") -> Cluster:
-    """Latency and bandwidth of the links between all ranks, from all-reduces of two sizes. Collective.
+    """Measure latency and bandwidth of the links between all ranks, from all-reduces of two sizes.
+
+    Collective.
 
     Returns:
         The cluster whose model, ``2 (r - 1)`` steps of an r-th of the bytes, takes the times that were
@@ -50,12 +52,12 @@ def measure_links(comm: Comm, *, rounds: int = 5, device: torch.device | str = "
     return Cluster(comm.size, bandwidth, latency_s)
 
 
-def _all_reduce_s(comm: Comm, size_bytes: int, rounds: int, device: torch.device | str) -> float:
-    """The median over rounds of the slowest rank."""
+def _all_reduce_s(comm: Comm, size_bytes: int, repeats: int, device: torch.device | str) -> float:
+    """The median of the slowest rank's times."""
     tensor = torch.zeros(size_bytes // 4, device=device)
     members = tuple(range(comm.size))
     taken = []
-    for _ in range(rounds + 1):
+    for _ in range(repeats + 1):
         comm.barrier()
         started = time.monotonic()
         comm.all_reduce(tensor, members).wait()
@@ -67,16 +69,17 @@ def _all_reduce_s(comm: Comm, size_bytes: int, rounds: int, device: torch.device
 
 
 def measure_links_of(reducer: Reducer) -> Cluster:
-    """Latency and bandwidth between the devices that most bytes of the gradients are on. Collective."""
-    held: dict[torch.device, int] = {}
+    """Measure the links between the devices that most bytes of the gradients are on. Collective."""
+    bytes_on: dict[torch.device, int] = {}
     for parameter in reducer.parameters:
-        held[parameter.device] = held.get(parameter.device, 0) + parameter.nbytes
-    return measure_links(reducer.comm, device=max(held, key=held.__getitem__))
+        bytes_on[parameter.device] = bytes_on.get(parameter.device, 0) + parameter.nbytes
+    return measure_links(reducer.comm, device=max(bytes_on, key=bytes_on.__getitem__))
 
 
 def tune_itself(reducer: Reducer) -> None:
-    """To be called after each synchronised pass: measures some passes, but not the first ones, and changes to
-    the best buckets for them. Collective at the end of the last one.
+    """Measure some passes, but not the first ones, and change to the best buckets for them.
+
+    It is called after each synchronised pass. Collective at the end of the last one.
     """
     if not reducer.measuring:
         if reducer.is_steady:
@@ -93,7 +96,7 @@ def tune_itself(reducer: Reducer) -> None:
 
 
 def plan_from_samples(reducer: Reducer, cluster: Cluster, *, margin: float) -> BucketPlan:
-    """The best buckets for what ``reducer`` has measured; the same on every rank. Collective.
+    """Return the best buckets for what ``reducer`` has measured; the same on every rank. Collective.
 
     A gradient counts as ready when the slowest rank has it; one that no rank has seen, as the last. Gradients
     of other data types or devices get buckets of their own.
@@ -130,20 +133,19 @@ def plan_from_samples(reducer: Reducer, cluster: Cluster, *, margin: float) -> B
 def _merged(plans: list[BucketPlan], kinds: Iterable[list[Gradient]], cluster: Cluster) -> BucketPlan:
     """The buckets of several plans, one after another as they get ready."""
     ready_s = {gradient.name: gradient.ready_s for gradients in kinds for gradient in gradients}
-    buckets = [
+    buckets = sorted(
         (max(ready_s[name] for name in bucket), bucket, size)
         for plan in plans
         for bucket, size in zip(plan.buckets, plan.bucket_bytes, strict=True)
-    ]
+    )
     starts, ends, free_s = [], [], 0.0
-    for ready, _, size in sorted(buckets):
+    for ready, _, size in buckets:
         starts.append(max(free_s, ready))
         free_s = starts[-1] + cluster.all_reduce_s(size)
         ends.append(free_s)
-    ordered = sorted(buckets)
     return BucketPlan(
-        tuple(bucket for _, bucket, _ in ordered),
-        tuple(size for _, _, size in ordered),
+        tuple(bucket for _, bucket, _ in buckets),
+        tuple(size for _, _, size in buckets),
         tuple(starts),
         tuple(ends),
         free_s - max(ready_s.values()),

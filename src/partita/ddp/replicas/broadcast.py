@@ -7,6 +7,7 @@ from contextlib import nullcontext
 
 import torch
 
+from partita._torch.tensors.tensor_text import short_name
 from partita._torch.tensors.versions import same_versions, times_written
 from partita.errors import SignatureMismatch
 from partita.runtime import Comm
@@ -27,21 +28,21 @@ class StateBroadcast:
         self._comm = comm
         self._unseen = unseen
         self._kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-        self._kept: list[tuple[list[torch.Tensor], torch.Tensor, list[int]]] = []
+        self._received: list[tuple[list[torch.Tensor], torch.Tensor, list[int]]] = []
         for tensor in tensors:
             if tensor.numel():
                 self._kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
 
     def run(self) -> None:
         """Broadcast. Collective."""
-        self.start_keeping()()
-        self.take_over()
+        self.start()()
+        self.overwrite()
 
-    def start_keeping(self) -> Callable[[], None]:
-        """Start a broadcast whose values are kept beside the tensors. Collective.
+    def start(self) -> Callable[[], None]:
+        """Start a broadcast, whose values are kept beside the tensors. Collective.
 
         Returns:
-            To be called later: waits for them.
+            What waits for it.
         """
         self.forget()
         if self._comm.size == 1:
@@ -50,30 +51,30 @@ class StateBroadcast:
         with torch.no_grad():
             for tensors in self._kinds.values():
                 flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-                under_way.append((tensors, flat, self._comm.broadcast(_plain(flat), 0)))
+                under_way.append((tensors, flat, self._comm.broadcast(_as_numbers(flat), 0)))
 
         def wait() -> None:
             for tensors, flat, handle in under_way:
                 handle.wait()
                 if self._comm.rank != 0:
-                    self._kept.append((tensors, flat, [times_written(tensor) for tensor in tensors]))
+                    self._received.append((tensors, flat, [times_written(tensor) for tensor in tensors]))
 
         return wait
 
-    def take_over(self) -> None:
-        """Overwrite the tensors with what is kept, where nobody else has written to them since. Not
+    def overwrite(self) -> None:
+        """Overwrite the tensors with what was received, where nobody has written to them since. Not
         collective.
         """
-        kept, self._kept = self._kept, []
+        received, self._received = self._received, []
         with torch.no_grad():
-            for tensors, flat, writes in kept:
+            for tensors, flat, writes in received:
                 if writes == [times_written(tensor) for tensor in tensors]:
                     with same_versions(tensors) if self._unseen else nullcontext():
                         _unpack(flat, tensors)
 
     def forget(self) -> None:
-        """Keep nothing."""
-        self._kept = []
+        """Drop what was received."""
+        self._received = []
 
     def check(self, names: Sequence[str]) -> None:
         """Compare with rank 0. Collective.
@@ -89,11 +90,10 @@ class StateBroadcast:
             for (dtype, _), tensors in self._kinds.items():
                 flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
                 other = flat.clone()
-                self._comm.broadcast(_plain(other), 0).wait()
+                self._comm.broadcast(_as_numbers(other), 0).wait()
                 if not torch.equal(flat, other) and wrong is None:
-                    wrong = str(dtype).removeprefix("torch.")
-        found = self._comm.all_gather_object(wrong)
-        for rank, dtype_name in enumerate(found):
+                    wrong = short_name(dtype)
+        for rank, dtype_name in enumerate(self._comm.all_gather_object(wrong)):
             if dtype_name is not None:
                 raise SignatureMismatch(
                     f"parameters or buffers ({dtype_name}, {len(names)} in all) of rank {rank} have other "
@@ -101,7 +101,7 @@ class StateBroadcast:
                 )
 
 
-def _plain(flat: torch.Tensor) -> torch.Tensor:
+def _as_numbers(flat: torch.Tensor) -> torch.Tensor:
     if flat.dtype == torch.bool:
         return flat.view(torch.uint8)
     return torch.view_as_real(flat) if flat.is_complex() else flat

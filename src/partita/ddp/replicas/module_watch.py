@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from partita._torch.modules.contents import registries
+from partita._torch.tensors.tensor_text import short_name, tensor_text
 
 __all__ = ["ModuleWatch"]
 
@@ -38,19 +39,19 @@ class ModuleWatch:
         self._ignored = frozenset(ignored)
         self._with_buffers = with_buffers
         self._reduced = [(name, value, value.dtype, value.device) for name, value in reduced.items()]
-        known = set(map(id, reduced.values()))
+        reduced_ids = set(map(id, reduced.values()))
         self._frozen = [
             (name, value)
             for name, value in module.named_parameters()
-            if id(value) not in known and name not in self._ignored
+            if id(value) not in reduced_ids and name not in self._ignored
         ]
-        self._known = known | {id(value) for _, value in self._frozen}
+        self._known_ids = reduced_ids | {id(value) for _, value in self._frozen}
         self._kinds: dict[str, str] | None = None
         self._read(module)
         self._kinds = {name: _kind(buffer) for name, buffer in self.buffers.items()}
 
     def look(self, module: nn.Module) -> bool:
-        """Take in what has been put in the place of something else. Cheap where nothing has.
+        """Look whether something has been replaced, and take it in. Cheap where nothing has.
 
         Returns:
             Whether there is anything new.
@@ -61,12 +62,12 @@ class ModuleWatch:
         return True
 
     def fault(self) -> str | None:
-        """Why gradients would not be reduced, or buffers not be sent, in words; None where all is well."""
+        """Return why gradients would not be reduced, or buffers not be sent; None where all is well."""
         for name, parameter, dtype, device in self._reduced:
             if parameter.dtype is not dtype or parameter.device != device:
                 return (
-                    f"parameter {name!r} was {_short(dtype)} on {device} when the module was replicated, and "
-                    f"is {_short(parameter.dtype)} on {parameter.device} now"
+                    f"parameter {name!r} was {short_name(dtype)} on {device} when the module was replicated, "
+                    f"and is {short_name(parameter.dtype)} on {parameter.device} now"
                 )
         for name, parameter in self._frozen:
             if parameter.requires_grad:
@@ -74,7 +75,7 @@ class ModuleWatch:
                     f"parameter {name!r} was frozen when the module was replicated, and is trained now, so "
                     "its gradient would not be reduced"
                 )
-        for name, parameter in self._strange:
+        for name, parameter in self._added:
             if parameter.requires_grad:
                 return (
                     f"parameter {name!r} was put into the module after it had been replicated, so its "
@@ -85,17 +86,19 @@ class ModuleWatch:
     def _read(self, module: nn.Module) -> None:
         """Look through the whole module."""
         self._seen = [(there, tuple(there.values())) for there in registries(module)]
-        self._strange = [
+        self._added = [
             (name, value)
             for name, value in module.named_parameters()
             if isinstance(value, nn.Parameter)  # torch.func.functional_call puts other tensors there
-            and id(value) not in self._known
+            and id(value) not in self._known_ids
             and name not in self._ignored
         ]
         named = module.named_buffers() if self._with_buffers else ()
-        found: dict[str, torch.Tensor] = {name: buffer for name, buffer in named if name not in self._ignored}
+        buffers: dict[str, torch.Tensor] = {
+            name: buffer for name, buffer in named if name not in self._ignored
+        }
         order = {name: place for place, name in enumerate(self._kinds or ())}
-        self.buffers = dict(sorted(found.items(), key=lambda item: order.get(item[0], len(order))))
+        self.buffers = dict(sorted(buffers.items(), key=lambda item: order.get(item[0], len(order))))
         self._changed_buffer = None if self._kinds is None else self._difference(self._kinds)
 
     def _difference(self, kinds: Mapping[str, str]) -> str | None:
@@ -114,11 +117,7 @@ class ModuleWatch:
 
 def _kind(tensor: torch.Tensor) -> str:
     """What has to stay as it is for a tensor to travel with others, in words."""
-    return f"{_short(tensor.dtype)}{list(tensor.shape)} on {tensor.device}"
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    return f"{tensor_text(tensor)} on {tensor.device}"
 
 
 def _same(there: Mapping[str, object], before: tuple[object, ...]) -> bool:

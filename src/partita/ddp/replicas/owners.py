@@ -31,11 +31,11 @@ class Owners(Generic[Owner]):
         self._owners[parameter] = (ref(owner), index)
 
     def release(self, parameter: torch.Tensor) -> None:
-        """Forget ``parameter``."""
+        """Forget the owner of ``parameter``."""
         self._owners.pop(parameter, None)
 
     def owner_of(self, value: Any) -> tuple[Owner, int] | None:
-        """The owner that a parameter belongs to, and its index there; None for all else."""
+        """Return the owner that a parameter belongs to, and its index there; None for all else."""
         if not isinstance(value, torch.Tensor):
             return None
         reference, index = self._owners.get(value, (None, 0))
@@ -43,11 +43,11 @@ class Owners(Generic[Owner]):
         return None if owner is None else (owner, index)
 
     def note_use(self, owner: Owner) -> None:
-        """A module has been replicated, or its forward pass begins."""
+        """Note that a module has been replicated, or that its forward pass begins."""
         self._thread.last = ref(owner)
 
     def last_used(self) -> Owner | None:
-        """What this thread has made or used last, where it is not closed."""
+        """Return what this thread has made or used last, where it is not closed."""
         reference = getattr(self._thread, "last", None)
         owner: Owner | None = None if reference is None else reference()
         return None if owner is None or owner.closed else owner

@@ -29,8 +29,8 @@ def check_replicable(
     Raises:
         ArgumentError: the message names the parameter, and what to do.
     """
-    known = named.keys() | {name for name, _ in module.named_buffers()}
-    unknown = sorted(set(ignored) - known)
+    names = named.keys() | {name for name, _ in module.named_buffers()}
+    unknown = sorted(set(ignored) - names)
     if unknown:
         raise ArgumentError(f"ignored names {unknown[0]!r}, which the module does not have")
     if not trained:

@@ -1,85 +1,85 @@
-"""What a call of a torch function answered, without data: so that the same code can run elsewhere.
+"""What a call of a torch function returned, without data, so that the code that called it can run elsewhere.
 
 ::
 
-    y = x.relu()              ("relu",    New([4, 8], float32))     a tensor: its shape, strides and dtype
-    y.add_(1)                 ("add_",    Known(17))                a tensor that is known by its number
-    n = int(y.sum())          ("__int__", 42)                       anything else as it is
+    y = x.relu()          ("relu",    NewTensor([4, 8], float32))   a new tensor: shape, strides and dtype
+    y.add_(1)             ("add_",    NumberedTensor(17))           one that the pass has met before
+    n = int(y.sum())      ("__int__", 42)                           anything else as it is
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from partita._torch.fake.ghosts import ghost_of
 from partita.errors import ExecutionError
 
-__all__ = ["Answer", "Home", "Known", "New", "Opaque", "RaisedHere", "map_leaves", "plain", "tensors_in"]
+__all__ = [
+    "Answer",
+    "NewTensor",
+    "NumberedTensor",
+    "Opaque",
+    "RaisedError",
+    "StageDevice",
+    "all_tensors",
+    "map_leaves",
+    "picklable",
+    "tensors_in",
+]
 
 Answer = tuple[str, Any, Any]
-"""The function's name; what it returned; what of its arguments has another shape or dtype now, by number."""
+"""The function's name; what it returned; the new looks of arguments whose shape or dtype it changed, by
+number."""
 
 
-class New:
+@dataclass(slots=True)
+class NewTensor:
     """A tensor that the call has made."""
 
-    __slots__ = ("dtype", "shape", "stride")
-
-    def __init__(self, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> None:
-        self.shape = shape
-        self.stride = stride
-        self.dtype = dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
 
     @classmethod
-    def of(cls, tensor: Tensor) -> New:
-        """What ``tensor`` looks like."""
-        return cls(tuple(tensor.shape), _strides(tensor), tensor.dtype)
+    def of(cls, tensor: Tensor) -> NewTensor:
+        """Return what ``tensor`` looks like."""
+        strides = tuple(tensor.stride()) if tensor.layout == torch.strided else ()
+        return cls(tuple(tensor.shape), strides, tensor.dtype)
+
+    def ghost(self) -> Tensor:
+        """Return a tensor without memory that looks like this."""
+        return ghost_of(self.shape, self.stride, self.dtype)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return New, (self.shape, self.stride, self.dtype)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, New) and self._key == other._key
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-    @property
-    def _key(self) -> tuple[Any, ...]:
-        return self.shape, self.stride, self.dtype
+        return NewTensor, (self.shape, self.stride, self.dtype)
 
 
-class Known:
-    """A tensor that was known before the call."""
+@dataclass(slots=True)
+class NumberedTensor:
+    """A tensor that the pass had met before the call. See `NumberedTensors`."""
 
-    __slots__ = ("number",)
-
-    def __init__(self, number: int) -> None:
-        self.number = number
+    number: int
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Known, (self.number,)
+        return NumberedTensor, (self.number,)
 
 
-class Home:
-    """The device of the stage that answered; where it is read, that of the one that reads."""
+class StageDevice:
+    """The device of the stage that called; on a stage that replays the call, its own device."""
 
     __slots__ = ()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Home, ()
 
-
+@dataclass(slots=True)
 class Opaque:
     """Stands for something that can't go to another process, such as the handle of a hook."""
 
-    __slots__ = ("what",)
-
-    def __init__(self, what: str) -> None:
-        self.what = what
+    what: str
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Opaque, (self.what,)
@@ -93,30 +93,32 @@ class Opaque:
         )
 
 
-class RaisedHere:
-    """The call raised this."""
+@dataclass(slots=True)
+class RaisedError:
+    """The exception that the call raised."""
 
-    __slots__ = ("error",)
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
+    error: Exception
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RaisedHere, (self.error,)
+        return RaisedError, (self.error,)
 
 
-_PLAIN = frozenset(
+_PICKLED_AS_IS = frozenset(
     {int, float, bool, str, complex, bytes, type(None), torch.dtype, torch.Size, torch.layout}
     | {torch.memory_format, range, slice, type(Ellipsis)}
 )
 
 
-def plain(leaf: Any, home: torch.device) -> Any:
-    """A leaf that is no tensor, as it goes to another process."""
-    if type(leaf) in _PLAIN:
+def picklable(leaf: Any, device: torch.device) -> Any:
+    """Return a leaf that is no tensor as it goes to another process.
+
+    Args:
+        device: of the stage.
+    """
+    if type(leaf) in _PICKLED_AS_IS:
         return leaf
     if isinstance(leaf, torch.device):
-        return Home() if leaf == home else leaf
+        return StageDevice() if leaf == device else leaf
     if (
         type(leaf).__module__ == "numpy"
         and hasattr(leaf, "dtype")
@@ -127,8 +129,8 @@ def plain(leaf: Any, home: torch.device) -> Any:
 
 
 def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
-    """``value`` with what is in tuples, lists and dicts replaced; named tuples and torch's return types stay
-    what they are.
+    """Return ``value`` with each leaf in its tuples, lists and dicts replaced. Named tuples and torch's
+    return types keep their class.
     """
     kind = type(value)
     if kind is tuple:
@@ -158,5 +160,17 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(item)
 
 
-def _strides(tensor: Tensor) -> tuple[int, ...]:
-    return tuple(tensor.stride()) if tensor.layout == torch.strided else ()
+def all_tensors(value: Any, depth: int = 6) -> Iterator[Tensor]:
+    """The tensors in a result of any class, its attributes included."""
+    if isinstance(value, Tensor):
+        yield value
+        return
+    items: Iterable[Any] = ()
+    if isinstance(value, Mapping):
+        items = value.values()
+    elif isinstance(value, (list, tuple, set)):
+        items = value
+    elif hasattr(value, "__dict__") and not isinstance(value, (type, nn.Module)):
+        items = vars(value).values()
+    for item in items if depth else ():
+        yield from all_tensors(item, depth - 1)

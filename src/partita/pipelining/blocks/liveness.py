@@ -1,4 +1,4 @@
-"""Which local variables a function that is under way may still read."""
+"""Which local variables a function that is being executed may still read."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from types import CodeType
 
 __all__ = ["variables_read_later"]
 
-_ENDS = ("RETURN", "RAISE", "RERAISE")
-_ALWAYS = ("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "JUMP_ABSOLUTE", "JUMP")
+_LEAVE = ("RETURN", "RAISE", "RERAISE")
+_JUMP = ("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "JUMP_ABSOLUTE", "JUMP")
 
 
 @lru_cache(maxsize=4096)
 def variables_read_later(code: CodeType, offset: int) -> frozenset[str]:
-    """The names that some way from the instruction at ``offset`` on reads before it writes to them.
+    """Return the variables that some path from the instruction at ``offset`` on reads before it writes them.
 
-    Exceptions that are handled are no way. Variables that inner functions share count as read.
+    Paths through exception handlers are not followed. Variables that inner functions share count as read.
 
     >>> def steps(x, y, z):
     ...     x = len(z)
@@ -45,7 +45,7 @@ def _live_before(
 ) -> frozenset[str]:
     name = instruction.opname
     live: frozenset[str] = frozenset()
-    if not name.startswith(_ENDS) and name not in _ALWAYS:
+    if not name.startswith(_LEAVE) and name not in _JUMP:
         live = before[place + 1]
     if instruction.opcode in dis.hasjrel or instruction.opcode in dis.hasjabs:
         live |= before[places[instruction.argval]]
@@ -58,7 +58,7 @@ def _live_before(
 
 
 def _actions(name: str) -> list[str]:
-    """Of one instruction on one or two variables, in order."""
+    """What an instruction does to each of its one or two variables, in order."""
     return [
         "STORE" if part == "STORE" else "LOAD"
         for part in name.split("_")

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from partita._torch.containers.pytree import TreeSpec, flatten, register_leaves
-from partita.pipelining.blocks.answers import Answer, New
+from partita.pipelining.blocks.answers import Answer, NewTensor
 from partita.pipelining.blocks.cut import Site
 
-__all__ = ["Gradients", "Packet", "given"]
+__all__ = ["Gradients", "Packet", "first_packet", "sharing_memory"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,15 +21,16 @@ class Packet:
     """What crosses one border forward.
 
     Attributes:
-        arguments: the leaves of the model's positional and keyword arguments; where a tensor is, what it
-            looks like. Their numbers are 0, 1, ...
-        structure: how they are put together.
-        tensors: how many there are among them.
-        answers: of all functions that were called before the border, in order.
-        values: what later stages need, by number.
-        sites: where each of those was made.
+        arguments: the leaves of the model's positional and keyword arguments, with a `NewTensor` for each
+            tensor. These tensors have the numbers 0, 1, ...
+        structure: the pytree structure of the arguments.
+        tensors: how many of the leaves are tensors.
+        answers: what all functions returned that were called before the border, in order.
+        values: tensors that later stages may need, by number.
+        sites: where each of ``values`` was made.
         aliases: the numbers of those that share memory.
-        generators: where Python's and numpy's generators stood at the beginning; None: follow the random key.
+        generators: the states of Python's and numpy's generators at the beginning; None: they follow the
+            random key.
         live: the values are still part of autograd's graph: all stages run in one process, at once.
     """
 
@@ -43,48 +45,61 @@ class Packet:
     live: bool = False
 
     def detach(self) -> Packet:
-        """The same, cut off from autograd's graph; what wants a gradient still says so."""
-        return self.with_values({number: _cut_off(value) for number, value in self.values.items()})
+        """Return it without autograd's graph; ``requires_grad`` of each value stays."""
+        return self.with_values(
+            {
+                number: value.detach().requires_grad_(value.requires_grad)
+                for number, value in self.values.items()
+            }
+        )
 
     def with_values(self, values: Mapping[int, Tensor]) -> Packet:
-        """The same with other tensors."""
+        """Return a copy with other tensors."""
         return replace(self, values=values)
 
 
 @dataclass(frozen=True, eq=False)
 class Gradients:
-    """What crosses one border backward: the gradients of what crossed forward, by number; those that are not
-    there are left out.
+    """What crosses one border backward: the gradients of what crossed forward, by number. A value without a
+    gradient is left out.
     """
 
     values: Mapping[int, Tensor]
 
     def detach(self) -> Gradients:
-        """The same, cut off from autograd's graph."""
+        """Return it without autograd's graph."""
         return Gradients({number: value.detach() for number, value in self.values.items()})
 
     def with_values(self, values: Mapping[int, Tensor]) -> Gradients:
-        """The same with other tensors."""
+        """Return a copy with other tensors."""
         return Gradients(values)
 
 
-def given(args: tuple[Any, ...], kwargs: Mapping[str, Any], *, live: bool, generators: Any = None) -> Packet:
-    """What the first stage is handed: the model's own arguments."""
+def first_packet(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], *, live: bool, generators: Any = None
+) -> Packet:
+    """Return what the first stage is handed: the model's own arguments."""
     leaves, spec = flatten((tuple(args), dict(kwargs)))
     values: dict[int, Tensor] = {}
     described: list[Any] = []
     for leaf in leaves:
         if isinstance(leaf, Tensor):
             values[len(values)] = leaf
-            described.append(New.of(leaf))
+            described.append(NewTensor.of(leaf))
         else:
             described.append(leaf)
     sites = {number: ("argument", number) for number in values}
     return Packet(described, spec, len(values), (), values, sites, generators=generators, live=live)
 
 
-def _cut_off(value: Tensor) -> Tensor:
-    return value.detach().requires_grad_(value.requires_grad)
+def sharing_memory(values: Mapping[int, Tensor]) -> frozenset[int]:
+    """The numbers of those tensors that share a storage with another one."""
+    numbers: dict[int, list[int]] = {}
+    for number, tensor in values.items():
+        if tensor.layout == torch.strided:
+            numbers.setdefault(tensor.untyped_storage().data_ptr(), []).append(number)
+    numbers.pop(0, None)  # of those without memory
+    return frozenset(number for group in numbers.values() if len(group) > 1 for number in group)
 
 
 def _leaves_of(packet: Packet) -> tuple[list[Any], Any]:

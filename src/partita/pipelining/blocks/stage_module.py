@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -15,36 +13,34 @@ from torch import Tensor, nn
 from partita._torch.modules.calls import calls_watched, overridden_calls
 from partita._torch.modules.contents import named_tables, state_tables
 from partita.pipelining.blocks.cut import BlockCut
-from partita.pipelining.blocks.memos import nothing_remembered
+from partita.pipelining.blocks.host_generators import keyed_generators, set_generators
+from partita.pipelining.blocks.memos import memos_cleared
 from partita.pipelining.blocks.packet import Packet
-from partita.pipelining.blocks.run import Run, Stop, current_run
-from partita.runtime.rng import active_seed, enter_site
+from partita.pipelining.blocks.stage_pass import EndOfStage, StagePass, current_pass
+from partita.runtime.rng import enter_site
 
-__all__ = ["StageModule", "entering", "generator_states", "keyed_generators", "leaving", "set_generators"]
-
-_HOST_SITE = 2**62
-"""Of the generators that are not torch's, among the call sites of random numbers."""
+__all__ = ["StageModule", "entering", "leaving", "named_tensors"]
 
 
 class StageModule(nn.Module):
-    """Takes and returns a `Packet`; the last one returns what the model returns.
+    """One stage's part of a model: takes and returns a `Packet`; the last one returns what the model returns.
 
-    Its parameters and buffers are those of the stage, under the model's own names. The others are there while
-    it runs only, without memory.
+    Its parameters and buffers are those of the stage, under the model's own names. Ghosts take the places of
+    the others while it runs.
 
     Args:
         root: a copy of the model.
         stage: which stage it is.
         cut: of the model.
-        device: where the stage runs, if it has no parameters and buffers that say so.
-        ghosts: stand in the copy for the parameters and buffers of other stages.
+        device: where the stage runs, if it has no parameters or buffers.
+        ghosts: take the places of other stages' parameters and buffers in ``root``.
     """
 
     def __init__(
         self, root: nn.Module, stage: int, cut: BlockCut, device: torch.device, ghosts: Iterable[Tensor]
     ) -> None:
         super().__init__()
-        for name in state_tables:  # one and the same: who changes this module's state changes the root's
+        for name in state_tables:  # the same dicts: a change of this module's state is one of the root's
             vars(self)[name] = vars(root)[name]
         vars(self)["root"] = root  # not as a child: names stay the model's
         self.stage = stage
@@ -53,13 +49,13 @@ class StageModule(nn.Module):
         self.training = root.training
         self._tables: list[tuple[dict[str, Any], dict[str, Tensor]]] = []
         self._own_calls = overridden_calls(root)
-        foreign = {id(ghost) for ghost in ghosts}
+        ghost_ids = {id(ghost) for ghost in ghosts}
         for module in root.modules():
             for table in named_tables(module):
-                others = {name: tensor for name, tensor in table.items() if id(tensor) in foreign}
-                if others:
-                    self._tables.append((table, others))
-        self._hide()
+                of_others = {name: tensor for name, tensor in table.items() if id(tensor) in ghost_ids}
+                if of_others:
+                    self._tables.append((table, of_others))
+        self._hide_ghosts()
 
     @property
     def home(self) -> torch.device:
@@ -72,104 +68,72 @@ class StageModule(nn.Module):
         """Run the stage's part of the model.
 
         Raises:
-            ExecutionError: the model uses what no stage has handed on, or goes another way than on the stages
-                before.
+            ExecutionError: the model uses a tensor that no stage has handed on, or goes another way than on
+                the stages before.
         """
         root: nn.Module = vars(self)["root"]
         root.training = self.training
-        home = self.home
-        self._show()
+        device = self.home
+        self._show_ghosts()
         try:
-            run = Run(
+            stage_pass = StagePass(
                 self.stage,
                 self.cut,
                 packet,
                 training=self.training,
-                home=home,
-                state=self._state(root),
+                device=device,
+                state={id(tensor): name for name, tensor in named_tensors(root)},
             )
-            with calls_watched(self._own_calls), nothing_remembered(), _generators(packet), run:
+            with calls_watched(self._own_calls), memos_cleared(), _generators(packet), stage_pass:
                 enter_site(self.stage)
-                args, kwargs = run.arguments()
+                args, kwargs = stage_pass.arguments()
                 try:
                     result = root(*args, **kwargs)
-                    run.finish(result)
-                except Stop:
-                    result = run.made
+                    stage_pass.finish(result)
+                except EndOfStage:
+                    result = stage_pass.output
             return result
         finally:
-            self._hide()
+            self._hide_ghosts()
 
-    def _show(self) -> None:
-        """Put the other stages' parameters where the model looks for them."""
+    def _show_ghosts(self) -> None:
         for table, ghosts in self._tables:
             table.update(ghosts)
 
-    def _hide(self) -> None:
-        """Take them out again: a parameter that is None is none, and keeps its place among the others."""
+    def _hide_ghosts(self) -> None:
+        """Put None in their places: torch counts it as no parameter, and the order of the others stays."""
         for table, ghosts in self._tables:
             table.update(dict.fromkeys(ghosts))
 
-    def _state(self, root: nn.Module) -> dict[int, str]:
-        """The names of all parameters, buffers and tensors that are attributes, by identity."""
-        names: dict[int, str] = {}
-        for path, module in root.named_modules():
-            for table in (*named_tables(module), vars(module)):
-                for name, value in table.items():
-                    if isinstance(value, Tensor):
-                        names[id(value)] = f"{path}.{name}" if path else name
-        return names
+
+def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The parameters, buffers and other attributes of a model's modules that are tensors, each once."""
+    seen: set[int] = set()
+    for path, module in model.named_modules():
+        for table in (*named_tables(module), vars(module)):
+            for name, value in table.items():
+                if isinstance(value, Tensor) and id(value) not in seen:
+                    seen.add(id(value))
+                    yield f"{path}.{name}" if path else name, value
 
 
 def entering(path: str, arguments: Any) -> None:
-    """A module of a stage is about to be called."""
-    run = current_run()
-    if run is not None:
-        run.enter(path, arguments)
+    """Tell the current pass that a module is about to be called."""
+    stage_pass = current_pass()
+    if stage_pass is not None:
+        stage_pass.enter(path, arguments)
 
 
 def leaving(path: str) -> None:
-    """A module of a stage has returned."""
-    run = current_run()
-    if run is not None:
-        run.leave(path)
-
-
-def generator_states() -> tuple[Any, Any]:
-    """Where Python's and numpy's global generators stand."""
-    numpy = sys.modules.get("numpy")
-    return random.getstate(), None if numpy is None else numpy.random.get_state()
-
-
-def set_generators(states: tuple[Any, Any]) -> None:
-    """Put them there."""
-    numpy = sys.modules.get("numpy")
-    random.setstate(states[0])
-    if numpy is not None and states[1] is not None:
-        numpy.random.set_state(states[1])
-
-
-@contextmanager
-def keyed_generators() -> Iterator[None]:
-    """Within it Python's and numpy's generators follow the active `RandomKey`, where there is one."""
-    seed = active_seed(_HOST_SITE)
-    if seed is None:
-        yield
-        return
-    before = generator_states()
-    random.seed(seed)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(seed % 2**32)
-    try:
-        yield
-    finally:
-        set_generators(before)
+    """Tell the current pass that a module has returned."""
+    stage_pass = current_pass()
+    if stage_pass is not None:
+        stage_pass.leave(path)
 
 
 @contextmanager
 def _generators(packet: Packet) -> Iterator[None]:
-    """Let Python's and numpy's generators stand where they stood on the first stage."""
+    """Put Python's and numpy's generators into the states that they had on the first stage."""
     if packet.generators is not None:
         set_generators(packet.generators)
         yield

@@ -6,8 +6,8 @@
     description                   uint8[length]      what all tensors look like, and what is no tensor
     tensors                       as they lie in memory
 
-All have one tag: they arrive in order. Nobody makes room before the length is known, so a receive ends with
-the posting of the last part.
+All have one tag: they arrive in order. Memory can't be allocated before the length is known, so
+`receive_bundle` waits for the description and returns once the receives of the tensors are posted.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import pickle
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -32,9 +33,9 @@ def send_bundle(comm: Comm, bundle: Packet | Gradients, rank: int, tag: int) -> 
     Raises:
         ExecutionError: something in it can't be pickled.
     """
-    looks = {number: _Looks.of(tensor) for number, tensor in bundle.values.items()}
+    layouts = {number: _Layout.of(tensor) for number, tensor in bundle.values.items()}
     try:
-        data = pickle.dumps((bundle.with_values({}), looks), protocol=pickle.HIGHEST_PROTOCOL)
+        data = pickle.dumps((bundle.with_values({}), layouts), protocol=pickle.HIGHEST_PROTOCOL)
     except Exception as error:  # pickle raises what __reduce__ raises
         raise ExecutionError(
             f"what a stage hands on can't be sent to another process ({type(error).__name__}: {error}): give "
@@ -46,7 +47,7 @@ def send_bundle(comm: Comm, bundle: Packet | Gradients, rank: int, tag: int) -> 
         comm.send(message, rank, tag),
     ]
     handles += [
-        comm.send(looks[number].packed(tensor), rank, tag) for number, tensor in bundle.values.items()
+        comm.send(layouts[number].packed(tensor), rank, tag) for number, tensor in bundle.values.items()
     ]
     return handles
 
@@ -54,53 +55,51 @@ def send_bundle(comm: Comm, bundle: Packet | Gradients, rank: int, tag: int) -> 
 def receive_bundle(
     comm: Comm, rank: int, tag: int, device: torch.device, handles: list[Handle]
 ) -> Packet | Gradients:
-    """Wait until it is known what comes, and start receiving its tensors.
+    """Wait for the description of the message, and start receiving its tensors.
 
     Args:
-        device: where they are to lie.
-        handles: gets what must be waited for before they may be read.
+        device: where the tensors are allocated.
+        handles: gets the handles to wait for before the tensors may be read.
     """
     length = torch.empty(1, dtype=torch.int64)
     comm.recv(length, rank, tag).wait()
     message = bytearray(int(length))
     comm.recv(torch.frombuffer(message, dtype=torch.uint8), rank, tag).wait()
     bundle: Packet | Gradients
-    looks: Mapping[int, _Looks]
+    layouts: Mapping[int, _Layout]
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", FutureWarning
-        )  # a structure of torch's pytree tells of its own future
-        bundle, looks = pickle.loads(message)
+        # unpickling a pytree structure warns that torch's class is going to change
+        warnings.simplefilter("ignore", FutureWarning)
+        bundle, layouts = pickle.loads(message)
     values: dict[int, Tensor] = {}
-    for number, look in looks.items():
-        room = look.empty(device)
-        handles.append(_Unpacked(comm.recv(look.packed(room), rank, tag), look, room))
-        values[number] = room
+    for number, layout in layouts.items():
+        values[number] = tensor = layout.empty(device)
+        handles.append(_TensorReceive(comm.recv(layout.packed(tensor), rank, tag), layout, tensor))
     return bundle.with_values(values)
 
 
-class _Looks:
-    """How a tensor lies in memory.
+@dataclass
+class _Layout:
+    """How a tensor lies in memory, and what else its receiver must know of it.
 
-    A dimension that is expanded is sent once, and one with gaps without them; where it arrives, it has the
-    strides that it had.
+    Expanded dimensions are sent once, and gaps are left out. The received tensor has the same strides as the
+    one that was sent.
     """
 
-    def __init__(
-        self, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, requires_grad: bool
-    ) -> None:
-        self.shape, self.stride, self.dtype, self.requires_grad = shape, stride, dtype, requires_grad
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool
 
     @classmethod
-    def of(cls, tensor: Tensor) -> _Looks:
+    def of(cls, tensor: Tensor) -> _Layout:
         return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.requires_grad)
 
     def empty(self, device: torch.device) -> Tensor:
-        """An empty tensor like that."""
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device)
 
     def packed(self, tensor: Tensor) -> Tensor:
-        """The part of it that is sent: each element once, in the order of memory where that has no gaps."""
+        """A view of the elements to send: each once, in the order in which they lie in memory."""
         tensor = tensor.detach()
         for dim, stride in enumerate(self.stride):
             if stride == 0 and self.shape[dim] > 1:
@@ -109,13 +108,14 @@ class _Looks:
         return tensor.permute(order)
 
 
-class _Unpacked:
-    """A handle."""
+@dataclass
+class _TensorReceive:
+    """The `Handle` of a tensor that is being received."""
 
-    def __init__(self, handle: Handle, look: _Looks, room: Tensor) -> None:
-        self._handle, self._look, self._room = handle, look, room
+    handle: Handle
+    layout: _Layout
+    tensor: Tensor
 
     def wait(self) -> None:
-        """Until it is there."""
-        self._handle.wait()
-        self._room.requires_grad_(self._look.requires_grad)
+        self.handle.wait()
+        self.tensor.requires_grad_(self.layout.requires_grad)

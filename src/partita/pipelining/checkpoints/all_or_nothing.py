@@ -1,4 +1,4 @@
-"""Changes to a model and its optimizers that are taken back where something goes wrong on the way."""
+"""Changes to a model and its optimizers that are undone where an error interrupts them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from partita.pipelining.stages.state_of_stage import by_identity, is_opaque, sta
 __all__ = ["Undo", "put", "unchanged_on_error"]
 
 Undo = list[Callable[[], object]]
-"""What takes changes back, in the order in which they were made."""
+"""Functions that each undo one change, in the order in which the changes were made."""
 
 
 @contextmanager
 def unchanged_on_error(modules: Iterable[nn.Module], optimizers: Sequence[Optimizer]) -> Iterator[Undo]:
-    """Where the block raises, modules' own state, optimizers and random numbers are as they were before, and
-    so is what the block has put into the list that it is given.
+    """Restore modules' extra state, optimizers and random numbers where the block raises, and undo what it
+    has added to the list.
     """
     undo: Undo = [_random_numbers()]
     undo += [_extra_state(module) for module in modules]
@@ -49,13 +49,12 @@ def _random_numbers() -> Callable[[], object]:
 
 
 def _extra_state(module: nn.Module) -> Callable[[], object]:
-    """What ``get_extra_state`` returns."""
-    state = {held.names[0]: held.value for held in by_identity(state_of_stage(module)) if is_opaque(held)}
+    state = {entry.names[0]: entry.value for entry in by_identity(state_of_stage(module)) if is_opaque(entry)}
     return lambda: module.load_state_dict(state, strict=False) if state else None
 
 
 def _optimizer(optimizer: Optimizer) -> Callable[[], object]:
-    """Its ``load_state_dict`` puts new objects in the place of these, so keeping them is enough."""
+    # ``load_state_dict`` replaces these objects, so keeping them is enough.
     state, groups = optimizer.state, optimizer.param_groups
 
     def restore() -> None:
@@ -65,8 +64,8 @@ def _optimizer(optimizer: Optimizer) -> Callable[[], object]:
 
 
 def put(incoming: Incoming, undo: Undo) -> None:
-    """Copy values into a model's tensors. They are released one by one for what was there before (on the CPU,
-    but for sharded tensors), so that the memory that both take does not grow.
+    """Copy values into a model's tensors. Each is freed when the tensor's old value has been saved (on the
+    CPU, unless it is sharded), so that both together take no more memory than before.
     """
     while incoming:
         tensor, value = incoming.pop()

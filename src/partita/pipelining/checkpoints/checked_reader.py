@@ -1,4 +1,4 @@
-"""A reader that checks what it reads, and runs none of it."""
+"""A reader of checkpoints that verifies checksums, and runs no code that a checkpoint names."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ __all__ = ["CheckedReader", "PlainPlanner"]
 
 
 class CheckedReader(FileSystemReader):
-    """Reads a checkpoint of partita's or of torch's. What partita wrote is compared with its checksums first.
+    """Reads a checkpoint of partita's or of torch's. The checksums of partita's are verified first.
 
     Args:
         path: the directory.
-        trust: unpickle what it holds, whatever that runs.
+        trust: unpickle what it holds, whatever code that runs.
 
     Attributes:
-        manifest: of a checkpoint of partita's.
-        identity: tells it from any other.
+        manifest: that of a checkpoint of partita's; None for one of torch's.
+        identity: differs between any two checkpoints.
 
     Raises:
-        CheckpointError: it is damaged, was not finished, or names what it may not.
+        CheckpointError: it is damaged, was not finished, or names code that is not allowed.
     """
 
     def __init__(self, path: str, *, trust: bool = False) -> None:
@@ -76,8 +76,8 @@ class CheckedReader(FileSystemReader):
         path = self._folder / METADATA
         try:
             with path.open("rb") as stream:
-                found = pickle.load(stream) if self._trust else read_metadata(stream)
-            _check_contents(found)
+                contents = pickle.load(stream) if self._trust else read_metadata(stream)
+            _check_contents(contents)
         except pickle.UnpicklingError as error:
             raise CheckpointError(
                 f"{str(path)!r} is damaged, or is not what torch writes ({error}): take another checkpoint, "
@@ -89,7 +89,7 @@ class CheckedReader(FileSystemReader):
             ) from error
         except Exception as error:  # damaged pickles raise all kinds
             raise CheckpointError(f"{str(path)!r} is damaged ({error!r}): take another checkpoint") from error
-        name = getattr(found.storage_meta, "save_id", None)
+        name = getattr(contents.storage_meta, "save_id", None)
         if self.manifest is None and isinstance(name, str) and name.startswith(PREFIX):
             raise CheckpointError(
                 f"{str(self._folder)!r} is not whole: {MANIFEST} is missing, which is written last; take "
@@ -100,14 +100,14 @@ class CheckedReader(FileSystemReader):
                 f"{str(path)!r} and {MANIFEST} are of two checkpoints: take another checkpoint, or copy this "
                 "one again"
             )
-        return found
+        return contents
 
     def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
         """The table of contents."""
         return self._contents
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Check all that the plan needs, then read it."""
+        """Verify all that the plan needs, then read it."""
         if self.manifest is not None:
             for item in plan.items:
                 self._check(item)
@@ -133,7 +133,7 @@ class CheckedReader(FileSystemReader):
 
 
 class PlainPlanner(DefaultLoadPlanner):
-    """Reads what is no tensor as plain data.
+    """Reads values that are no tensors as plain data.
 
     Args:
         path: the directory, for messages.
@@ -146,21 +146,21 @@ class PlainPlanner(DefaultLoadPlanner):
         self._trust = trust
 
     def load_bytes(self, read_item: ReadItem, value: BytesIO) -> None:
-        """Put a value where it was asked for."""
+        """Store a value in the state dict that is loaded."""
         name = read_item.dest_index.fqn
         self.original_state_dict[name] = plain_value(value, f"{name!r} of {self._path!r}", trust=self._trust)
 
 
-def _check_contents(found: Metadata) -> None:
-    """TypeError or ValueError where a damaged pickle has put something else into torch's dataclasses."""
-    if not isinstance(found.state_dict_metadata, dict) or not isinstance(found.storage_data, dict):
+def _check_contents(contents: Metadata) -> None:
+    """Raise TypeError or ValueError where a damaged pickle has put other types into torch's dataclasses."""
+    if not isinstance(contents.state_dict_metadata, dict) or not isinstance(contents.storage_data, dict):
         raise TypeError("it has no tables of names and places")
-    for name, value in found.state_dict_metadata.items():
+    for name, value in contents.state_dict_metadata.items():
         if not isinstance(name, str) or not isinstance(value, (TensorStorageMetadata, BytesStorageMetadata)):
             raise TypeError(f"{name!r:.80} is no name of a stored value")
         if isinstance(value, TensorStorageMetadata):
             _check_tensor(name, value)
-    for index, info in found.storage_data.items():
+    for index, info in contents.storage_data.items():
         if not isinstance(index, MetadataIndex) or not isinstance(index.fqn, str):
             raise TypeError(f"{index!r:.80} is no name of a stored value")
         file, offset, length = storage_place(info)
@@ -181,8 +181,8 @@ def _check_tensor(name: str, value: TensorStorageMetadata) -> None:
         ends = [at + size for at, size in zip(chunk.offsets, chunk.sizes, strict=True)]
         if any(end > size for end, size in zip(ends, value.size, strict=True)):
             raise ValueError(f"{name!r:.80} has a shard that reaches out of it")
-        stored += _elements(chunk.sizes)
-    if stored < _elements(value.size):
+        stored += chunk.sizes.numel()
+    if stored < value.size.numel():
         raise ValueError(
             f"{name!r:.80} has shards of {stored} elements, which is not all of {list(value.size)}"
         )
@@ -190,10 +190,3 @@ def _check_tensor(name: str, value: TensorStorageMetadata) -> None:
 
 def _is_size(value: Any) -> bool:
     return isinstance(value, torch.Size) and all(size >= 0 for size in value)
-
-
-def _elements(size: torch.Size) -> int:
-    number = 1
-    for length in size:
-        number *= length
-    return number

@@ -33,10 +33,10 @@ from partita.pipelining.checkpoints.prepare import (
     prepare,
     refuse_second,
 )
-from partita.pipelining.checkpoints.reasons import reason
 from partita.pipelining.checkpoints.replicas import Replicas
 from partita.pipelining.checkpoints.savers import Savers, agree, attempt, savers_of
 from partita.pipelining.checkpoints.shared_folder import check_shared
+from partita.pipelining.checkpoints.torch_messages import reason
 from partita.pipelining.stages.stage import Stage
 from partita.pipelining.stages.state_of_stage import (
     Stages,
@@ -51,13 +51,13 @@ __all__ = ["Restored", "load_checkpoint", "save_checkpoint"]
 
 @dataclass(frozen=True)
 class Restored:
-    """What `load_checkpoint` has to tell.
+    """What `load_checkpoint` returns.
 
     Attributes:
         missing: names of parameters and buffers that the checkpoint does not have (with ``strict=False``).
         extra: what `save_checkpoint` was given as ``extra``.
-        steps: how many steps the schedule had made, from where those of the loaded stages go on; None where
-            the checkpoint was made of no stage.
+        steps: how many steps the schedule had made, where those of the loaded stages continue; None where the
+            checkpoint has no stages, but a whole model.
     """
 
     missing: tuple[str, ...]
@@ -77,12 +77,12 @@ def save_checkpoint(
     process_group: dist.ProcessGroup | None = None,
     trust: bool = False,
 ) -> None:
-    """Write the state of stages, from all ranks into one checkpoint, and how many steps their schedule has
-    made, on which dropout depends.
+    """Write the state of all ranks' stages into one checkpoint, and how many steps their schedule has made,
+    on which dropout depends.
 
     Where ``torch.distributed`` is initialised this is collective over ``process_group``, whose ranks together
     hold the model (copies of it are fine: each name is written once, by one of its holders). In an
-    `InProcessWorld` it is so over its ranks. Otherwise this process holds all stages.
+    `InProcessWorld` it is collective over its ranks. Otherwise this process holds all stages.
 
     Args:
         path: a directory that all ranks can write to; made if it is not there.
@@ -93,11 +93,11 @@ def save_checkpoint(
         replicas: copies of one name (tied parameters, data parallel ranks) that differ by any bit are an
             error with ``equal``; with ``first`` the lowest rank's copy is written. Sharded tensors are not
             compared.
-        model_key: what the model's names stand below; empty for none.
-        optimizer_key: what the optimizer's stand below.
+        model_key: the prefix of the model's names; empty for none.
+        optimizer_key: the prefix of the optimizer's.
         process_group: the default one if not given.
         trust: pickle what is no plain data (in ``extra``, a module's extra state, an optimizer). Loading it
-            runs code, and takes ``trust=True`` too.
+            runs code, and needs ``trust=True`` too.
 
     Raises:
         CheckpointError: on all ranks alike: the directory holds a checkpoint already, or is not the same one
@@ -148,10 +148,10 @@ def load_checkpoint(
     Collective as `save_checkpoint` is: the ranks compare what they are about to load, and each reads its own
     part. Values are copied into the tensors that are there, so ties and optimizers stay as they are. Load
     into the stage before it is wrapped, or after; both work. Schedules of the stages, made before or
-    after, go on counting their steps where those stopped that were saved.
+    after, continue the step count of the schedule that was saved.
 
-    What was saved by partita is compared with its checksums before it is used. While it is read, the model's
-    part takes its memory twice, the second time on the CPU (sharded tensors: on their device).
+    What partita saved is compared with its checksums before it is used. During loading, the rank's part of
+    the model is in memory twice, the second time on the CPU (sharded tensors: on their device).
 
     Args:
         path: the directory.
@@ -159,8 +159,8 @@ def load_checkpoint(
         optimizers: of these stages: they get exactly the state that was saved.
         strict: a parameter or buffer that the checkpoint does not have is an error.
         cast: convert tensors of another dtype; otherwise they are an error.
-        model_key: what the model's names stand below in the checkpoint; empty for none.
-        optimizer_key: what the optimizer's stand below.
+        model_key: the prefix of the model's names in the checkpoint; empty for none.
+        optimizer_key: the prefix of the optimizer's.
         process_group: the default one if not given.
         alone: this process loads, and no other: nothing is compared.
         trust: unpickle what is no plain data, which runs whatever code it names.
@@ -174,8 +174,8 @@ def load_checkpoint(
     savers = savers_of(stages, process_group, alone=alone)
     modules = stage_modules(stages)
     every = listed_optimizers(optimizers)
-    arrived, problem = attempt(
-        lambda: _arrived(
+    loaded, problem = attempt(
+        lambda: _read(
             CheckpointSource(os.fspath(path), trust=trust),
             modules,
             every,
@@ -187,26 +187,26 @@ def load_checkpoint(
         "read",
     )
     agree(savers, problem)
-    assert arrived is not None
-    _compare(savers, arrived, path)
+    assert loaded is not None
+    _compare(savers, loaded, path)
     with unchanged_on_error(modules, every) as undo:
-        put(arrived.tensors, undo)
-        agree(savers, attempt(lambda: _hand_over(arrived, modules), path, "read")[1])
-    if arrived.restored.steps is not None:
+        put(loaded.tensors, undo)
+        agree(savers, attempt(lambda: _load_own_state(loaded, modules), path, "read")[1])
+    if loaded.restored.steps is not None:
         for stage in listed_stages(stages):
             if isinstance(stage, Stage):
-                stage.step_count.load(arrived.restored.steps)
-    return arrived.restored
+                stage.step_count.load(loaded.restored.steps)
+    return loaded.restored
 
 
 @dataclass(frozen=True)
-class _Arrived:
+class _ReadState:
     """What was read, before anything is changed.
 
     Attributes:
-        tensors: of the model.
-        opaque: modules' extra state, of each module.
-        optimizers: what puts each one's state in.
+        tensors: the model's, each with its new value.
+        opaque: the extra state of each module.
+        optimizers: functions that each load one optimizer's state.
     """
 
     identity: str
@@ -216,7 +216,7 @@ class _Arrived:
     restored: Restored
 
 
-def _arrived(
+def _read(
     source: CheckpointSource,
     modules: Sequence[Any],
     optimizers: Sequence[Optimizer],
@@ -224,10 +224,10 @@ def _arrived(
     *,
     strict: bool,
     cast: bool,
-) -> _Arrived:
+) -> _ReadState:
     model_key, optimizer_key = keys
     states = [by_identity(state_of_stage(module)) for module in modules]
-    wanted, missing = source.find([held for state in states for held in state], model_key, cast=cast)
+    wanted, missing = source.find([entry for state in states for entry in state], model_key, cast=cast)
     if missing and strict:
         raise CheckpointError(source.message(missing, model_key))
     tensors = source.fetch(wanted)
@@ -237,26 +237,26 @@ def _arrived(
         _restore(optimizer, names, source, optimizer_key, strict=strict) for optimizer in optimizers
     )
     restored = Restored(tuple(missing), source.extra(), source.steps)
-    return _Arrived(source.identity, tensors, opaque, prepared, restored)
+    return _ReadState(source.identity, tensors, opaque, prepared, restored)
 
 
-def _compare(savers: Savers, arrived: _Arrived, path: str | os.PathLike[str]) -> None:
-    """CheckpointError on all ranks where they have read different checkpoints."""
-    said = savers.everywhere((arrived.identity, os.fspath(path)))
-    for rank, (identity, other) in enumerate(said):
-        if identity != said[0][0]:
+def _compare(savers: Savers, loaded: _ReadState, path: str | os.PathLike[str]) -> None:
+    """Raise an error, on all ranks, where they have read different checkpoints."""
+    identities = savers.gather((loaded.identity, os.fspath(path)))
+    for rank, (identity, other) in enumerate(identities):
+        if identity != identities[0][0]:
             raise CheckpointError(
-                f"rank 0 loads the checkpoint {said[0][1]!r} and rank {rank} another one, {other!r}: load "
-                "the same on all ranks; latest_checkpoint gives the newest that is whole on all of them"
+                f"rank 0 loads the checkpoint {identities[0][1]!r} and rank {rank} another one, {other!r}: "
+                "load the same on all ranks; latest_checkpoint gives the newest that is whole on all of them"
             )
 
 
-def _hand_over(arrived: _Arrived, modules: Sequence[Any]) -> None:
-    """What modules and optimizers take in by themselves."""
-    for module, opaque in zip(modules, arrived.opaque, strict=True):
+def _load_own_state(loaded: _ReadState, modules: Sequence[Any]) -> None:
+    """Load extra state and optimizers through their own ``load_state_dict``."""
+    for module, opaque in zip(modules, loaded.opaque, strict=True):
         if opaque:
             module.load_state_dict(opaque, strict=False)
-    for restore in arrived.optimizers:
+    for restore in loaded.optimizers:
         restore()
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint as it is read: what it has, and where that belongs."""
+"""A checkpoint that is being read: the names that it has, and their values."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from partita.listing import listed
 from partita.pipelining.checkpoints.checked_reader import CheckedReader, PlainPlanner
 from partita.pipelining.checkpoints.optimizer_state import state_places
 from partita.pipelining.checkpoints.plain_values import plain_value
-from partita.pipelining.checkpoints.reasons import quiet_alone, reason
 from partita.pipelining.checkpoints.replicas import under
+from partita.pipelining.checkpoints.torch_messages import quiet_alone, reason
 from partita.pipelining.stages.state_of_stage import StateValue, is_opaque
 
 __all__ = ["EXTRA", "CheckpointSource", "Incoming"]
 
 Incoming = list[tuple[Tensor, Tensor]]
-"""Tensors of a model, each with the values that it is to get."""
+"""Tensors of a model, each with its new value."""
 
 EXTRA = "partita_extra"
-"""The section of what the user keeps beside."""
+"""The section of the user's own values."""
 
 
 class CheckpointSource:
@@ -40,8 +40,8 @@ class CheckpointSource:
         trust: unpickle what is no plain data.
 
     Attributes:
-        identity: tells the checkpoint from any other.
-        steps: how many steps the schedule had made; None where it does not say.
+        identity: differs between any two checkpoints.
+        steps: how many steps the schedule had made; None where the checkpoint does not say.
 
     Raises:
         CheckpointError: the directory can't be read.
@@ -59,43 +59,39 @@ class CheckpointSource:
     def find(
         self, state: Sequence[StateValue], key: str, *, cast: bool
     ) -> tuple[list[tuple[str, Tensor]], list[str]]:
-        """Where the tensors of a model are, all checked.
+        """Find the tensors of a model, and check their shapes and dtypes.
 
         Returns:
-            What `fetch` takes: the checkpoint's names, each with the tensor that it is for (two stages of
-            this process may have a copy each). And the names that are not there.
+            The checkpoint's names, each with the tensor that it is for (two stages of this process may have a
+            copy each); and the names that it does not have.
         """
         wanted: list[tuple[str, Tensor]] = []
         missing: dict[str, None] = {}
-        for held in state:
-            if is_opaque(held):
+        for entry in state:
+            if is_opaque(entry):
                 continue
-            place = next((under(key, name) for name in held.names if under(key, name) in self._there), None)
+            place = next((under(key, name) for name in entry.names if under(key, name) in self._there), None)
             if place is None:
-                missing[held.names[0]] = None
+                missing[entry.names[0]] = None
                 continue
-            self._check(place, held.value, cast)
-            wanted.append((place, held.value.detach()))
+            self._check(place, entry.value, cast)
+            wanted.append((place, entry.value.detach()))
         return wanted, list(missing)
 
     def fetch(self, wanted: Sequence[tuple[str, Tensor]]) -> Incoming:
-        """Read what `find` found into memory of its own: on the CPU, and sharded like the tensor where that
-        is.
-        """
-        rooms: dict[str, Any] = {}
+        """Read the values that `find` returned, into new memory: on the CPU, or sharded like the tensor."""
+        buffers: dict[str, Any] = {}
         incoming: Incoming = []
         for place, tensor in wanted:
-            room = self._waiting(place, tensor)
-            incoming.append((tensor, rooms.setdefault(place, room)))
-        self.read(rooms)
+            saved = self._there[place]
+            assert isinstance(saved, TensorStorageMetadata)
+            dtype, is_sharded = saved.properties.dtype, isinstance(tensor, DTensor)
+            buffer = (
+                torch.empty_like(tensor, dtype=dtype) if is_sharded else torch.empty(saved.size, dtype=dtype)
+            )
+            incoming.append((tensor, buffers.setdefault(place, buffer)))
+        self.read(buffers)
         return incoming
-
-    def _waiting(self, place: str, tensor: Tensor) -> Tensor:
-        saved = self._there[place]
-        assert isinstance(saved, TensorStorageMetadata)
-        if isinstance(tensor, DTensor):
-            return torch.empty_like(tensor, dtype=saved.properties.dtype)
-        return torch.empty(saved.size, dtype=saved.properties.dtype)
 
     def _check(self, place: str, tensor: Tensor, cast: bool) -> None:
         if not has_memory(tensor):
@@ -117,24 +113,24 @@ class CheckpointSource:
             )
 
     def message(self, missing: Sequence[str], key: str) -> str:
-        """What is said about names that are not there."""
+        """The text of an error about names that are missing."""
         text = f"the checkpoint {self.path!r} does not have {listed(under(key, name) for name in missing)}"
-        found = next((place for place in self._there if place.endswith(missing[0])), None)
-        if found is not None:
-            prefix = found.removesuffix(missing[0]).removesuffix(".")
-            return f"{text}, but it has {found!r}: pass model_key={prefix!r}"
+        elsewhere = next((place for place in self._there if place.endswith(missing[0])), None)
+        if elsewhere is not None:
+            prefix = elsewhere.removesuffix(missing[0]).removesuffix(".")
+            return f"{text}, but it has {elsewhere!r}: pass model_key={prefix!r}"
         return f"{text}: load what was saved from this model, or pass strict=False to leave them as they are"
 
     def opaque(self, state: Sequence[StateValue], key: str) -> dict[str, Any]:
-        """What the checkpoint has of modules' extra state, by name."""
-        places = {held.names[0]: under(key, held.names[0]) for held in state if is_opaque(held)}
+        """The modules' extra state that the checkpoint has, by name."""
+        places = {entry.names[0]: under(key, entry.names[0]) for entry in state if is_opaque(entry)}
         there = {name: place for name, place in places.items() if place in self._there}
         wanted = {place: self._buffer(place, torch.empty(0)) for place in there.values()}
         self.read(wanted)
         return {name: wanted[place] for name, place in there.items()}
 
     def read(self, wanted: dict[str, Any]) -> None:
-        """Read into the values of ``wanted``, in place; what is no tensor is replaced there."""
+        """Read into the tensors of ``wanted``, in place; other values are replaced there."""
         if not wanted:
             return
         planner = PlainPlanner(self.path, trust=self._trust)
@@ -150,23 +146,23 @@ class CheckpointSource:
             ) from error
 
     def values(self, kind: str, parameters: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
-        """What there is about each parameter below ``kind``, by its name and then by what it is."""
+        """The values of each parameter below ``kind``, by its name and then by theirs (``exp_avg``)."""
         prefix = f"{kind}."
         keys = [name.removeprefix(prefix) for name in self._there if name.startswith(prefix)]
         places = state_places(keys, parameters)
         wanted = {
             prefix + place: self._buffer(prefix + place, parameters[name])
-            for name, found in places.items()
-            for place in found.values()
+            for name, by_kind in places.items()
+            for place in by_kind.values()
         }
         self.read(wanted)
         return {
-            name: {what: wanted[prefix + place] for what, place in found.items()}
-            for name, found in places.items()
+            name: {what: wanted[prefix + place] for what, place in by_kind.items()}
+            for name, by_kind in places.items()
         }
 
     def _buffer(self, place: str, parameter: Tensor) -> Any:
-        """What to read into. What has a parameter's shape is sharded like it and lies where it does."""
+        """Memory to read into. A value of a parameter's shape is sharded like it and on its device."""
         saved = self._there[place]
         if not isinstance(saved, TensorStorageMetadata):
             return None
@@ -176,9 +172,9 @@ class CheckpointSource:
         return torch.empty(saved.size, dtype=dtype)
 
     def settings(self, key: str, parameters: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
-        """The learning rate and so on, by parameter, from either layout."""
+        """The settings of each parameter (learning rate and so on), from either layout of param groups."""
         kind, numbers = f"{key}.param_groups", 0
-        found: dict[str, dict[str, Any]] = {}
+        settings: dict[str, dict[str, Any]] = {}
         while f"{kind}.{numbers}.params" in self._there:
             prefix = f"{kind}.{numbers}."
             wanted = {
@@ -189,12 +185,12 @@ class CheckpointSource:
             self.read(wanted)
             group = {place.removeprefix(prefix): value for place, value in wanted.items()}
             for name in group.pop("params"):
-                found[name] = {what: value for what, value in group.items() if what != "param_names"}
+                settings[name] = {what: value for what, value in group.items() if what != "param_names"}
             numbers += 1
-        return found if numbers else self.values(kind, parameters)
+        return settings if numbers else self.values(kind, parameters)
 
     def extra(self) -> dict[str, Any]:
-        """What was saved beside."""
+        """The user's own values, by name."""
         wanted: dict[str, Any] = {place: None for place in self._there if place.startswith(f"{EXTRA}.")}
         self.read(wanted)
         return {

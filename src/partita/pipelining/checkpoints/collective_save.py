@@ -1,5 +1,5 @@
-"""Writing a ``torch.distributed.checkpoint`` directory together, over a comm: what torch's ``save`` does, but
-a rank that dies meanwhile is an error on all others at once.
+"""Writes a ``torch.distributed.checkpoint`` directory from several ranks as torch's ``save`` does, but over a
+comm: where a rank dies meanwhile, all others raise an error at once.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _comms: dict[tuple[int, bool, tuple[int, ...]], ProcessGroupComm] = {}
 
 
 def comm_of_group(group: dist.ProcessGroup | None, *, beside_training: bool = False) -> Comm:
-    """The comm over which checkpoints of a group are written: made at the first, used for all. Collective.
+    """The comm for checkpoints of a process group, made once for all of them. Collective.
 
     Args:
-        beside_training: one for the thread that writes, whose messages are not to meet those of training.
+        beside_training: another one, for the thread that writes while training goes on.
     """
     world = world_number()
-    for old in [key for key in _comms if key[0] != world]:  # torch.distributed was initialised anew
+    for old in [key for key in _comms if key[0] != world]:  # torch.distributed was initialised again
         _comms.pop(old).close()
     key = world, beside_training, tuple(dist.get_process_group_ranks(group))
     if key in _comms and _comms[key].has_failed:
@@ -41,10 +41,10 @@ def comm_of_group(group: dist.ProcessGroup | None, *, beside_training: bool = Fa
 
 
 def save_together(comm: Comm, state: dict[str, Any], writer: FileSystemWriter) -> None:
-    """Write what each rank brings. Collective.
+    """Write the states of all ranks. Collective.
 
     Raises:
-        CheckpointException: with what went wrong on each rank, on all of them.
+        CheckpointException: writing failed; the same on all ranks, with the error of each.
         PeerFailed: a rank failed elsewhere, or died.
     """
     is_first = comm.rank == 0
@@ -55,7 +55,7 @@ def save_together(comm: Comm, state: dict[str, Any], writer: FileSystemWriter) -
         writer.set_up_storage_writer(is_first)
         return writer.prepare_local_plan(planner.create_local_plan())
 
-    plans = _each(comm, "planning", plan)
+    plans = _on_each_rank(comm, "planning", plan)
     shared: list[Any] = []
 
     def plan_for_all() -> Any:
@@ -65,32 +65,32 @@ def save_together(comm: Comm, state: dict[str, Any], writer: FileSystemWriter) -
         shared.append(metadata)
         return writer.prepare_global_plan(global_plans)
 
-    mine = _each(comm, "planning for all", plan_for_all)[0][comm.rank]
+    mine = _on_each_rank(comm, "planning for all", plan_for_all)[0][comm.rank]
 
     def write() -> Any:
         return writer.write_data(planner.finish_plan(mine), planner).wait()
 
-    results = _each(comm, "writing", write)
+    results = _on_each_rank(comm, "writing", write)
 
     def finish() -> None:
         if is_first:
             writer.finish(metadata=shared[0], results=results)
 
-    _each(comm, "finishing", finish)
+    _on_each_rank(comm, "finishing", finish)
 
 
-def _each(comm: Comm, step: str, action: Callable[[], T]) -> list[T]:
-    """What ``action`` returns on each rank; raises on all of them where it raises on one."""
+def _on_each_rank(comm: Comm, step: str, action: Callable[[], T]) -> list[T]:
+    """What ``action`` returns on each rank; an error on all of them where it raises on one."""
     result, problem = None, None
     try:
         result = action()
     except Exception as error:
         problem = (_sendable(error), _without_code(traceback.extract_tb(error.__traceback__)))
-    said = comm.all_gather_object((result, problem))
-    failures = {rank: problem for rank, (_, problem) in enumerate(said) if problem is not None}
+    gathered = comm.all_gather_object((result, problem))
+    failures = {rank: problem for rank, (_, problem) in enumerate(gathered) if problem is not None}
     if failures:
         raise CheckpointException(step, failures)
-    return [result for result, _ in said]
+    return [result for result, _ in gathered]
 
 
 def _without_code(trace: traceback.StackSummary) -> traceback.StackSummary:

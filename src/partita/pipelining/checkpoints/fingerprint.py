@@ -1,4 +1,4 @@
-"""A number that tells whether two ranks hold the same bits, without sending them."""
+"""A hash of a tensor, by which ranks compare their copies without sending them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from torch.nn import functional
 __all__ = ["fingerprint"]
 
 _BLOCK = {"cpu": 2**20}
-"""Bytes at a time, by type of device: what stays in a processor's cache."""
+"""Bytes hashed at a time, by type of device: what fits in a processor's cache."""
 
 _LARGE_BLOCK = 2**25
-"""Elsewhere: bounds the memory that it takes, to some four times as much."""
+"""On other devices; some four times as much memory is needed."""
 
 
 def fingerprint(tensor: Tensor) -> int:
-    """64 bits that depend on every bit of the tensor and on where it stands; computed where the tensor is.
+    """A 64-bit hash of a tensor's values and their positions, computed on its device.
 
     Each 8-byte word and its position go through the finaliser of SplitMix64 (Steele, Lea and Flood 2014,
-    "Fast Splittable Pseudorandom Number Generators"), and the results are summed. It finds accidents; it
-    is no defence against an attacker.
+    "Fast Splittable Pseudorandom Number Generators"), and the results are summed. It is not cryptographic.
 
     >>> one = torch.arange(5.0)
     >>> fingerprint(one) == fingerprint(one.clone()), fingerprint(one) == fingerprint(one.flip(0))
@@ -39,14 +38,13 @@ def fingerprint(tensor: Tensor) -> int:
 
 
 def _mix(words: Tensor) -> Tensor:
-    """In place."""
     words.bitwise_xor_(_shifted(words, 30)).mul_(_signed(0xBF58476D1CE4E5B9))
     words.bitwise_xor_(_shifted(words, 27)).mul_(_signed(0x94D049BB133111EB))
     return words.bitwise_xor_(_shifted(words, 31))
 
 
 def _shifted(words: Tensor, bits: int) -> Tensor:
-    """To the right, with zeros coming in: torch's own shift copies the sign."""
+    """A logical shift to the right: torch's own copies the sign."""
     return (words >> bits).bitwise_and_(2 ** (64 - bits) - 1)
 
 

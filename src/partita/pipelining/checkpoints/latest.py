@@ -19,16 +19,16 @@ __all__ = ["latest_checkpoint"]
 def latest_checkpoint(
     folder: str | os.PathLike[str], *, process_group: dist.ProcessGroup | None = None, alone: bool = False
 ) -> Path | None:
-    """The newest checkpoint below a folder that is whole on all ranks. Collective, where
+    """Return the newest checkpoint below a folder that is complete on all ranks. Collective where
     ``torch.distributed`` is initialised.
 
     Each file of a candidate is read and compared with its checksums by one of the ranks that see it; where
-    the ranks see different files (hosts with copies of their own), by each of them. One that is damaged is
-    passed over, and the one before it is looked at.
+    the ranks see different files (hosts with copies of their own), by each of them. A damaged checkpoint is
+    skipped, and the one before it is checked.
 
     Args:
         folder: holds the checkpoints, each in a directory of its own, made by `save_checkpoint` or
-            `Snapshots`. What torch wrote is passed over: it has no checksums.
+            `Snapshots`. Those that torch wrote are skipped: they have no checksums.
         process_group: the default one if not given.
         alone: this process asks, and no other.
 
@@ -48,10 +48,10 @@ def latest_checkpoint(
     """
     savers = savers_of((), process_group, alone=alone)
     root = Path(folder)
-    seen, problem = attempt(lambda: _seen(root), root, "read")
+    seen, problem = attempt(lambda: _finished_checkpoints(root), root, "read")
     agree(savers, problem)
     assert seen is not None
-    views = savers.everywhere({name: candidate.view for name, candidate in seen.items()})
+    views = savers.gather({name: candidate.view for name, candidate in seen.items()})
     for name in _newest_first(seen, views):
         if _is_whole(root / name, seen[name].manifest, savers, [view[name] for view in views]):
             return root / name
@@ -60,7 +60,7 @@ def latest_checkpoint(
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """What a rank sees of a checkpoint: its identity, its age, and which file on which disk says so."""
+    """What a rank sees of a checkpoint: its identity, its age, and inode and time of its manifest."""
 
     identity: str
     saved_at: float
@@ -73,23 +73,23 @@ class _Candidate:
     view: _View
 
 
-def _seen(root: Path) -> dict[str, _Candidate]:
+def _finished_checkpoints(root: Path) -> dict[str, _Candidate]:
     """Checkpoints that were finished, by the names of their directories."""
-    found = {}
+    candidates = {}
     for path in sorted(root.iterdir()) if root.exists() else ():
         try:
             manifest = read_manifest(path)
         except CheckpointError:
-            continue  # damaged: another one is looked for, which is what this is about
+            continue  # damaged
         if manifest is not None:
             status = (path / MANIFEST).stat()
             view = _View(manifest.checksum, manifest.saved_at, (status.st_ino, status.st_mtime_ns))
-            found[path.name] = _Candidate(manifest, view)
-    return found
+            candidates[path.name] = _Candidate(manifest, view)
+    return candidates
 
 
 def _newest_first(seen: Mapping[str, _Candidate], views: Sequence[Mapping[str, _View]]) -> list[str]:
-    """Those that all ranks see alike: the same names in the same order on every rank."""
+    """The names of the checkpoints that all ranks see alike; the same on every rank."""
     common = [
         name
         for name, candidate in seen.items()
@@ -110,5 +110,5 @@ def _is_whole(path: Path, manifest: Manifest, savers: Savers, views: Sequence[_V
         for name in mine:
             manifest.check_file(path, name)
     except CheckpointError:
-        is_whole = False  # told to all: each goes on to the one before
-    return all(savers.everywhere(is_whole))
+        is_whole = False
+    return all(savers.gather(is_whole))

@@ -1,8 +1,8 @@
-"""What makes a checkpoint whole: a file that lists all others, with a checksum of every byte.
+"""The manifest of a checkpoint: a file that lists all others, with checksums of all their bytes.
 
-``partita.json`` is written last, so a directory without it was not finished. A checksum stands for each
-stored value (a tensor, or a shard of one), so that a rank that reads a part checks that part, and for what
-lies between them, so that together they are the checksum of the file.
+``partita.json`` is written last, so a directory without it was not finished. Each stored value (a tensor, or
+a shard of one) has a checksum of its own, so that a rank can verify the parts that it reads, and so have the
+bytes between them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 
 MANIFEST = "partita.json"
 UNFINISHED = "partita.unfinished"
-"""There while the last files of a checkpoint are written."""
+"""A file that exists while the last files of a checkpoint are written."""
 
 _FORMAT, _VERSION = "partita.checkpoint", 1
 _BLOCK = 2**20
@@ -39,7 +39,7 @@ _BLOCK = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A run of bytes in a file, and the SHA-256 of them in hexadecimal digits."""
+    """A run of bytes in a file, with their SHA-256 in hexadecimal digits."""
 
     offset: int
     length: int
@@ -51,7 +51,7 @@ class Manifest:
     """The contents of a checkpoint.
 
     Attributes:
-        identity: what no other checkpoint is called.
+        identity: a name that no other checkpoint has.
         saved_at: seconds since 1970, by the clock of the first rank.
         steps: how many steps the schedule had made; None where no stage was saved.
         files: the parts of each file in the directory but the manifest, in order and without gaps.
@@ -64,7 +64,7 @@ class Manifest:
 
     @property
     def checksum(self) -> str:
-        """Of all that it says."""
+        """The checksum of the manifest itself."""
         return _digest(self._body())
 
     def _body(self) -> dict[str, Any]:
@@ -115,10 +115,10 @@ class Manifest:
         return manifest
 
     def check_file(self, folder: Path, name: str) -> None:
-        """Read a whole file and compare.
+        """Verify a whole file.
 
         Raises:
-            CheckpointError: it is not there, or not what was written.
+            CheckpointError: it is missing, or has other bytes than were written.
         """
         path = folder / name
         with opened(path) as stream:
@@ -127,10 +127,10 @@ class Manifest:
                 check_part(stream, path, part, f"bytes {part.offset} to {part.offset + part.length}")
 
     def check_size(self, stream: BinaryIO, path: Path, name: str) -> None:
-        """Compare an open file's length alone.
+        """Verify the length of an open file.
 
         Raises:
-            CheckpointError: another one.
+            CheckpointError: it is another one.
         """
         size = os.fstat(stream.fileno()).st_size
         expected = sum(part.length for part in self.files[name])
@@ -141,7 +141,7 @@ class Manifest:
 
 
 def opened(path: Path) -> BinaryIO:
-    """The file, to be read.
+    """Open a file for reading.
 
     Raises:
         CheckpointError: it can't be opened.
@@ -153,13 +153,13 @@ def opened(path: Path) -> BinaryIO:
 
 
 def check_part(stream: BinaryIO, path: Path, part: Part, what: str) -> None:
-    """Compare a part of a file with its checksum.
+    """Verify a part of a file.
 
     Args:
-        what: lies there, for the message.
+        what: the contents of the part, for the message.
 
     Raises:
-        CheckpointError: other bytes, or fewer.
+        CheckpointError: it has other bytes, or fewer.
     """
     try:
         checksum = _checksum(stream, part.offset, part.length)
@@ -173,7 +173,7 @@ def check_part(stream: BinaryIO, path: Path, part: Part, what: str) -> None:
 
 
 def checksums(path: Path, places: Iterable[tuple[int, int]]) -> tuple[Part, ...]:
-    """The parts of a file: those at the places (offset and length), and what lies between them."""
+    """The parts of a file: those at the places (offset and length), and those between them."""
     size = path.stat().st_size
     with path.open("rb") as stream:
         return tuple(
@@ -194,7 +194,6 @@ def _without_gaps(places: Iterable[tuple[int, int]], size: int) -> Iterator[tupl
 
 
 def _checksum(stream: BinaryIO, offset: int, length: int) -> str:
-    """Of fewer bytes than ``length``, where the file ends before."""
     digest = hashlib.sha256()
     stream.seek(offset)
     while length and (block := stream.read(min(length, _BLOCK))):
@@ -204,7 +203,7 @@ def _checksum(stream: BinaryIO, offset: int, length: int) -> str:
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """That of a checkpoint; None where it has none, because torch wrote it or it was not finished.
+    """The manifest of a checkpoint; None where torch wrote it, or it was not finished.
 
     Raises:
         CheckpointError: it is damaged.
@@ -220,7 +219,7 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """All of it or nothing."""
+    """Write a manifest, atomically."""
     path, before = folder / MANIFEST, folder / f"{MANIFEST}.tmp"
     with before.open("w", encoding="utf-8") as stream:
         stream.write(manifest.to_json())

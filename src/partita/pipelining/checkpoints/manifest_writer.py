@@ -1,4 +1,4 @@
-"""A writer that leaves a checksum of every byte behind."""
+"""A writer of checkpoints that adds a manifest."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from partita.pipelining.checkpoints.manifest import UNFINISHED, Manifest, Part, 
 __all__ = ["PREFIX", "ManifestWriter"]
 
 PREFIX = "partita-"
-"""How the ``save_id`` of a checkpoint begins that is whole only with its manifest."""
+"""The prefix of the ``save_id`` of a checkpoint that is complete only with its manifest."""
 
 METADATA = ".metadata"
 
 
 @dataclass(frozen=True)
 class _Checked(WriteResult):
-    """What a rank tells the first about a value that it has written. ``files``: all that it has written, with
-    the first value only.
+    """The result of writing a value, as it is sent to the first rank. The first result of a rank has the
+    parts of all its ``files``, the others have none.
     """
 
     files: Mapping[str, tuple[Part, ...]]
 
 
 class ManifestWriter(AliasedWriter):
-    """Writes as its base does, then what all ranks have written with its checksums.
+    """Writes as its base does, and last the manifest of what all ranks have written.
 
     Args:
         path: a directory.
-        aliases: from a further name to the one that is written.
+        aliases: from a further name to the one that is stored.
         steps: how many steps the schedule has made.
         done: called on the first rank when all is written.
     """
@@ -59,17 +59,17 @@ class ManifestWriter(AliasedWriter):
         self._done = done
 
     def storage_meta(self) -> StorageMeta | None:
-        """What torch keeps about it: the identity, from which a reader knows that there is a manifest."""
+        """Torch's metadata, with an identity from which a reader knows that there must be a manifest."""
         return replace(super().storage_meta() or StorageMeta(), save_id=self._identity)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this rank's part, and read it again for its checksums."""
+        """Write this rank's part, and read it back for its checksums."""
         results = super().write_data(plan, planner).wait()
         places: dict[str, list[tuple[int, int]]] = {}
         for result in results:
             name, offset, length = storage_place(result.storage_data)
             places.setdefault(name, []).append((offset, length))
-        files = {name: checksums(Path(self.path) / name, found) for name, found in places.items()}
+        files = {name: checksums(Path(self.path) / name, ranges) for name, ranges in places.items()}
         checked: Future[list[WriteResult]] = Future()
         checked.set_result(
             [
@@ -80,8 +80,8 @@ class ManifestWriter(AliasedWriter):
         return checked
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write the table of contents, and last of all the manifest. Until then a note says that it may be
-        written anew.
+        """Write the table of contents, and last of all the manifest. Until then a file marks the checkpoint
+        as unfinished, so that it may be overwritten.
         """
         note = Path(self.path) / UNFINISHED
         note.touch()

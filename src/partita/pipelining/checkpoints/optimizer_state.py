@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 Restore = Callable[[], None]
-"""Puts into an optimizer what was read for it."""
+"""Loads into an optimizer what was read for it."""
 
 Names = Mapping[int, tuple[str, ...]]
 """All names of each parameter, by the ``id`` of the tensor."""
@@ -40,7 +40,7 @@ _NOT_SETTINGS = ("params", "param_names")
 
 
 def optimizer_entries(optimizers: Sequence[Optimizer], names: Names, section: str) -> list[StateEntry]:
-    """All that the optimizers know, one entry a value and name, in that section of a checkpoint.
+    """The state and the settings of optimizers, one entry for each value and name.
 
     Raises:
         CheckpointError: a parameter that no stage has, or a state that is neither tensor nor plain value.
@@ -50,16 +50,16 @@ def optimizer_entries(optimizers: Sequence[Optimizer], names: Names, section: st
         for group in optimizer.param_groups:
             settings = {key: value for key, value in group.items() if key not in _NOT_SETTINGS}
             for parameter in group["params"]:
-                found = names_of(parameter, names)
+                aliases = names_of(parameter, names)
                 for kind, values in (
                     ("state", optimizer.state.get(parameter, {})),
                     ("param_groups", settings),
                 ):
                     for key, value in values.items():
-                        _check_plain(found[0], key, value)
-                        root = f"{kind}.{min(found)}.{key}"
+                        _check_plain(aliases[0], key, value)
+                        root = f"{kind}.{min(aliases)}.{key}"
                         entries += [
-                            StateEntry(section, f"{kind}.{name}.{key}", value, root) for name in found
+                            StateEntry(section, f"{kind}.{name}.{key}", value, root) for name in aliases
                         ]
     return entries
 
@@ -92,23 +92,23 @@ def _check_plain(name: str, key: str, value: Any) -> None:
 
 
 def state_places(keys: Iterable[str], wanted: Iterable[str]) -> dict[str, dict[str, str]]:
-    """For each wanted parameter the keys of a checkpoint that are about it.
+    """The keys of a checkpoint that belong to each parameter.
 
     Args:
-        keys: of one kind, without its prefix: ``layers.0.weight.exp_avg``.
-        wanted: names of parameters.
+        keys: without the prefix of their kind: ``layers.0.weight.exp_avg``.
+        wanted: the names of the parameters.
 
     Returns:
-        By parameter, then by what it is (``exp_avg``): the key.
+        The key, by the parameter's name and then by the value's (``exp_avg``).
 
     >>> state_places(["a.b.step", "a.b.exp_avg", "c.step"], ["a.b"])
     {'a.b': {'step': 'a.b.step', 'exp_avg': 'a.b.exp_avg'}}
     """
-    known = set(wanted)
+    parameters = set(wanted)
     places: dict[str, dict[str, str]] = {}
     for key in keys:
         name, _, what = key.rpartition(".")
-        while name and name not in known:
+        while name and name not in parameters:
             name, _, atom = name.rpartition(".")
             what = f"{atom}.{what}"
         if name:
@@ -122,12 +122,12 @@ def prepare_optimizer(
     states: Mapping[str, Mapping[str, Any]],
     settings: Mapping[str, Mapping[str, Any]],
 ) -> Restore:
-    """What puts loaded values into an optimizer, through its own ``load_state_dict``. Changes nothing yet.
+    """A function that loads values into an optimizer, through its own ``load_state_dict``.
 
     Args:
-        names: of its parameters.
-        states: by parameter name, what the checkpoint has for it.
-        settings: likewise the learning rate and so on.
+        names: those of its parameters.
+        states: what the checkpoint has for each parameter, by name.
+        settings: the learning rate and so on of each parameter, by name.
 
     Raises:
         CheckpointError: parameters of one group that were trained with different settings.
@@ -135,8 +135,10 @@ def prepare_optimizer(
     packed = optimizer.state_dict()
     positions: dict[int, int] = {}
     for group, packed_group in zip(optimizer.param_groups, packed["param_groups"], strict=True):
-        found = [names_of(parameter, names) for parameter in group["params"]]
-        packed_group |= _common([known[0] for known in found], [_any(settings, known) for known in found])
+        group_names = [names_of(parameter, names) for parameter in group["params"]]
+        packed_group |= _common(
+            [aliases[0] for aliases in group_names], [_any(settings, aliases) for aliases in group_names]
+        )
         for parameter, position in zip(group["params"], packed_group["params"], strict=True):
             positions[id(parameter)] = position
     packed["state"] = {
@@ -155,7 +157,7 @@ def prepare_optimizer(
 
 
 def _keep_dtypes(state: dict[str, Any], saved: Mapping[str, Any]) -> None:
-    """torch casts state to the parameter's dtype when it loads. State of higher precision stays as it was."""
+    """Undo torch's cast of loaded state to the parameter's dtype."""
     for key, value in saved.items():
         if isinstance(value, Tensor) and value.dtype != state[key].dtype:
             state[key] = value.to(state[key].device)
@@ -166,17 +168,17 @@ def _any(values: Mapping[str, Mapping[str, Any]], names: tuple[str, ...]) -> Map
 
 
 def _common(names: Sequence[str], settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What all parameters of a group were trained with."""
-    known = [(name, found) for name, found in zip(names, settings, strict=True) if found]
-    if not known:
+    """The settings that all parameters of a group have in common."""
+    saved = [(name, values) for name, values in zip(names, settings, strict=True) if values]
+    if not saved:
         return {}
-    first, common = known[0]
-    for name, found in known:
-        for key in common.keys() | found.keys():
-            if not _equal(common.get(key), found.get(key)):
+    first, common = saved[0]
+    for name, values in saved:
+        for key in common.keys() | values.keys():
+            if not _equal(common.get(key), values.get(key)):
                 raise CheckpointError(
                     f"{first!r} and {name!r} are in one param group, but the checkpoint has {key} = "
-                    f"{common.get(key)!r} for one and {found.get(key)!r} for the other: give each its own "
+                    f"{common.get(key)!r} for one and {values.get(key)!r} for the other: give each its own "
                     f"param group (the group holds {listed(names)})"
                 )
     return dict(common)

@@ -1,4 +1,4 @@
-"""Values that are no tensors, as bytes: plain data, which nothing has to run for."""
+"""Values that are no tensors, as bytes: plain data, which no code has to run for."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def plain_bytes(value: Any, what: str, *, trust: bool) -> bytes:
     """What ``torch.save`` makes of a value.
 
     Args:
-        what: it is, for the message.
+        what: what the value is, for the message.
         trust: pickle anything that can be pickled.
 
     Raises:
@@ -43,11 +43,7 @@ def plain_bytes(value: Any, what: str, *, trust: bool) -> bytes:
             torch.load(BytesIO(buffer.getvalue()), map_location="cpu", weights_only=True)
     except Exception as error:  # pickling runs the value's own code
         can = "which can't be saved" if trust else "which can't be saved as plain data"
-        cure = (
-            "give plain values"
-            if trust
-            else "give plain values, or pass trust=True to save and load a pickle"
-        )
+        cure = "give plain values" + ("" if trust else ", or pass trust=True to save and load a pickle")
         raise CheckpointError(
             f"{what} is a {type(value).__name__}, {can} ({_KINDS}): {cure} ({str(error)[:200]})"
         ) from error
@@ -58,8 +54,8 @@ def plain_value(stream: BytesIO, what: str, *, trust: bool) -> Any:
     """What `plain_bytes` or ``torch.save`` wrote.
 
     Args:
-        what: it is, for the message.
-        trust: anything, whatever is run to make it.
+        what: what the value is, for the message.
+        trust: load anything, whatever code that runs.
 
     Raises:
         CheckpointError: it is no plain data, or damaged.

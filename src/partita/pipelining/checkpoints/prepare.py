@@ -1,10 +1,11 @@
-"""What a rank will write, found out together with all others before anything is written."""
+"""What each rank will write, agreed on by all ranks before anything is written."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,8 @@ class Prepared:
     """What this rank writes.
 
     Attributes:
-        values: in sections.
-        aliases: names that point to another one's bytes; the same on every rank.
+        values: by section and name.
+        aliases: from a name to the one whose bytes it shares; the same on every rank.
         steps: how many steps the schedule has made; None where no rank has a stage.
     """
 
@@ -64,10 +65,10 @@ class Prepared:
 
 
 def prepare(request: Request, path: Path, savers: Savers) -> Prepared:
-    """Collect and compare. Collective.
+    """Collect what this rank has, and share out who writes what. Collective.
 
     Args:
-        path: where it goes, for messages.
+        path: of the checkpoint, for messages.
 
     Raises:
         CheckpointError: on all ranks alike.
@@ -76,13 +77,13 @@ def prepare(request: Request, path: Path, savers: Savers) -> Prepared:
     agree(savers, problem)
     assert entries is not None
     steps = _same_steps(savers, request.stages)
-    shares = share_out(entries, savers.rank, savers.everywhere, request.replicas)
+    shares = share_out(entries, savers.rank, savers.gather, request.replicas)
     return Prepared(_nested(entries, set(shares.mine)), shares.aliases, steps)
 
 
 def refuse_second(path: Path, *, first: bool) -> None:
-    """CheckpointError where the directory holds a checkpoint. One that was not finished the first rank takes
-    away.
+    """Raise an error where the directory holds a checkpoint. One that was not finished is removed, by the
+    first rank.
     """
     is_unfinished = (path / UNFINISHED).exists() and not (path / MANIFEST).exists()
     if is_unfinished and first:
@@ -95,9 +96,9 @@ def refuse_second(path: Path, *, first: bool) -> None:
 
 def _same_steps(savers: Savers, stages: Stages) -> int | None:
     own = {stage.step_count.steps for stage in listed_stages(stages) if isinstance(stage, Stage)}
-    said = savers.everywhere(sorted(own))
+    everywhere = savers.gather(sorted(own))
     first: tuple[int, int] | None = None
-    for rank, steps in ((rank, steps) for rank, counts in enumerate(said) for steps in counts):
+    for rank, steps in ((rank, steps) for rank, counts in enumerate(everywhere) for steps in counts):
         if first is None:
             first = rank, steps
         elif steps != first[1]:
@@ -109,15 +110,18 @@ def _same_steps(savers: Savers, stages: Stages) -> int | None:
 
 
 def _entries(request: Request, *, first: bool) -> list[StateEntry]:
-    """All that this rank holds, under the names of the checkpoint; ``extra`` on the first."""
+    """All that this rank could write; ``extra`` on the first."""
     states = [by_identity(state_of_stage(module)) for module in stage_modules(request.stages)]
     entries = []
-    for held in (held for state in states for held in state):
-        if isinstance(held.value, Tensor) and not has_memory(held.value):
+    for state_value in chain.from_iterable(states):
+        if isinstance(state_value.value, Tensor) and not has_memory(state_value.value):
             raise CheckpointError(
-                f"{held.names[0]!r} is on the meta device: materialise the stage before saving"
+                f"{state_value.names[0]!r} is on the meta device: materialise the stage before saving"
             )
-        entries += [StateEntry(request.model_key, name, held.value, min(held.names)) for name in held.names]
+        entries += [
+            StateEntry(request.model_key, name, state_value.value, min(state_value.names))
+            for name in state_value.names
+        ]
     entries += optimizer_entries(
         listed_optimizers(request.optimizers), all_names(states), request.optimizer_key
     )
@@ -126,12 +130,11 @@ def _entries(request: Request, *, first: bool) -> list[StateEntry]:
             check_plain(entry.value, repr(entry.key))
     for name, value in request.extra.items() if first else ():
         text = plain_bytes(value, f"extra[{name!r}]", trust=request.trust)
-        entries.append(StateEntry(EXTRA, name, text, name))  # as bytes, so that nothing looks into it
+        entries.append(StateEntry(EXTRA, name, text, name))  # as bytes, so that torch does not flatten it
     return entries
 
 
 def _nested(entries: Sequence[StateEntry], mine: set[str]) -> dict[str, Any]:
-    """What this rank writes, in sections."""
     nested: dict[str, Any] = {}
     for entry in entries:
         if entry.key in mine:
@@ -142,17 +145,15 @@ def _nested(entries: Sequence[StateEntry], mine: set[str]) -> dict[str, Any]:
 
 
 def all_names(states: Sequence[Sequence[StateValue]]) -> dict[int, tuple[str, ...]]:
-    """All names of each tensor, by its identity. A parameter that two stages hold may have a name more in
-    one.
-    """
-    found: dict[int, dict[str, None]] = {}
-    for held in (held for state in states for held in state):
-        found.setdefault(id(held.value), {}).update(dict.fromkeys(held.names))
-    return {identity: tuple(names) for identity, names in found.items()}
+    """All names of each tensor, by its identity: one that two stages hold may have more names in one."""
+    names_of: dict[int, dict[str, None]] = {}
+    for entry in chain.from_iterable(states):
+        names_of.setdefault(id(entry.value), {}).update(dict.fromkeys(entry.names))
+    return {identity: tuple(names) for identity, names in names_of.items()}
 
 
 def listed_optimizers(optimizers: Optimizers | None) -> list[Optimizer]:
-    """As a list, also where it is one."""
+    """A list of the optimizers."""
     if optimizers is None:
         return []
     return [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)

@@ -1,9 +1,8 @@
-"""Who writes what into a checkpoint: every name once, and only if all who hold it hold the same.
+"""Which rank writes what into a checkpoint: every name once, and only if all copies of it are equal.
 
-A name may be held by several: a tied parameter by two stages, everything by the ranks of a data parallel
-group. The ranks tell each other what they hold (round 1: names, shapes, types) and compare fingerprints of
-what is there more than once (round 2). From these tables, which are the same everywhere, each rank works out
-what it writes; nothing more is sent.
+A name may have several copies: a tied parameter in two stages, everything in the ranks of a data parallel
+group. The ranks exchange what they have (first names, shapes and types, then fingerprints of what has several
+copies). From these tables, which are the same everywhere, each rank computes what it writes.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from typing import Any, Literal
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from partita._torch.tensors.tensor_text import tensor_text
 from partita.errors import CheckpointError
 from partita.pipelining.checkpoints.fingerprint import fingerprint
 
@@ -58,14 +58,14 @@ class StateEntry:
 
     @property
     def root_key(self) -> str:
-        """Likewise of the root."""
+        """The name of the root in the checkpoint."""
         return under(self.section, self.root)
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """What the others are told about an entry. ``holders``: the ranks that have it together (a sharded
-    tensor's mesh), one for a plain tensor.
+    """The description of an entry that all ranks get. ``holders``: the ranks of a sharded tensor's mesh; this
+    rank alone for any other value.
     """
 
     kind: str
@@ -77,112 +77,105 @@ class _Row:
 
 @dataclass(frozen=True)
 class Shares:
-    """What comes of it.
+    """What this rank writes.
 
     Attributes:
-        mine: the names that this rank writes.
-        aliases: names that point to another one's bytes; the same on every rank.
+        mine: the names.
+        aliases: from a name to the one whose bytes it shares; the same on every rank.
     """
 
     mine: tuple[str, ...]
     aliases: Mapping[str, str]
 
 
-def share_out(entries: Iterable[StateEntry], rank: int, everywhere: Gather, replicas: Replicas) -> Shares:
-    """Work out with all other ranks who writes what. Collective.
+def share_out(entries: Iterable[StateEntry], rank: int, gather: Gather, replicas: Replicas) -> Shares:
+    """Share out what to write among the ranks. Collective.
 
     Args:
-        entries: what this rank holds; a name may be there twice (two stages on one rank).
-        rank: this one, as a sharded tensor's mesh counts (in the world).
+        entries: what this rank has; a name may be there twice (two stages on one rank).
+        rank: the number of this rank in the world, as in a sharded tensor's mesh.
         replicas: what to do with copies that differ: ``equal`` raises, ``first`` writes the one of the lowest
             rank.
 
     Raises:
         CheckpointError: two copies of one name differ.
     """
-    held: dict[str, list[StateEntry]] = {}
+    own_entries: dict[str, list[StateEntry]] = {}
     for entry in entries:
-        held.setdefault(entry.key, []).append(entry)
-    tables = everywhere({name: [_row(entry, rank) for entry in found] for name, found in held.items()})
-    ranks = everywhere(rank)
+        own_entries.setdefault(entry.key, []).append(entry)
+    tables = gather({name: [_row(entry, rank) for entry in copies] for name, copies in own_entries.items()})
+    ranks = gather(rank)
     rows: dict[str, list[tuple[int, _Row]]] = {}
     for owner, table in zip(ranks, tables, strict=True):
-        for name, found in table.items():
-            rows.setdefault(name, []).extend((owner, row) for row in found)
+        for name, copies in table.items():
+            rows.setdefault(name, []).extend((owner, row) for row in copies)
     if replicas == "equal":
-        _check(held, rows, ranks, everywhere)
+        _check(own_entries, rows, ranks, gather)
     aliases = _aliases(rows)
-    writers = _writers({name: found for name, found in rows.items() if name not in aliases}, replicas)
+    writers = _writers({name: copies for name, copies in rows.items() if name not in aliases}, replicas)
     return Shares(tuple(name for name, holders in writers.items() if rank in holders), aliases)
 
 
 def _row(entry: StateEntry, rank: int) -> _Row:
     value = entry.value
-    if isinstance(value, DTensor):
-        holders = tuple(int(other) for other in value.device_mesh.mesh.flatten())
-        return _Row(
-            _shape(value), value.numel() * value.element_size(), entry.root_key, holders, sharded=True
-        )
     if isinstance(value, Tensor):
-        return _Row(
-            _shape(value), value.numel() * value.element_size(), entry.root_key, (rank,), sharded=False
-        )
+        kind = tensor_text(value)
+        sharded = isinstance(value, DTensor)
+        holders = tuple(value.device_mesh.mesh.flatten().tolist()) if isinstance(value, DTensor) else (rank,)
+        return _Row(kind, value.numel() * value.element_size(), entry.root_key, holders, sharded)
     kind = f"{len(value)} bytes" if isinstance(value, bytes) else f"{type(value).__name__} {value!r}"
     return _Row(kind, 0, entry.root_key, (rank,), sharded=False)
 
 
-def _shape(value: Tensor) -> str:
-    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-
-
 def _check(
-    held: Mapping[str, Sequence[StateEntry]],
+    own_entries: Mapping[str, Sequence[StateEntry]],
     rows: Mapping[str, Sequence[tuple[int, _Row]]],
     ranks: Sequence[int],
-    everywhere: Gather,
+    gather: Gather,
 ) -> None:
     """Compare all copies; raises the same error on every rank."""
-    shared = {name: found for name, found in sorted(rows.items()) if len(found) > 1}
-    for name, found in shared.items():
-        (first, row), *others = found
+    # descriptions
+    shared = {name: copies for name, copies in sorted(rows.items()) if len(copies) > 1}
+    for name, copies in shared.items():
+        (first, row), *others = copies
         for other, its in others:
             if its.kind != row.kind:
                 raise _difference(name, first, other, f"{row.kind} and {its.kind}")
-    prints = everywhere({name: _prints(held[name]) for name in shared if name in held})
-    for name, found in shared.items():
+    # values
+    fingerprints = gather({name: _fingerprints(own_entries[name]) for name in shared if name in own_entries})
+    for name, copies in shared.items():
         numbers = [
             (owner, number)
-            for owner, table in zip(ranks, prints, strict=True)
+            for owner, table in zip(ranks, fingerprints, strict=True)
             for number in table.get(name, ())
         ]
         for owner, number in numbers:
             if number != numbers[0][1]:
-                what = f"both {found[0][1].kind}, with different values"
+                what = f"both {copies[0][1].kind}, with different values"
                 raise _difference(name, numbers[0][0], owner, what)
 
 
-def _prints(entries: Sequence[StateEntry]) -> list[int]:
-    """Of plain tensors. The copies of a sharded one are its mesh's own affair."""
-    plain: dict[int, Tensor] = {
+def _fingerprints(entries: Sequence[StateEntry]) -> list[int]:
+    """The fingerprints of unsharded tensors; copies of a sharded one are not compared."""
+    tensors: dict[int, Tensor] = {
         id(entry.value): entry.value
         for entry in entries
         if isinstance(entry.value, Tensor) and not isinstance(entry.value, DTensor)
     }
-    return [fingerprint(tensor) for tensor in plain.values()]
+    return [fingerprint(tensor) for tensor in tensors.values()]
 
 
 def _difference(name: str, first: int, second: int, what: str) -> CheckpointError:
     where = f"ranks {first} and {second}" if first != second else f"two stages of rank {first}"
     return CheckpointError(
         f"{name!r} is not the same on {where} ({what}): copies of one parameter or buffer have drifted "
-        "apart. "
-        'Find out why, or pass replicas="first" to save the copy of the lowest rank'
+        'apart. Find out why, or pass replicas="first" to save the copy of the lowest rank'
     )
 
 
 def _aliases(rows: Mapping[str, Sequence[tuple[int, _Row]]]) -> dict[str, str]:
-    """For each tied name the one that is written. Two ranks may know of different ties: a = b, and b = c."""
-    roots = {name: min(row.root for _, row in found) for name, found in rows.items()}
+    """For each tied name the one that is written. Two ranks may have different ties: a = b, and b = c."""
+    roots = {name: min(row.root for _, row in copies) for name, copies in rows.items()}
     aliases = {}
     for name in roots:
         root = name
@@ -196,18 +189,18 @@ def _aliases(rows: Mapping[str, Sequence[tuple[int, _Row]]]) -> dict[str, str]:
 def _writers(
     rows: Mapping[str, Sequence[tuple[int, _Row]]], replicas: Replicas
 ) -> dict[str, tuple[int, ...]]:
-    """The ranks that write each name: those of the first mesh where it is sharded; the one with the least to
-    do where several have all of it.
+    """The ranks that write each name: those of the lowest mesh where it is sharded, otherwise the one of its
+    holders that has the fewest bytes to write.
     """
     load: dict[int, int] = {}
     writers: dict[str, tuple[int, ...]] = {}
-    for name, found in sorted(rows.items()):
-        sharded = [row.holders for _, row in found if row.sharded]
+    for name, copies in sorted(rows.items()):
+        sharded = [row.holders for _, row in copies if row.sharded]
         if sharded:
             writers[name] = min(sharded)
             continue
-        owners = sorted({owner for owner, _ in found})
+        owners = sorted({owner for owner, _ in copies})
         owner = owners[0] if replicas == "first" else min(owners, key=lambda rank: (load.get(rank, 0), rank))
-        load[owner] = load.get(owner, 0) + found[0][1].size
+        load[owner] = load.get(owner, 0) + copies[0][1].size
         writers[name] = (owner,)
     return writers

@@ -1,4 +1,4 @@
-"""Who saves or loads a checkpoint together, how they tell each other what they hold, and who writes."""
+"""The ranks that save or load a checkpoint together: how they exchange objects, and how they write."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from partita.errors import CheckpointError, PartitaError
 from partita.pipelining.checkpoints.collective_save import comm_of_group, save_together
-from partita.pipelining.checkpoints.reasons import be_quiet_alone, quiet_alone, reason
+from partita.pipelining.checkpoints.torch_messages import be_quiet_alone, quiet_alone, reason
 from partita.pipelining.checkpoints.writer_thread import writer_thread
 from partita.pipelining.stages.stage import Stage
 from partita.pipelining.stages.state_of_stage import Stages, listed_stages
 from partita.runtime import Comm, InProcessComm
 from partita.runtime.publish_errors import publish_errors
-from partita.runtime.whereabouts import doing
+from partita.runtime.thread_activity import doing
 
 __all__ = ["Savers", "agree", "attempt", "savers_of"]
 
@@ -34,10 +34,10 @@ class Savers(Protocol):
     """The ranks that write one checkpoint.
 
     Attributes:
-        rank: this one, as a sharded tensor's mesh counts.
-        place: this one, among those that save or load together.
-        first: whether this is the first of them.
-        named: whether messages say which rank they are about.
+        rank: the number of this rank in the world, as in a sharded tensor's mesh.
+        place: its number among the ranks that save or load together.
+        first: whether it is the first of them.
+        named: whether error messages name the rank.
     """
 
     rank: int
@@ -45,20 +45,20 @@ class Savers(Protocol):
     first: bool
     named: bool
 
-    def everywhere(self, value: Any) -> list[Any]:
-        """All ranks' objects, in order. Collective."""
+    def gather(self, value: Any) -> list[Any]:
+        """Gather the objects of all ranks, in order. Collective."""
 
     def write(self, nested: dict[str, Any], writer: FileSystemWriter) -> None:
-        """Write what each rank brings. Collective; raises what torch raises."""
+        """Write the values of all ranks. Collective; raises what torch raises."""
 
     def start(self, staged: dict[str, Any], writer: FileSystemWriter) -> Future[Any]:
-        """Likewise in a thread, which has ``staged`` to itself until the future is done. Collective."""
+        """Write in a thread, which alone may use ``staged`` until the future is done. Collective."""
 
 
 def attempt(
     action: Callable[[], T], path: str | os.PathLike[str], what: Literal["read", "written"]
 ) -> tuple[T | None, PartitaError | None]:
-    """What ``action`` returns, or what went wrong: for `agree`, before any rank waits for another."""
+    """The result of ``action``, or its error: for `agree`, before any rank waits for another."""
     try:
         return action(), None
     except PartitaError as error:
@@ -70,12 +70,12 @@ def attempt(
 
 
 def agree(savers: Savers, problem: PartitaError | None) -> None:
-    """Go on if no rank has a problem. Collective.
+    """Raise an error on all ranks if one has a problem. Collective.
 
     Raises:
-        CheckpointError: the first rank's that has one, on all ranks alike.
+        CheckpointError: the problem of the first rank that has one.
     """
-    problems = savers.everywhere(None if problem is None else str(problem))
+    problems = savers.gather(None if problem is None else str(problem))
     for rank, text in enumerate(problems):
         if text is not None:
             if not savers.named and problem is not None:
@@ -85,7 +85,7 @@ def agree(savers: Savers, problem: PartitaError | None) -> None:
 
 def savers_of(stages: Stages, group: dist.ProcessGroup | None, *, alone: bool = False) -> Savers:
     """The ranks of the `InProcessWorld` that ``stages`` run in, or of the process group; this process alone
-    where there is neither, or where it is to be ``alone``.
+    where there is neither, or with ``alone``.
     """
     if alone:
         return _Alone()
@@ -101,7 +101,7 @@ def savers_of(stages: Stages, group: dist.ProcessGroup | None, *, alone: bool = 
 class _Alone:
     rank, place, first, named = 0, 0, True, False
 
-    def everywhere(self, value: Any) -> list[Any]:
+    def gather(self, value: Any) -> list[Any]:
         return [value]
 
     def write(self, nested: dict[str, Any], writer: FileSystemWriter) -> None:
@@ -127,7 +127,7 @@ class _Processes:
         self.place = dist.get_rank(group)
         self.first = self.place == 0
 
-    def everywhere(self, value: Any) -> list[Any]:
+    def gather(self, value: Any) -> list[Any]:
         with publish_errors(self._comm, _WHERE):
             return self._comm.all_gather_object(value)
 
@@ -146,7 +146,7 @@ def _write(comm: Comm, where: str, nested: dict[str, Any], writer: FileSystemWri
 
 
 class _Threads:
-    """The ranks of one process: rank 0 writes for all."""
+    """The ranks of an `InProcessWorld`: rank 0 writes for all."""
 
     named = True
 
@@ -155,7 +155,7 @@ class _Threads:
         self.rank = self.place = comm.rank
         self.first = comm.rank == 0
 
-    def everywhere(self, value: Any) -> list[Any]:
+    def gather(self, value: Any) -> list[Any]:
         return self._comm.all_gather_object(value)
 
     def write(self, nested: dict[str, Any], writer: FileSystemWriter) -> None:
@@ -164,11 +164,11 @@ class _Threads:
             self._collect(nested)
             try:
                 _Alone().write(nested, writer)
-            except (Exception, CheckpointException) as error:  # told to the others, who wait for it
+            except (Exception, CheckpointException) as error:  # sent to the others, which wait for it
                 text = reason(error)
         else:
             self._comm.send_object(nested, 0)
-        text = self.everywhere(text)[0]
+        text = self.gather(text)[0]
         if text is not None:
             raise RuntimeError(text)
 

@@ -1,4 +1,4 @@
-"""Whether all ranks write to one directory, or each host to one of its own that has the same name."""
+"""A check that all ranks write to one directory, and not each host to its own of the same name."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from partita.pipelining.checkpoints.savers import Savers, agree, attempt
 __all__ = ["check_shared"]
 
 _PATIENCE_S = 5.0
-"""How long a rank looks for what another one has written: a network's file system may show it late."""
+"""How long a rank looks for another's file, which a network file system may show late."""
 
 _PAUSE_S = 0.1
 
 
 def check_shared(folder: Path, savers: Savers) -> None:
-    """Check that every rank sees what the first one writes to ``folder``, which is made. Collective.
+    """Check that every rank sees what the first one writes to ``folder``, and make that. Collective.
 
     Raises:
         CheckpointError: on all ranks: some see another directory, or it can't be made.
@@ -28,9 +28,9 @@ def check_shared(folder: Path, savers: Savers) -> None:
     marker = folder / f".partita-{uuid.uuid4().hex}"
     _, problem = attempt(lambda: _put(marker) if savers.first else None, folder, "written")
     agree(savers, problem)
-    name = next(name for name in savers.everywhere(marker.name if savers.first else None) if name)
+    name = next(name for name in savers.gather(marker.name if savers.first else None) if name)
     marker = folder / name
-    hosts = savers.everywhere((socket.gethostname(), _sees(marker)))
+    hosts = savers.gather((socket.gethostname(), _sees(marker)))
     if savers.first:
         marker.unlink(missing_ok=True)
     blind = [(rank, host) for rank, (host, sees) in enumerate(hosts) if not sees]

@@ -26,23 +26,23 @@ __all__ = ["Snapshots"]
 
 
 class Snapshots:
-    """Saves a checkpoint at every so many steps, beside training, and keeps the newest.
+    """Saves a checkpoint at every so many steps while training goes on, and keeps the newest ones.
 
-    A snapshot is what `save_checkpoint` writes, in a directory of its own (``step-000000100``), which appears
-    when it is whole: `latest_checkpoint` finds it, `load_checkpoint` reads it. `save` copies this rank's part
-    on the CPU, and a thread writes the copy. The next snapshot waits for the one before it.
+    A snapshot is a checkpoint as of `save_checkpoint`, in a directory of its own (``step-000000100``), which
+    appears when it is complete: `latest_checkpoint` finds it, `load_checkpoint` reads it. `save` copies this
+    rank's part to the CPU, and a thread writes the copy. The next snapshot waits for the one before it.
 
     Where ``torch.distributed`` is initialised `save`, `wait` and `close` are collective.
 
     Args:
         folder: on a file system that all ranks share; made if it is not there. Nothing else should be in it.
-        every: at how many steps a snapshot is made.
-        keep: how many are kept; older ones are removed when a new one is whole.
+        every: the number of steps from one snapshot to the next.
+        keep: how many are kept; older ones are removed when a new one is complete.
         process_group: of the ranks that hold the model; the default one if not given.
         replicas: what becomes of copies that differ; see `save_checkpoint`. ``first`` compares none, which
-            takes less of a step where ranks hold large copies (data parallel training).
-        model_key: what the model's names stand below.
-        optimizer_key: what the optimizer's stand below.
+            takes less time where ranks hold large copies (data parallel training).
+        model_key: the prefix of the model's names.
+        optimizer_key: the prefix of the optimizer's.
 
     Raises:
         ArgumentError: ``every`` or ``keep`` is less than 1.
@@ -86,17 +86,17 @@ class Snapshots:
         *,
         extra: Mapping[str, Any] | None = None,
     ) -> bool:
-        """Begin a snapshot if it is time for one. Collective; all ranks call it with the same step.
+        """Begin a snapshot if one is due. Collective; all ranks call it with the same step.
 
         Args:
             step: the number of steps made.
-            stages: this rank's stages, or a whole model; these and the others as for `save_checkpoint`.
+            stages: this rank's stages, or a whole model; this and the others as for `save_checkpoint`.
 
         Returns:
-            Whether it was time.
+            Whether a snapshot was due.
 
         Raises:
-            CheckpointError: on all ranks: this one can't be saved (as for `save_checkpoint`), or the one
+            CheckpointError: on all ranks: this snapshot can't be saved (see `save_checkpoint`), or the one
                 before could not be written.
             PeerFailed: another rank failed or died meanwhile.
         """
@@ -125,10 +125,10 @@ class Snapshots:
         return True
 
     def wait(self) -> None:
-        """Until the last snapshot is written. Collective.
+        """Wait until the last snapshot is written. Collective.
 
         Raises:
-            CheckpointError: on all ranks: it could not be.
+            CheckpointError: on all ranks: it could not be written.
         """
         if self._running is None:
             return
@@ -138,7 +138,7 @@ class Snapshots:
         agree(savers, problem)
 
     def close(self) -> None:
-        """As `wait`."""
+        """Wait, as `wait` does."""
         self.wait()
 
     def __enter__(self) -> Snapshots:
@@ -147,19 +147,19 @@ class Snapshots:
     def __exit__(
         self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        if kind is None:  # after an error others may not come, and nobody should wait for them
+        if kind is None:  # after an error, other ranks may never get here
             self.close()
 
     def _clear(self, target: Path) -> None:
-        """Remove what was not finished: of this snapshot; at first of all that an earlier run has left."""
+        """Remove unfinished directories: this snapshot's; the first time all that an earlier run has left."""
         old = [_unfinished(target)] if self._has_begun else self._folder.glob(".step-*")
         for path in old:
             if path.exists():
                 shutil.rmtree(path)
 
     def _publish(self, target: Path) -> None:
-        """Give what is whole its name, and remove what is too old. On the first rank, in its thread."""
-        aside = _set_aside(target) if target.exists() else None  # trained again from an earlier one
+        """Give the complete snapshot its name, and remove old ones. On the first rank, in its thread."""
+        aside = _set_aside(target) if target.exists() else None  # of a training that was resumed before it
         _unfinished(target).rename(target)
         if aside is not None:
             shutil.rmtree(aside)
@@ -174,7 +174,7 @@ def _unfinished(target: Path) -> Path:
 
 
 def _set_aside(path: Path) -> Path:
-    """Under another name, so that nobody takes half of it for a checkpoint."""
+    """Rename a directory, so that nobody takes it for a checkpoint while it is being removed."""
     aside = path.with_name(f".{path.name}.old")
     if aside.exists():
         shutil.rmtree(aside)

@@ -1,4 +1,4 @@
-"""Copies of what is to be written, so that training goes on while it is."""
+"""Copies of what is being written while training goes on."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ __all__ = ["SnapshotBuffers"]
 
 
 class SnapshotBuffers:
-    """Memory on the CPU that is used again for each snapshot. It takes as much as the rank writes."""
+    """Memory on the CPU that is reused for each snapshot, of the size of what the rank writes."""
 
     def __init__(self) -> None:
         self._kept: dict[str, Tensor] = {}
 
     def of(self, nested: Mapping[str, Any]) -> dict[str, Any]:
-        """The same with copies of the tensors. What was returned before is overwritten."""
+        """The same values with copies of the tensors; overwrites what was returned before."""
         copied = self._copied("", nested)
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         return copied
 
     def _copied(self, prefix: str, nested: Mapping[str, Any]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        copies: dict[str, Any] = {}
         for name, value in nested.items():
             key = f"{prefix}.{name}"
             if isinstance(value, DTensor):
-                found |= BlockingAsyncStager().stage({name: value})
+                copies |= BlockingAsyncStager().stage({name: value})
             elif isinstance(value, Tensor):
-                found[name] = self._buffer(key, value).copy_(value, non_blocking=True)
+                copies[name] = self._buffer(key, value).copy_(value, non_blocking=True)
             else:
-                found[name] = self._copied(key, value) if type(value) is dict else value
-        return found
+                copies[name] = self._copied(key, value) if type(value) is dict else value
+        return copies
 
     def _buffer(self, key: str, value: Tensor) -> Tensor:
         kept = self._kept.get(key)
         if kept is None or kept.shape != value.shape or kept.dtype != value.dtype:
-            pinned = value.device.type == "cuda"  # only then is a copy from there quick
+            pinned = value.device.type == "cuda"  # makes the copy fast
             kept = torch.empty(value.shape, dtype=value.dtype, pin_memory=pinned)
             self._kept[key] = kept
         return kept

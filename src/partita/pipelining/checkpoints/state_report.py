@@ -1,4 +1,4 @@
-"""Where a model's parameters and buffers went when it was cut: the proof that none was lost."""
+"""Which stage of a pipe has which parameters and buffers, and whether any was lost."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.fx import Graph, GraphModule
 
 from partita._torch.modules.contents import named_state
 from partita.errors import CheckpointError
-from partita.graph.state import lookup
+from partita.graph.attributes import lookup
 from partita.listing import listed
 from partita.pipelining.frontends.pipe import Pipe
 from partita.pipelining.interface.two_modes import TwoModes
@@ -22,15 +22,15 @@ __all__ = ["StateReport", "state_report"]
 
 @dataclass(frozen=True)
 class StateReport:
-    """What `state_report` found.
+    """What `state_report` returns.
 
     Attributes:
-        stages: for each name of a parameter or buffer the stages that hold it, ascending. Together these are
-            all names that a checkpoint made from the stages has, and the non-persistent buffers.
-        unused: names that no operation of a captured model uses, with the stage that keeps them, so that a
+        stages: for each name of a parameter or buffer the stages that hold it, ascending: all names in a
+            checkpoint of the stages, and those of non-persistent buffers.
+        unused: names that no operation of a captured model uses, with the stage that holds them, so that a
             checkpoint has them.
         missing: names in the model's own ``state_dict()`` that no stage has.
-        surplus: names in a stage's ``state_dict()`` that the model's has not.
+        surplus: names in a stage's ``state_dict()`` that are not in the model's.
     """
 
     stages: Mapping[str, tuple[int, ...]]
@@ -39,11 +39,10 @@ class StateReport:
     surplus: tuple[str, ...] = ()
 
     def check(self) -> StateReport:
-        """Itself.
+        """Return the report itself, if nothing is missing or surplus.
 
         Raises:
-            CheckpointError: a checkpoint made from the stages would not have just the names of the model's
-                own.
+            CheckpointError: a checkpoint of the stages would have other names than one of the model.
         """
         if self.missing:
             raise CheckpointError(
@@ -60,10 +59,10 @@ class StateReport:
 
 
 def state_report(pipe: Pipe, model: nn.Module | None = None) -> StateReport:
-    """Which stage holds what, and what nothing uses.
+    """Report which stage holds which parameters and buffers, and which of them are unused.
 
     Args:
-        model: what was cut: its state dict is what the stages are held against.
+        model: the model that was cut, whose state dict is compared with the stages'.
 
     >>> import torch
     >>> from partita.pipelining import SplitPoint, pipeline
@@ -77,7 +76,7 @@ def state_report(pipe: Pipe, model: nn.Module | None = None) -> StateReport:
     modules = [pipe.get_stage_module(index) for index in range(pipe.num_stages)]
     stages: dict[str, list[int]] = {}
     unused: dict[str, int] = {}
-    used = {identity for module in modules for identity in _used(module)}
+    used = {identity for module in modules for identity in _used_tensors(module)}
     for index, module in enumerate(modules):
         for name, tensor in named_state(module):
             stages.setdefault(name, []).append(index)
@@ -86,16 +85,16 @@ def state_report(pipe: Pipe, model: nn.Module | None = None) -> StateReport:
     there = {name for module in modules for name in state_of_stage(module)}
     wanted = there if model is None else state_of_stage(model).keys()
     return StateReport(
-        {name: tuple(found) for name, found in sorted(stages.items())},
+        {name: tuple(indices) for name, indices in sorted(stages.items())},
         dict(sorted(unused.items())),
         tuple(sorted(wanted - there)),
         tuple(sorted(there - wanted)),
     )
 
 
-def _used(module: nn.Module) -> Iterator[int]:
-    """Identities of what a stage's graphs, and the graphs and modules that they call, refer to; of
-    everything, where it runs the model's own code.
+def _used_tensors(module: nn.Module) -> Iterator[int]:
+    """The identities of the tensors that a stage's graphs, and the modules that they call, refer to; of all
+    its tensors where it runs the model's own code.
     """
     graphs: list[Graph] = [module.graph] if isinstance(module, GraphModule) else []
     if isinstance(module, TwoModes):
@@ -105,4 +104,4 @@ def _used(module: nn.Module) -> Iterator[int]:
     for node in chain.from_iterable(graph.nodes for graph in graphs):
         if node.op in ("get_attr", "call_module"):
             value = lookup(module, node)
-            yield from _used(value) if isinstance(value, nn.Module) else [id(value)]
+            yield from _used_tensors(value) if isinstance(value, nn.Module) else [id(value)]

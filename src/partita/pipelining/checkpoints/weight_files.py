@@ -1,7 +1,7 @@
-"""A stage's own tensors from safetensors files, and nothing else of them.
+"""Loads a stage's tensors, and no others, from safetensors files.
 
-The files' headers say which tensor lies where, so a rank reads as many bytes as its stage has. A model in
-several files has an index (``model.safetensors.index.json``), which says in which file each tensor is.
+The files' headers have the place of each tensor, so a rank reads as many bytes as its stage has. A model in
+several files has an index (``model.safetensors.index.json``) with the file of each tensor.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ _DTYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """Where a stage's tensor lies: ``key`` in ``file``."""
+class _Place:
+    """The place of a stage's tensor: ``key`` in ``file``."""
 
-    held: StateValue
+    entry: StateValue
     key: str
     file: Path
 
@@ -75,17 +75,16 @@ def load_safetensors(
     """Read a stage's parameters and persistent buffers from a safetensors file, or from several with an
     index.
 
-    Each tensor is read on its own, straight to the device that the stage's tensor is on, and copied into it.
-    Any of a tied tensor's names will do. Names, shapes and dtypes are all checked before the first one is
-    read, and an error after that leaves the stage as it was (for which what it held is kept on the CPU
-    meanwhile). The format has no checksums: a file that is too short or has a damaged header is an error,
-    other numbers in its data are not seen.
+    Each tensor is read by itself, to the device of the stage's tensor, and copied into it. A tied tensor may
+    have any of its names. All names, shapes and dtypes are checked before the first tensor is read, and an
+    error after that leaves the stage as it was (its old values are on the CPU meanwhile). The format has no
+    checksums: a short file or a damaged header is an error, changed numbers are not noticed.
 
     Args:
         stage: one or several, or a whole model; no meta tensors (see `materialise`).
         path: a ``.safetensors`` file, an index (``.json``), or a directory with ``model.safetensors`` or
             ``model.safetensors.index.json``.
-        strict: a tensor that no file has is an error. What the files have beyond it belongs to other stages.
+        strict: a tensor that no file has is an error. Further tensors in the files belong to other stages.
         prefix: what the names in the files have in front of the model's (``"transformer."``).
         cast: convert tensors of another dtype; otherwise they are an error.
 
@@ -93,47 +92,47 @@ def load_safetensors(
         The names that no file has (with ``strict=False``).
 
     Raises:
-        CheckpointError: a name that is missing; another shape or dtype than the stage's, with both; a tensor
-            on the meta device; a file that is missing or broken.
+        CheckpointError: a missing name, another shape or dtype than the stage's, a tensor on the meta device,
+            or a file that is missing or damaged.
     """
-    state = [held for module in stage_modules(stage) for held in by_identity(state_of_stage(module))]
-    tensors = [held for held in state if not is_opaque(held)]
-    for held in tensors:
-        if not has_memory(held.value):
-            raise CheckpointError(f"{held.names[0]!r} is on the meta device: materialise the stage first")
+    state = [entry for module in stage_modules(stage) for entry in by_identity(state_of_stage(module))]
+    tensors = [entry for entry in state if not is_opaque(entry)]
+    for entry in tensors:
+        if not has_memory(entry.value):
+            raise CheckpointError(f"{entry.names[0]!r} is on the meta device: materialise the stage first")
     with ExitStack() as stack:
         files = _Files(Path(path), stack)
-        found, missing = _look_up(tensors, files, prefix)
+        places, missing = _look_up(tensors, files, prefix)
         if missing and strict:
             raise CheckpointError(
                 f"{os.fspath(path)!r} does not have {listed(prefix + name for name in missing)}: it has "
                 f"{listed(files.keys(), limit=3)}. Pass the prefix that its names have, or strict=False to "
                 "leave them as they are"
             )
-        for item in found:
+        for item in places:
             _check(item, files, cast)
         with unchanged_on_error((), ()) as undo:
-            for item in found:
-                tensor = item.held.value.detach()
+            for item in places:
+                tensor = item.entry.value.detach()
                 put([(tensor, files.read(item, str(tensor.device)))], undo)
     return tuple(missing)
 
 
-def _look_up(tensors: Sequence[StateValue], files: _Files, prefix: str) -> tuple[list[_Found], list[str]]:
-    found: list[_Found] = []
+def _look_up(tensors: Sequence[StateValue], files: _Files, prefix: str) -> tuple[list[_Place], list[str]]:
+    places: list[_Place] = []
     missing: dict[str, None] = {}
-    for held in tensors:
-        key = next((prefix + name for name in held.names if prefix + name in files.places), None)
+    for entry in tensors:
+        key = next((prefix + name for name in entry.names if prefix + name in files.places), None)
         if key is None:
-            missing[held.names[0]] = None
+            missing[entry.names[0]] = None
         else:
-            found.append(_Found(held, key, files.places[key]))
-    return found, list(missing)
+            places.append(_Place(entry, key, files.places[key]))
+    return places, list(missing)
 
 
-def _check(item: _Found, files: _Files, cast: bool) -> None:
+def _check(item: _Place, files: _Files, cast: bool) -> None:
     shape, dtype = files.describe(item)
-    tensor = item.held.value
+    tensor = item.entry.value
     if shape != tuple(tensor.shape):
         raise CheckpointError(
             f"{item.key!r} has shape {list(shape)} in {str(item.file)!r}, and {list(tensor.shape)} in the "
@@ -159,7 +158,7 @@ def _weight_map(value: Any) -> dict[str, str]:
 
 
 class _Files:
-    """Safetensors files, each opened when something in it is wanted.
+    """Safetensors files, each opened when it is first needed.
 
     Attributes:
         places: the file of each key.
@@ -206,7 +205,7 @@ class _Files:
             self._open[path, device] = opened
         return self._open[path, device]
 
-    def describe(self, item: _Found) -> tuple[tuple[int, ...], torch.dtype | str]:
+    def describe(self, item: _Place) -> tuple[tuple[int, ...], torch.dtype | str]:
         """Shape and dtype, from the header alone."""
         try:
             header = self._file(item.file, "cpu").get_slice(item.key)
@@ -218,8 +217,7 @@ class _Files:
         name = header.get_dtype()
         return tuple(header.get_shape()), _DTYPES.get(name, name)
 
-    def read(self, item: _Found, device: str) -> Tensor:
-        """Read one tensor."""
+    def read(self, item: _Place, device: str) -> Tensor:
         try:
             return self._file(item.file, device).get_tensor(item.key)
         except (SafetensorError, OSError, RuntimeError) as error:

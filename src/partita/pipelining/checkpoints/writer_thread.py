@@ -1,8 +1,8 @@
-"""The thread that writes beside training, and what becomes of it when the process ends.
+"""The thread that writes snapshots while training goes on, and its end with the process.
 
-Python waits for the threads of its own pools before anything else is told that a script has failed, and the
-other ranks would wait for as long as one writes. This thread is waited for where the process ends in order;
-where it fails, only for what no other rank has a part in.
+Python waits for the threads of its own pools before other exit handlers learn that a script has failed, so
+the other ranks would wait for the writing. This thread is waited for where the process ends normally; where
+it fails, only for what no other rank takes part in.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from partita.runtime.failure import ending_error
 __all__ = ["WriterThread", "writer_thread"]
 
 _GIVEN_UP_S = 1.0
-"""How long a process that has failed waits for what it writes with others to be given up."""
+"""How long a process that has failed waits for the writing that other ranks take part in."""
 
 
 class WriterThread:
-    """Runs what it is given, in order. It is not waited for by Python itself."""
+    """Runs functions in order, in a thread that Python itself does not wait for."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
@@ -37,8 +37,8 @@ class WriterThread:
         """Let the thread call ``function``.
 
         Args:
-            with_others: whether other ranks have a part in it. Where they have, call this after the comm for
-                it was made: what was made last is asked first when the process ends.
+            with_others: whether other ranks take part in it. If so, call this after the comm for it was made,
+                since exit handlers run in reverse order.
         """
         if not self._begun:
             self._begun = True
@@ -60,21 +60,21 @@ class WriterThread:
                 future.set_result(function())
             except BaseException as error:
                 future.set_exception(error)
-            del future, function  # what was written is not kept until there is something else
+            del future, function  # frees what was written before the next call comes
 
     def finish(self) -> None:
-        """The process ends: wait for what is to be written whole."""
+        """Wait, at the end of the process, for what can still be written completely."""
         failed = ending_error() is not None
         wait([one for one, with_others in list(self._unfinished.items()) if not (failed and with_others)])
 
     def give_up(self) -> None:
-        """The other ranks have been told that this one has failed: soon nothing is written any more."""
+        """Wait a little for the rest, once the other ranks know that this one has failed."""
         wait(list(self._unfinished), _GIVEN_UP_S)
 
 
 @cache
 def writer_thread() -> WriterThread:
-    """One for all that is written beside training: ranks write in the order in which they began to."""
+    """The one thread for all that is written beside training, so that all ranks write in one order."""
     return WriterThread()
 
 

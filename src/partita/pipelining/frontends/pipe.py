@@ -1,4 +1,4 @@
-"""A model cut into stages: runs locally like the model, and hands out stages for ranks to run."""
+"""The base class of pipes: models cut into stages, which run locally or are given to ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.fx import GraphModule
 
-from partita._torch.export.export import Signature
+from partita._torch.export.signature import Signature
 from partita._torch.graph_module.graph_copy import copy_graph
 from partita.capture.proof import UNASKED, Proof
 from partita.errors import StageIndexError
@@ -26,17 +26,18 @@ from partita.runtime import Comm
 __all__ = ["Pipe", "stage_name"]
 
 stage_name = "submod_pp_{}".format
-"""Of the stage of an index, among the children of `Pipe.split_gm`."""
+"""The name of a stage, by its index, among the children of `Pipe.split_gm`."""
 
 
 class Pipe(nn.Module, ABC):
-    """What `pipeline` returns: a ``GraphPipe``, or a ``ModulePipe`` where the model's own code is cut.
+    """A model cut into stages, as `pipeline` returns it: a ``GraphPipe``, or a ``ModulePipe`` with
+    ``frontend="modules"``.
 
-    Calling it runs the stages one after the other in this process, with the model's own signature, output
+    A call runs the stages one after the other in this process, with the model's own signature, output
     structure, autograd and random numbers. The parameters are the model's own.
 
-    With a ``loss_spec`` it contains its backward: a call also fills the gradients (where grad mode is on),
-    and what it returns has no history. Its stages' schedules need no ``loss_fn`` then.
+    With a ``loss_spec`` a call runs the backward pass too: it fills the gradients (where grad mode is on) and
+    returns tensors without a graph. Its stages' schedules need no ``loss_fn`` then.
 
     Attributes:
         split_gm: calls the stages one after the other; its children ``submod_pp_<i>`` are the stages.
@@ -45,9 +46,9 @@ class Pipe(nn.Module, ABC):
         plan: how the cuts were chosen, or None where they were made by hand.
         proof: whether what was cut was compared with the model itself, and how.
         loss_spec: which of the model's outputs is the loss, or None.
-        loss: picks it out of the outputs.
-        step_loss: what the stages' schedules take where they are given no ``loss_fn``: the same, or without a
-            ``loss_spec`` what the model returns under the key ``"loss"``.
+        loss: picks the loss out of the outputs, where there is a ``loss_spec``.
+        step_loss: the loss of schedules without a ``loss_fn``: ``loss``, or without a ``loss_spec`` what the
+            model returns under the key ``"loss"``.
     """
 
     def __init__(
@@ -73,10 +74,11 @@ class Pipe(nn.Module, ABC):
     def _find_loss(
         self, loss_spec: LossSpec | None, output: Any, leaf: type, starts_gradients: Callable[[Any], bool]
     ) -> None:
-        """Note which of the outputs is the loss.
+        """Set `loss_spec`, `loss` and `step_loss`.
 
         Args:
-            output: as the model returns it, of ``leaf``s.
+            output: a tree like the model's output.
+            leaf: the type of its leaves that are tensors.
             starts_gradients: whether a leaf is one number that has gradients.
         """
         self.loss_spec = loss_spec
@@ -95,13 +97,15 @@ class Pipe(nn.Module, ABC):
 
     @property
     def replicated_params(self) -> list[dict[str, str]]:
-        """For each parameter that several stages hold: its name in each of them, by the stage's name
+        """For each parameter that several stages hold, its name in each of them by the stage's name
         (``submod_pp_<i>``).
         """
-        held = [dict(module.named_parameters(remove_duplicate=False)) for module in self._stage_modules()]
+        parameters = [
+            dict(module.named_parameters(remove_duplicate=False)) for module in self._stage_modules()
+        ]
         return [
             {
-                stage_name(stage): next(name for name in tied.names if name in held[stage])
+                stage_name(stage): next(name for name in tied.names if name in parameters[stage])
                 for stage in tied.stages
             }
             for tied in self.routes.tied
@@ -111,25 +115,25 @@ class Pipe(nn.Module, ABC):
         """Run all stages in this process; arguments and result are those of the model.
 
         Raises:
-            ArgumentError: arguments that the model was captured without, or with other names.
-            SignatureMismatch: another shape, dtype or constant than the model was captured with.
-            ExecutionError: the marked loss is not one number, or depends on nothing that is trained; or the
-                model's own code needs what the example did not need, see `pipeline`.
+            ArgumentError: the model was captured without these arguments, or with other names.
+            SignatureMismatch: the model was captured with another shape, dtype or constant.
+            ExecutionError: the marked loss is not one number, or depends on nothing that is trained; or, with
+                ``frontend="modules"``, a stage uses a value that it did not use with the example.
         """
         output = self._run_stages(args, kwargs)
-        # in evaluation the output may be built otherwise
-        elsewhere = self.routes.in_mode(self.training) is self.routes.evaluation
-        if self.loss is None or elsewhere or not torch.is_grad_enabled():
+        # a model that takes another path in evaluation may return another structure there
+        other_structure = self.routes.in_mode(self.training) is self.routes.evaluation
+        if self.loss is None or other_structure or not torch.is_grad_enabled():
             return output
         checked_loss(self.loss(output)).backward()
         return detached(output)
 
     @abstractmethod
     def _run_stages(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the model returns."""
+        """Run all stages and return what the model returns."""
 
     def get_stage_module(self, index: int) -> nn.Module:
-        """The module of one stage; its parameters have their original names.
+        """Return the module of one stage; its parameters have their original names.
 
         Raises:
             StageIndexError: there is no such stage.
@@ -152,23 +156,21 @@ class Pipe(nn.Module, ABC):
         *,
         comm: Comm | None = None,
     ) -> Stage:
-        """The stage as a rank runs it. It keeps only its own parameters alive.
+        """Return the stage as a rank runs it. It keeps only its own parameters alive.
 
         Args:
             stage_index: which stage.
-            device: where it runs. What lies elsewhere is copied there, and operations that make tensors make
-                them there; this pipe and the user's model stay as they are. Not given, or all there already:
-                the stage's parameters are the model's own. Tensors on the meta device are left for
-                `materialise`.
+            device: where it runs. Tensors that lie elsewhere are copied there, and operations that make
+                tensors make them there; this pipe and the user's model are not changed. With None, or where
+                all tensors are there already, the stage's parameters are the model's own. Tensors on the meta
+                device are left for `materialise`.
             group: the process group of the pipeline's ranks; the default group if neither it nor ``comm`` is
                 given.
-            comm: what the ranks talk through.
+            comm: the communication between the ranks.
         """
 
     def info(self) -> PipeInfo:
-        """What there is to know of the pipe without keeping it alive; as text, a listing of stages,
-        parameters and what crosses.
-        """
+        """Return a description that keeps none of the pipe's modules alive; see `PipeInfo`."""
         return PipeInfo(
             graph=copy_graph(self.split_gm.graph),
             num_stages=self.num_stages,
@@ -187,10 +189,10 @@ class Pipe(nn.Module, ABC):
 
     @abstractmethod
     def _about_stages(self) -> Iterator[str]:
-        """Lines of a listing: what each stage has."""
+        """Lines of the listing for the stages."""
 
     def _remarks(self) -> Iterator[str]:
-        """Lines at its end."""
+        """Lines at the end of the listing."""
         return iter(())
 
     def print_readable(self) -> None:

@@ -1,17 +1,17 @@
-"""How tensors lie in memory, told along with them, so that a receiver lays them out like the sender.
+"""The memory layout of tensors, sent along with them so that the receiver lays them out like the sender.
 
-What a kernel computes depends in its last bits on strides (a sum adds in the order of memory, a normalisation
-takes another path for a slice) and, where matrices are multiplied, on how the first element is aligned. So
-each message ends with a trailer: for each value whether it is there, and how it lies. The data goes without
-gaps, and most values lie that way anyway; others are put in place where they arrive::
+The last bits of a kernel's result depend on strides (a sum adds in the order of memory, a normalisation takes
+another path for a slice) and, where matrices are multiplied, on the alignment of the first element. So each
+message ends with a trailer: for each value whether it was sent, and its layout. The data is sent without
+gaps. Most values have none (they are *compact*); the others are put in place where they arrive::
 
     sent      x[:, 8:] of x [2, 16, 4]      shape [2, 8, 4], stride [64, 4, 1], 128 bytes into x
     data      its 64 numbers
-    trailer   there, laid out, its storage, where in it, 64, 4, 1
-    rebuilt   memory for what lies between its first and its last number, as_strided, copy_
+    trailer   strided, its storage, its offset there, 64, 4, 1
+    rebuilt   memory from its first to its last number, as_strided, copy_
 
-Values of one message that share a storage, such as the pieces of one ``chunk``, share one again, so that what
-they take is not more than on the sender.
+Values of one message that share a storage, such as the pieces of one ``chunk``, share one at the receiver
+too, so that they take no more memory than at the sender.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-__all__ = ["copied", "empty_trailer", "laid_out", "lies_plainly", "packed", "trailer_length", "trailer_of"]
+__all__ = ["copied", "empty_trailer", "is_compact", "laid_out", "packed", "trailer_length", "trailer_of"]
 
 _ALIGNED = 64
-"""To so many bytes torch aligns what it allocates on a CPU; results were seen to differ within (matrix
-products of MKL and oneDNN)."""
+"""The alignment in bytes of what torch allocates on a CPU. Matrix products of MKL and oneDNN were seen to
+differ for other offsets."""
 
-_MISSING, _PLAIN, _LAID_OUT = 0, 1, 2
+_MISSING, _COMPACT, _STRIDED = 0, 1, 2
 _FIXED = 3
-"""A trailer has for each value: which of these it is, the number of its storage, its place in there, and its
-strides. Of a plain value all are 1."""
+"""A trailer has for each value one of the kinds above, the number of its storage, its offset there, and its
+strides. For missing and compact values the kind is repeated instead."""
 
 
-def lies_plainly(tensor: Tensor) -> bool:
-    """Whether it lies like a new tensor: contiguous, dimensions of size 1 included, and aligned.
+def is_compact(tensor: Tensor) -> bool:
+    """Whether a tensor lies like a new one: contiguous, dimensions of size 1 included, and aligned.
 
-    >>> lies_plainly(torch.empty(2, 3)), lies_plainly(torch.empty(2, 3).t()), lies_plainly(torch.empty(4)[1:])
+    >>> is_compact(torch.empty(2, 3)), is_compact(torch.empty(2, 3).t()), is_compact(torch.empty(4)[1:])
     (True, False, False)
     """
-    return tensor.stride() == _plain_strides(tensor.shape) and not tensor.data_ptr() % _ALIGNED
+    return tensor.stride() == _compact_strides(tensor.shape) and not tensor.data_ptr() % _ALIGNED
 
 
 def trailer_length(data: Sequence[Tensor]) -> int:
-    """How many numbers the trailer of a message has.
+    """Return how many numbers the trailer of a message has.
 
     Args:
         data: tensors of the values' shapes.
@@ -58,7 +58,7 @@ def trailer_length(data: Sequence[Tensor]) -> int:
 
 
 def empty_trailer(data: Sequence[Tensor]) -> Tensor:
-    """Where a trailer is received.
+    """Return a tensor to receive a trailer in.
 
     Args:
         data: tensors of the values' shapes.
@@ -68,91 +68,92 @@ def empty_trailer(data: Sequence[Tensor]) -> Tensor:
 
 
 def trailer_of(values: Sequence[Tensor | None], data: Sequence[Tensor]) -> Tensor:
-    """The trailer of a message. It may be shared with other messages: don't write to it.
+    """Return the trailer of a message. It may be shared with other messages: don't write to it.
 
     Args:
-        values: None for one that is not there.
+        values: what is sent; None for a value that is missing.
         data: tensors of their shapes.
 
     Returns:
         int64, on the CPU.
     """
     for value in values:
-        if value is None or not lies_plainly(value):
+        if value is None or not is_compact(value):
             return _as_tensor(_numbers(values, data))
-    return _as_tensor((_PLAIN,) * trailer_length(data))
+    return _as_tensor((_COMPACT,) * trailer_length(data))
 
 
 def _numbers(values: Sequence[Tensor | None], data: Sequence[Tensor]) -> tuple[int, ...]:
-    """Of a trailer."""
-    places = _places([None if value is None or lies_plainly(value) else value for value in values])
+    places = _places([None if value is None or is_compact(value) else value for value in values])
     numbers: list[int] = []
     for value, place, sent in zip(values, places, data, strict=True):
         if value is not None and place is not None:
-            numbers += (_LAID_OUT, place.storage, place.offset, *value.stride())
+            numbers += (_STRIDED, place.storage, place.offset, *value.stride())
         else:
-            numbers += (_MISSING if value is None else _PLAIN,) * (_FIXED + sent.dim())
+            numbers += (_MISSING if value is None else _COMPACT,) * (_FIXED + sent.dim())
     return tuple(numbers)
 
 
 def packed(tensor: Tensor) -> Tensor:
-    """Its numbers as they are sent: contiguous, in its shape. In the order of memory where it has neither
-    gaps nor overlaps, and then it is not copied.
+    """Return a tensor's numbers as they are sent: contiguous, in its shape. Where they fill their memory they
+    are sent in its order, without a copy.
     """
     if tensor.is_contiguous():
         return tensor
     if _is_dense(tensor.shape, tensor.stride()):
-        return tensor.as_strided(tensor.shape, _plain_strides(tensor.shape))
+        return tensor.as_strided(tensor.shape, _compact_strides(tensor.shape))
     return tensor.contiguous()
 
 
 def laid_out(trailer: Tensor, data: Sequence[Tensor]) -> list[Tensor | None]:
-    """The values of a message, as they lie at the sender.
+    """Return the values of a message with the layout that they have at the sender.
 
     Args:
         trailer: as it was received.
-        data: as it was received, in plain order; what lies so is not copied.
+        data: as it was received; compact values are not copied.
 
     Returns:
-        None for a value that is not there.
+        None for a value that is missing.
     """
     numbers = trailer.tolist()
-    if numbers.count(_PLAIN) == len(numbers):
+    if numbers.count(_COMPACT) == len(numbers):
         return [*data]
     values: list[Tensor | None] = []
     moved: dict[int, list[_Moved]] = {}
-    at = 0
+    end = 0
     for number, received in enumerate(data):
-        start, at = at, at + _FIXED + received.dim()
+        start, end = end, end + _FIXED + received.dim()
         kind, storage, offset = numbers[start : start + _FIXED]
         values.append(None if kind == _MISSING else received)
-        if kind != _LAID_OUT:
+        if kind != _STRIDED:
             continue
-        shape, strides = received.shape, tuple(numbers[start + _FIXED : at])
+        shape, strides = received.shape, tuple(numbers[start + _FIXED : end])
         value = received.as_strided(shape, strides) if _is_dense(shape, strides) else received
         values[number] = value
         if offset or value.stride() != strides:
             moved.setdefault(storage, []).append(_Moved(number, value, strides, offset))
     for together in moved.values():
-        size = max(_end(it.received.shape, it.strides, it.offset) for it in together)
+        size = max(_end(part.received.shape, part.strides, part.offset) for part in together)
         first = together[0].received
-        storage_of_all = torch.empty(size, dtype=first.dtype, device=first.device)
-        for it in together:
-            values[it.number] = _filled(storage_of_all, it)
+        shared = torch.empty(size, dtype=first.dtype, device=first.device)
+        for part in together:
+            values[part.number] = _filled(shared, part)
     return values
 
 
 def copied(tensor: Tensor) -> Tensor:
-    """A copy in memory of its own that lies like the tensor, gaps and alignment included. Gradients flow.
+    """Return a copy in memory of its own with the same layout, gaps and alignment included. Gradients flow.
 
     >>> copied(torch.arange(6).view(2, 3)[:, :2]).stride()
     (3, 1)
     """
-    return tensor.clone() if lies_plainly(tensor) else cast("Tensor", _Copy.apply(tensor))
+    return tensor.clone() if is_compact(tensor) else cast("Tensor", _Copy.apply(tensor))
 
 
 class _Copy(torch.autograd.Function):
-    """Its gradient lies as it came: autograd's own ways of writing into a larger storage lay it out anew."""
+    """Passes gradients on as they are. Where autograd itself writes into a larger storage, it changes their
+    layout.
+    """
 
     @staticmethod
     def forward(tensor: Tensor) -> Tensor:
@@ -175,9 +176,7 @@ class _Copy(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a value lies: the number of its storage among those of the message, and how many elements behind
-    its start.
-    """
+    """The memory of a value: its storage, by number in the message, and its offset there in elements."""
 
     storage: int
     offset: int
@@ -185,7 +184,7 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Moved:
-    """A value that has to be put in place."""
+    """A received value that must be copied to its place in a storage."""
 
     number: int
     received: Tensor
@@ -197,15 +196,15 @@ def _filled(storage: Tensor, value: _Moved) -> Tensor:
     result = target = storage.as_strided(value.received.shape, value.strides, value.offset)
     source = value.received
     for dim, stride in enumerate(value.strides):
-        if stride == 0 and source.shape[dim] > 1:  # the same number again and again
+        if stride == 0 and source.shape[dim] > 1:  # an expanded dimension
             target, source = target.narrow(dim, 0, 1), source.narrow(dim, 0, 1)
     target.copy_(source)
     return result
 
 
 def _places(tensors: Sequence[Tensor | None]) -> list[_Place | None]:
-    """Of those that are given. What has gaps lies with others of its storage, unless that takes more memory
-    than each of them alone.
+    """The places of the tensors that are not None. Those with gaps that share a storage stay together, unless
+    that takes more memory than each of them alone.
     """
     places: list[_Place | None] = [None] * len(tensors)
     shared: dict[tuple[int, torch.dtype], list[tuple[int, Tensor]]] = {}
@@ -231,19 +230,19 @@ def _places(tensors: Sequence[Tensor | None]) -> list[_Place | None]:
 
 
 def _misaligned(tensor: Tensor) -> int:
-    """By how many elements."""
+    """The distance to the last aligned address, in elements."""
     return tensor.data_ptr() % _ALIGNED // tensor.element_size()
 
 
 def _end(shape: Sequence[int], strides: Sequence[int], offset: int) -> int:
-    """How many elements a storage needs that holds such a tensor there."""
+    """How many elements a storage needs for such a tensor at this offset."""
     if 0 in shape:
         return offset
     return offset + 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
 @lru_cache(maxsize=4096)
-def _plain_strides(shape: Sequence[int]) -> tuple[int, ...]:
+def _compact_strides(shape: Sequence[int]) -> tuple[int, ...]:
     strides, stride = [], 1
     for size in reversed(shape):
         strides.append(stride)

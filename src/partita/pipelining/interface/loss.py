@@ -1,4 +1,4 @@
-"""The loss as a part of the model: wrappers that compute it, and which of the outputs it is."""
+"""The loss as a part of the model: wrappers that compute it, and its place among the outputs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LossWrapper(nn.Module):
     """
 
     loss_spec: ClassVar[LossSpec | None] = None
-    """What to pass as ``loss_spec`` to `pipeline`, where the class knows it."""
+    """The ``loss_spec`` for `pipeline`, where the class determines it."""
 
     def __init__(self, module: nn.Module, loss_fn: Callable[..., Any]) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class LossWrapper(nn.Module):
         self.loss_fn = loss_fn
 
     def forward(self, *_args: Any, **_kwargs: Any) -> Any:
-        """To be written by subclasses."""
+        """Compute the loss; subclasses override this."""
         raise NotSupported(
             f"{type(self).__name__} has no forward: write one that runs self.module, then self.loss_fn, and "
             "returns the loss; or take TrivialLossWrapper"
@@ -47,17 +47,17 @@ class TrivialLossWrapper(LossWrapper):
     loss_spec = True
 
     def forward(self, x: Any, targets: Any) -> Any:
-        """The loss of one batch."""
+        """Return the loss of one batch."""
         return self.loss_fn(self.module(x), targets)
 
 
 class OutputLoss:
-    """Picks the loss out of what the model returns. Can stand in for a schedule's ``loss_fn``.
+    """Picks the loss out of what the model returns. Can be given as a schedule's ``loss_fn``.
 
     Args:
         spec: see `LossSpec`.
-        output: a tree like the model's output; a leaf that is no ``leaf`` can't be the loss.
-        leaf: the type of a leaf that can.
+        output: a tree like the model's output.
+        leaf: the type of a leaf that can be the loss.
 
     Raises:
         ArgumentError: the tree does not fit the output, or does not mark exactly one tensor.
@@ -67,27 +67,27 @@ class OutputLoss:
     """
 
     def __init__(self, spec: LossSpec, output: Any, leaf: type) -> None:
-        found = list(_marked(spec, output, leaf, ()))
-        if len(found) != 1:
+        paths = list(_marked(spec, output, leaf, ()))
+        if len(paths) != 1:
             raise ArgumentError(
-                f"the loss_spec {spec!r} marks {len(found)} outputs as the loss: mark exactly one with True"
+                f"the loss_spec {spec!r} marks {len(paths)} outputs as the loss: mark exactly one with True"
             )
         self.spec = spec
-        self.path: tuple[Any, ...] = found[0]
+        self.path: tuple[Any, ...] = paths[0]
 
     def __call__(self, output: Any, target: Any = None) -> Any:  # noqa: ARG002 - as a loss_fn is called
-        """The loss; ``target`` is not looked at: the model has it among its inputs."""
+        """Return the loss. ``target`` is ignored: the model has it among its inputs."""
         for key in self.path:
             output = output[key]
         return output
 
 
 def loss_by_name(output: Any, trains: Callable[[Any], bool]) -> OutputLoss | None:
-    """The value under the key ``"loss"`` of a dict, where there is one that gradients can start from.
+    """Return the `OutputLoss` of a dict's value under ``"loss"``, where gradients can start from that.
 
     Args:
         output: a tree like the model's output.
-        trains: whether a leaf of it is a tensor of one number that depends on what is trained.
+        trains: whether a leaf is a tensor of one number that depends on trained parameters.
     """
     if not isinstance(output, Mapping) or "loss" not in output or not trains(output["loss"]):
         return None
@@ -95,15 +95,15 @@ def loss_by_name(output: Any, trains: Callable[[Any], bool]) -> OutputLoss | Non
 
 
 def checked_loss(loss: Any) -> Tensor:
-    """``loss`` where gradients can start from it.
+    """Return ``loss`` if gradients can start from it.
 
     Raises:
-        ExecutionError: no tensor, more than one number, or nothing that is trained takes part in it.
+        ExecutionError: it is no tensor of one number, or depends on no parameter that is trained.
     """
     if not isinstance(loss, Tensor) or loss.dim() != 0:
-        found = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        actual = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise ExecutionError(
-            f"the output that the loss_spec marks has {found}: a loss is a tensor of one number, such as a "
+            f"the output that the loss_spec marks has {actual}: a loss is a tensor of one number, such as a "
             "mean()"
         )
     if not loss.requires_grad:
@@ -115,7 +115,7 @@ def checked_loss(loss: Any) -> Tensor:
 
 
 def _marked(spec: Any, output: Any, leaf: type, path: tuple[Any, ...]) -> Any:
-    """Paths to the leaves that are marked."""
+    """The paths to the leaves that are marked."""
     where = "".join(f"[{key!r}]" for key in path) or "the output"
     if spec is False:
         return
@@ -127,17 +127,17 @@ def _marked(spec: Any, output: Any, leaf: type, path: tuple[Any, ...]) -> Any:
         yield path
     elif isinstance(spec, Mapping):
         if not isinstance(output, Mapping) or output.keys() != spec.keys():
-            found = f"keys {list(output)}" if isinstance(output, Mapping) else f"a {type(output).__name__}"
+            actual = f"keys {list(output)}" if isinstance(output, Mapping) else f"a {type(output).__name__}"
             raise ArgumentError(
-                f"the loss_spec has keys {list(spec)} for {where}, which has {found}: give the same keys"
+                f"the loss_spec has keys {list(spec)} for {where}, which has {actual}: give the same keys"
             )
         for key, item in spec.items():
             yield from _marked(item, output[key], leaf, (*path, key))
     elif isinstance(spec, (tuple, list)):
         if not isinstance(output, (tuple, list)) or len(output) != len(spec):
-            found = f"{len(output)}" if isinstance(output, (tuple, list)) else f"a {type(output).__name__}"
+            actual = f"{len(output)}" if isinstance(output, (tuple, list)) else f"a {type(output).__name__}"
             raise ArgumentError(
-                f"the loss_spec has {len(spec)} items for {where}, which has {found}: give one for each"
+                f"the loss_spec has {len(spec)} items for {where}, which has {actual}: give one for each"
             )
         for number, item in enumerate(spec):
             yield from _marked(item, output[number], leaf, (*path, number))

@@ -1,38 +1,33 @@
-"""A model's structure as text, so that ranks can see whether they have cut the same one: borders may look
-alike where parts that other ranks hold do not.
+"""A model's structure as text, so that ranks can check that all of them have cut the same model: borders may
+look the same where the parts on other ranks differ.
 """
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
-from torch.fx import Graph, GraphModule, Node
+from torch import nn
+from torch.fx import GraphModule, Node
 
 from partita._torch.modules.contents import named_state
+from partita._torch.tensors.tensor_text import tensor_text
 
 __all__ = ["structure_of"]
 
-_PLAIN = (int, float, bool, str, complex, type(None), torch.dtype, torch.memory_format, torch.layout)
+_CONSTANTS = (int, float, bool, str, complex, type(None), torch.dtype, torch.memory_format, torch.layout)
 
 
 def structure_of(model: nn.Module) -> tuple[str, ...]:
-    """A line for each parameter and buffer (name, dtype, shape), and for each call of a graph.
+    """Return a line for each parameter and buffer (name, dtype, shape), and for each call of a graph.
 
-    Equal in every process, and on every device, for one model.
+    The lines of one model are equal in every process and on every device.
 
     >>> structure_of(nn.Linear(2, 3, bias=False))
     ('weight: float32[3, 2]',)
     """
-    lines = [f"{name}: {_tensor(tensor)}" for name, tensor in named_state(model)]
-    return (*lines, *(_calls(model.graph) if isinstance(model, GraphModule) else ()))
-
-
-def _tensor(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
-
-
-def _calls(graph: Graph) -> list[str]:
-    return [_call(node) for node in graph.nodes if node.op.startswith("call_")]
+    lines = [f"{name}: {tensor_text(tensor)}" for name, tensor in named_state(model)]
+    if isinstance(model, GraphModule):
+        lines += [_call(node) for node in model.graph.nodes if node.op.startswith("call_")]
+    return tuple(lines)
 
 
 def _call(node: Node) -> str:
@@ -47,8 +42,8 @@ def _name(target: object) -> str:
 
 
 def _argument(value: object) -> str:
-    """Constants as they are; of everything else (values, devices) only that it is there."""
-    if isinstance(value, _PLAIN):
+    """Constants as they are, and a placeholder for everything else (values, devices)."""
+    if isinstance(value, _CONSTANTS):
         return repr(value)
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_argument, value))}]"

@@ -1,4 +1,4 @@
-"""What a `Pipe` can tell about itself, and all that a stage needs to know of the others."""
+"""The description of a `Pipe`, with all that a stage needs to know of the others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.fx import Graph
 
-from partita._torch.export.export import Signature
+from partita._torch.export.signature import Signature
 from partita.capture.proof import UNASKED, Proof
 from partita.pipelining.interface.loss import OutputLoss
 from partita.pipelining.interface.routes import Routes
@@ -17,18 +17,18 @@ __all__ = ["PipeInfo"]
 
 @dataclass(frozen=True)
 class PipeInfo:
-    """A description of a pipe that keeps none of its modules alive. As text (``str``, ``print``) it lists
+    """A description of a pipe that keeps none of its modules alive. As text (``str``, ``print``) it lists the
     stages, their parameters, and what crosses between them.
 
     Attributes:
-        graph: of the stitched module: how the stages are called, one after the other.
+        graph: the graph of the stitched module, which calls the stages one after the other.
         num_stages: how many there are.
         has_loss_and_backward: whether the model returns its loss (see ``loss_spec`` of `pipeline`).
         routes: what crosses the borders.
         signature: how the model's arguments and results are flattened; None where the stages are plain
             modules.
-        loss: picks the loss out of the model's results, where it is among them: the one that ``loss_spec``
-            marks, or what a dict holds under ``"loss"``.
+        loss: picks the loss out of the model's results, where ``loss_spec`` marks it or a dict has it under
+            ``"loss"``.
         homes: the devices that the model was captured on.
         text: the listing.
         proof: whether the stages' graphs were compared with the model itself.

@@ -1,4 +1,4 @@
-"""Who needs which value from whom: all that the ranks of a pipeline must agree on, as data.
+"""Routes: which stage sends which value to which other. All ranks of a pipeline must have the same.
 
 A value goes straight from its producer to every stage that uses it. Its gradient comes back along the chain
 of its users, last first, each adding its own share, so that contributions are summed in the order in which
@@ -7,8 +7,7 @@ autograd sums them in the uncut model::
     forward    0 ---> 1        backward    0 <--- 1
                0 -------> 3                       1 <------ 3
 
-A parameter that several stages hold travels the same way backwards (its value does not travel: each stage has
-it).
+Of a parameter that several stages hold the gradient travels the same way; its value does not travel.
 """
 
 from __future__ import annotations
@@ -21,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from partita._torch.export.export import Signature
+from partita._torch.export.signature import Signature
+from partita._torch.tensors.tensor_text import dtype_and_shape
 from partita.capture.sizes import Size, Sizes, Symbol, evaluated, sizes_of
 from partita.errors import SignatureMismatch
 
@@ -39,21 +39,21 @@ __all__ = [
 ]
 
 TRAILER = ""
-"""Among the tags: the name of a message's trailer (see ``layout``)."""
+"""The name of a message's trailer among the tags (see ``layout``)."""
 
-_KEPT = 256
-"""For how many sizes routes are kept."""
+_MOST_CACHED = 256
+"""For how many combinations of sizes routes are cached."""
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A tensor that crosses a border: what the receiving side must make room for.
+    """A tensor that crosses a border, as the receiver must know it to allocate memory.
 
     Attributes:
-        shape: numbers, or expressions over the sizes that are open (see `Routes.at`).
+        shape: numbers, or expressions over the open sizes (see `Routes.at`).
         requires_grad: whether a gradient comes back for it.
-        fixed: for an input of the model: why its sizes are not open.
-        bundle: several tensors in one, which nobody can make room for before they come.
+        fixed: for an input of the model, why its sizes are not open.
+        bundle: it stands for several tensors, whose shapes come with the message.
     """
 
     name: str
@@ -65,24 +65,22 @@ class Value:
 
     @classmethod
     def of(cls, name: str, tensor: Tensor, sizes: Sizes | None = None) -> Value:
-        """What ``tensor`` looks like, under that name; with the sizes that are open where a graph has
-        some.
-        """
+        """Return the description of ``tensor``; with ``sizes``, the shape that these have for its name."""
         shape: tuple[int | Size, ...] = tuple(tensor.shape)
         if sizes is not None:
             shape = sizes.shapes.get(name, shape)
         return cls(name, shape, tensor.dtype, bool(tensor.requires_grad))
 
     def at(self, sizes: Mapping[str, int]) -> Value:
-        """The same with every size a number."""
+        """Return a copy in which every size is a number."""
         return replace(self, shape=evaluated(self.shape, sizes))
 
     def describe(self) -> str:
-        """For messages."""
+        """Return it as text for messages."""
         return f"{self.name}: {_text(self.dtype, self.shape, self.requires_grad)}"
 
     def fits(self, value: object) -> bool:
-        """Whether ``value`` is a tensor of this shape and dtype; a size that is open may be any."""
+        """Whether ``value`` is a tensor of this shape and dtype; an open size fits any."""
         if not isinstance(value, Tensor) or value.dtype != self.dtype:
             return False
         if value.shape == self.shape:
@@ -95,13 +93,13 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """An input of the model that is no tensor: the graph holds for this one value."""
+    """An input of the model that is no tensor: the graph is right for this one value only."""
 
     name: str
     value: Any
 
     def describe(self) -> str:
-        """For messages."""
+        """Return it as text for messages."""
         return f"{self.name} = {self.value!r}"
 
     def fits(self, value: object) -> bool:
@@ -121,11 +119,10 @@ class StageBorder:
     """What a stage's module takes and returns.
 
     Attributes:
-        inputs: names of the values that it takes, in order of its arguments: tensors, and numbers (see
-            ``Routes.numbers``).
-        outputs: names of those that it returns.
+        inputs: the names of its arguments, in order: tensors, and numbers (see ``Routes.numbers``).
+        outputs: the names of the values that it returns, in order.
         written: the inputs that it writes to.
-        reused: the outputs that lie in memory of its own that the next microbatch writes to.
+        reused: the outputs that lie in its buffers and that the next microbatch overwrites.
     """
 
     inputs: tuple[str, ...]
@@ -136,10 +133,13 @@ class StageBorder:
 
 @dataclass(frozen=True, slots=True)
 class Tied:
-    """One parameter in several stages: its original names, and the stages that hold it, ascending.
+    """One parameter in several stages.
 
-    ``chained``: its gradient travels along these stages with each microbatch, last first; if not, they sum it
-    once a step.
+    Attributes:
+        names: its names in the model.
+        stages: the stages that hold it, ascending.
+        chained: whether its gradient travels along these stages with each microbatch, last first; if not,
+            they sum it once a step.
     """
 
     names: tuple[str, ...]
@@ -150,25 +150,25 @@ class Tied:
 
 @dataclass(frozen=True)
 class Routes:
-    """Everything that crosses borders.
+    """All that crosses the borders of a pipeline's stages.
 
     Attributes:
-        borders: of each stage.
+        borders: what each stage takes and returns.
         values: what crosses, by name (tied parameters under ``parameter:<name>``).
         forward: names by (producer stage, consumer stage).
         backward: names of the values whose gradients go from one stage to an earlier one, by (from, to).
-        inputs: the model's own inputs, in order; stage 0 is given them.
+        inputs: the model's own inputs, in order, which stage 0 takes.
         results: what the model returns, flat: names of values (as `Named`) and constants. The last stage has
-            them all.
+            all of them.
         tied: parameters that several stages hold.
         tags: a number for each (name, from, to), the same on every rank.
-        parameters: all names of the model's parameters, in its own order.
-        numbers: values that stages take and that follow from the sizes of the model's inputs: they are worked
-            out on each rank and not sent.
-        sizes: which sizes are open, and what they must meet. See `at`.
-        evaluation: what crosses in evaluation, where the model takes another path there; see `in_mode`.
-        signature: how results are put together, where not as the stages' own signature says.
-        structure: of the whole model, as text; empty where nobody has seen it whole.
+        parameters: all names of the model's parameters, in the model's order.
+        numbers: arguments of stages that follow from the sizes of the model's inputs: each rank computes
+            them, they are not sent.
+        sizes: the open sizes and their conditions; see `at`.
+        evaluation: the routes in evaluation, where the model takes another path there; see `in_mode`.
+        signature: how the results are unflattened, where not by the stages' own signature.
+        structure: the whole model as text; empty where no rank has seen the whole model.
     """
 
     borders: tuple[StageBorder, ...]
@@ -185,7 +185,7 @@ class Routes:
     evaluation: Routes | None = None
     signature: Signature | None = field(default=None, repr=False, compare=False)
     structure: tuple[str, ...] = field(default=(), repr=False, compare=False)
-    _made: dict[Any, Routes] = field(default_factory=dict, repr=False, compare=False)
+    _by_sizes: dict[Any, Routes] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def stages(self) -> int:
@@ -222,7 +222,7 @@ class Routes:
         return self.sizes.symbols
 
     def sizes_of(self, flat: Sequence[Any]) -> tuple[int, ...]:
-        """The open sizes as a model's flat inputs have them, in the order of `symbols`.
+        """Return the open sizes of the model's flat inputs, in the order of `symbols`.
 
         Raises:
             SignatureMismatch: an input has too few dimensions.
@@ -230,45 +230,46 @@ class Routes:
         return tuple(sizes_of(self.symbols, [value.name for value in self.inputs], flat).values())
 
     def at(self, sizes: Sequence[int], training: bool | None = None) -> Routes:
-        """The routes of a microbatch of these sizes: every shape, number and result is plain. Itself where no
-        size is open.
+        """Return the routes of a microbatch of these sizes, in which every size is a number. Without open
+        sizes these are the routes themselves.
 
         Args:
             sizes: from `sizes_of`.
             training: the mode in which the stages will run; None where it is not known.
 
         Raises:
-            SignatureMismatch: sizes for which the graph is not the model; names the line that says so.
+            SignatureMismatch: the graph is not right for these sizes; names the line of the model that
+                decides it.
         """
         if not self.symbols:
             return self
         key = (tuple(sizes), training)
-        if key not in self._made:
-            if len(self._made) >= _KEPT:
-                self._made.clear()
+        if key not in self._by_sizes:
+            if len(self._by_sizes) >= _MOST_CACHED:
+                self._by_sizes.clear()
             named = {symbol.name: size for symbol, size in zip(self.symbols, sizes, strict=True)}
             self.sizes.check(named, training)
-            self._made[key] = self._evaluated(named)
-        return self._made[key]
+            self._by_sizes[key] = self._evaluated(named)
+        return self._by_sizes[key]
 
     def _evaluated(self, named: Mapping[str, int]) -> Routes:
-        def plain(item: Any) -> Any:
+        def evaluated_item(item: Any) -> Any:
             return item.at(named) if isinstance(item, (Size, Value)) else item
 
         return replace(
             self,
             values={name: value.at(named) for name, value in self.values.items()},
-            inputs=tuple(plain(value) for value in self.inputs),
-            results=tuple(plain(item) for item in self.results),
+            inputs=tuple(evaluated_item(value) for value in self.inputs),
+            results=tuple(evaluated_item(item) for item in self.results),
             tied=self.tied,
-            numbers={name: plain(value) for name, value in self.numbers.items()},
+            numbers={name: evaluated_item(value) for name, value in self.numbers.items()},
             sizes=Sizes(),
             evaluation=None,
-            _made={},
+            _by_sizes={},
         )
 
     def describe(self) -> str:
-        """All of it as text, equal where two cuts are interchangeable."""
+        """Return the routes as text, which is equal where two cuts are interchangeable."""
         values = "; ".join(value.describe() for value in (*self.values.values(), *self.inputs))
         ways = f"{dict(self.forward)} {dict(self.backward)}"
         return f"{self.borders} {ways} {self.results} {values} {dict(self.numbers)}" + (
@@ -285,12 +286,12 @@ def make_routes(
     tied: Iterable[Tied] = (),
     sizes: Sizes | None = None,
 ) -> Routes:
-    """Work out what crosses where.
+    """Return the routes between stages with these borders.
 
     Args:
-        producers: the stage that makes each value (0 for the model's inputs).
-        values: a fake or real tensor for each value that may cross.
-        sizes: what the graph leaves open.
+        producers: the stage that computes each value (0 for the model's inputs).
+        values: a fake or real tensor, or its description, for each value that may cross.
+        sizes: the sizes that the graph leaves open.
     """
     borders, results, tied = tuple(borders), tuple(results), tuple(tied)
     forward: dict[tuple[int, int], list[str]] = {}
@@ -304,7 +305,8 @@ def make_routes(
         consumers = sorted(users - {producer})
         if not consumers:
             continue
-        crossing[name] = value = Value.of(name, values[name], sizes)
+        value = values[name]
+        crossing[name] = value = value if isinstance(value, Value) else Value.of(name, value, sizes)
         for consumer in consumers:
             forward.setdefault((producer, consumer), []).append(name)
         if value.requires_grad:
@@ -331,51 +333,49 @@ def make_routes(
     )
 
 
-def accept(expected: Sequence[Value | Constant], given: Sequence[Any], who: str) -> None:
+def accept(expected: Sequence[Value | Constant], flat: Sequence[Any], who: str) -> None:
     """Check a model's flat inputs.
 
     Raises:
-        SignatureMismatch: another number of inputs, another shape or dtype, another constant.
+        SignatureMismatch: the number of inputs, a shape, a dtype or a constant differs.
     """
-    if len(given) != len(expected):
-        raise SignatureMismatch(f"the model takes {len(expected)} inputs, {who} brings {len(given)}")
-    sizes = _bound(expected, given)
-    for wanted, value in zip(expected, given, strict=True):
+    if len(flat) != len(expected):
+        raise SignatureMismatch(f"the model takes {len(expected)} inputs, {who} brings {len(flat)}")
+    sizes = _open_sizes(expected, flat)
+    for wanted, value in zip(expected, flat, strict=True):
         if (wanted.at(sizes) if sizes and isinstance(wanted, Value) else wanted).fits(value):
             continue
-        found = describe(value) if isinstance(wanted, Value) else repr(value)
+        actual = describe(value) if isinstance(wanted, Value) else repr(value)
         fixed = wanted.fixed if isinstance(wanted, Value) else ""
         here = ", ".join(f"{name} is {size}" for name, size in sizes.items())
         raise SignatureMismatch(
-            f"{who} brings {found} for {wanted.describe()}{f' where {here}' if here else ''}: give what the "
+            f"{who} brings {actual} for {wanted.describe()}{f' where {here}' if here else ''}: give what the "
             "model was captured with"
             + (f", whose sizes are fixed, because of: {fixed}; or" if fixed else ", or")
             + " cut it again with other example arguments"
         )
 
 
-def _bound(expected: Sequence[Value | Constant], given: Sequence[Any]) -> dict[str, int]:
-    """The open sizes, as the first input that has each of them says; 0 where it does not have that
-    dimension.
-    """
-    found: dict[str, int] = {}
-    for wanted, value in zip(expected, given, strict=True):
+def _open_sizes(expected: Sequence[Value | Constant], flat: Sequence[Any]) -> dict[str, int]:
+    """The open sizes by name, each from the first input that has it; 0 where that lacks the dimension."""
+    sizes: dict[str, int] = {}
+    for wanted, value in zip(expected, flat, strict=True):
         for dim, size in enumerate(wanted.shape if isinstance(wanted, Value) else ()):
             if isinstance(size, Size) and size.text.isidentifier():
-                known = isinstance(value, Tensor) and dim < value.dim()
-                found.setdefault(size.text, int(value.shape[dim]) if known else 0)
-    return found
+                has_dim = isinstance(value, Tensor) and dim < value.dim()
+                sizes.setdefault(size.text, int(value.shape[dim]) if has_dim else 0)
+    return sizes
 
 
 def describe(value: object) -> str:
-    """A tensor's dtype, shape and gradient flag, or the type of anything else, for messages."""
+    """Return a tensor's dtype, shape and gradient flag, or the type of anything else, for messages."""
     if not isinstance(value, Tensor):
         return type(value).__name__
     return _text(value.dtype, tuple(value.shape), value.requires_grad)
 
 
 def _text(dtype: torch.dtype, shape: tuple[int | Size, ...], requires_grad: bool) -> str:
-    return f"{str(dtype).removeprefix('torch.')}{list(shape)}{', with gradient' if requires_grad else ''}"
+    return f"{dtype_and_shape(dtype, shape)}{', with gradient' if requires_grad else ''}"
 
 
 def _users(borders: Sequence[StageBorder], results: Sequence[Any]) -> dict[str, set[int]]:

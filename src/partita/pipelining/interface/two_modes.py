@@ -1,9 +1,8 @@
-"""One module with two graphs over one state: for models that do something else in training than in
-evaluation.
+"""One module with two graphs over one state, for models whose operations differ in training and evaluation.
 
-Where the two differ in constants only, one graph serves both (see ``partita.capture.merge``). Where they
-differ in operations (an auxiliary head, stochastic depth, ``if self.training:``), this module runs the one of
-its mode::
+Where the modes differ in constants only, one graph serves both (see ``partita.capture.merge``). Where they
+differ in operations (an auxiliary head, stochastic depth, ``if self.training:``), this module runs the graph
+of its mode::
 
     TwoModes.training ── True ──>  graph of training    ─┐
                       └─ False ─>  graph of evaluation  ─┴─> self.blocks.0.weight, ... (one state)
@@ -19,12 +18,11 @@ import torch
 from torch import nn
 from torch.fx import Graph, GraphModule
 
-from partita._torch.export.export import Signature
+from partita._torch.export.signature import Signature
 from partita._torch.graph_module.graph_copy import copy_graph
-from partita._torch.graph_module.lazy_module import LazyGraphModule, plain_arguments, run_by
-from partita._torch.graph_module.nodes import lazy_module
+from partita._torch.graph_module.lazy_module import LazyGraphModule, lazy_module, run_by, use_flat_signature
 from partita.errors import ExecutionError
-from partita.graph.state import Attribute
+from partita.graph.attributes import Attribute
 from partita.splitter import Split
 from partita.splitter.install import attributes_of, install
 
@@ -33,7 +31,7 @@ __all__ = ["ModeCut", "TwoModes", "graphs_in", "joined"]
 
 @dataclass(frozen=True)
 class ModeCut:
-    """What one mode of a model was cut into."""
+    """The cut of the graph of one mode."""
 
     whole: GraphModule
     split: Split
@@ -41,9 +39,7 @@ class ModeCut:
 
 
 def joined(train: ModeCut, evaluation: ModeCut) -> tuple[GraphModule, Split]:
-    """The whole and the cut of a model that takes another path in evaluation: every module has both
-    graphs.
-    """
+    """Return the whole model and its cut with both modes: every module has the graph of each."""
     signatures = {True: train.signature, False: evaluation.signature}
     whole = TwoModes(train.whole, evaluation.whole, signatures)
     pieces = [
@@ -58,7 +54,7 @@ def joined(train: ModeCut, evaluation: ModeCut) -> tuple[GraphModule, Split]:
 
 
 def _as_graph(module: TwoModes) -> GraphModule:
-    """It is called and read (``graph``, ``print_readable``) like one."""
+    """Type a module as a graph module: it is called and read (``graph``, ``print_readable``) like one."""
     return cast("GraphModule", module)
 
 
@@ -68,24 +64,23 @@ class TwoModes(nn.Module):
 
     Args:
         train: its state becomes that of this module.
-        evaluation: what its graph uses that ``train`` has not is added.
-        signatures: by mode, where the graphs flatten what they are called with; None: they take tensors as
-            they are.
+        evaluation: the state that only its graph uses is added.
+        signatures: by mode, how the graphs flatten their arguments; None: they take tensors as they are.
     """
 
     def __init__(
         self, train: GraphModule, evaluation: GraphModule, signatures: Mapping[bool, Signature] | None = None
     ) -> None:
         super().__init__()
-        for holder in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
-            vars(self)[holder].update(vars(train)[holder])
+        for table in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            vars(self)[table].update(vars(train)[table])
         vars(self).update(
             {name: value for name, value in vars(train).items() if isinstance(value, torch.Tensor)}
         )
-        held = attributes_of(train, train.graph.nodes)
+        attributes = attributes_of(train, train.graph.nodes)
         graph = copy_graph(evaluation.graph)
-        install(self, held)
-        install(self, _renamed_apart(held, attributes_of(evaluation, evaluation.graph.nodes), graph))
+        install(self, attributes)
+        install(self, _renamed_apart(attributes, attributes_of(evaluation, evaluation.graph.nodes), graph))
         self._signatures = None if signatures is None else dict(signatures)
         # no children: they hold no state, and are run with this module's
         object.__setattr__(
@@ -99,7 +94,7 @@ class TwoModes(nn.Module):
 
     @property
     def graph(self) -> Graph:
-        """That of the present mode."""
+        """The graph of the present mode."""
         return self.graphs[self.training].graph
 
     @property
@@ -109,7 +104,7 @@ class TwoModes(nn.Module):
 
     @property
     def signature(self) -> Signature:
-        """How the graph of the present mode flattens what it is called with."""
+        """How the graph of the present mode flattens its arguments."""
         if self._signatures is None:
             raise ExecutionError("this module takes its tensors as they are: it has no signature")
         return self._signatures[self.training]
@@ -139,7 +134,7 @@ class TwoModes(nn.Module):
 
 
 def graphs_in(module: nn.Module) -> Iterator[GraphModule]:
-    """Every graph in a module: those of `TwoModes` too, which are no children."""
+    """Yield every graph in a module, and those of `TwoModes`, which are no children."""
     for child in module.modules():
         if isinstance(child, GraphModule):
             yield child
@@ -152,17 +147,17 @@ def _mode(training: bool) -> str:
 
 
 def _shell(graph: Graph, source: GraphModule) -> LazyGraphModule:
-    plain_arguments(graph)
+    use_flat_signature(graph)
     shell = lazy_module(graph, type(source).__name__, training=source.training)
     shell.meta = dict(source.meta)
     return shell
 
 
-def _renamed_apart(held: list[Attribute], others: list[Attribute], graph: Graph) -> list[Attribute]:
-    """``others``, where a constant or a nested graph has the name of another one under a free name; the graph
-    that uses it is changed.
+def _renamed_apart(taken: list[Attribute], others: list[Attribute], graph: Graph) -> list[Attribute]:
+    """The attributes ``others``, each under a free name where its name is taken by another constant or nested
+    graph; ``graph`` then uses that name.
     """
-    values = {item.target: item.value for item in held}
+    values = {item.target: item.value for item in taken}
     names: dict[str, str] = {}
     for item in others:
         same = (

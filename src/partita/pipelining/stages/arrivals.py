@@ -1,8 +1,7 @@
-"""The gradients that a backward pass brings to its leaves, as they lie there.
+"""The gradients that a backward pass brings to its leaves, in the layout in which they arrive.
 
-``.grad`` is not the place to read them from: autograd keeps a gradient in it only where it lies like its
-tensor, and a copy that does otherwise. In the uncut model the tensor of a border is no leaf, and its gradient
-goes on as it is.
+They can't be read from ``.grad``, where autograd puts a copy of a gradient whose layout is not its tensor's.
+In the uncut model the tensor at a border is no leaf, and its gradient goes on in the layout that it has.
 """
 
 from __future__ import annotations
@@ -13,35 +12,35 @@ from functools import partial
 from torch import Tensor
 
 from partita._torch.autograd.engine import watch_gradient
-from partita.pipelining.interface.layout import lies_plainly
+from partita.pipelining.interface.layout import is_compact
 
 __all__ = ["Arrivals"]
 
 
 class Arrivals:
-    """Made before the pass, asked afterwards.
+    """Collects gradients; made before the backward pass, and asked after it.
 
     Args:
         leaves: tensors without history of which each wants a gradient.
     """
 
-    __slots__ = ("_leaves", "_odd")
+    __slots__ = ("_leaves", "_other_layout")
 
     def __init__(self, leaves: Sequence[Tensor]) -> None:
         self._leaves = leaves
-        self._odd: dict[int, Tensor] = {}
+        self._other_layout: dict[int, Tensor] = {}
         for number, leaf in enumerate(leaves):
-            watch_gradient(leaf, partial(_keep_odd, self._odd, number, lies_plainly(leaf)))
+            watch_gradient(leaf, partial(_keep_other_layout, self._other_layout, number, is_compact(leaf)))
 
     def gradients(self) -> list[Tensor | None]:
-        """Of each leaf; None where nothing has come."""
-        odd = self._odd
-        return [odd.get(number, leaf.grad) for number, leaf in enumerate(self._leaves)]
+        """The gradient of each leaf; None where none arrived."""
+        other_layout = self._other_layout
+        return [other_layout.get(number, leaf.grad) for number, leaf in enumerate(self._leaves)]
 
 
-def _keep_odd(odd: dict[int, Tensor], number: int, leaf_is_plain: bool, gradient: Tensor) -> None:
-    """Only those that ``.grad`` may not have: another reference to the others would make autograd copy
-    them.
-    """
-    if not (leaf_is_plain and lies_plainly(gradient)):
-        odd[number] = gradient
+def _keep_other_layout(
+    gradients: dict[int, Tensor], number: int, leaf_is_compact: bool, gradient: Tensor
+) -> None:
+    """Keep only what ``.grad`` may not have as it is: a reference to another would make autograd copy it."""
+    if not (leaf_is_compact and is_compact(gradient)):
+        gradients[number] = gradient

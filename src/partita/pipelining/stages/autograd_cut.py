@@ -35,7 +35,7 @@ class AutogradGraph:
 
     @classmethod
     def of(cls, roots: Sequence[Tensor]) -> AutogradGraph:
-        """The graph of ``roots``, each of which wants a gradient."""
+        """The graph of ``roots``, all of which require a gradient."""
         starts = tuple(root.grad_fn or get_gradient_edge(root).node for root in roots)
         order: list[tuple[Node, _Nexts]] = []
         leaves: dict[Node, Tensor] = {}
@@ -68,12 +68,12 @@ class AutogradGraph:
 
 
 class AutogradCut:
-    """Where W parts from I.
+    """Which nodes run in I, the backward pass of inputs, and which in W, that of weights.
 
     Args:
-        graph: the whole of it.
-        wanted: the leaves whose gradients I is to give.
-        hooked: make all parameters early.
+        graph: the whole autograd graph.
+        wanted: the leaves whose gradients I computes.
+        hooked: let I compute the gradients of all parameters (see ``split_backward``).
 
     Attributes:
         leads: whether I runs a node (or, of a leaf, computes its gradient).
@@ -94,60 +94,61 @@ class AutogradCut:
             self._early.update(dict.fromkeys(self._leaves_below(bad)))
             self._find_leads()
         self.early = [graph.leaves[node] for node in self._early]
-        self.frontier = list(self._hung)
+        self.frontier = list(self._weight_children)
         self.private = self._find_private()
 
     def branches(self, node: Node) -> list[GradientEdge]:
         """The edges, each once, from a node on the frontier to what W runs."""
-        hung = set(self._hung[node])
-        edges = dict.fromkeys(edge for edge in node.next_functions if edge[0] in hung)
+        weight_children = set(self._weight_children[node])
+        edges = dict.fromkeys(edge for edge in node.next_functions if edge[0] in weight_children)
         return [GradientEdge(child, number) for child, number in edges if child is not None]
 
     def _find_leads(self) -> None:
-        """Find who leads to what I wants, given what is early."""
         order, targets = self._graph.order, self._wanted | self._early.keys()
+        # I runs a node from which a wanted or early leaf can be reached
         leads: dict[Node, bool] = {}
         for node, nexts in order:
-            found = node in targets
+            reaches_target = node in targets
             for child, _ in nexts:
                 if child is not None and leads[child]:
-                    found = True
+                    reaches_target = True
                     break
-            leads[node] = found
+            leads[node] = reaches_target
         self.leads = leads
+        # W runs the others, each reached from one source (a node of I, or the roots) or from several
         source: dict[Node, object] = {start: _ROOTS for start in self._graph.starts if not leads[start]}
         self._source = source
-        self._hung: dict[Node, list[Node]] = {}
+        self._weight_children: dict[Node, list[Node]] = {}
         self._merges = False
         for node, nexts in reversed(order):
             if not nexts:
                 continue
             inner = leads[node]
-            hung = [child for child, _ in nexts if child is not None and not leads[child]]
-            if not hung:
+            weight_children = [child for child, _ in nexts if child is not None and not leads[child]]
+            if not weight_children:
                 continue
             origin = node if inner else source[node]
-            for child in hung:
-                known = source.setdefault(child, origin)
-                if known is not origin:
+            for child in weight_children:
+                first_origin = source.setdefault(child, origin)
+                if first_origin is not origin:
                     source[child] = _SEVERAL
                     self._merges = True
             if inner:
-                self._hung[node] = hung
+                self._weight_children[node] = weight_children
 
     def _unfit(self) -> list[Node]:
-        """Nodes that W can't or should not run."""
+        """Nodes that W can't run, or that would cost more there."""
         bad = []
-        for node, hung in self._hung.items():
+        for node, weight_children in self._weight_children.items():
             if is_opaque(node):
-                bad += hung
+                bad += weight_children
             elif self._merges:
-                bad += [child for child in hung if self._source[child] is _SEVERAL]
+                bad += [child for child in weight_children if self._source[child] is _SEVERAL]
         return bad or (self._unordered() if self._merges else [])
 
     def _unordered(self) -> list[Node]:
-        """Nodes that add up three or more gradients (the order of two does not matter) in an order that may
-        be another in W, because some node was made after one that uses its result.
+        """Nodes that add up three or more gradients (the order of two does not matter), where W may do so in
+        another order because some node was made after one that uses its result.
         """
         counts: dict[Node, int] = {}
         for node, nexts in self._graph.order:
@@ -170,19 +171,19 @@ class AutogradCut:
 
     def _leaves_below(self, nodes: Sequence[Node]) -> list[Node]:
         below = set(nodes)
-        found = []
+        leaves = []
         for node, nexts in reversed(self._graph.order):
             if node in below:
                 below.update(child for child, _ in nexts if child)
                 if node in self._graph.leaves:
-                    found.append(node)
-        return found
+                    leaves.append(node)
+        return leaves
 
     def _find_private(self) -> dict[Node, list[Tensor]]:
-        found: dict[object, list[Tensor]] = {node: [] for node in self._hung}
+        private: dict[object, list[Tensor]] = {node: [] for node in self._weight_children}
         for node, leaf in self._graph.leaves.items():
             if not self.leads[node]:
-                of_source = found.get(self._source[node])
+                of_source = private.get(self._source[node])
                 if of_source is not None:
                     of_source.append(leaf)
         if self._merges:
@@ -191,12 +192,12 @@ class AutogradCut:
                     child for child, _ in nexts if child is not None and self._source.get(child) is _SEVERAL
                 ]
                 if shared and not self.leads[node]:
-                    found.pop(self._source[node], None)
-        return cast(dict[Node, list[Tensor]], found)
+                    private.pop(self._source[node], None)
+        return cast(dict[Node, list[Tensor]], private)
 
 
 class Catch:
-    """The gradients that arrive at a node in I, to start from in W.
+    """Records the gradients that arrive at a node in I: W starts from them.
 
     Where the node has hooks of its own, they have run by then; when it runs again in W, what they make of it
     is replaced by what they made the first time.
@@ -207,10 +208,10 @@ class Catch:
     def __init__(self, node: Node) -> None:
         self.node = node
         self._arrived: list[tuple[Tensor | None, ...]] = []
-        node.register_prehook(_Kept(self._arrived))
+        node.register_prehook(_Recorder(self._arrived))
 
     def starts(self) -> tuple[list[GradientEdge], list[Tensor]]:
-        """Where W starts, and with which gradients; nothing where none arrived."""
+        """The edges that W starts from, and the gradient of each; empty where none arrived."""
         edges, gradients = [], []
         for number, gradient in enumerate(self._arrived[0] if self._arrived else ()):
             if gradient is not None:
@@ -219,8 +220,8 @@ class Catch:
         return edges, gradients
 
 
-class _Kept:
-    """A hook that keeps what it is given first. It does not know its node: that would be a cycle."""
+class _Recorder:
+    """A hook that keeps the gradients of its first call. It has no reference to its node: no cycle."""
 
     __slots__ = ("_arrived",)
 

@@ -26,15 +26,15 @@ def build_stage(
     *,
     comm: Comm | None = None,
 ) -> GraphStage:
-    """A stage around a module from ``Pipe.get_stage_module``, which may have been wrapped since (in torch's
-    DDP, or compiled).
+    """Return a stage around a module from ``Pipe.get_stage_module``, which may have been wrapped since (in
+    torch's DDP, or compiled).
 
     Args:
         stage_index: which stage it is.
         pipe_info: from ``Pipe.info()``.
         device: where it runs (see ``Pipe.build_stage``); a module that is wrapped stays where it is.
         group: the process group of the pipeline's ranks.
-        comm: what the ranks talk through, in place of ``group``.
+        comm: the comm of the pipeline's ranks, in place of ``group``.
 
     Raises:
         StageIndexError: there is no such stage.
@@ -57,11 +57,11 @@ def build_stage(
             'the stages of frontend="modules" are plain modules: call the pipe\'s own build_stage(), or make '
             "a PipelineStage of the module"
         )
-    (held,) = stage_modules(stage_module)
-    if device is not None and held is stage_module:
-        held = stage_module = relocated(stage_module, torch.device(device), pipe_info.homes)
-    own = with_own_memory(held, comm, wrapped=held is not stage_module)
-    if held is stage_module:
+    (inner,) = stage_modules(stage_module)
+    if device is not None and inner is stage_module:
+        inner = stage_module = relocated(stage_module, torch.device(device), pipe_info.homes)
+    own = with_own_memory(inner, comm, wrapped=inner is not stage_module)
+    if inner is stage_module:
         stage_module = own
     stage = GraphStage(own, stage_index, pipe_info.routes, pipe_info.signature, comm=comm)
     stage.module = stage_module

@@ -1,9 +1,9 @@
-"""What a stage that is a plain module hands on for one microbatch, described without its data."""
+"""A description, without data, of what a stage of the user's own module returns for one microbatch."""
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -24,13 +24,13 @@ __all__ = ["Crossing", "arguments_of", "inferred", "output_name", "refuse_distri
 
 @dataclass(frozen=True, eq=False)
 class Crossing:
-    """Nested containers, taken apart.
+    """The leaves and the structure of a nested value that crosses a border.
 
     Attributes:
-        leaves: left to right: a `Value` (tensors) or a `Constant` (anything else, as it is).
-        strides: of each leaf, as they were found; empty for a constant.
+        leaves: left to right: a `Value` for a tensor, a `Constant` for anything else.
+        strides: those of each leaf; empty for a constant.
         spec: the structure.
-        root: what the leaves are called after.
+        root: what the names of the leaves begin with.
     """
 
     leaves: tuple[Value | Constant, ...]
@@ -40,21 +40,18 @@ class Crossing:
 
     @classmethod
     def of(cls, tree: Any, root: str) -> Crossing:
-        """Describe a value.
-
-        Args:
-            root: what its leaves are called after.
-        """
-        found, spec = flatten_with_path(tree, root)
-        strides = tuple(leaf.stride() if isinstance(leaf, Tensor) else () for _, leaf in found)
+        """Describe a value."""
+        named_leaves, spec = flatten_with_path(tree, root)
+        strides = tuple(leaf.stride() if isinstance(leaf, Tensor) else () for _, leaf in named_leaves)
         leaves = tuple(
-            Value.of(path, leaf) if isinstance(leaf, Tensor) else Constant(path, leaf) for path, leaf in found
+            Value.of(path, leaf) if isinstance(leaf, Tensor) else Constant(path, leaf)
+            for path, leaf in named_leaves
         )
         return cls(leaves, strides, spec, root)
 
     @cached_property
     def data(self) -> bytes:
-        """What is sent: the value with tensors on the meta device, pickled.
+        """The bytes that describe it to another rank: the value with tensors on the meta device, pickled.
 
         Raises:
             ExecutionError: a leaf that is no tensor and can't be pickled.
@@ -70,17 +67,29 @@ class Crossing:
 
     @cached_property
     def key(self) -> Hashable:
-        """Equal for values of one kind."""
+        """Equal for values that differ in the data of their tensors alone."""
         return input_key(self.on_meta())
 
     @classmethod
     def read(cls, data: bytes, root: str) -> Crossing:
-        """From what another rank sent."""
+        """From the `data` of another rank."""
         return cls.of(pickle.loads(data), root)
 
     def on_meta(self) -> Any:
-        """The value with tensors that have no memory."""
-        return unflatten(_on_meta(self.leaves, self.strides), self.spec)
+        """The value, with tensors on the meta device."""
+        leaves = [
+            leaf.value
+            if isinstance(leaf, Constant)
+            else torch.empty_strided(
+                evaluated(leaf.shape, {}),
+                stride,
+                dtype=leaf.dtype,
+                device="meta",
+                requires_grad=leaf.requires_grad,
+            )
+            for leaf, stride in zip(self.leaves, self.strides, strict=True)
+        ]
+        return unflatten(leaves, self.spec)
 
     @cached_property
     def values(self) -> tuple[Value, ...]:
@@ -88,12 +97,12 @@ class Crossing:
         return tuple(leaf for leaf in self.leaves if isinstance(leaf, Value))
 
     def filled(self, tensors: Mapping[str, Any]) -> Any:
-        """The value itself, its tensors by name."""
+        """The value itself, from its tensors by name."""
         flat = [tensors[leaf.name] if isinstance(leaf, Value) else leaf.value for leaf in self.leaves]
         return unflatten(flat, self.spec)
 
     def tensors(self, output: Any, who: str) -> list[Tensor]:
-        """The tensors of a value that should be like this; sizes are checked elsewhere.
+        """The tensors of a value that this should describe; their sizes are checked elsewhere.
 
         Raises:
             SignatureMismatch: another structure, or something else that is no tensor.
@@ -104,21 +113,21 @@ class Crossing:
                 f"{who} returns {spec}, but {self.spec} was found for these inputs: return the same "
                 "structure for the same shapes, or give its PipelineStage output_args"
             )
-        found = []
+        tensors = []
         for wanted, leaf in zip(self.leaves, leaves, strict=True):
             if isinstance(wanted, Value) and isinstance(leaf, Tensor) and leaf.dim() == len(wanted.shape):
-                found.append(leaf)
+                tensors.append(leaf)
             elif isinstance(wanted, Value) or not wanted.fits(leaf):
                 what = describe(leaf) if isinstance(leaf, Tensor) else repr(leaf)
                 raise SignatureMismatch(
                     f"{who} returns {what} for {wanted.describe()}: what depends on data must be a tensor, "
                     "since the other stages are told of everything else before it is computed"
                 )
-        return found
+        return tensors
 
 
 def output_name(stage: int) -> str:
-    """What the leaves of a stage's output are called after."""
+    """What the names of a stage's outputs begin with."""
     return f"output of stage {stage}"
 
 
@@ -128,7 +137,7 @@ def arguments_of(value: Any) -> tuple[Any, ...]:
 
 
 def refuse_distributed(tree: Any, root: str) -> None:
-    """What crosses is this rank's own: a DTensor belongs to several.
+    """Refuse a value that belongs to several ranks.
 
     Raises:
         ExecutionError: there is a DTensor in a value that goes to the next stage.
@@ -160,19 +169,3 @@ def inferred(
             "module needs data to go on, give its PipelineStage output_args: an example of what it returns, "
             "or a function that takes its inputs and returns one"
         ) from error
-
-
-def _on_meta(leaves: Sequence[Value | Constant], strides: Sequence[tuple[int, ...]]) -> list[Any]:
-    """Tensors without memory for values; constants as they are."""
-    return [
-        leaf.value
-        if isinstance(leaf, Constant)
-        else torch.empty_strided(
-            evaluated(leaf.shape, {}),
-            stride,
-            dtype=leaf.dtype,
-            device="meta",
-            requires_grad=leaf.requires_grad,
-        )
-        for leaf, stride in zip(leaves, strides, strict=True)
-    ]

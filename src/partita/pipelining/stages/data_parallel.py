@@ -36,8 +36,8 @@ def gradient_reduction(module: nn.Module) -> GradientReduction | None:
 
 
 class GradientReduction:
-    """One stage's. `begin` before each step; then each pass of the module goes through `forward` or
-    `backward`.
+    """Reduces the gradients of one stage: `begin` is called before each step, and each pass of the module
+    goes through `forward` or `backward`.
 
     A user who asks for no reduction (``no_sync()``, ``set_requires_gradient_sync(False)``) around a step gets
     none, and accumulates over steps.
@@ -66,7 +66,7 @@ class GradientReduction:
         return ddp is None or ddp.find_unused_parameters or ddp.static_graph
 
     def begin(self, microbatches: int) -> None:
-        """A step of so many microbatches starts.
+        """Start a step of so many microbatches.
 
         Raises:
             ExecutionError: DDP counts hooks in its first pass, and there are several that it must not reduce.

@@ -20,10 +20,10 @@ class Flight:
     """What a stage keeps of one microbatch.
 
     Attributes:
-        leaves: what the stage was given, as it saw it: where gradients arrive.
-        outputs: what it made.
-        sources: the caller's own tensors that want a gradient (stage 0 only).
-        hooked: whether hooks were registered meanwhile.
+        leaves: the stage's inputs, detached: where gradients arrive.
+        outputs: what it returned.
+        sources: the caller's own tensors that require a gradient (stage 0 only).
+        hooked: whether hooks were registered during the forward pass.
         loss: the last stage's loss, and the gradient that it starts with.
     """
 
@@ -35,7 +35,7 @@ class Flight:
 
 
 def roots_of(flight: Flight, gradients: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """What a backward pass starts from: the loss, and the values that have a gradient from elsewhere."""
+    """What a backward pass starts from: the loss, and the values that other stages sent a gradient of."""
     roots, seeds = [], []
     if flight.loss is not None:
         if not flight.loss[0].requires_grad:
@@ -53,10 +53,10 @@ def roots_of(flight: Flight, gradients: Mapping[str, Tensor]) -> tuple[list[Tens
 
 
 def hand_to_caller(sources: Mapping[str, Tensor], gradients: Mapping[str, Tensor | None]) -> None:
-    """Let the gradients of the model's own inputs flow on to where the caller has them from."""
-    known = [name for name in sources if gradients.get(name) is not None]
-    if known:  # together: they may come from one graph, which can go back only once
-        torch.autograd.backward([sources[name] for name in known], [gradients[name] for name in known])
+    """Pass the gradients of the model's inputs on, through the graph that the caller made them by."""
+    names = [name for name in sources if gradients.get(name) is not None]
+    if names:  # together: they may come from one graph, which can go back only once
+        torch.autograd.backward([sources[name] for name in names], [gradients[name] for name in names])
 
 
 def detached(tree: Any) -> Any:

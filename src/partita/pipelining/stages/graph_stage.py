@@ -7,14 +7,14 @@ from typing import Any, final
 
 from torch import Tensor, nn
 
-from partita._torch.export.export import Signature
+from partita._torch.export.signature import Signature
 from partita.errors import SignatureMismatch
-from partita.pipelining.interface.routes import Named, Routes, accept
+from partita.pipelining.interface.routes import Named, Routes, StageBorder, accept
 from partita.pipelining.stages.flight import Flight
 from partita.pipelining.stages.value_stage import ValueStage
 from partita.runtime import Comm
 
-__all__ = ["GraphStage"]
+__all__ = ["GraphStage", "named_outputs"]
 
 
 @final
@@ -42,7 +42,7 @@ class GraphStage(ValueStage):
 
         Raises:
             SignatureMismatch: a shape, dtype or constant that the pipeline was not cut for, or a tensor that
-                wants a gradient where the example did not.
+                requires a gradient where the example did not.
         """
         accept(self.routes.inputs, flat, f"microbatch {microbatch}")
         tensors = {}
@@ -59,21 +59,23 @@ class GraphStage(ValueStage):
         return tensors
 
     def _run(self, values: Mapping[str, Any], *, train: bool) -> tuple[Flight, dict[str, Any]]:
-        flight, made = super()._run(values, train=train)
+        flight, outputs = super()._run(values, train=train)
         if self.is_last:
-            self._result = self.results(made, self._crossing)
-        return flight, made
+            self._result = self.results(outputs, self._crossing)
+        return flight, outputs
 
     def results(self, values: Mapping[str, Tensor], routes: Routes) -> Any:
-        """What the model returns, from the values in it, by name.
-
-        Args:
-            routes: for the sizes of the microbatch.
-        """
+        """What the model returns, from the values in it by name; ``routes`` have the microbatch's sizes."""
         flat = [values[item.name] if isinstance(item, Named) else item for item in routes.results]
         return (routes.signature or self.signature).unflatten(flat)
 
-    def _compute(self, given: Sequence[Any]) -> Sequence[Tensor]:
-        result = self._called(*given)
-        made: Sequence[Tensor] = (result,) if len(self.border.outputs) == 1 else result
-        return made
+    def _compute(self, inputs: Sequence[Any]) -> Sequence[Tensor]:
+        result = self._called(*inputs)
+        outputs: Sequence[Tensor] = (result,) if len(self.border.outputs) == 1 else result
+        return outputs
+
+
+def named_outputs(border: StageBorder, result: Any) -> dict[str, Any]:
+    """What a stage's module returned, by name."""
+    values = (result,) if len(border.outputs) == 1 else result
+    return dict(zip(border.outputs, values, strict=True))

@@ -1,7 +1,6 @@
-"""What tells kinds of inputs apart, so that what a stage returns is found once for each kind.
+"""A key for each kind of inputs, so that what a stage returns is inferred once for each.
 
-Inputs need not be sent anywhere for this, so they may hold what can't be pickled, such as a mask that is
-given by a function.
+Inputs are not sent for this, so they may hold what can't be pickled, such as a mask that is a function.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.
 def input_key(value: Any) -> Hashable:
     """Equal for values that differ in nothing but the data of their tensors.
 
-    A function is known by its code and by what it holds: one that is made anew for each step is the same
-    function. Objects are opened where they hold tensors; others stand for themselves.
+    Functions are equal if their code and their closures are, so one that is made anew for each step is the
+    same function. Of objects that hold tensors the attributes are compared, of others the identity.
 
     >>> input_key({"x": torch.zeros(2)}) == input_key({"x": torch.ones(2)})
     True
@@ -47,12 +46,12 @@ def _key(value: Any, above: tuple[int, ...]) -> Hashable:
         return "above", above.index(id(value))
     above = (*above, id(value))
     if isinstance(value, FunctionType):
-        held = [_content(cell) for cell in value.__closure__ or ()]
-        parts = [*held, value.__defaults__, value.__kwdefaults__]
-        return kind, value.__code__, tuple(_in_function(part, above) for part in parts)
+        captured = [_cell_value(cell) for cell in value.__closure__ or ()]
+        parts = [*captured, value.__defaults__, value.__kwdefaults__]
+        return kind, value.__code__, tuple(_closure_key(part, above) for part in parts)
     if kind is partial or isinstance(value, MethodType):
         parts = [value.func, value.args, value.keywords] if kind is partial else [value.__func__]
-        owner = _Same(value.__self__) if isinstance(value, MethodType) else None
+        owner = _ObjectKey(value.__self__) if isinstance(value, MethodType) else None
         return kind, owner, tuple(_key(part, above) for part in parts)
     if is_node(value):
         children, context = node_children(value)
@@ -62,17 +61,17 @@ def _key(value: Any, above: tuple[int, ...]) -> Hashable:
         return kind, tuple((name, _key(item, above)) for name, item in attributes)
     leaves, spec = flatten(value)
     if len(leaves) == 1 and leaves[0] is value:
-        return _Same(value)
+        return _ObjectKey(value)
     return kind, spec, tuple(_key(leaf, above) for leaf in leaves)
 
 
-def _in_function(value: Any, above: tuple[int, ...]) -> Hashable:
-    """What a closure holds may be anything, a whole program too: only what is plain is looked into."""
+def _closure_key(value: Any, above: tuple[int, ...]) -> Hashable:
+    """The key of what a closure holds. That may be a whole program, so only simple types are looked into."""
     opened = (*_PLAIN, Tensor, FunctionType, MethodType, partial, tuple, list, dict)
-    return _key(value, above) if isinstance(value, opened) else _Same(value)
+    return _key(value, above) if isinstance(value, opened) else _ObjectKey(value)
 
 
-def _content(cell: Any) -> Any:
+def _cell_value(cell: Any) -> Any:
     try:
         return cell.cell_contents
     except ValueError:  # it has none yet
@@ -86,8 +85,8 @@ def _holds_tensors(value: Any) -> bool:
     return any(isinstance(item, Tensor) for item in attributes.values())
 
 
-class _Same:
-    """Equal to itself, and to what its own class says, where that has a hash as well."""
+class _ObjectKey:
+    """A key for an object: equal for the same object, and where its class has ``__eq__`` and a hash."""
 
     __slots__ = ("_value",)
 
@@ -95,7 +94,7 @@ class _Same:
         self._value = value  # kept, so that no other object gets its identity
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Same) or type(self._value) is not type(other._value):
+        if not isinstance(other, _ObjectKey) or type(self._value) is not type(other._value):
             return False
         by_value = type(self._value).__hash__ is not None
         return self._value is other._value or (by_value and bool(self._value == other._value))

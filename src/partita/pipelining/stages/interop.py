@@ -21,7 +21,7 @@ from partita._torch.fake.call import fake_call
 from partita.capture.sizes import evaluated
 from partita.errors import ArgumentError
 from partita.pipelining.interface.routes import Constant, Named, Routes, Value, accept
-from partita.pipelining.stages.graph_stage import GraphStage
+from partita.pipelining.stages.graph_stage import GraphStage, named_outputs
 from partita.pipelining.stages.manual import PipelineStage
 from partita.pipelining.stages.stage import Stage
 from partita.pipelining.stages.state_of_stage import stage_modules
@@ -37,19 +37,19 @@ def to_torch_stage(
     mb_args: tuple[Any, ...] | None = None,
     mb_kwargs: Mapping[str, Any] | None = None,
 ) -> TorchStage:
-    """A stage that torch's own ``ScheduleGPipe``, ``Schedule1F1B`` and others run. It has the same parameters
-    under the same names, and takes and returns the same values as ``stage`` does; the rank of each stage, and
-    what is done with losses and gradients, is as torch has it.
+    """Return a stage for torch's own schedules (``ScheduleGPipe``, ``Schedule1F1B`` and others). It has the
+    same parameters under the same names, and the same inputs and outputs as ``stage``; the placement of
+    stages and the handling of losses and gradients are torch's.
 
     Args:
         stage: from ``Pipe.build_stage``, or a `PipelineStage` of the user's own module.
-        device: where it runs; where it is if not given.
+        device: where it runs; by default where it is.
         group: the process group of the pipeline's ranks; that of ``stage`` if not given.
-        mb_args: arguments of a microbatch, where the pipe was cut for any batch size: there, sizes are fixed.
-        mb_kwargs: keyword arguments likewise.
+        mb_args: arguments of a microbatch, if the pipe was cut for any batch size: torch's sizes are fixed.
+        mb_kwargs: the keyword arguments of that microbatch.
 
     Raises:
-        ArgumentError: a tied parameter, whose gradients nobody would add up there; sizes that are open; a
+        ArgumentError: a tied parameter, whose gradients torch's schedules do not sum; sizes that are open; a
             model that returns something else than tensors, or that was cut with ``frontend="modules"``.
     """
     device = torch.device(device) if device is not None else stage.device
@@ -102,7 +102,7 @@ def _on(device: torch.device, value: Value) -> Tensor:
 
 
 def _results(stage: GraphStage, routes: Routes, values: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-    """What the last stage returns for such values, as tensors of the right layout: torch compares."""
+    """What the last stage returns for such values, in the layout that torch compares results with."""
     output = (routes.signature or stage.signature).unflatten(routes.results)
     items = tuple(output) if isinstance(output, (tuple, list)) else (output,)
     if not all(isinstance(item, Named) for item in items):
@@ -111,16 +111,15 @@ def _results(stage: GraphStage, routes: Routes, values: Mapping[str, Tensor]) ->
             "schedules take nothing else: let the model return tensors, or use a schedule of "
             "partita.pipelining"
         )
-    given = [routes.numbers[name] if name in routes.numbers else values[name] for name in stage.border.inputs]
+    by_name = {**values, **routes.numbers}
     (module,) = stage_modules(stage)
     with torch.no_grad():
-        result = fake_call(module, given)
-    names = stage.border.outputs
-    known = {**values, **dict(zip(names, (result,) if len(names) == 1 else result, strict=True))}
-    found = [known[item.name] for item in items]
+        result = fake_call(module, [by_name[name] for name in stage.border.inputs])
+    by_name |= named_outputs(stage.border, result)
+    results = [by_name[item.name] for item in items]
     return tuple(
         torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-        for value in found
+        for value in results
     )
 
 
@@ -147,11 +146,13 @@ class _Chain(nn.Module):
         self._routes = routes
         self._is_first, self._is_last = stage.is_first, stage.is_last
         inputs = {value.name: value for value in routes.inputs if isinstance(value, Value)}
-        known = {**inputs, **routes.values}
+        by_name = {**inputs, **routes.values}
         self._before = _crossing(routes, stage.index - 1)
         self._after = _crossing(routes, stage.index)
-        self.takes = tuple(inputs.values()) if self._is_first else tuple(known[name] for name in self._before)
-        self.gives = tuple(known[name] for name in self._after)
+        self.takes = (
+            tuple(inputs.values()) if self._is_first else tuple(by_name[name] for name in self._before)
+        )
+        self.gives = tuple(by_name[name] for name in self._after)
 
     def train(self, mode: bool = True) -> _Chain:
         """As on any module; the flag of the stage's own module goes along."""
@@ -165,20 +166,13 @@ class _Chain(nn.Module):
         return stage
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run one microbatch, with torch's autograd going on from stage to stage as torch has it."""
+        """Run one microbatch; values keep their autograd history, which torch's schedules go back through."""
         stage, routes = self._own, self._routes
         values = self._inputs(args, kwargs)
-        given = [
-            routes.numbers[name]
-            if name in routes.numbers
-            else values[name].clone()
-            if name in stage.border.written
-            else values[name]
-            for name in stage.border.inputs
-        ]
-        result = stage.module(*given)
-        names = stage.border.outputs
-        values.update(zip(names, (result,) if len(names) == 1 else result, strict=True))
+        by_name = {**values, **routes.numbers}
+        by_name |= {name: values[name].clone() for name in stage.border.written if name in values}
+        result = stage.module(*(by_name[name] for name in stage.border.inputs))
+        values.update(named_outputs(stage.border, result))
         values.update({name: values[name].clone() for name in stage.border.reused})
         if self._is_last:
             return stage.results(values, routes)
@@ -197,7 +191,7 @@ class _Chain(nn.Module):
 
 
 def _crossing(routes: Routes, stage: int) -> tuple[str, ...]:
-    """What is needed after ``stage`` and made in it or before, in the order in which it was made."""
+    """The names of what is made in ``stage`` or before and needed after it, in the order of making."""
     names = [
         (producer, place, name)
         for (producer, consumer), crossing in routes.forward.items()

@@ -1,4 +1,4 @@
-"""Stages that are plain modules: each rank brings its own, nothing is captured."""
+"""Stages around modules of the user's own: each rank brings its own, and nothing is captured."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from partita.pipelining.stages.crossing import (
     output_name,
     refuse_distributed,
 )
-from partita.pipelining.stages.declared import Declared, declared_outputs
+from partita.pipelining.stages.declared_outputs import Declared, declared_outputs
 from partita.pipelining.stages.input_key import input_key
 from partita.pipelining.stages.materialise import tensor_slots
 from partita.pipelining.stages.state_of_stage import stage_modules
@@ -44,14 +44,14 @@ class PipelineStage(ValueStage):
     """A stage around a module of the user's own, in a chain: what one returns, the next one takes.
 
     A tuple or list becomes several positional arguments, anything else (a tensor, a dict, None) a single
-    one. Tensors may be of any dtype and layout; whatever else is returned (numbers, strings, None) travels
-    too, ahead of the data, and so must not depend on it. Positional arguments of ``step()`` go to the first
+    one. Tensors may be of any dtype and layout; whatever else is returned (numbers, strings, None) is sent
+    ahead of the data, and so must not depend on it. Positional arguments of ``step()`` go to the first
     stage; keyword arguments go to all stages of the rank that is given them. The last stage's result is the
     pipeline's.
 
-    Shapes are found where a step needs them, by running a copy of the module on tensors without memory: no
-    data is touched, no statistics or random numbers move. They are sent from stage to stage, and remembered:
-    a step, or an ``eval()``, with the same shapes as one before finds nothing anew.
+    Shapes are inferred in a step, by running a copy of the module on tensors without memory: no data is
+    touched, and no statistics or random numbers change. They are sent from stage to stage, and remembered
+    for later steps and evaluations with the same shapes.
 
     Random numbers follow (seed, step, microbatch, stage): every stage's forward draws from a stream of its
     own, whatever the schedule.
@@ -62,19 +62,19 @@ class PipelineStage(ValueStage):
         num_stages: how many there are.
         device: where it runs.
         input_args: for ``output_args``: the inputs that the example belongs to.
-        output_args: what the stage returns, where that can't be found without data: an example of it (tensors
-            on the meta device will do), or a function from the stage's inputs (on the meta device) to one.
-            Of an example with ``input_args``, the first dimension follows that of the inputs.
-        output_grads: not needed: gradients are like what they belong to.
-        input_grads: likewise.
+        output_args: what the stage returns, where that can't be inferred without data: an example of it (its
+            tensors may be on the meta device), or a function from the stage's inputs (on the meta device) to
+            one. With ``input_args``, the example's first dimension follows that of the inputs.
+        output_grads: has no effect: gradients have the shapes and dtypes of their values.
+        input_grads: has no effect.
         group: the process group of the pipeline's ranks; None: the default group.
-        dw_builder: for a module that puts gradients of weights off by itself; see `Stage`. Any other module's
-            backward pass is split without.
-        get_mesh: taken, not needed: what crosses is plain tensors.
+        dw_builder: for a module that delays the gradients of its weights by itself; see `Stage`. The backward
+            pass of any other module is split without one.
+        get_mesh: has no effect: what crosses borders is no DTensor.
         comm: what the ranks talk through, in place of ``group``.
         routes: from `draft_routes`, where parameters of several stages are tied; the same on every rank.
         bind: from what ``step()`` is given to the positional arguments that the module is called with (on the
-            first stage), in place of all of it; there are no keyword arguments then.
+            first stage); there are no keyword arguments then.
 
     Raises:
         ArgumentError: an index out of range, or both ``group`` and ``comm``.
@@ -114,7 +114,7 @@ class PipelineStage(ValueStage):
         self.group = group
         self._device = torch.device(device)
         self._declared: Declared | None = declared_outputs(input_args, output_args)
-        self._known: dict[Any, tuple[Crossing, tuple[bool, ...]]] = {}
+        self._crossings: dict[Any, tuple[Crossing, tuple[bool, ...]]] = {}
         self._incoming: Sequence[Crossing] = ()
         self._outgoing: Sequence[Crossing] = ()
         self._keywords: Sequence[Mapping[str, Any]] = ()
@@ -122,28 +122,28 @@ class PipelineStage(ValueStage):
 
     @property
     def device(self) -> torch.device:
-        """Where its parameters or buffers are; what was given where it has neither, or has no data yet."""
-        tensors = chain(self._held.parameters(), self._held.buffers())
+        """Where its parameters or buffers are; the ``device`` argument where none has memory."""
+        tensors = chain(self._inner.parameters(), self._inner.buffers())
         return next((tensor.device for tensor in tensors if not tensor.is_meta), self._device)
 
     def outgoing(self, incoming: Crossing, keywords: Mapping[str, Any]) -> tuple[Crossing, tuple[bool, ...]]:
-        """What it returns for such inputs, and which leaves of them (keyword arguments last) it writes to."""
+        """What it returns for such inputs, and for each of their leaves (keyword arguments last) whether the
+        module writes to it.
+        """
         (module,) = stage_modules(self.module)
         key = (incoming.key, input_key(dict(keywords)), _state(module, self.device))
-        if key not in self._known:
-            if len(self._known) >= _KEPT:
-                self._known.clear()
+        if key not in self._crossings:
+            if len(self._crossings) >= _KEPT:
+                self._crossings.clear()
             args = arguments_of(incoming.on_meta())
             if self._declared is not None:
-                output, written = (
-                    self._declared(module, args, keywords),
-                    [True] * len(flatten((args, dict(keywords)))[0]),
-                )
+                output = self._declared(module, args, keywords)
+                written = [True] * len(flatten((args, dict(keywords)))[0])
             else:
                 output, written = inferred(module, args, keywords, self.device, self.index)
             refuse_distributed(output, output_name(self.index))
-            self._known[key] = Crossing.of(output, output_name(self.index)), tuple(written)
-        return self._known[key]
+            self._crossings[key] = Crossing.of(output, output_name(self.index)), tuple(written)
+        return self._crossings[key]
 
     def prepare(
         self,
@@ -154,16 +154,16 @@ class PipelineStage(ValueStage):
     ) -> None:
         """Get ready for a step: what comes in and goes out for each microbatch."""
         self._incoming, self._outgoing, self._keywords = incoming, outgoing, keywords
-        slots = tensor_slots(self._held)
+        slots = tensor_slots(self._inner)
         own = (tensor for *_, tensor in slots if not isinstance(tensor, nn.Parameter))
         self._own_memory = frozenset(tensor.untyped_storage().data_ptr() for tensor in own) - {0}
         self.crossing = crossing
         self.follow(crossing[0])
 
-    def _compute(self, given: Sequence[Any]) -> Sequence[Tensor]:
+    def _compute(self, inputs: Sequence[Any]) -> Sequence[Tensor]:
         microbatch = self._microbatch
         incoming = self._incoming[microbatch]
-        tensors = {value.name: tensor for value, tensor in zip(incoming.values, given, strict=True)}
+        tensors = {value.name: tensor for value, tensor in zip(incoming.values, inputs, strict=True)}
         args = arguments_of(incoming.filled(tensors))
         enter_site(self.index)
         output = self._called(*args, **self._keywords[microbatch])
@@ -171,15 +171,15 @@ class PipelineStage(ValueStage):
             self._result = output
             return ()
         outgoing = self._outgoing[microbatch]
-        found = outgoing.tensors(output, f"stage {self.index}")
+        outputs = outgoing.tensors(output, f"stage {self.index}")
         return [
             self._ready(tensor, value.requires_grad)
-            for tensor, value in zip(found, outgoing.values, strict=True)
+            for tensor, value in zip(outputs, outgoing.values, strict=True)
         ]
 
     def _ready(self, tensor: Tensor, requires_grad: bool) -> Tensor:
-        """What may leave: a copy of what lies in a buffer, which the next microbatch may write to; and where
-        the others will send a gradient, a tensor that can take one.
+        """A tensor as it may be sent: copied where it lies in a buffer, which the next microbatch may write
+        to, and requiring a gradient where other stages will send one.
         """
         if tensor.untyped_storage().data_ptr() in self._own_memory:
             tensor = copied(tensor)
@@ -213,19 +213,19 @@ def draft_routes(stages: int, tied: Sequence[Tied] = ()) -> Routes:
 
 
 def tag_of(start: int, to: int, number: int) -> int:
-    """Of the value of that number among those that cross between two neighbours; 0 is the trailer."""
+    """The tag of the value of that number among those that cross between two neighbours; 0: the trailer."""
     return 2 * (min(start, to) * MOST_VALUES + number) + (start > to)
 
 
 def _tags(backward: Mapping[tuple[int, int], Sequence[str]]) -> dict[tuple[str, int, int], int]:
-    """Of tied parameters' gradients: after those of all borders."""
+    """The tags of tied parameters' gradients, which come after those of all borders."""
     links = [(name, *pair) for pair, names in sorted(backward.items()) for name in (TRAILER, *names)]
     last = 2 * MOST_VALUES * (1 + max((start for start, _ in backward), default=0))
     return {link: last + number for number, link in enumerate(links)}
 
 
 def _state(module: nn.Module, device: torch.device) -> Any:
-    """What of a module and around it decides what it returns, besides its inputs."""
+    """What decides, besides the inputs, what a module returns."""
     kind = device.type
     autocast = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
     return (

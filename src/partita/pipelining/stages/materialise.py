@@ -1,4 +1,4 @@
-"""From a stage without memory to one with: the ordinary way to a model that no single machine can hold.
+"""Memory for a stage that was cut from a model on the meta device, which no single machine need hold.
 
 ::
 
@@ -30,16 +30,16 @@ from partita.pipelining.stages.state_of_stage import Stages, stage_modules
 __all__ = ["InitBuffers", "Slot", "materialise", "parameters_on_meta", "tensor_slots"]
 
 InitBuffers = Callable[[str], Tensor | None] | Mapping[str, Tensor] | nn.Module
-"""Where tensors come from that no checkpoint has: a function of the name, a table, or a module."""
+"""Tensors that no checkpoint has: a function of the name, a mapping, or a module that has them."""
 
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Models built inside get their buffers for real and their parameters on the meta device.
+    """Build models whose buffers have memory and whose parameters are on the meta device.
 
-    So the buffers that no checkpoint has (tables of a rotary embedding) can be had from the model's own code
-    at the cost of the largest single parameter. Not for a model that is to be cut: see `materialise`. Holds
-    for all threads.
+    This gives the buffers that no checkpoint has (tables of a rotary embedding), computed by the model's own
+    code, for no more memory than the largest single parameter takes. Not for a model that is to be cut: see
+    `materialise`. Holds for all threads.
 
     >>> with parameters_on_meta():
     ...     layer = nn.BatchNorm1d(4)
@@ -51,12 +51,12 @@ def parameters_on_meta() -> Iterator[None]:
 
     def put(_: nn.Module, __: str, parameter: nn.Parameter) -> nn.Parameter | None:
         if not has_memory(parameter):
-            return None  # as it is: a tied parameter stays one object
-        real, made = moved.get(id(parameter), (None, None))
+            return None  # unchanged, so that a tied parameter stays one object
+        real, on_meta = moved.get(id(parameter), (None, None))
         if real is None or real() is not parameter:
-            made = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
-            moved[id(parameter)] = (weakref.ref(parameter), made)
-        return made
+            on_meta = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+            moved[id(parameter)] = (weakref.ref(parameter), on_meta)
+        return on_meta
 
     handle = register_module_parameter_registration_hook(put)  # type: ignore[arg-type]
     try:
@@ -81,12 +81,12 @@ def materialise(
     Args:
         stage: one or several, not wrapped yet.
         device: where to.
-        init_buffers: asked for each such tensor on the meta device by its name: a function (None: it does not
-            know), a table, or a module that has them, such as one built under `parameters_on_meta`.
+        init_buffers: gives each such tensor by its name: a function (which may return None), a mapping, or a
+            module that has them, such as one built under `parameters_on_meta`.
 
     Raises:
-        CheckpointError: names the buffers that nobody brings, before anything is changed; or a shape or dtype
-            that is not the buffer's.
+        CheckpointError: ``init_buffers`` lacks a tensor, or has one of another shape or dtype. Nothing has
+            been changed then.
 
     >>> with torch.device("meta"):
     ...     layer = nn.Linear(2, 2)
@@ -98,7 +98,7 @@ def materialise(
     device = torch.device(device)
     source = _source(init_buffers)
     modules = stage_modules(stage)
-    plans = [_tables(module, source) for module in modules]
+    plans = [_buffer_values(module, source) for module in modules]
     left = [name for _, missing in plans for name in missing]
     if left:
         raise CheckpointError(
@@ -126,12 +126,12 @@ def tensor_slots(root: nn.Module) -> Iterator[Slot]:
             yield module, name, f"{path}.{name}" if path else name, tensor
 
 
-def _source(given: InitBuffers | None) -> Callable[[str], Tensor | None]:
-    if given is None:
+def _source(init_buffers: InitBuffers | None) -> Callable[[str], Tensor | None]:
+    if init_buffers is None:
         return lambda _: None
-    if isinstance(given, nn.Module):
-        return lambda name: _attribute(given, name)
-    return given.get if isinstance(given, Mapping) else given
+    if isinstance(init_buffers, nn.Module):
+        return lambda name: _attribute(init_buffers, name)
+    return init_buffers.get if isinstance(init_buffers, Mapping) else init_buffers
 
 
 def _attribute(module: nn.Module, name: str) -> Tensor | None:
@@ -141,9 +141,11 @@ def _attribute(module: nn.Module, name: str) -> Tensor | None:
     return value if isinstance(value, Tensor) else None
 
 
-def _tables(root: nn.Module, source: Callable[[str], Tensor | None]) -> tuple[dict[int, Tensor], list[str]]:
-    """The contents of non-persistent buffers by the tensor that they replace, and the names that have
-    none.
+def _buffer_values(
+    root: nn.Module, source: Callable[[str], Tensor | None]
+) -> tuple[dict[int, Tensor], list[str]]:
+    """The values of non-persistent buffers, by the id of the tensor that they replace; and the names that
+    have none.
     """
     slots = [slot for slot in tensor_slots(root) if not has_memory(slot[3])]
     loadable = {
@@ -170,16 +172,15 @@ def _tables(root: nn.Module, source: Callable[[str], Tensor | None]) -> tuple[di
 
 
 def _fill(root: nn.Module, device: torch.device, tables: Mapping[int, Tensor]) -> None:
-    made: dict[int, Tensor] = {}
+    by_identity: dict[int, Tensor] = {}
     for module, name, _, tensor in list(tensor_slots(root)):
         identity = id(tensor)
-        if identity not in made:
-            made[identity] = _made(tensor, device, tables.get(identity))
-        setattr(module, name, made[identity])
-    del made
+        if identity not in by_identity:
+            by_identity[identity] = _with_memory(tensor, device, tables.get(identity))
+        setattr(module, name, by_identity[identity])
 
 
-def _made(tensor: Tensor, device: torch.device, table: Tensor | None) -> Tensor:
+def _with_memory(tensor: Tensor, device: torch.device, table: Tensor | None) -> Tensor:
     if table is None and tensor.device == device:
         return tensor
     if table is not None:

@@ -1,7 +1,6 @@
-"""A graph remembers the device that it was captured on wherever it makes a tensor; this makes it follow its
-stage.
+"""Moves a captured graph to another device.
 
-``torch.arange(4, device=x.device)`` is captured with the device written out, as a constant.
+``torch.arange(4, device=x.device)`` is captured with the device as a constant, which moving tensors leaves.
 """
 
 from __future__ import annotations
@@ -16,11 +15,10 @@ __all__ = ["move_graph", "named_devices"]
 
 
 def move_graph(gm: GraphModule, old: torch.device, new: torch.device) -> int:
-    """Write ``new`` in place of ``old`` into the arguments of all nodes, in place. Returns how many nodes
-    changed.
+    """Replace a device by another in the arguments of all nodes, in place. Returns how many nodes changed.
 
     Args:
-        old: without an index it stands for every device of its type.
+        old: without an index, every device of its type.
     """
 
     def moved(device: torch.device) -> torch.device:
@@ -39,15 +37,15 @@ def move_graph(gm: GraphModule, old: torch.device, new: torch.device) -> int:
 
 def named_devices(gm: GraphModule) -> frozenset[torch.device]:
     """The devices that are written out in the graph's arguments."""
-    found: set[torch.device] = set()
+    devices: set[torch.device] = set()
 
     def noted(device: torch.device) -> torch.device:
-        found.add(device)
+        devices.add(device)
         return device
 
     for node in gm.graph.nodes:
         _mapped((node.args, node.kwargs), noted)
-    return frozenset(found)
+    return frozenset(devices)
 
 
 def _mapped(value: Any, function: Callable[[torch.device], torch.device]) -> Any:

@@ -1,5 +1,6 @@
-"""What ranks share by mistake, in one process or through ``torch.multiprocessing``: two stages with a tied
-weight are two memories on a network.
+"""Memory of a rank's own, where ranks would share tensors: in one process, or by ``torch.multiprocessing``.
+
+On a network, a tied weight of two stages is two tensors; so it must be here.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def with_own_memory(module: nn.Module, comm: Comm | None, *, wrapped: bool = Fal
     out of their reach.
 
     Args:
-        wrapped: it is inside of another module, so that it can't be replaced by a copy.
+        wrapped: the module is inside another one, so that it can't be replaced by a copy.
 
     Raises:
         ExecutionError: a wrapped module would have to be copied.

@@ -17,9 +17,9 @@ __all__ = ["devices_of", "relocated"]
 
 
 def devices_of(module: nn.Module, values: Iterable[object] = ()) -> frozenset[torch.device]:
-    """Where the tensors of a module lie, and these others."""
-    held = (tensor for _, _, _, tensor in tensor_slots(module))
-    return frozenset(value.device for value in (*held, *values) if isinstance(value, Tensor))
+    """The devices of a module's tensors, and of those among ``values``."""
+    tensors = (tensor for _, _, _, tensor in tensor_slots(module))
+    return frozenset(value.device for value in (*tensors, *values) if isinstance(value, Tensor))
 
 
 def relocated(module: nn.Module, device: torch.device, homes: Iterable[torch.device]) -> nn.Module:
@@ -32,7 +32,7 @@ def relocated(module: nn.Module, device: torch.device, homes: Iterable[torch.dev
     Args:
         homes: the devices that the model was captured on: a graph names them wherever it makes a tensor.
     """
-    device = _with_index(device)
+    device = _indexed(device)
     tensors: dict[int, Tensor] = {}
     for _, _, _, tensor in tensor_slots(module):
         if id(tensor) not in tensors:
@@ -50,8 +50,8 @@ def relocated(module: nn.Module, device: torch.device, homes: Iterable[torch.dev
     return result
 
 
-def _with_index(device: torch.device) -> torch.device:
-    """``cuda`` is the current one of them, as tensors say it."""
+def _indexed(device: torch.device) -> torch.device:
+    """The device with its index, as tensors have it; that of ``cuda`` is the current device's."""
     if device.type in ("cpu", "meta") or device.index is not None:
         return device
     return torch.empty(0, device=device).device

@@ -26,11 +26,10 @@ __all__ = ["SavedBuffers"]
 
 
 class SavedBuffers:
-    """Watches the first forward pass of a stage in each mode, and from then on copies only where it is
-    needed.
+    """Copies buffers that autograd saves, where the first forward pass in a mode has shown a need for it.
 
     Args:
-        module: whose buffers they are.
+        module: the owner of the buffers.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -39,12 +38,12 @@ class SavedBuffers:
 
     @property
     def idle(self) -> bool:
-        """Whether `kept` is known to do nothing in the present mode, or nothing is saved at all."""
+        """Whether `kept` has nothing to do: no saved buffer is written to in this mode, or none is saved."""
         return not torch.is_grad_enabled() or self._needed.get(self._module.training) is False
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Around the forward pass of one microbatch: what autograd saves of a buffer is a copy of its own."""
+        """Run the forward pass of one microbatch so that autograd saves copies of buffers."""
         training = self._module.training
         if self.idle:
             yield

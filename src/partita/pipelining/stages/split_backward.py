@@ -1,7 +1,7 @@
 """Cuts one backward pass in two, for any module: I, the gradients of inputs, and W, those of weights.
 
-Of the autograd graph below, I runs the upper row from right to left. At the nodes where something branches
-off to parameters only, it keeps the gradient that arrives. W starts from there, and runs the lower row::
+Of the autograd graph below, I runs the upper row from right to left. At the nodes where a branch leads to
+parameters only, it keeps the gradient that arrives. W starts there, and runs the lower row::
 
     x --- linear --- relu --- linear --- loss
             |                   |
@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -42,12 +43,12 @@ _Root = tuple[Tensor | GradientEdge, Tensor]
 
 
 class WeightPass:
-    """What is left for W. Run it once.
+    """The backward pass of weights; run once.
 
     Args:
-        private: nodes of the upper row with the parameters that they alone lead to.
-        shared: nodes of the upper row that lead to what others lead to as well, with the edges to it.
-        roots: where the rest starts, and with which gradients.
+        private: nodes of the upper row with the parameters that only they lead to.
+        shared: nodes of the upper row with the edges to what other nodes lead to as well.
+        roots: what else W starts from, each with its gradient.
     """
 
     def __init__(
@@ -77,8 +78,8 @@ class WeightPass:
             if starts:
                 leaves = [leaf for edge in branches if (leaf := leaf_of(edge.node)) is not None]
                 with hooks_paused(leaves):
-                    found = run_backward(starts, seeds, branches, accumulate=False)
-                roots += [(edge, it) for edge, it in zip(branches, found, strict=True) if it is not None]
+                    gradients = run_backward(starts, seeds, branches, accumulate=False)
+                roots += [(edge, it) for edge, it in zip(branches, gradients, strict=True) if it is not None]
         if roots:
             run_backward([root for root, _ in roots], [seed for _, seed in roots], accumulate=True)
         self._private, self._shared, self._roots = (), (), ()
@@ -86,11 +87,11 @@ class WeightPass:
 
 @dataclass(frozen=True, slots=True)
 class InputPass:
-    """What I computed.
+    """The results of the backward pass of inputs.
 
     Attributes:
         gradients: of each leaf; None where nothing depends on it.
-        shares: of each parameter that was asked for.
+        shares: the gradients of the ``shared`` parameters.
         weights: what is left for W.
     """
 
@@ -107,10 +108,10 @@ def input_pass(
     *,
     hooked: bool = False,
 ) -> InputPass:
-    """Run I.
+    """Run the backward pass of inputs.
 
     Args:
-        roots: what the pass starts from; each wants a gradient.
+        roots: what the pass starts from; each requires a gradient.
         seeds: their gradients.
         leaves: tensors without history whose gradients are wanted now.
         shared: parameters whose gradients are wanted now too: returned, not left in ``.grad``, and not shown
@@ -122,31 +123,30 @@ def input_pass(
     graph = AutogradGraph.of(roots)
     if graph.accumulates_inside:
         return _whole_pass(roots, seeds, leaves, shared)
+    # I: what the leaves depend on, and the weights whose gradients are early
     cut = AutogradCut(graph, [*leaves, *shared], hooked=hooked)
     catches = [Catch(node) for node in cut.frontier]
     sooner = cut.early
-    found: Sequence[Tensor | None] = (None,) * (len(leaves) + len(shared) + len(sooner))
+    computed: Sequence[Tensor | None] = (None,) * (len(leaves) + len(shared) + len(sooner))
     now = [number for number, start in enumerate(graph.starts) if cut.leads[start]]
     if now:
         with hooks_paused([*shared, *sooner]):
-            found = run_backward(
+            computed = run_backward(
                 [roots[number] for number in now],
                 [seeds[number] for number in now],
                 [*leaves, *shared, *sooner],
                 accumulate=False,
                 keep_graph=bool(catches),
             )
-    gradients, shares, rest = (
-        found[: len(leaves)],
-        found[len(leaves) : len(found) - len(sooner)],
-        found[len(found) - len(sooner) :],
-    )
+    remaining = iter(computed)
+    gradients, shares = list(islice(remaining, len(leaves))), list(islice(remaining, len(shared)))
+    # W: roots that lead to weights alone, weights whose gradients are there already, and the caught nodes
     later: list[_Root] = [
         (get_gradient_edge(root), seed)
         for root, seed, start in zip(roots, seeds, graph.starts, strict=True)
         if not cut.leads[start]
     ]
-    later += [(weight, it) for weight, it in zip(sooner, rest, strict=True) if it is not None]
+    later += [(weight, it) for weight, it in zip(sooner, remaining, strict=True) if it is not None]
     private = [(catch, cut.private[catch.node]) for catch in catches if catch.node in cut.private]
     merging = [(catch, cut.branches(catch.node)) for catch in catches if catch.node not in cut.private]
     return InputPass(gradients, shares, WeightPass(private, merging, later))

@@ -42,11 +42,11 @@ class Stage(ABC):
         crossing: for each microbatch of a step its routes, where they are not those of the pipeline.
         comm: what the ranks talk through; None: made from ``group``.
         group: the process group of the pipeline's ranks; None: the default group.
-        loss_fn: picks the loss out of the model's results, where it is among them.
+        loss_fn: returns the loss from the model's results, where it is among them.
         hooks: what to call for the actions of a schedule that concern the whole stage (UNSHARD, RESHARD,
             REDUCE_GRAD); those without a hook do nothing.
-        dw_builder: for a module that puts gradients of weights off by itself: called after each backward pass
-            (B or I), it returns what computes those of that pass, which is run in W, or at once after B.
+        dw_builder: for a module that delays the gradients of its weights by itself: called after each
+            backward pass (B or I), it returns a function that computes them, for W, or for the end of B.
         step_count: how many steps the last schedule that was made with the stage has run.
     """
 
@@ -58,7 +58,7 @@ class Stage(ABC):
         *,
         comm: Comm | None = None,
     ) -> None:
-        self._held, self._saved = module, SavedBuffers(module)  # stay when the user wraps `module`
+        self._inner, self._saved = module, SavedBuffers(module)  # the same when the user wraps `module`
         self.module = module
         self.index = index
         self.crossing: tuple[Routes, ...] = ()
@@ -77,11 +77,11 @@ class Stage(ABC):
         self._reduction: GradientReduction | None = None
 
     def follow(self, routes: Routes) -> None:
-        """Take and make what ``routes`` say from now on."""
+        """Exchange with other stages what ``routes`` say, from now on."""
         self.routes = routes
         self.border = routes.borders[self.index]
         self._names = {
-            group: next(name for name in group.names if _has_parameter(self._held, name))
+            group: next(name for name in group.names if _has_parameter(self._inner, name))
             for group in routes.tied
             if self.index in group.stages
         }
@@ -99,8 +99,8 @@ class Stage(ABC):
         self._call: Callable[..., Any] = (
             partial(LazyGraphModule.__call__, module) if isinstance(module, LazyGraphModule) else module
         )
-        if self._held not in module.modules():  # another one, and not a wrapper of what is held
-            self._held, self._saved = module, SavedBuffers(module)
+        if self._inner not in module.modules():  # another one, and not a wrapper
+            self._inner, self._saved = module, SavedBuffers(module)
 
     @property
     def submod(self) -> nn.Module:
@@ -113,7 +113,7 @@ class Stage(ABC):
 
     @property
     def stage_index(self) -> int:
-        """Another name of `index`, likewise."""
+        """Another name of `index`, as ``torch.distributed.pipelining`` calls it."""
         return self.index
 
     @property
@@ -139,22 +139,22 @@ class Stage(ABC):
     @property
     def device(self) -> torch.device:
         """Where its parameters (or, without any, its buffers) are; the CPU where it has neither."""
-        tensors = chain(self._held.parameters(), self._held.buffers())
+        tensors = chain(self._inner.parameters(), self._inner.buffers())
         return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
     def parameter(self, group: Tied) -> nn.Parameter:
-        """Its copy of a tied parameter."""
-        return self._held.get_parameter(self._names[group])
+        """This stage's copy of a tied parameter."""
+        return self._inner.get_parameter(self._names[group])
 
     def forward(self, microbatch: int, values: Mapping[str, Any], *, train: bool) -> dict[str, Any]:
         """Run one microbatch.
 
         Args:
-            values: what the stage is given, by name.
+            values: the stage's inputs, by name.
             train: keep what the backward pass needs.
 
         Returns:
-            What the stage makes, and on the last one also what it only hands out, by name.
+            The stage's outputs by name; on the last stage also values that it only hands out.
 
         Raises:
             SignatureMismatch: an output of another shape, dtype or gradient flag than the others expect.
@@ -172,10 +172,9 @@ class Stage(ABC):
 
     @abstractmethod
     def _run(self, values: Mapping[str, Any], *, train: bool) -> tuple[Flight, dict[str, Any]]:
-        """What the backward pass of this microbatch will need, and what `forward` returns."""
+        """What the backward pass of this microbatch needs, and what `forward` returns."""
 
     def _called(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module returns."""
         call = self._call if self._reduction is None else self._reduction.forward
         if self._saved.idle:
             return call(*args, **kwargs)
@@ -183,12 +182,12 @@ class Stage(ABC):
             return call(*args, **kwargs)
 
     def assemble(self) -> Any:
-        """What the model returns for the microbatch that the last stage has run last."""
+        """What the model returns for the microbatch that this stage, the last, has just run."""
         result, self._result = self._result, None
         return result
 
     def start_from(self, microbatch: int, loss: Tensor, seed: Tensor, *, hooked: bool = False) -> None:
-        """Let the backward pass of a microbatch start from a loss, too.
+        """Let the backward pass of a microbatch start from a loss as well.
 
         Args:
             seed: its gradient.
@@ -201,7 +200,7 @@ class Stage(ABC):
     def backward(
         self, microbatch: int, gradients: Mapping[str, Tensor], loss: tuple[Tensor, Tensor] | None = None
     ) -> dict[str, Tensor | None]:
-        """Gradients of one microbatch: the whole backward pass.
+        """Run the whole backward pass of one microbatch.
 
         Args:
             gradients: by name: of the stage's outputs; of its inputs where later users sent their share; of
@@ -243,7 +242,7 @@ class Stage(ABC):
             run_backward(roots, seeds, accumulate=True)
 
     def backward_input(self, microbatch: int, gradients: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
-        """The first half of `backward`: the same results, and no parameter's ``.grad`` is touched, unless
+        """Run the first half of `backward`. It returns the same, and changes no parameter's ``.grad`` unless
         data parallel wrappers need the whole pass at once.
         """
         if self._at_once or self.dw_builder is not None:
@@ -254,22 +253,22 @@ class Stage(ABC):
         roots, seeds = roots_of(flight, gradients)
         shares = [share for share in self._shares(gradients, roots, seeds) if not share.owned]
         names = [name for name, leaf in flight.leaves.items() if leaf.requires_grad]
-        found = input_pass(
+        half = input_pass(
             roots,
             seeds,
             [flight.leaves[name] for name in names],
             [share.parameter for share in shares],
             hooked=flight.hooked,
         )
-        results = dict(zip(names, found.gradients, strict=True))
-        results |= zip((share.name for share in shares), found.shares, strict=True)
-        self._late[microbatch] = found.weights.run
+        results = dict(zip(names, half.gradients, strict=True))
+        results |= zip((share.name for share in shares), half.shares, strict=True)
+        self._late[microbatch] = half.weights.run
         if flight.sources:
             hand_to_caller(flight.sources, {**gradients, **results})
         return results
 
     def backward_weight(self, microbatch: int) -> None:
-        """The second half of `backward`: adds to ``.grad`` of the parameters."""
+        """Run the second half of `backward`, which adds to ``.grad`` of the parameters."""
         late = self._late.pop(microbatch)
         if self._reduction is None or self._at_once:
             late()
@@ -278,15 +277,15 @@ class Stage(ABC):
 
     @property
     def _at_once(self) -> bool:
-        """Whether a data parallel wrapper wants whole backward passes. DDP waits for the gradient of a
-        parameter that another stage owns as well, and the second half has none.
+        """Whether a data parallel wrapper needs whole backward passes. DDP waits for the gradients of all its
+        parameters, and the second half has none for a tied parameter that another stage owns.
         """
         if self._reduction is None:
             return False
         return self._reduction.at_once or any(group.stages[0] != self.index for group in self._shared)
 
     def begin(self, microbatches: int) -> None:
-        """A training step of so many microbatches starts."""
+        """Start a training step of so many microbatches."""
         self._reduction = gradient_reduction(self.module)
         if self._reduction is None:
             return
@@ -305,7 +304,7 @@ class Stage(ABC):
     def _shares(
         self, gradients: Mapping[str, Tensor], roots: list[Tensor], seeds: list[Tensor]
     ) -> list[TiedShare]:
-        """Its parts in the gradients of tied parameters; what later stages sent of them becomes a root."""
+        """The stage's shares of tied gradients; those that later stages sent are added to the roots."""
         if not self._shared:
             return []
         shares = [TiedShare(group, self.parameter(group), self.index) for group in self._shared]

@@ -1,4 +1,4 @@
-"""What the modules of stages hold, under the names of the model that they were cut from."""
+"""The parameters and buffers of stages, under the names of the model that they were cut from."""
 
 from __future__ import annotations
 
@@ -31,32 +31,34 @@ _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 
 @dataclass(frozen=True, slots=True)
 class StateValue:
-    """One value with all of its names, in order of the state dict: more than one where it is tied."""
+    """One value with all of its names, in the order of the state dict; several where it is tied."""
 
     value: Any
     names: tuple[str, ...]
 
 
-def is_opaque(held: StateValue) -> bool:
+def is_opaque(state_value: StateValue) -> bool:
     """Whether it is what a module's ``get_extra_state`` returned, which only ``set_extra_state`` can take."""
-    return held.names[0].rpartition(".")[2] == "_extra_state" or not isinstance(held.value, Tensor)
+    return state_value.names[0].rpartition(".")[2] == "_extra_state" or not isinstance(
+        state_value.value, Tensor
+    )
 
 
 def listed_stages(stages: Stages) -> list[Stage | nn.Module]:
-    """As a list, also where it is one.
+    """A list of the stages.
 
     Raises:
         ArgumentError: something else, such as a schedule.
     """
     alone = isinstance(stages, (Stage, nn.Module)) or not isinstance(stages, Sequence)
-    given: list[Any] = [stages] if alone else list(stages)  # type: ignore[arg-type]
-    for value in given:
+    as_list: list[Any] = [stages] if alone else list(stages)  # type: ignore[arg-type]
+    for value in as_list:
         if not isinstance(value, (Stage, nn.Module)):
             raise ArgumentError(
                 f"stages holds a {type(value).__name__}: give what pipe.build_stage() returned, a list of "
                 "such stages, or a whole model"
             )
-    return given
+    return as_list
 
 
 def stage_modules(stages: Stages) -> list[nn.Module]:
@@ -65,8 +67,8 @@ def stage_modules(stages: Stages) -> list[nn.Module]:
     Raises:
         ArgumentError: as `listed_stages`.
     """
-    given = listed_stages(stages)
-    return [_unwrapped(stage.module if isinstance(stage, Stage) else stage) for stage in given]
+    as_list = listed_stages(stages)
+    return [_unwrapped(stage.module if isinstance(stage, Stage) else stage) for stage in as_list]
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:
@@ -82,10 +84,7 @@ def _unwrapped(module: nn.Module) -> nn.Module:
 
 
 def state_of_stage(module: nn.Module) -> dict[str, Any]:
-    """Its state dict with the tensors themselves (not detached) under the model's own names.
-
-    Non-persistent buffers are left out, as in the model's state dict.
-    """
+    """The module's state dict, with the tensors themselves (not detached) under the model's own names."""
     state: Mapping[str, Any] = module.state_dict(keep_vars=True)
     return {_clean(name): value for name, value in state.items()}
 
@@ -97,11 +96,11 @@ def _clean(name: str) -> str:
 
 
 def by_identity(state: Mapping[str, Any]) -> list[StateValue]:
-    """Each tensor once, with all of its names. Anything else stands alone.
+    """The values of a state dict, each tensor once with all of its names.
 
     >>> layer = nn.Linear(2, 2)
     >>> tied = nn.ModuleDict({"a": layer, "b": layer})
-    >>> [held.names for held in by_identity(state_of_stage(tied))]
+    >>> [entry.names for entry in by_identity(state_of_stage(tied))]
     [('a.weight', 'b.weight'), ('a.bias', 'b.bias')]
     """
     groups: dict[object, list[str]] = {}

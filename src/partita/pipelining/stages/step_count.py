@@ -1,4 +1,4 @@
-"""How many steps a rank has made: the place in its random numbers, which a checkpoint keeps."""
+"""How many steps a rank has made, on which its random numbers depend; a checkpoint has it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ __all__ = ["StepCount"]
 
 @dataclass(slots=True)
 class StepCount:
-    """What a schedule counts, shared with its stages, so that who saves or loads these finds it there.
+    """The steps of a schedule; shared with its stages, so that saving or loading a stage includes it.
 
     Attributes:
         steps: training steps made.
-        start: where a schedule begins that is made later with the same stages: what was loaded into them.
+        start: where a later schedule of the same stages begins to count: what was loaded into them.
     """
 
     steps: int = 0

@@ -1,7 +1,7 @@
-"""A stage's part of a tied parameter's gradient, kept apart from what lies in ``.grad`` already.
+"""A stage's share of a tied parameter's gradient, apart from what is in ``.grad`` already.
 
-The stage that comes first owns the sum: the shares arrive there along the chain of holders, and only there
-are they added to ``.grad``, and hooks run.
+The first stage that holds the parameter owns the sum: the shares travel to it from holder to holder, and only
+there are they added to ``.grad``, and hooks run.
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ class TiedShare:
 
 @contextmanager
 def kept_apart(shares: Sequence[TiedShare], *, replicated: bool) -> Iterator[dict[str, Tensor | None]]:
-    """A backward pass in this block leaves ``.grad`` of parameters that another stage owns as it is, and runs
-    none of their hooks. When the block ends, the dict has their shares by name.
+    """Run a backward pass that neither changes ``.grad`` of parameters that another stage owns nor runs their
+    hooks. When the block ends, the dict has their shares by name.
 
     Args:
-        replicated: the stage is in ``DistributedDataParallel``, which may replace what it finds in ``.grad``
-            by the mean over the replicas; the owner wants this replica's share.
+        replicated: the stage is in ``DistributedDataParallel``, which may replace a ``.grad`` by the mean
+            over the replicas; the owner needs this replica's share.
     """
     others = [share for share in shares if not share.owned]
-    found: dict[str, Tensor | None] = {}
+    gradients: dict[str, Tensor | None] = {}
     with hooks_paused([share.parameter for share in others]):
         before = [share.parameter.grad for share in others]
         for share in others:
             share.parameter.grad = None
         watches = [
-            share.parameter.register_hook(partial(found.__setitem__, share.name))
+            share.parameter.register_hook(partial(gradients.__setitem__, share.name))
             for share in others
             if replicated
         ]
         try:
-            yield found
+            yield gradients
         finally:
             for watch in watches:
                 watch.remove()
             for share, gradient in zip(others, before, strict=True):
-                found.setdefault(share.name, None if replicated else share.parameter.grad)
+                gradients.setdefault(share.name, None if replicated else share.parameter.grad)
                 share.parameter.grad = gradient

@@ -1,4 +1,4 @@
-"""Stages whose values cross borders one by one, each under a name."""
+"""Stages that exchange single tensors, each under a name."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class ValueStage(Stage):
         takes = dict.fromkeys((*self.border.inputs, *sorted(extra)))
         wants = {name: value.requires_grad for name, value in routes.values.items()}
         self._takes = tuple((name, wants.get(name)) for name in takes if name not in routes.numbers)
-        self._inputs = frozenset(value.name for value in routes.inputs)
-        self._is_plain = not (routes.numbers or self.border.written)
+        self._model_inputs = frozenset(value.name for value in routes.inputs)
+        self._leaves_are_inputs = not (routes.numbers or self.border.written)
 
     @property
     def _crossing(self) -> Routes:
-        """What crosses in this microbatch."""
+        """The routes of this microbatch."""
         return self.crossing[self._microbatch] if self.crossing else self.routes
 
     def _run(self, values: Mapping[str, Any], *, train: bool) -> tuple[Flight, dict[str, Any]]:
@@ -44,14 +44,14 @@ class ValueStage(Stage):
             leaf = leaves[name] = value.detach()
             if train and (value.requires_grad if wants is None else wants):
                 leaf.requires_grad_()
-        if self._is_plain:
-            given = [leaves[name] for name in self.border.inputs]
+        if self._leaves_are_inputs:
+            inputs = [leaves[name] for name in self.border.inputs]
         else:
-            given = [
-                numbers[name] if name in numbers else self._given(name, leaves[name])
+            inputs = [
+                numbers[name] if name in numbers else self._module_input(name, leaves[name])
                 for name in self.border.inputs
             ]
-        outputs = dict(zip(self.border.outputs, self._compute(given), strict=True))
+        outputs = dict(zip(self.border.outputs, self._compute(inputs), strict=True))
         for name, value in outputs.items():
             expected = routes.values.get(name)
             if expected is not None:
@@ -62,19 +62,18 @@ class ValueStage(Stage):
         return Flight(leaves, outputs, sources, False), leaves | outputs
 
     @abstractmethod
-    def _compute(self, given: Sequence[Any]) -> Sequence[Tensor]:
-        """What the module makes of the border's inputs, in the order of its outputs."""
+    def _compute(self, inputs: Sequence[Any]) -> Sequence[Tensor]:
+        """The border's outputs, in order, from its inputs."""
 
-    def _given(self, name: str, leaf: Tensor) -> Tensor:
-        """What the module gets: a copy of what it writes to, since autograd refuses to write to a leaf and
-        the memory is the sender's where both stages are on one rank. What the caller gave is the caller's to
-        see.
+    def _module_input(self, name: str, leaf: Tensor) -> Tensor:
+        """What the module is called with: a copy of what it writes to, since autograd refuses to write to a
+        leaf, and the memory is the sender's where both stages are on one rank. Writes to the caller's own
+        input stay visible to the caller.
         """
-        own = name in self._inputs and not leaf.requires_grad
+        own = name in self._model_inputs and not leaf.requires_grad
         return copied(leaf) if name in self.border.written and not own else leaf
 
     def _check(self, expected: Value, value: Any, train: bool) -> None:
-        """What leaves the stage must be what the others made room for."""
         if not expected.fits(value) or (train and value.requires_grad != expected.requires_grad):
             raise SignatureMismatch(
                 f"stage {self.index} makes {expected.name}: {describe(value)}, but the pipeline was cut for "

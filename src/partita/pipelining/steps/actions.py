@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from partita.pipelining.interface.routes import Routes
 from partita.pipelining.stages.stage import Stage
 from partita.pipelining.steps.custom_functions import CustomFunction, with_whole_stages
 from partita.pipelining.steps.executor import Executor
@@ -24,18 +23,22 @@ class Actions:
     """The actions of one schedule.
 
     Attributes:
-        training: without sends and receives where they have not been given; None where there are none yet.
-        given: whether they were given by the user, so that other ranks may have been given others.
+        stages: those of this rank, by index.
+        comm: what the ranks talk through.
+        loss_fn: from (output, target) to a 0-d tensor; None to run forward only.
+        training: with sends and receives only where the user gave them; None where there are no actions yet.
+        from_user: whether the user gave ``training``, so that other ranks may have been given others.
         functions: what takes the place of a kind of action.
         defer_receives: post each right before the pass that needs its message.
-        loss_fn: from (output, target) to a 0-d tensor; None to run forward only.
     """
 
+    stages: Mapping[int, Stage]
+    comm: Comm
+    loss_fn: Callable[..., Tensor] | None = None
     training: Schedule | None = None
-    given: bool = False
+    from_user: bool = False
     functions: dict[ActionKind, CustomFunction] = field(default_factory=dict)
     defer_receives: bool = False
-    loss_fn: Callable[..., Tensor] | None = None
     _executors: dict[tuple[bool, bool], Executor] = field(default_factory=dict)
 
     @property
@@ -45,44 +48,37 @@ class Actions:
 
     @property
     def name(self) -> str:
-        """Of actions that the user gave, with a number that tells them from others; else empty."""
-        if not self.given or self.training is None:
+        """A name with a digest for actions that the user gave, for messages; empty for any others."""
+        if not self.from_user or self.training is None:
             return ""
         return f" of {self.training.name} ({short_digest(self.training.to_csv(), 6)})"
 
-    def change(self, training: Schedule | None, *, given: bool) -> None:
+    def replace(self, training: Schedule | None, *, from_user: bool) -> None:
         """Run these from now on."""
-        self.training, self.given = training, given
+        self.training, self.from_user = training, from_user
         self.recompile()
 
     def recompile(self) -> None:
-        """What is run, or what crosses, has changed."""
+        """Compile again before the next step, since what is run or what crosses borders has changed."""
         self._executors.clear()
 
-    def executor(
-        self,
-        plain: Callable[[], Schedule],
-        routes: Routes,
-        stages: Mapping[int, Stage],
-        comm: Comm,
-        *,
-        train: bool,
-    ) -> Executor:
-        """What runs them on this rank.
+    def executor(self, generate: Callable[[], Schedule], *, train: bool) -> Executor:
+        """What runs them on this rank, in the mode that its stages are in.
 
         Args:
-            plain: makes those of all ranks, without sends and receives where they have not been given.
-            routes: of the mode that the stages are in.
+            generate: returns the actions of all ranks, as ``training`` has them; called where they have not
+                been compiled yet.
         """
+        routes = next(iter(self.stages.values())).routes
         key = (train, routes is routes.in_mode(training=False))
         if key not in self._executors:
-            schedule = plain()
+            schedule = generate()
             if train and self.functions:
                 schedule = with_whole_stages(schedule, self.functions)
             self._executors[key] = Executor(
                 with_messages(schedule, routes.edges),
-                stages,
-                comm,
+                self.stages,
+                self.comm,
                 self.loss_fn,
                 defer_receives=self.defer_receives or routes.bundled,
                 functions=self.functions,

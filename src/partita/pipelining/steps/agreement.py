@@ -1,6 +1,4 @@
-"""Ranks agree on what they are about to do before any tensor is sent: a mismatch is an error with both sides
-in it.
-"""
+"""Ranks compare what they are about to do before any tensor is sent; an error about a mismatch shows both."""
 
 from __future__ import annotations
 
@@ -29,38 +27,38 @@ _places: WeakKeyDictionary[Comm, int] = WeakKeyDictionary()
 def agree_on_placement(
     comm: Comm, stages: Iterable[Stage], settings: Mapping[str, object]
 ) -> tuple[int, ...]:
-    """The rank of each stage, from what every rank says it holds. Collective.
+    """The rank of each stage, from the stages of all ranks. Collective.
 
     Args:
         settings: what must be the same on all ranks (schedule, number of microbatches), by name.
 
     Raises:
-        SignatureMismatch: a stage that nobody or two ranks hold, settings that differ, or stages of different
-        cuts.
+        SignatureMismatch: a stage that no rank or two ranks have, settings that differ, or stages of
+            different cuts.
     """
-    held = list(stages)
-    routes = held[0].routes
+    own_stages = list(stages)
+    routes = own_stages[0].routes
     mine = (
-        tuple(stage.index for stage in held),
+        tuple(stage.index for stage in own_stages),
         {name: repr(value) for name, value in settings.items()},
         digest(routes.describe()),
         digest("\n".join(routes.structure)),
     )
-    said = comm.all_gather_object(mine)
-    refuse_differences([others for _, others, _, _ in said])
-    if any(model != said[0][3] for *_, model in said):
+    everywhere = comm.all_gather_object(mine)
+    refuse_differences([others for _, others, _, _ in everywhere])
+    if any(model != everywhere[0][3] for *_, model in everywhere):
         _refuse_models(comm.all_gather_object(routes.structure))
-    for rank, (_, _, cut, _) in enumerate(said):
-        if cut != said[0][2]:
+    for rank, (_, _, cut, _) in enumerate(everywhere):
+        if cut != everywhere[0][2]:
             raise SignatureMismatch(
                 f"ranks 0 and {rank} hold stages of different cuts: cut the same model in the same way "
                 "on both"
             )
-    return _placement([indices for indices, *_ in said], routes.stages)
+    return _placement([indices for indices, *_ in everywhere], routes.stages)
 
 
 def _refuse_models(structures: Sequence[tuple[str, ...]]) -> None:
-    """Names the first line in which two of them differ."""
+    """Raise an error with the first line in which two models differ."""
     for rank, structure in enumerate(structures):
         if structure == structures[0]:
             continue
@@ -73,10 +71,9 @@ def _refuse_models(structures: Sequence[tuple[str, ...]]) -> None:
         )
 
 
-def _placement(held: Sequence[tuple[int, ...]], stages: int) -> tuple[int, ...]:
-    """The rank of each stage, from the stages of each rank."""
+def _placement(stages_of_ranks: Sequence[tuple[int, ...]], stages: int) -> tuple[int, ...]:
     holder: dict[int, int] = {}
-    for rank, indices in enumerate(held):
+    for rank, indices in enumerate(stages_of_ranks):
         for index in indices:
             if index in holder:
                 raise SignatureMismatch(
@@ -95,15 +92,15 @@ def _placement(held: Sequence[tuple[int, ...]], stages: int) -> tuple[int, ...]:
 def rank_pairs(routes: Routes, stage_ranks: tuple[int, ...]) -> frozenset[tuple[int, int]]:
     """The pairs (lower, higher) of ranks that exchange anything.
 
-    Where sizes are open, every rank hears of them from a neighbour, so a rank without any gets the first
-    stage's.
+    Where sizes are open, every rank gets them from a neighbour. A rank that would have none is made a
+    neighbour of the first stage's rank.
     """
     ends = {(stage_ranks[a], stage_ranks[b]) for mode in routes.modes for a, b in mode.edges}
-    found = {(min(pair), max(pair)) for pair in ends if pair[0] != pair[1]}
+    pairs = {(min(pair), max(pair)) for pair in ends if pair[0] != pair[1]}
     if any(mode.symbols for mode in routes.modes):
-        root, reached = stage_ranks[0], set(_parents(found, stage_ranks[0]))
-        found |= {(min(root, rank), max(root, rank)) for rank in set(stage_ranks) - reached - {root}}
-    return frozenset(found)
+        root, reached = stage_ranks[0], set(_parents(pairs, stage_ranks[0]))
+        pairs |= {(min(root, rank), max(root, rank)) for rank in set(stage_ranks) - reached - {root}}
+    return frozenset(pairs)
 
 
 def neighbours(rank: int, routes: Routes, stage_ranks: tuple[int, ...]) -> tuple[int, ...]:
@@ -115,18 +112,18 @@ def neighbours(rank: int, routes: Routes, stage_ranks: tuple[int, ...]) -> tuple
 
 @dataclass(frozen=True, slots=True)
 class BatchSizes:
-    """How large the microbatches of a step are: the rank of the first stage sees it, and tells the others.
+    """The sizes of a step's microbatches, which the rank of the first stage sends to the others.
 
     Attributes:
-        samples: how many each has; empty where this rank has not heard.
-        open: of each the sizes that the model leaves open, in the order of ``Routes.symbols``.
+        samples: how many samples each has; empty where this rank does not know.
+        open: for each the sizes that the model leaves open, in the order of ``Routes.symbols``.
     """
 
     samples: tuple[int, ...] = ()
     open: tuple[tuple[int, ...], ...] = ()
 
     def numbers(self) -> list[int]:
-        """As they are sent: one microbatch after the other.
+        """The numbers that are sent: those of one microbatch after the other.
 
         >>> BatchSizes((2, 1), ((7,), (5,))).numbers()
         [2, 7, 1, 5]
@@ -139,7 +136,7 @@ class BatchSizes:
 
     @classmethod
     def of_numbers(cls, numbers: Sequence[int], microbatches: int, symbols: int) -> BatchSizes:
-        """As they are received; numbers behind them are ignored.
+        """From the numbers that were received; further ones are ignored.
 
         >>> BatchSizes.of_numbers([2, 7, 1, 5, 0, 0], microbatches=2, symbols=1)
         BatchSizes(samples=(2, 1), open=((7,), (5,)))
@@ -151,12 +148,11 @@ class BatchSizes:
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """How `BatchSizes`, which only the first stage's rank knows, reach all others: from neighbour to
-    neighbour, along a tree.
+    """The way of `BatchSizes` from the first stage's rank to all others: along a tree of neighbours.
 
     Attributes:
-        parent: who tells this rank; None on the rank that knows.
-        children: whom it tells.
+        parent: the rank that sends them to this one; None on the first stage's rank.
+        children: the ranks that this one sends them to.
         microbatches: how many there are.
         length: how many numbers are sent, in either mode.
     """
@@ -168,7 +164,7 @@ class Relay:
 
     @classmethod
     def of(cls, rank: int, routes: Routes, stage_ranks: tuple[int, ...], microbatches: int) -> Relay | None:
-        """This rank's place; None where no size is open, so that there is nothing to tell."""
+        """This rank's place; None where no size is open, so that there is nothing to send."""
         open_sizes = max(len(mode.symbols) for mode in routes.modes)
         if not open_sizes and not routes.bundled:
             return None
@@ -178,7 +174,7 @@ class Relay:
 
 
 def _parents(pairs: Iterable[tuple[int, int]], root: int) -> dict[int, int]:
-    """For each rank that can be reached from ``root`` the one before it on a shortest way."""
+    """For each rank that can be reached from ``root``, the one before it on a shortest path."""
     others: dict[int, list[int]] = {}
     for low, high in sorted(pairs):
         others.setdefault(low, []).append(high)
@@ -194,7 +190,7 @@ def _parents(pairs: Iterable[tuple[int, int]], root: int) -> dict[int, int]:
 
 
 class StepAgreement:
-    """What this rank tells its neighbours before each step, and hears from them.
+    """Compares with neighbours, before each step, what the ranks are about to do.
 
     Args:
         routes: of both modes.
@@ -208,11 +204,11 @@ class StepAgreement:
         self._relay = Relay.of(comm.rank, routes, stage_ranks, microbatches)
         place = _places[comm] = _places.get(comm, 0) + 1
         self.of_schedule = f" of schedule {place}" if place > 1 else ""
-        """Which of several schedules on one comm this is, in words; empty for the first."""
+        """Which of several schedules on one comm this is, for messages; empty for the first."""
 
     def agree(self, what: str, sizes: BatchSizes | None = None, symbols: int = 0) -> BatchSizes:
-        """Compare with each neighbour what the coming step is (step or eval, which one, in which mode), and
-        hand on the sizes that go with it. Collective.
+        """Compare with each neighbour what the coming step is (step or eval, its number, the mode), and pass
+        its sizes on. Collective.
 
         ::
 

@@ -1,9 +1,9 @@
-"""The model's arguments in microbatches, cut here or made by the user, as the first stage takes them."""
+"""The arguments of a step in microbatches, cut here or by the user, and as the first stage takes them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -20,14 +20,14 @@ __all__ = [
     "LossSide",
     "Microbatches",
     "StepArguments",
-    "cut_arguments",
-    "given_arguments",
+    "arguments_of_batch",
+    "arguments_of_microbatches",
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class Cutting:
-    """How a batch is cut: into how many microbatches, and along which dimensions; along 0 if not said."""
+    """How a batch is cut: into how many microbatches, and along which dimensions (by default along 0)."""
 
     count: int
     args: Sequence[Any] | None = None
@@ -40,14 +40,14 @@ class Microbatches:
 
     Attributes:
         parts: positional arguments, and those by name.
-        samples: how many each has; 0 where its tensors don't agree on it. Empty where another rank knows.
+        samples: how many each has; 0 where its tensors differ in it. Empty where only another rank knows.
     """
 
     parts: tuple[tuple[tuple[Any, ...], dict[str, Any]], ...]
     samples: tuple[int, ...]
 
     @classmethod
-    def given(cls, args: Sequence[Any] | None, kwargs: Sequence[Any] | None, count: int) -> Microbatches:
+    def from_user(cls, args: Sequence[Any] | None, kwargs: Sequence[Any] | None, count: int) -> Microbatches:
         """From what ``step(arg_mbs=..., kwarg_mbs=...)`` is given.
 
         Raises:
@@ -67,20 +67,15 @@ class Microbatches:
         parts = tuple((tuple(one), dict(other)) for one, other in zip(positional, named, strict=True))
         return cls(parts, tuple(_samples(part) for part in parts))
 
-    @classmethod
-    def of(cls, batch: CutBatch) -> Microbatches:
-        """Those of a batch that is cut here."""
-        return cls(tuple(batch.trees()), batch.plan.sizes)
-
 
 @dataclass(frozen=True, slots=True)
 class LossSide:
-    """What a step is given for its loss, in microbatches.
+    """The targets and weights of a step's losses.
 
     Attributes:
         targets: one for each microbatch; None where there are none.
-        weights: what the loss of each counts for; None where the first stage's rank has to say how many
-            samples each has.
+        weights: the weight of each microbatch's loss; None where it depends on numbers of samples that only
+            the first stage's rank knows.
     """
 
     targets: Sequence[Any] | None
@@ -95,20 +90,22 @@ class StepArguments:
 
     cutting: Cutting
     train: bool
+    keep_outputs: bool
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     target: Any
     arg_mbs: Sequence[Any] | None
     kwarg_mbs: Sequence[Any] | None
     target_mbs: Sequence[Any] | None
+    losses: list[Tensor] | None
+    loss_keywords: Mapping[str, Any]
     weights: LossWeights | Sequence[float] | None = None
-    loss_keywords: Mapping[str, Any] = field(default_factory=dict)
 
     def microbatches(self) -> Microbatches | None:
-        """Those that the user has made; None where there is a batch to be cut.
+        """The microbatches that the user has made; None where there is a batch to be cut.
 
         Raises:
-            MicrobatchError: both, or another number than the schedule's.
+            MicrobatchError: there are both, or another number than the schedule's.
         """
         if self.arg_mbs is None and self.kwarg_mbs is None:
             return None
@@ -116,10 +113,10 @@ class StepArguments:
             raise MicrobatchError(
                 "the step is given a batch, and microbatches in arg_mbs or kwarg_mbs: give one or the other"
             )
-        return Microbatches.given(self.arg_mbs, self.kwarg_mbs, self.cutting.count)
+        return Microbatches.from_user(self.arg_mbs, self.kwarg_mbs, self.cutting.count)
 
     def cut(self, *, first: bool) -> CutBatch:
-        """The batch in microbatches; positional arguments are looked at where the first stage is.
+        """The batch in microbatches; positional arguments only count where the first stage is.
 
         Raises:
             MicrobatchError: a batch that can't be cut.
@@ -129,12 +126,20 @@ class StepArguments:
             return cut_batch(self.args, self.kwargs, by.count, by.args, by.kwargs)
         return cut_batch((), self.kwargs, by.count, None, by.kwargs if self.kwargs else None)
 
+    def in_microbatches(self, *, first: bool) -> Microbatches:
+        """The microbatches that the user has made, or those of the batch; see `microbatches` and `cut`."""
+        microbatches = self.microbatches()
+        if microbatches is None:
+            batch = self.cut(first=first)
+            microbatches = Microbatches(tuple(batch.trees()), batch.plan.sizes)
+        return microbatches
+
     def for_loss(self, *, last: bool, scaled: bool) -> LossSide:
-        """What is known of it before other ranks have said anything.
+        """The targets and weights, as far as this rank knows them by itself.
 
         Args:
-            last: whether this rank has the last stage: targets are looked at there.
-            scaled: as `step_weights` has it.
+            last: whether this rank has the last stage, the only one whose targets count.
+            scaled: see `step_weights`.
 
         Raises:
             MicrobatchError: weights or targets that can't be used.
@@ -142,15 +147,11 @@ class StepArguments:
         targets, samples = self._targets() if last else (None, ())
         if last and self.train and scaled and self.weights is None and not samples:
             return LossSide(targets, None)
-        samples = samples if self.train else ()  # else nothing is weighted
+        samples = samples if self.train else ()  # in evaluation nothing is weighted
         return LossSide(targets, step_weights(self.weights, samples, self.cutting.count, scaled=scaled))
 
     def _targets(self) -> tuple[Sequence[Any] | None, tuple[int, ...]]:
-        """The target of each microbatch, and how many samples each has; nothing where there are no targets.
-
-        Raises:
-            MicrobatchError: both, another number than the schedule's, or a batch that can't be cut.
-        """
+        """The target of each microbatch, and how many samples each has."""
         if self.target_mbs is not None:
             if self.target is not None:
                 raise MicrobatchError("the step is given a target and target_mbs: give one or the other")
@@ -174,17 +175,17 @@ def _checked(microbatches: Sequence[Any], name: str, count: int) -> Sequence[Any
 
 
 def _samples(tree: Any) -> int:
-    """The first dimension of the tensors; those of size 1 are broadcast against the others."""
+    """The first dimension that the tensors share, where a size of 1 is broadcast; 0 if they differ in it."""
     sizes = {leaf.shape[0] for leaf in flatten(tree)[0] if isinstance(leaf, Tensor) and leaf.dim()}
     if len(sizes) > 1:
         sizes.discard(1)
     return 0 if len(sizes) > 1 else int(sizes.pop()) if sizes else 1
 
 
-def given_arguments(
+def arguments_of_microbatches(
     first: GraphStage, microbatches: Microbatches, *, train: bool
 ) -> tuple[list[dict[str, Tensor]], BatchSizes]:
-    """`cut_arguments` of microbatches that the user has made: each may be of sizes of its own."""
+    """See `arguments_of_batch`; microbatches that the user has made may each have sizes of their own."""
     arguments: list[dict[str, Tensor]] = []
     open_sizes: list[tuple[int, ...]] = []
     for number, part in enumerate(microbatches.parts):
@@ -196,7 +197,7 @@ def given_arguments(
     return arguments, BatchSizes(microbatches.samples, tuple(open_sizes))
 
 
-def cut_arguments(
+def arguments_of_batch(
     first: GraphStage, batch: CutBatch, *, train: bool
 ) -> tuple[list[dict[str, Tensor]], BatchSizes]:
     """The tensors of each microbatch by name, and the sizes of each.
@@ -217,24 +218,22 @@ def cut_arguments(
     for microbatch, (size, parts) in enumerate(zip(batch.sizes(), batch.parts(), strict=True)):
         if places is None or size not in checked:
             flat = first.signature.flatten(*batch.tree(parts))
-            found = first.accept(flat, microbatch, train=train)
+            tensors = first.accept(flat, microbatch, train=train)
             sizes = first.routes.sizes_of(flat)
             first.routes.at(sizes, first.module.training)
             checked[size] = sizes
-            places = _places(found, parts)
+            places = _places(tensors, parts)
         else:
-            found = {name: parts[place] for name, place in places}
-        arguments.append(found)
+            tensors = {name: parts[place] for name, place in places}
+        arguments.append(tensors)
         samples.append(size[0])
         open_sizes.append(checked[size])
     return arguments, BatchSizes(tuple(samples), tuple(open_sizes))
 
 
-def _places(found: dict[str, Tensor], parts: Sequence[Any]) -> list[tuple[str, int]] | None:
-    """Where each of the tensors lies among the leaves; None where the model's structures make others of
-    them.
-    """
+def _places(tensors: dict[str, Tensor], parts: Sequence[Any]) -> list[tuple[str, int]] | None:
+    """The place of each tensor among the leaves; None where the model's own structures replace them."""
     at = {id(part): place for place, part in enumerate(parts)}
-    if not all(id(value) in at for value in found.values()):
+    if not all(id(value) in at for value in tensors.values()):
         return None
-    return [(name, at[id(value)]) for name, value in found.items()]
+    return [(name, at[id(value)]) for name, value in tensors.items()]

@@ -1,6 +1,4 @@
-"""Functions of the user's that take the place of a kind of action, as ``register_custom_function`` of
-``torch.distributed.pipelining`` takes them.
-"""
+"""Functions that replace a kind of action, as torch's ``register_custom_function`` takes them."""
 
 from __future__ import annotations
 
@@ -35,8 +33,8 @@ class PipelineContext:
         kwarg_mbs: for each microbatch, its keyword arguments.
         target_mbs: for each microbatch, its target; None where the step was given none.
         losses: the list that the step was given for its losses; filled when the step ends.
-        run: does what the schedule itself does for the action, or for one of its parts. A pass must be run
-            once: nothing else can make what the next one needs.
+        run: does what the schedule itself does for the action, or for one of its parts. Each pass must be run
+            once: nothing else makes what the next one needs.
     """
 
     schedule_ref: Any
@@ -54,7 +52,7 @@ class CustomFunction(Protocol):
 
 
 def checked_kind(kind: Any) -> ActionKind:
-    """A kind of action that may have a function, given as one, as its text, or as torch's.
+    """The kind of action that a function is registered for, from an `ActionKind`, its text or torch's own.
 
     Raises:
         ScheduleError: sends and receives, and what is no kind.
@@ -68,8 +66,8 @@ def checked_kind(kind: Any) -> ActionKind:
 
 
 def with_whole_stages(schedule: Schedule, functions: Mapping[ActionKind, CustomFunction]) -> Schedule:
-    """With the actions on whole stages that ``functions`` are for, where the schedule has none of that kind.
-    One that has its sends and receives stays as it was given.
+    """Add the actions on whole stages that ``functions`` are for, where the schedule has none of that kind.
+    A schedule that has sends and receives is returned as it is.
     """
     if schedule.is_lowered:
         return schedule
@@ -82,40 +80,36 @@ def with_whole_stages(schedule: Schedule, functions: Mapping[ActionKind, CustomF
     return Schedule(schedule.name, schedule.stage_ranks, schedule.microbatches, rows)
 
 
+@dataclass(slots=True, eq=False)
 class CustomAction:
     """An action in whose place a function is called.
 
-    Args:
+    Attributes:
         own: what the schedule itself does for the action, or for each of its parts.
     """
 
-    __slots__ = ("_function", "_own", "_step", "action", "inbox")
-
-    def __init__(
-        self, action: Action, function: CustomFunction, own: Mapping[Action, Instruction], step: StepState
-    ) -> None:
-        self.action = action
-        self.inbox: Inbox | None = None
-        self._function = function
-        self._own = own
-        self._step = step
+    action: Action
+    function: CustomFunction
+    own: Mapping[Action, Instruction]
+    step: StepState
+    inbox: Inbox | None = None
 
     def run(self) -> None:
-        left = dict(self._own)
+        left = dict(self.own)
 
         def run(action: Action) -> None:
             for part in action.parts or (action,):
                 if part not in left:
-                    state = "has been run already" if part in self._own else "is not part of it"
+                    state = "has been run already" if part in self.own else "is not part of it"
                     raise ScheduleError(
                         f"the custom function for {self.action} runs {part}, which {state}: run each of its "
-                        f"actions once ({', '.join(map(str, self._own))})"
+                        f"actions once ({', '.join(map(str, self.own))})"
                     )
                 left.pop(part).run()
 
-        context = self._step.inputs.context
+        context = self.step.inputs.context
         assert context is not None
-        self._function(self.action, replace(context, run=run))
+        self.function(self.action, replace(context, run=run))
         missing = [action for action in left if action.is_compute]
         if missing:
             raise ScheduleError(

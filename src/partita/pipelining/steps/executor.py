@@ -1,10 +1,10 @@
-"""Runs one rank's part of a schedule: compute in the order that the schedule says, receives posted ahead,
-sends that never wait.
+"""Runs one rank's part of a schedule: compute in the schedule's order, receives posted ahead, and sends that
+do not wait.
 
 Indices as in the papers: ``stage`` of the model, ``microbatch`` of the batch, ``rank`` of the process. One
 step is::
 
-    for each action of this rank:   F  take inputs, run, hand on          RECV_*  make room, start receiving
+    for each action of this rank:   F  take inputs, run, hand on          RECV_*  allocate, start receiving
                                     B  take gradients, run, hand back     SEND_*  start sending
                                     I  the same without gradients of weights, which are left to W
 """
@@ -60,7 +60,7 @@ class Executor:
         """Run one step.
 
         Raises:
-            BaseException: whatever went wrong here is published to the other ranks first.
+            BaseException: any error here, once it has been published to the other ranks.
         """
         step = self._program.step
         instruction: Instruction | None = None

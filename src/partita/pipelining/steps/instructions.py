@@ -1,9 +1,9 @@
-"""What a rank does in a step, one small object an action, with all that can be known before looked up."""
+"""What a rank does in a step: one small object for each action, with all that it needs looked up before."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -23,9 +23,7 @@ from partita.runtime import Comm, Handle, finish_all, keyed, wait_all
 __all__ = [
     "Backward",
     "Forward",
-    "InputBackward",
     "Instruction",
-    "Message",
     "Receive",
     "Send",
     "StageCall",
@@ -46,136 +44,96 @@ class Instruction(Protocol):
     action: Action
     inbox: Inbox | None
 
-    def run(self) -> None:
-        """Do it."""
-        ...
+    def run(self) -> None: ...
 
 
+@dataclass(slots=True, eq=False)
 class Forward:
-    """F."""
+    """F: the forward pass of one microbatch; on the last stage also its result and its loss."""
 
-    __slots__ = ("_delivery", "_loss_fn", "_microbatch", "_stage", "_step", "_train", "action", "inbox")
-
-    def __init__(
-        self,
-        action: Action,
-        microbatch: int,
-        stage: Stage,
-        step: StepState,
-        inbox: Inbox,
-        delivery: Delivery,
-        *,
-        loss_fn: LossFunction | None,
-        train: bool,
-    ) -> None:
-        self.action = action
-        self.inbox: Inbox | None = inbox
-        self._microbatch = microbatch
-        self._stage = stage
-        self._step = step
-        self._delivery = delivery
-        self._loss_fn = loss_fn
-        self._train = train
+    action: Action
+    microbatch: int
+    stage: Stage
+    step: StepState
+    inbox: Inbox | None
+    delivery: Delivery
+    loss_fn: LossFunction | None
+    train: bool
 
     def run(self) -> None:
-        step, stage, microbatch = self._step, self._stage, self._microbatch
+        step, stage, microbatch = self.step, self.stage, self.microbatch
         assert self.inbox is not None
         values = self.inbox.take()
         if stage.is_first and step.inputs.arguments is not None:
             values.update(step.inputs.arguments[microbatch])
         with keyed(step.key(microbatch)):
-            made = stage.forward(microbatch, values, train=self._train)
+            outputs = stage.forward(microbatch, values, train=self.train)
         if values:
-            made = values | made
+            outputs = values | outputs
         if stage.is_last:
             self._finish()
-        self._delivery.put(made)
+        self.delivery.put(outputs)
 
     def _finish(self) -> None:
-        """The model's result, and its loss."""
-        step, microbatch = self._step, self._microbatch
-        output = self._stage.assemble()
+        step, microbatch = self.step, self.microbatch
+        output = self.stage.assemble()
         if step.inputs.keep_outputs:
             step.outputs[microbatch] = detached(output)
         targets = step.inputs.targets
-        if self._loss_fn is None or not (self._train or targets):
+        if self.loss_fn is None or not (self.train or targets):
             return
         before = hooks_made()
         target = targets[microbatch] if targets else None
-        loss = _checked(_loss_of(self._loss_fn, output, target, step.inputs.loss_kwargs))
+        loss = _checked(_loss_of(self.loss_fn, output, target, step.inputs.loss_kwargs))
         # A copy: what a reduction returns may lie in memory as large as what was reduced (mse_loss).
         step.losses[microbatch] = loss.detach().clone()
-        if self._train:
+        if self.train:
             seed = step.seed(microbatch, loss)
-            self._stage.start_from(microbatch, loss, seed, hooked=hooks_made() != before)
+            self.stage.start_from(microbatch, loss, seed, hooked=hooks_made() != before)
 
 
+@dataclass(slots=True, eq=False)
 class Backward:
-    """B."""
+    """B or I: ``backward`` is the stage's method for it."""
 
-    __slots__ = ("_backward", "_delivery", "_microbatch", "_step", "action", "inbox")
-
-    def __init__(
-        self,
-        action: Action,
-        microbatch: int,
-        stage: Stage,
-        step: StepState,
-        inbox: Inbox,
-        delivery: Delivery,
-    ) -> None:
-        self.action = action
-        self.inbox: Inbox | None = inbox
-        self._microbatch = microbatch
-        self._step = step
-        self._delivery = delivery
-        self._backward = self._of(stage)
-
-    def _of(self, stage: Stage) -> Callable[[int, dict[str, Tensor]], dict[str, Tensor | None]]:
-        return stage.backward
+    action: Action
+    microbatch: int
+    backward: Callable[[int, dict[str, Tensor]], dict[str, Tensor | None]]
+    step: StepState
+    inbox: Inbox | None
+    delivery: Delivery
 
     def run(self) -> None:
         assert self.inbox is not None
         gradients = self.inbox.take()
-        with keyed(self._step.key(self._microbatch), backward=True):
-            results = self._backward(self._microbatch, gradients)
-        self._delivery.put(results)
+        with keyed(self.step.key(self.microbatch), backward=True):
+            results = self.backward(self.microbatch, gradients)
+        self.delivery.put(results)
 
 
-class InputBackward(Backward):
-    """I."""
-
-    __slots__ = ()
-
-    def _of(self, stage: Stage) -> Callable[[int, dict[str, Tensor]], dict[str, Tensor | None]]:
-        return stage.backward_input
-
-
+@dataclass(slots=True, eq=False)
 class WeightBackward:
     """W."""
 
-    __slots__ = ("_microbatch", "_stage", "_step", "action", "inbox")
-
-    def __init__(self, action: Action, microbatch: int, stage: Stage, step: StepState) -> None:
-        self.action = action
-        self.inbox: Inbox | None = None
-        self._microbatch = microbatch
-        self._stage = stage
-        self._step = step
+    action: Action
+    microbatch: int
+    stage: Stage
+    step: StepState
+    inbox: Inbox | None = None
 
     def run(self) -> None:
-        with keyed(self._step.key(self._microbatch), backward=True):
-            self._stage.backward_weight(self._microbatch)
+        with keyed(self.step.key(self.microbatch), backward=True):
+            self.stage.backward_weight(self.microbatch)
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    """What goes from one rank to another for one microbatch.
+@dataclass(slots=True, eq=False)
+class _Transfer:
+    """A message from one rank to another for one microbatch.
 
     Attributes:
         rank: the other one.
         values: what the message is made of, each with its tag.
-        trailer_tag: of what is sent after them.
+        trailer_tag: the tag of what is sent after them.
     """
 
     action: Action
@@ -185,42 +143,24 @@ class Message:
     rank: int
     values: Sequence[tuple[Value, int]]
     trailer_tag: int
+    inbox: Inbox | None = field(default=None, init=False)
 
 
-class _Transfer:
-    """What sending and receiving have in common: the message, laid out for the step."""
-
-    __slots__ = ("_comm", "_microbatch", "_rank", "_step", "_trailer_tag", "_values", "action", "inbox")
-
-    def __init__(self, message: Message) -> None:
-        self.action = message.action
-        self.inbox: Inbox | None = None
-        self._microbatch = message.microbatch
-        self._step = message.step
-        self._comm = message.comm
-        self._rank = message.rank
-        self._values = tuple((value.name, value, tag) for value, tag in message.values)
-        self._trailer_tag = message.trailer_tag
-
-
+@dataclass(slots=True, eq=False)
 class Send(_Transfer):
-    """SEND_F or SEND_B: starts sending, and leaves.
+    """SEND_F or SEND_B: starts sending, and does not wait.
 
     Attributes:
+        outbox: where the values are.
         answered: earlier sends that are let go of first (see ``partita.planning.SendEnds``).
         unanswered: earlier sends that are waited for first (see there).
         handles: of what is under way.
     """
 
-    __slots__ = ("_outbox", "answered", "handles", "unanswered")
-
-    def __init__(self, message: Message, outbox: Outbox) -> None:
-        """``outbox``: where the values wait."""
-        super().__init__(message)
-        self.answered: tuple[Send, ...] = ()
-        self.unanswered: tuple[Send, ...] = ()
-        self._outbox = outbox
-        self.handles: list[Handle] = []
+    outbox: Outbox
+    answered: tuple[Send, ...] = ()
+    unanswered: tuple[Send, ...] = ()
+    handles: list[Handle] = field(default_factory=list)
 
     def run(self) -> None:
         for earlier in self.answered:
@@ -229,12 +169,12 @@ class Send(_Transfer):
         for earlier in self.unanswered:
             wait_all(earlier.handles)
             earlier.clear()
-        outbox, send, rank, sends = self._outbox, self._comm.send, self._rank, self.handles
+        outbox, send, rank, sends = self.outbox, self.comm.send, self.rank, self.handles
         values, data, tags = [], [], []
-        for name, value, tag in self._values:
-            tensor = outbox.get(name)
+        for value, tag in self.values:
+            tensor = outbox.get(value.name)
             if value.bundle:
-                sends += send_bundle(self._comm, outbox[name], rank, tag)
+                sends += send_bundle(self.comm, outbox[value.name], rank, tag)
                 continue
             values.append(tensor)
             data.append(self._blank(value) if tensor is None else packed(tensor))
@@ -242,86 +182,85 @@ class Send(_Transfer):
         if tags:
             for numbers, tag in zip(data, tags, strict=True):
                 sends.append(send(numbers, rank, tag))
-            sends.append(send(trailer_of(values, data), rank, self._trailer_tag))
+            sends.append(send(trailer_of(values, data), rank, self.trailer_tag))
         outbox.clear()
 
     def _blank(self, value: Value) -> Tensor:
         """A message has all of its values: zeros stand for what is not there."""
-        return self._step.empty_like_value(self.action.stage, self._microbatch, value).zero_()
+        return self.step.empty_like_value(self.action.stage, self.microbatch, value).zero_()
 
     def clear(self) -> None:
-        """Let its memory go: it has left, or there was a failure."""
+        """Free its memory: it has left, or there was a failure."""
         self.handles.clear()
 
 
+@dataclass(slots=True)
 class _Arrival:
     """The handle of a message: of its numbers, and of the trailer, which has been sent after them.
 
-    The numbers are here when the trailer is. That is short, and so arrives whole or not at all: only of such
-    messages gloo tells for certain when their connection ends (see ``partita.runtime.waiters``).
+    The numbers are here when the trailer is. That is short, and so arrives whole or not at all: only for such
+    messages gloo reports reliably that a connection has ended (see ``partita.runtime.waiters``).
     """
 
-    __slots__ = ("_numbers", "_trailer")
-
-    def __init__(self, numbers: list[Handle], trailer: Handle) -> None:
-        self._numbers = numbers
-        self._trailer = trailer
+    numbers: list[Handle]
+    trailer: Handle
 
     def wait(self) -> None:
-        self._trailer.wait()
-        finish_all(self._numbers)
+        self.trailer.wait()
+        finish_all(self.numbers)
 
 
+@dataclass(slots=True, eq=False)
 class Receive(_Transfer):
-    """RECV_F or RECV_B: makes room, and starts receiving.
+    """RECV_F or RECV_B: allocates memory for a message, and starts receiving.
 
-    Room is made when the receive is posted and belongs to whoever takes the value: autograd keeps some of it
-    for the backward pass. So it is never used for another microbatch; torch's allocator has it back when its
-    last user lets go. The trailer is read and done with.
+    The memory belongs to whoever takes the value: autograd keeps some of it for the backward pass. So it is
+    never used for another microbatch; torch's allocator has it back when its last user lets go.
+
+    Attributes:
+        to: who takes the message.
     """
 
-    __slots__ = ("_bundles", "_names", "_tensors", "_to")
+    to: Inbox
+    _bundles: list[tuple[str, int]] = field(init=False)
+    _tensors: list[tuple[Value, int]] = field(init=False)
+    _names: list[str] = field(init=False)
 
-    def __init__(self, message: Message, to: Inbox) -> None:
-        """``to``: who takes it."""
-        super().__init__(message)
-        self._to = to
-        self._bundles = [(name, tag) for name, value, tag in self._values if value.bundle]
-        self._tensors = [(value, tag) for _, value, tag in self._values if not value.bundle]
+    def __post_init__(self) -> None:
+        self._bundles = [(value.name, tag) for value, tag in self.values if value.bundle]
+        self._tensors = [(value, tag) for value, tag in self.values if not value.bundle]
         self._names = [value.name for value, _ in self._tensors]
 
     def run(self) -> None:
-        handles, receive, rank, stage = self._to.handles, self._comm.recv, self._rank, self.action.stage
-        empty, microbatch = self._step.empty_like_value, self._microbatch
+        handles, receive, rank, stage = self.to.handles, self.comm.recv, self.rank, self.action.stage
+        empty, microbatch = self.step.empty_like_value, self.microbatch
         for name, tag in self._bundles:
-            self._to.values[name] = receive_bundle(self._comm, rank, tag, self._step.devices[stage], handles)
+            self.to.values[name] = receive_bundle(self.comm, rank, tag, self.step.devices[stage], handles)
         if not self._tensors:
             return
         data = [empty(stage, microbatch, value) for value, _ in self._tensors]
         numbers = [receive(to, rank, tag) for (_, tag), to in zip(self._tensors, data, strict=True)]
         trailer = empty_trailer(data)
-        self._to.messages.append((self._names, trailer, data))
-        handles.append(_Arrival(numbers, receive(trailer, rank, self._trailer_tag)))
+        self.to.messages.append((self._names, trailer, data))
+        handles.append(_Arrival(numbers, receive(trailer, rank, self.trailer_tag)))
 
 
+@dataclass(slots=True, eq=False)
 class StageCall:
-    """UNSHARD, RESHARD or REDUCE_GRAD: whatever the stage has for it."""
+    """UNSHARD, RESHARD or REDUCE_GRAD: calls the stage's hook for it, if there is one."""
 
-    __slots__ = ("_stage", "action", "inbox")
-
-    def __init__(self, action: Action, stage: Stage) -> None:
-        self.action = action
-        self.inbox: Inbox | None = None
-        self._stage = stage
+    action: Action
+    stage: Stage
+    inbox: Inbox | None = None
 
     def run(self) -> None:
-        hook = self._stage.hooks.get(self.action.kind)
+        hook = self.stage.hooks.get(self.action.kind)
         if hook is not None:
             hook()
 
 
 def _loss_of(loss_fn: Callable[..., Tensor], output: Any, target: Any, keywords: Mapping[str, Any]) -> Tensor:
-    """Where it fails over tensors of different sizes, the error says which."""
+    """The loss. Where ``loss_fn`` fails because output and target differ in shape, the error says so."""
     try:
         return loss_fn(output, target, **keywords)
     except (RuntimeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""What each microbatch's loss counts for, where that is not its share of the samples."""
+"""The weights of the microbatches' losses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LossWeights:
 
     Attributes:
         values: one for each microbatch, in order; finite, not negative.
-        total: what they must sum to (relative tolerance 1e-6); None where any sum is meant.
+        total: what they must sum to (relative tolerance 1e-6); None for any sum.
 
     Raises:
         MicrobatchError: a value that can't be a weight, or another sum.
@@ -40,12 +40,12 @@ class LossWeights:
                 raise MicrobatchError(
                     f"loss_weights has {value} for microbatch {number}: give finite numbers of at least 0"
                 )
-        found = math.fsum(self.values)
-        if self.total is not None and not math.isclose(found, self.total, rel_tol=_TOLERANCE):
+        actual = math.fsum(self.values)
+        if self.total is not None and not math.isclose(actual, self.total, rel_tol=_TOLERANCE):
             raise MicrobatchError(
-                f"loss_weights sum to {found:g}, not to {self.total:g}: use LossWeights.proportional(counts) "
-                "for a mean over the whole batch, or say LossWeights(values, total=None) where another sum "
-                "is meant"
+                f"loss_weights sum to {actual:g}, not to {self.total:g}: use "
+                "LossWeights.proportional(counts) for a mean over the whole batch, or say "
+                "LossWeights(values, total=None) where another sum is meant"
             )
 
     @classmethod
@@ -68,13 +68,13 @@ class LossWeights:
         return cls(tuple(float(count) / total for count in counts))
 
 
-def checked_weights(given: LossWeights | Sequence[float], microbatches: int) -> tuple[float, ...]:
+def checked_weights(loss_weights: LossWeights | Sequence[float], microbatches: int) -> tuple[float, ...]:
     """One weight for each microbatch; a plain sequence must sum to 1.
 
     Raises:
         MicrobatchError: another number of weights, or weights that `LossWeights` refuses.
     """
-    weights = given if isinstance(given, LossWeights) else LossWeights(tuple(given))
+    weights = loss_weights if isinstance(loss_weights, LossWeights) else LossWeights(tuple(loss_weights))
     if len(weights.values) != microbatches:
         raise MicrobatchError(
             f"loss_weights has {len(weights.values)} values for {microbatches} microbatches: give one for "
@@ -84,25 +84,25 @@ def checked_weights(given: LossWeights | Sequence[float], microbatches: int) -> 
 
 
 def step_weights(
-    given: LossWeights | Sequence[float] | None, samples: Sequence[int], count: int, *, scaled: bool
+    loss_weights: LossWeights | Sequence[float] | None, samples: Sequence[int], count: int, *, scaled: bool
 ) -> tuple[float, ...]:
-    """What the loss of each microbatch of a step counts for.
+    """The weight of each microbatch's loss in a step.
 
     Args:
-        given: by the user, in place of what is worked out.
-        samples: how many each microbatch has; 0 where that can't be told, empty where nobody has said.
+        loss_weights: the user's own; None: they follow from the other arguments.
+        samples: how many each microbatch has, with 0 for an unknown number; empty: all count the same.
         count: how many microbatches there are.
         scaled: whether the losses are means over the samples of a microbatch, so that each counts for its
             share of the batch; else they are summed.
 
     Raises:
-        MicrobatchError: weights that `LossWeights` refuses, or shares that can't be told.
+        MicrobatchError: weights that `LossWeights` refuses, or a microbatch of unknown size.
 
     >>> step_weights(None, (3, 1), 2, scaled=True)
     (0.75, 0.25)
     """
-    if given is not None:
-        return checked_weights(given, count)
+    if loss_weights is not None:
+        return checked_weights(loss_weights, count)
     if not scaled:
         return (1.0,) * count
     if 0 in samples:

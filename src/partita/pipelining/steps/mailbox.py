@@ -1,11 +1,10 @@
-"""What waits for a pass on this rank, and what waits to be sent.
+"""Values on their way: inboxes of passes on this rank, and outboxes of messages.
 
-What a pass makes is put, once, where each of its users will look for it: straight into the inbox of a pass on
-this rank, or into the outbox of a SEND. Nothing is kept once everybody has got it, so memory follows what is
-in flight::
+The outputs of a pass are put where each of their users takes them from: into the inbox of a pass on this
+rank, or into the outbox of a SEND. They are dropped when the last user has taken them::
 
     0F0  ->  inbox of 1F0 (this rank)
-         ->  outbox of 0SEND_F0>3   -- (network) --   room made by 3RECV_F0>0  ->  inbox of 3F0
+         ->  outbox of 0SEND_F0>3   -- (network) --   memory of 3RECV_F0>0  ->  inbox of 3F0
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from partita.runtime import Handle, wait_all
 __all__ = ["Delivery", "Inbox", "Outbox"]
 
 Outbox = dict[str, Any]
-"""By name."""
+"""Values to be sent, by name."""
 
 
 class Inbox:
-    """For one pass of one stage on one microbatch.
+    """The inputs of one pass of one stage on one microbatch.
 
     Attributes:
-        values: by name, from passes on this rank.
-        messages: from other ranks, still being received: the names, the trailer, the data (see ``layout``).
+        values: those from passes on this rank, by name.
+        messages: those from other ranks, being received: the names, the trailer, the data (see ``layout``).
         handles: what must be waited for before ``messages`` may be read.
     """
 
@@ -41,12 +40,12 @@ class Inbox:
         self.handles: list[Handle] = []
 
     def wait(self) -> None:
-        """Until all of it is here."""
+        """Wait until all messages are here."""
         wait_all(self.handles)
         self.handles.clear()
 
     def take(self) -> dict[str, Any]:
-        """All of it, once it is here."""
+        """Wait, and return all inputs by name; the inbox is empty then."""
         if self.handles:
             self.wait()
         values, self.values = self.values, {}
@@ -58,7 +57,7 @@ class Inbox:
         return values
 
     def clear(self) -> None:
-        """Drop what is left after a failure."""
+        """Drop everything, after a failure."""
         self.values, self.messages, self.handles = {}, [], []
 
 
@@ -66,8 +65,7 @@ class Delivery:
     """Where the results of one pass go.
 
     Args:
-        targets: by name, the inboxes (their values are looked up late, since each step has new ones) and the
-            outboxes.
+        targets: the inboxes and the outboxes of each value, by its name.
     """
 
     __slots__ = ("_targets",)
@@ -75,10 +73,10 @@ class Delivery:
     def __init__(self, targets: Mapping[str, tuple[Sequence[Inbox], Sequence[Outbox]]]) -> None:
         self._targets = tuple((name, tuple(inner), tuple(outer)) for name, (inner, outer) in targets.items())
 
-    def put(self, made: Mapping[str, Tensor | None]) -> None:
-        """Hand on what was made; None for a gradient that is not there."""
+    def put(self, values: Mapping[str, Tensor | None]) -> None:
+        """Deliver the results; None stands for a gradient that does not exist."""
         for name, inboxes, outboxes in self._targets:
-            value = made[name]
+            value = values[name]
             if value is None:
                 continue
             value = value.detach()

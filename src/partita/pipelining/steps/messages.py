@@ -1,4 +1,4 @@
-"""A schedule with the messages that a pipeline sends, whether or not it was given some."""
+"""A schedule with the messages of a pipeline."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from partita.planning import Schedule, lower, validate
 __all__ = ["with_messages"]
 
 
-def with_messages(plain: Schedule, edges: Iterable[tuple[int, int]]) -> Schedule:
-    """With sends and receives for what crosses; those that it has are kept where they are right.
+def with_messages(schedule: Schedule, edges: Iterable[tuple[int, int]]) -> Schedule:
+    """Add sends and receives. Those that it has already are kept if they are right for these edges.
 
     Args:
-        edges: from which stage to which values go.
+        edges: the pairs of stages that values go between.
 
     Raises:
         ScheduleError: actions that break a rule.
     """
     pairs = tuple(edges)
-    if not plain.is_lowered:
-        return lower(plain, pairs)
+    if not schedule.is_lowered:
+        return lower(schedule, pairs)
     try:
-        validate(plain, pairs)
+        validate(schedule, pairs)
     except ScheduleError:
         rows = tuple(
             tuple(action for action in row if action is not None and not action.is_communication)
-            for row in plain.rows
+            for row in schedule.rows
         )
-        return lower(Schedule(plain.name, plain.stage_ranks, plain.microbatches, rows), pairs)
-    return plain
+        return lower(Schedule(schedule.name, schedule.stage_ranks, schedule.microbatches, rows), pairs)
+    return schedule

@@ -1,4 +1,4 @@
-"""Autocast around a pipeline: the dtypes that cross are worked out anew, once for each kind of autocast."""
+"""Autocast around a pipeline: the dtypes that cross borders, inferred once for each kind of autocast."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from partita._torch.fake.call import fake_call
 from partita.pipelining.interface.routes import Routes, Value
+from partita.pipelining.stages.graph_stage import named_outputs
 from partita.pipelining.stages.stage import Stage
 from partita.pipelining.stages.state_of_stage import stage_modules
 from partita.runtime import Comm
@@ -21,7 +22,7 @@ __all__ = ["Autocast", "Precision", "current_autocast", "fresh_casts", "with_dty
 
 @dataclass(frozen=True, slots=True)
 class Autocast:
-    """A kind of autocast: for which type of device, to which dtype."""
+    """A kind of autocast: the type of device, and the dtype."""
 
     device: str
     dtype: torch.dtype
@@ -31,7 +32,7 @@ class Autocast:
 
 
 def current_autocast(device: str) -> Autocast | None:
-    """The one that holds here for that type of device.
+    """The autocast that is active for a type of device.
 
     >>> with torch.autocast("cpu", torch.bfloat16):
     ...     print(current_autocast("cpu"))
@@ -44,11 +45,9 @@ def current_autocast(device: str) -> Autocast | None:
 
 @contextmanager
 def fresh_casts() -> Iterator[None]:
-    """Within this block autocast keeps the weights that it has converted, but none from before, and none
-    after.
+    """Clear autocast's cache of converted weights before and after this block.
 
-    Left alone it keeps them until the user leaves autocast, and goes on to use them as they were where the
-    optimizer has changed them since.
+    Otherwise it is kept until the user leaves autocast, and has weights from before the optimizer's step.
     """
     torch.clear_autocast_cache()
     try:
@@ -62,64 +61,61 @@ def with_dtypes(routes: Routes, dtypes: Mapping[str, torch.dtype]) -> Routes:
     values = {
         name: replace(value, dtype=dtypes.get(name, value.dtype)) for name, value in routes.values.items()
     }
-    return replace(routes, values=values, _made={})
+    return replace(routes, values=values, _by_sizes={})
 
 
 class Precision:
-    """What crosses under each kind of autocast that a pipeline has met so far."""
+    """The routes of a pipeline under each kind of autocast that has been active in a step so far."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Autocast, bool], Routes] = {}
+        self._by_autocast: dict[tuple[Autocast, bool], Routes] = {}
 
     def routes(
         self, comm: Comm, stages: Mapping[int, Stage], routes: Routes, sizes: Sequence[int] = ()
     ) -> Routes:
-        """The same routes for the autocast that holds here. Collective where that is a new one.
+        """The routes under the active autocast. Collective the first time that there is one of its kind.
 
         Args:
-            routes: as the pipeline was cut.
-            sizes: the open ones of any microbatch.
+            routes: those that the pipeline was cut with.
+            sizes: the open sizes of any microbatch.
         """
         first = next(iter(stages.values()))
         autocast, training = current_autocast(first.device.type), first.module.training
         if autocast is None or routes.bundled:
             return routes
-        if (autocast, training) not in self._known:
+        if (autocast, training) not in self._by_autocast:
             dtypes = work_out_dtypes(comm, stages, routes.at(sizes, training))
-            self._known[autocast, training] = with_dtypes(routes, dtypes)
-        return self._known[autocast, training]
+            self._by_autocast[autocast, training] = with_dtypes(routes, dtypes)
+        return self._by_autocast[autocast, training]
 
 
 def work_out_dtypes(comm: Comm, stages: Mapping[int, Stage], routes: Routes) -> dict[str, torch.dtype]:
-    """The dtypes of what stages make under the autocast that holds here. Collective: each stage in turn is
-    told what comes in, and says what goes out; nothing is computed.
+    """The dtypes of what stages return under the active autocast, inferred from stage to stage without data.
+    Collective.
 
     Args:
         stages: those of this rank, by index.
-        routes: with plain sizes.
+        routes: with numbers for all sizes.
     """
-    known: dict[str, torch.dtype] = {}
+    dtypes: dict[str, torch.dtype] = {}
     for index in range(routes.stages):
-        mine = _made(stages[index], routes, known) if index in stages else {}
-        for said in comm.all_gather_object(mine):
-            known.update(said)
-    return known
+        mine = _output_dtypes(stages[index], routes, dtypes) if index in stages else {}
+        for theirs in comm.all_gather_object(mine):
+            dtypes.update(theirs)
+    return dtypes
 
 
-def _made(stage: Stage, routes: Routes, known: Mapping[str, torch.dtype]) -> dict[str, torch.dtype]:
-    """Of one stage's outputs."""
+def _output_dtypes(stage: Stage, routes: Routes, dtypes: Mapping[str, torch.dtype]) -> dict[str, torch.dtype]:
     (module,) = stage_modules(stage)
     inputs = {value.name: value for value in routes.inputs}
     args: list[Any] = []
     for name in stage.border.inputs:
         value = inputs.get(name, routes.values.get(name))
         if isinstance(value, Value):
-            shape = cast("tuple[int, ...]", value.shape)  # routes with plain sizes
-            args.append(torch.empty(shape, dtype=known.get(name, value.dtype), device=stage.device))
+            shape = cast("tuple[int, ...]", value.shape)  # all sizes are numbers
+            args.append(torch.empty(shape, dtype=dtypes.get(name, value.dtype), device=stage.device))
         else:
             args.append(routes.numbers[name])
     with torch.no_grad():
-        result = fake_call(module, args)
-    names = stage.border.outputs
-    outputs = dict(zip(names, (result,) if len(names) == 1 else result, strict=True))
+        outputs = named_outputs(stage.border, fake_call(module, args))
     return {name: value.dtype for name, value in outputs.items() if isinstance(value, Tensor)}

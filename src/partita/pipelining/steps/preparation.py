@@ -1,12 +1,12 @@
 """What a step needs before it begins: the first stage's arguments, and what will cross every border.
 
-Stages of a captured model know that from the sizes of the batch, which the first stage's rank tells the
-others (`CapturedPreparation`); stages that are plain modules find it out from one another (`ShapeExchange`).
-Both do it in two parts, so that what a rank can find wrong by itself is found before it waits for another::
+For stages of a captured model it follows from the sizes of the batch, which the first stage's rank sends to
+the others (`CapturedPreparation`); stages of the user's own modules tell one another (`ShapeExchange`). Both
+have two parts, so that a rank raises what is wrong with its own arguments before it waits for another::
 
-    accept     the rank's own arguments, looked at
-               the ranks agree on what the step is, and hear of the sizes    (`StepAgreement`)
-    prepare    a `PreparedStep`
+    accept     checks the rank's own arguments
+               the ranks compare what the step is, and send its sizes    (`StepAgreement`)
+    prepare    returns a `PreparedStep`
 """
 
 from __future__ import annotations
@@ -22,7 +22,12 @@ from partita.pipelining.interface.routes import Routes
 from partita.pipelining.stages.graph_stage import GraphStage
 from partita.pipelining.stages.stage import Stage
 from partita.pipelining.steps.agreement import BatchSizes
-from partita.pipelining.steps.arguments import Microbatches, StepArguments, cut_arguments, given_arguments
+from partita.pipelining.steps.arguments import (
+    Microbatches,
+    StepArguments,
+    arguments_of_batch,
+    arguments_of_microbatches,
+)
 from partita.pipelining.steps.precision import Precision
 from partita.runtime import Comm
 
@@ -31,32 +36,30 @@ __all__ = ["Accepted", "CapturedPreparation", "PreparedStep", "StepPreparation"]
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """What this rank was given for a step, once it has been looked at.
+    """What this rank was given for a step, checked.
 
     Attributes:
-        sizes: of the microbatches, where this rank is the one that knows them.
+        sizes: those of the microbatches, on the rank that knows them.
         arguments: for each microbatch the tensors among the first stage's arguments, by name; None where they
-            are not known yet, and on ranks without the first stage.
-        microbatches: what stages that are plain modules are called with.
-        made: the microbatches that the user has made.
+            have no names yet, and on ranks without the first stage.
+        microbatches: the arguments of stages of the user's own modules.
     """
 
     sizes: BatchSizes = field(default_factory=BatchSizes)
     arguments: list[dict[str, Tensor]] | None = None
     microbatches: Microbatches | None = None
-    made: Microbatches | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedStep:
-    """All that crosses in a step, and what begins it.
+    """The arguments of a step, and what crosses borders in it.
 
     Attributes:
         arguments: for each microbatch the tensors among the first stage's arguments, by name; None on ranks
             without the first stage.
-        samples: how many each microbatch has; empty where this rank has not heard.
+        samples: how many each microbatch has; empty where this rank does not know.
         routes: for each microbatch, with its sizes and dtypes; empty where all have those of the pipeline.
-        changed: whether other values cross than in the step before, and not only of other sizes.
+        changed: whether other values cross than in the step before, which is more than other sizes.
     """
 
     arguments: list[dict[str, Tensor]] | None
@@ -66,10 +69,10 @@ class PreparedStep:
 
 
 class StepPreparation(Protocol):
-    """One rank's, with what it remembers from earlier steps."""
+    """Prepares the steps of one rank."""
 
-    def accept(self, given: StepArguments) -> Accepted:
-        """Look at what this rank is given. Waits for nobody.
+    def accept(self, arguments: StepArguments) -> Accepted:
+        """Check what this rank is given. Waits for no other rank.
 
         Raises:
             MicrobatchError: a batch that can't be cut.
@@ -78,16 +81,12 @@ class StepPreparation(Protocol):
         ...
 
     def prepare(self, accepted: Accepted) -> PreparedStep:
-        """Work out what crosses. Collective.
-
-        Args:
-            accepted: with the sizes that all ranks have heard.
-        """
+        """Find out what crosses. Collective; the sizes in ``accepted`` are those that all ranks know."""
         ...
 
 
 class CapturedPreparation:
-    """Of stages of a captured model, and of those that run the model's own code.
+    """The `StepPreparation` of stages of a captured model, and of those that run the model's own code.
 
     Args:
         stages: those of this rank, by index.
@@ -100,21 +99,22 @@ class CapturedPreparation:
         self._microbatches = microbatches
         self._precision = Precision()
 
-    def accept(self, given: StepArguments) -> Accepted:
+    def accept(self, arguments: StepArguments) -> Accepted:
         """See `StepPreparation`."""
-        first, made = self._stages.get(0), given.microbatches()
+        first, train = self._stages.get(0), arguments.train
+        microbatches = arguments.microbatches()  # refused on every rank alike
         if first is None:
-            return Accepted(made=made)
+            return Accepted()
         if isinstance(first, BlockStage):
-            batch = made or Microbatches.of(given.cut(first=True))
+            batch = arguments.in_microbatches(first=True)
             sizes = BatchSizes(batch.samples, ((),) * len(batch.samples))
-            return Accepted(sizes, [first.arguments(*part) for part in batch.parts], made=made)
+            return Accepted(sizes, [first.arguments(*part) for part in batch.parts])
         assert isinstance(first, GraphStage)
-        if made is None:
-            arguments, sizes = cut_arguments(first, given.cut(first=True), train=given.train)
+        if microbatches is None:
+            tensors, sizes = arguments_of_batch(first, arguments.cut(first=True), train=train)
         else:
-            arguments, sizes = given_arguments(first, made, train=given.train)
-        return Accepted(sizes, arguments, made=made)
+            tensors, sizes = arguments_of_microbatches(first, microbatches, train=train)
+        return Accepted(sizes, tensors)
 
     def prepare(self, accepted: Accepted) -> PreparedStep:
         """See `StepPreparation`."""

@@ -6,15 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
-from partita.pipelining.interface.routes import TRAILER, Routes, Value
+from partita.pipelining.interface.routes import TRAILER, Routes
 from partita.pipelining.stages.stage import Stage
 from partita.pipelining.steps.custom_functions import CustomAction, CustomFunction
 from partita.pipelining.steps.instructions import (
     Backward,
     Forward,
-    InputBackward,
     Instruction,
-    Message,
     Receive,
     Send,
     StageCall,
@@ -28,8 +26,8 @@ from partita.runtime import Comm, wait_all
 __all__ = ["AHEAD", "Program", "receives_ahead"]
 
 AHEAD = 2
-"""How many compute actions before the one that needs it a receive is posted. Each costs the memory of a
-message."""
+"""How many compute actions ahead of the one that needs its message a receive is posted. Each costs the memory
+of a message."""
 
 _PASS = {
     ActionKind.F: "F",
@@ -40,11 +38,11 @@ _PASS = {
     ActionKind.SEND_B: "G",
     ActionKind.RECV_B: "G",
 }
-"""Values go with F, gradients (G) with the others."""
+"""What an action moves: values (F) or gradients (G)."""
 
 
 class Program:
-    """One rank's.
+    """The instructions of one rank.
 
     Args:
         schedule: with sends and receives written out.
@@ -54,8 +52,8 @@ class Program:
         functions: what takes the place of the actions of a kind.
 
     Attributes:
-        instructions: in order.
-        step: what they share.
+        instructions: in the order in which they run.
+        step: the state that they share.
     """
 
     def __init__(
@@ -82,7 +80,7 @@ class Program:
         self._compile(actions)
 
     def finish(self) -> StepResults:
-        """Wait until everything that was sent has left, and hand out the results of the step."""
+        """Wait until everything that was sent has left, and return the results of the step."""
         wait_all([handle for send in self._sends for handle in send.handles])
         for send in self._sends:
             send.clear()
@@ -130,12 +128,12 @@ class Program:
         own: dict[Action, Instruction] = {}
         for part in action.parts or (action,):
             instruction = self._instruction(part)
-            assert instruction is not None  # no message
+            assert instruction is not None  # it is no send or receive
             own[part] = instruction
         return CustomAction(action, function, own, self.step)
 
     def _instruction(self, action: Action) -> Instruction | None:
-        """None for a message of nothing."""
+        """The instruction of an action; None for a message without values."""
         stage, microbatch = self._stages[action.stage], action.microbatch
         if microbatch is None:
             return StageCall(action, stage)
@@ -148,11 +146,9 @@ class Program:
         delivery = self._delivery(which, action.stage, microbatch)
         if action.kind is ActionKind.F:
             train = self._schedule.has_backward
-            return Forward(
-                action, microbatch, stage, self.step, inbox, delivery, loss_fn=self._loss_fn, train=train
-            )
-        kind = Backward if action.kind is ActionKind.B else InputBackward
-        return kind(action, microbatch, stage, self.step, inbox, delivery)
+            return Forward(action, microbatch, stage, self.step, inbox, delivery, self._loss_fn, train)
+        backward = stage.backward if action.kind is ActionKind.B else stage.backward_input
+        return Backward(action, microbatch, backward, self.step, inbox, delivery)
 
     def _message(self, action: Action, microbatch: int) -> Instruction | None:
         which, stage, other = _PASS[action.kind], action.stage, action.other_stage
@@ -161,12 +157,12 @@ class Program:
         if not names:
             return None
         rank = self._schedule.stage_ranks[other]
-        values = [(self._value(name), self._tag(name, pair, microbatch)) for name in names]
+        values = [(self._routes.values[name], self._tag(name, pair, microbatch)) for name in names]
         trailer_tag = self._tag(TRAILER, pair, microbatch)
-        message = Message(action, microbatch, self.step, self._comm, rank, values, trailer_tag)
+        message = action, microbatch, self.step, self._comm, rank, values, trailer_tag
         if action.is_send:
-            return Send(message, self._outbox(which, stage, other, microbatch))
-        return Receive(message, self._inbox(which, stage, microbatch))
+            return Send(*message, self._outbox(which, stage, other, microbatch))
+        return Receive(*message, self._inbox(which, stage, microbatch))
 
     def _delivery(self, which: str, stage: int, microbatch: int) -> Delivery:
         targets: dict[str, tuple[list[Inbox], list[Outbox]]] = {}
@@ -189,9 +185,6 @@ class Program:
 
     def _links(self, which: str) -> Mapping[tuple[int, int], tuple[str, ...]]:
         return self._routes.forward if which == "F" else self._routes.backward
-
-    def _value(self, name: str) -> Value:
-        return self._routes.values[name]
 
     def _tag(self, name: str, pair: tuple[int, int], microbatch: int) -> int:
         # 0 is taken by the agreement before a step.

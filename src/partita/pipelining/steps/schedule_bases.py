@@ -1,6 +1,4 @@
-"""What schedules have in common that keep to torch's two bases, and orders of actions that come from outside:
-from a user's subclass, or from a file.
-"""
+"""Torch's bases of the schedules, whose order of actions may come from a user's subclass or from a file."""
 
 from __future__ import annotations
 
@@ -42,8 +40,8 @@ class _Ordered(PipelineSchedule):
 
     def __init__(self, stages: _Stages, n_microbatches: int, loss_fn: _Loss, *args: Any, **options: Any):
         super().__init__(stages, n_microbatches, loss_fn, *args, **options)
-        plain = self._actions.training
-        self._order: Order = {} if plain is None else _order_of(plain.compute_only())
+        actions = self._actions.training
+        self._order: Order = {} if actions is None else _order_of(actions.compute_only())
 
     @property
     def pipeline_order(self) -> Order:
@@ -55,11 +53,11 @@ class _Ordered(PipelineSchedule):
     @pipeline_order.setter
     def pipeline_order(self, order: Mapping[int, Sequence[Any]]) -> None:
         self._order = {rank: list(row) for rank, row in order.items()}
-        self._actions.change(None, given=False)
+        self._actions.replace(None, from_user=False)
 
     @property
     def stage_index_to_group_rank(self) -> dict[int, int]:
-        """The rank of each stage."""
+        """The rank in the pipeline of each stage."""
         return dict(enumerate(self.stage_ranks))
 
     @property
@@ -69,7 +67,7 @@ class _Ordered(PipelineSchedule):
 
     @property
     def rank(self) -> int:
-        """Of this process in the pipeline."""
+        """The rank of this process in the pipeline."""
         return self.comm.rank
 
     @property
@@ -95,10 +93,10 @@ class _Ordered(PipelineSchedule):
                 raise ScheduleError(
                     f"{type(self).__name__} has no actions yet: call _load_csv(path), or fill pipeline_order"
                 )
-            self._use(self._order)
+            self._replace_order(self._order)
         return super()._ordered()
 
-    def _use(self, order: Mapping[int, Sequence[Any]]) -> None:
+    def _replace_order(self, order: Mapping[int, Sequence[Any]]) -> None:
         """Run these actions from now on.
 
         Raises:
@@ -111,8 +109,8 @@ class _Ordered(PipelineSchedule):
             tuple(_action(rank, cell) for cell in order.get(rank, ())) for rank in range(self.comm.size)
         )
         schedule = Schedule(type(self).__name__, self.stage_ranks, self.n_microbatches, rows)
-        with_messages(schedule, self.routes.edges)  # or an error
-        self._actions.change(schedule, given=True)
+        with_messages(schedule, self.routes.edges)  # raises where a rule is broken
+        self._actions.replace(schedule, from_user=True)
         self._order = _order_of(schedule.compute_only())
 
 
@@ -147,18 +145,10 @@ class PipelineScheduleSingle(_Ordered):
                 "PipelineScheduleSingle is the base of schedules for one stage a rank: use Schedule1F1B or "
                 "ScheduleGPipe, or a subclass with _get_pipeline_order()"
             )
-        super().__init__(
-            stage,
-            n_microbatches,
-            loss_fn,
-            args_chunk_spec,
-            kwargs_chunk_spec,
-            output_merge_spec,
-            scale_grads,
-            **options,
-        )
+        specs = args_chunk_spec, kwargs_chunk_spec, output_merge_spec
+        super().__init__(stage, n_microbatches, loss_fn, *specs, scale_grads, **options)
         if not self.kind:
-            self._use(self._get_pipeline_order() or {})
+            self._replace_order(self._get_pipeline_order() or {})
 
     @property
     def _stage(self) -> Stage:
@@ -170,13 +160,13 @@ class PipelineScheduleSingle(_Ordered):
 
 
 class PipelineScheduleMulti(_Ordered):
-    """The base of the schedules for several stages a rank. It has no order of actions until it is given one:
-    by a subclass that fills `pipeline_order`, or from a file.
+    """The base of the schedules for several stages a rank. Its order of actions comes from a subclass that
+    fills `pipeline_order`, or from a file.
 
     Args:
         use_full_backward: has no effect, as in torch.
-        backward_requires_autograd: has no effect: stages here always go back through autograd, and those that
-            train nothing are known.
+        backward_requires_autograd: has no effect: the backward pass always goes through autograd, and stages
+            that train nothing are recognised.
 
     See `PipelineSchedule` for the others.
     """
@@ -194,24 +184,16 @@ class PipelineScheduleMulti(_Ordered):
         backward_requires_autograd: bool = True,  # noqa: ARG002
         **options: Any,
     ) -> None:
-        super().__init__(
-            stages,
-            n_microbatches,
-            loss_fn,
-            args_chunk_spec,
-            kwargs_chunk_spec,
-            output_merge_spec,
-            scale_grads,
-            **options,
-        )
+        specs = args_chunk_spec, kwargs_chunk_spec, output_merge_spec
+        super().__init__(stages, n_microbatches, loss_fn, *specs, scale_grads, **options)
 
     def _load_csv(self, filename: str | Path, format: ScheduleFormat = "compute_only") -> None:  # noqa: A002 - torch's
-        """Run what a file says: one line a rank, as `Schedule.to_csv` and torch write it. All ranks load the
-        same one.
+        """Run the actions in a file: one line a rank, as `Schedule.to_csv` and torch write it. All ranks load
+        the same one.
 
         Args:
-            format: ``compute_only``: sends and receives are worked out; ``compute_comms``: they are in the
-                file, and are kept where they are right for what crosses.
+            format: ``compute_only``: the file has no sends and receives; ``compute_comms``: it has them, and
+                they are kept if they are right for this model's borders.
 
         Raises:
             ScheduleError: not such a file, or actions that can't be run.
@@ -225,7 +207,7 @@ class PipelineScheduleMulti(_Ordered):
             raise ScheduleError(f"{str(filename)!r} can't be read as a schedule: {error}") from error
         if format == "compute_only" and loaded.is_lowered:
             raise ScheduleError(f"{filename} has sends and receives: load it with format='compute_comms'")
-        self._use(_order_of(loaded))
+        self._replace_order(_order_of(loaded))
 
     def _dump_csv(self, filename: str | Path, format: ScheduleFormat = "compute_only") -> None:  # noqa: A002 - torch's
         """Write what each rank does to a file that `_load_csv` reads."""
@@ -234,7 +216,7 @@ class PipelineScheduleMulti(_Ordered):
 
     def _validate_and_set_stage_mapping(self, actions: Mapping[int, Sequence[Any]]) -> None:
         """Run these actions from now on; ScheduleError where they can't be run."""
-        self._use(actions)
+        self._replace_order(actions)
 
 
 class PipelineScheduleRuntime(PipelineScheduleMulti):
@@ -272,13 +254,13 @@ class PipelineScheduleRuntime(PipelineScheduleMulti):
 
             schedule.register_custom_function(ActionKind.F, timed)
 
-        UNSHARD, RESHARD and REDUCE_GRAD are written into the order where they are not in it. The parts of an
-        OVERLAP_F_B are one action, and no F and B. Ranks may have different functions.
+        UNSHARD, RESHARD and REDUCE_GRAD are added to the order where it has none. An OVERLAP_F_B is one
+        action: functions for F and B are not called for its parts. Ranks may have different functions.
 
         Args:
             computation_type: any kind but sends and receives.
-            custom_function: takes the action and a ``PipelineContext``; in place of an earlier one, which is
-                told by a warning.
+            custom_function: called with the action and a ``PipelineContext``. It replaces an earlier one,
+                with a warning.
 
         Raises:
             ScheduleError: a kind that can't have one. In a step: a pass that the function has not run, or has
@@ -295,21 +277,21 @@ class PipelineScheduleRuntime(PipelineScheduleMulti):
         actions: Mapping[int, Sequence[Any]],
         format: ScheduleFormat = "compute_only",  # noqa: A002 - torch's
     ) -> None:
-        """Run these actions from now on, with their sends and receives, or with such as are worked out."""
+        """Run these actions from now on, with their own sends and receives where they have any."""
         cells = (_action(rank, cell) for rank, row in actions.items() for cell in row)
         lowered = any(cell is not None and cell.is_communication for cell in cells)
         if lowered and format == "compute_only":
             raise ScheduleError("the actions have sends and receives: give format='compute_comms'")
-        self._use(actions)
+        self._replace_order(actions)
 
 
 def _order_of(schedule: Schedule) -> Order:
-    """To be read: a change would have no effect, and is refused by Python."""
+    """A read-only view: a change would have no effect."""
     return cast("Order", MappingProxyType(dict(enumerate(schedule.rows))))
 
 
 def _action(rank: int, cell: Any) -> Action | None:
-    """An action that is given as one, as text, or as torch's."""
+    """From an `Action`, its text, or torch's own kind of action."""
     if cell is None or isinstance(cell, Action):
         return cell
     text = str(cell).strip()

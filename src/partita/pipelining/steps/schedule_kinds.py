@@ -1,4 +1,4 @@
-"""The schedules for ranks with several stages, those that cut the backward pass in two, and one's own."""
+"""The schedules by name, and `CustomSchedule`, which runs one of the user's own."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ __all__ = [
     "ScheduleInterleaved1F1B",
     "ScheduleInterleavedZeroBubble",
     "ScheduleLoopedBFS",
+    "ScheduleVHalf",
+    "ScheduleVMin",
+    "ScheduleZB2p",
+    "ScheduleZBH1",
+    "ScheduleZBH2",
     "ScheduleZBVZeroBubble",
     "get_schedule_class",
 ]
@@ -71,17 +76,10 @@ class _SeveralStages(PipelineScheduleRuntime):
         defer_pp_recv: bool = False,
         **options: Any,
     ) -> None:
+        specs = args_chunk_spec, kwargs_chunk_spec, output_merge_spec
+        flags = None, scale_grads, backward_requires_autograd  # None: use_full_backward
         super().__init__(
-            stages,
-            n_microbatches,
-            loss_fn,
-            args_chunk_spec,
-            kwargs_chunk_spec,
-            output_merge_spec,
-            scale_grads=scale_grads,
-            backward_requires_autograd=backward_requires_autograd,
-            defer_pp_recv=defer_pp_recv,
-            **options,
+            stages, n_microbatches, loss_fn, *specs, *flags, defer_pp_recv=defer_pp_recv, **options
         )
 
 
@@ -103,16 +101,9 @@ class ScheduleLoopedBFS(_SeveralStages):
         defer_pp_recv: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__(
-            stages,
-            n_microbatches,
-            loss_fn,
-            output_merge_spec=output_merge_spec,
-            scale_grads=scale_grads,
-            backward_requires_autograd=backward_requires_autograd,
-            defer_pp_recv=defer_pp_recv,
-            **options,
-        )
+        specs = None, None, output_merge_spec
+        flags = scale_grads, backward_requires_autograd, defer_pp_recv
+        super().__init__(stages, n_microbatches, loss_fn, *specs, *flags, **options)
 
 
 class ScheduleInterleaved1F1B(_SeveralStages):
@@ -127,12 +118,47 @@ class ScheduleInterleavedZeroBubble(_SeveralStages):
     kind = "InterleavedZeroBubble"
 
 
+class ScheduleZBH1(_SeveralStages):
+    """1F1B with a split backward pass: a third of its bubble in the same memory (Qi et al. 2023)."""
+
+    kind = "ZBH1"
+
+
+class ScheduleZBH2(_SeveralStages):
+    """The same with twice the memory of 1F1B, so that no rank idles between its first and its last pass
+    where F, I and W take equally long (Qi et al. 2023).
+    """
+
+    kind = "ZBH2"
+
+
+class ScheduleZB2p(_SeveralStages):
+    """The automatic zero-bubble schedule, for passes that take equally long and links that take no time (Qi
+    et al. 2023). For measured times, give what ``get_schedule("ZB2p")(..., costs=...)`` makes to
+    `CustomSchedule`.
+    """
+
+    kind = "ZB2p"
+
+
 class ScheduleZBVZeroBubble(_SeveralStages):
     """A V of stages, two a rank, whose idle time is filled with gradients of weights (Qi et al. 2023): of
     ``n`` ranks, rank ``r`` has stages ``r`` and ``2 * n - 1 - r``.
     """
 
     kind = "ZBVZeroBubble"
+
+
+class ScheduleVHalf(_SeveralStages):
+    """The same V in about half of the memory of 1F1B (Qi et al. 2024)."""
+
+    kind = "VHalf"
+
+
+class ScheduleVMin(_SeveralStages):
+    """The same V in about a third of the memory of 1F1B (Qi et al. 2024)."""
+
+    kind = "VMin"
 
 
 class ScheduleDualPipeV(_SeveralStages):
@@ -147,8 +173,8 @@ class CustomSchedule(PipelineSchedule):
     """Runs a schedule of one's own.
 
     Args:
-        schedule: what every rank does, or its text as CSV (torch's files too). Its sends and receives are
-            kept where they are right for what crosses this model's borders, and written anew where not.
+        schedule: the actions of all ranks, or their text as CSV (torch's files too). Sends and receives are
+            kept if they are right for this model's borders, and otherwise replaced.
         options: those of `PipelineSchedule`.
 
     Raises:
@@ -162,29 +188,30 @@ class CustomSchedule(PipelineSchedule):
     def __init__(
         self, stages: _Stages, schedule: Schedule | str, loss_fn: _Loss = None, **options: Any
     ) -> None:
-        self._given = Schedule.from_csv(schedule) if isinstance(schedule, str) else schedule
-        super().__init__(stages, self._given.microbatches, loss_fn, **options)
+        self._schedule = Schedule.from_csv(schedule) if isinstance(schedule, str) else schedule
+        super().__init__(stages, self._schedule.microbatches, loss_fn, **options)
 
     @property
     def kind(self) -> str:  # type: ignore[override]
-        """Its name, and a number that tells it from others of that name."""
-        return f"{self._given.name} ({short_digest(self._given.to_csv(), 6)})"
+        """Its name, and a digest that distinguishes schedules of one name."""
+        return f"{self._schedule.name} ({short_digest(self._schedule.to_csv(), 6)})"
 
     def _generate(self, kind: str) -> Schedule:
         if kind != self.kind:
             return super()._generate(kind)
-        for stage, (wanted, found) in enumerate(zip(self._given.stage_ranks, self.stage_ranks, strict=False)):
-            if wanted != found:
+        own = self._schedule
+        for stage, (wanted, actual) in enumerate(zip(own.stage_ranks, self.stage_ranks, strict=False)):
+            if wanted != actual:
                 raise ScheduleError(
-                    f"schedule {self._given.name!r} has stage {stage} on rank {wanted}, but it was built on "
-                    f"rank {found}: build it there, or move its actions"
+                    f"schedule {own.name!r} has stage {stage} on rank {wanted}, but it was built on rank "
+                    f"{actual}: build it there, or move its actions"
                 )
-        if self._given.stages != len(self.stage_ranks):
+        if own.stages != len(self.stage_ranks):
             raise ScheduleError(
-                f"schedule {self._given.name!r} is for {self._given.stages} stages, but the model was cut "
-                f"into {len(self.stage_ranks)}: cut it into as many"
+                f"schedule {own.name!r} is for {own.stages} stages, but the model was cut into "
+                f"{len(self.stage_ranks)}: cut it into as many"
             )
-        return self._given
+        return own
 
 
 _KINDS = (
@@ -193,16 +220,21 @@ _KINDS = (
     ScheduleLoopedBFS,
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
+    ScheduleZBH1,
+    ScheduleZBH2,
+    ScheduleZB2p,
     ScheduleZBVZeroBubble,
+    ScheduleVHalf,
+    ScheduleVMin,
     ScheduleDualPipeV,
 )
 
 
 def get_schedule_class(name: str) -> type[PipelineSchedule]:
-    """The schedule class of that name, or the base of that name; capital and small letters are the same.
+    """Return the class of a schedule, or of torch's bases, by name; the case of letters is ignored.
 
     Raises:
-        ScheduleError: there is none.
+        ScheduleError: no class has that name.
 
     >>> get_schedule_class("gpipe").__name__
     'ScheduleGPipe'
@@ -211,6 +243,6 @@ def get_schedule_class(name: str) -> type[PipelineSchedule]:
     classes |= {base.__name__.lower(): base for base in (PipelineScheduleSingle, PipelineScheduleMulti)}
     wanted = name.lower().removeprefix("schedule")
     if wanted not in classes:
-        known = ", ".join(kind.kind for kind in _KINDS)
-        raise ScheduleError(f"there is no schedule class {name!r}: choose one of {known}")
+        names = ", ".join(kind.kind for kind in _KINDS)
+        raise ScheduleError(f"there is no schedule class {name!r}: choose one of {names}")
     return classes[wanted]

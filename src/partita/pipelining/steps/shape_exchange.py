@@ -1,8 +1,8 @@
-"""Before a step of stages that are plain modules: what crosses each border, from stage to stage.
+"""What crosses each border in a step of stages of the user's own modules, sent from stage to stage.
 
-Each stage hears from the one before what will come in, finds what it will return, and tells the next::
+Each stage receives a description of its inputs, infers what it will return, and describes that to the next::
 
-    stage 0   finds  -- number [, description] -->   stage 1   finds  -- ... -->   stage 2
+    stage 0   infers  -- number [, description] -->   stage 1   infers  -- ... -->   stage 2
 
 A description that was sent before is sent as its number alone, so a step like one before costs one small
 message a border, which travels ahead of the data.
@@ -21,41 +21,41 @@ from partita.errors import SignatureMismatch
 from partita.pipelining.interface.routes import TRAILER, Routes, StageBorder, Value
 from partita.pipelining.stages.crossing import Crossing, output_name
 from partita.pipelining.stages.manual import MOST_VALUES, PipelineStage, tag_of
-from partita.pipelining.steps.arguments import Microbatches, StepArguments
+from partita.pipelining.steps.arguments import StepArguments
 from partita.pipelining.steps.preparation import Accepted, PreparedStep
 from partita.runtime import Comm
 
 __all__ = ["ShapeExchange"]
 
 _TAG = 0
-"""Like that of the agreement before a step: messages of one tag arrive in order."""
+"""The same as that of the agreement before a step: messages of one tag arrive in order."""
 
 _KEPT = 64
 """How many descriptions both sides of a border remember."""
 
 Sent = tuple[tuple[int, ...], tuple[bytes, ...]]
-"""The samples of each microbatch, and what is handed on for each."""
+"""The samples of each microbatch, and the description of what is sent for each."""
 
 
 K = TypeVar("K")
 
 
 class _Numbered(Generic[K]):
-    """Gives each new key a number; forgets the oldest of many. Both ends of a border do it alike."""
+    """A table that numbers its keys and drops the oldest of many; equal at both ends of a border."""
 
     def __init__(self) -> None:
-        self.known: dict[Any, K] = {}
+        self.entries: dict[Any, K] = {}
         self.count = 0
 
     def add(self, key: Any, value: K) -> None:
-        if len(self.known) >= _KEPT:
-            del self.known[next(iter(self.known))]
-        self.known[key] = value
+        if len(self.entries) >= _KEPT:
+            del self.entries[next(iter(self.entries))]
+        self.entries[key] = value
         self.count += 1
 
 
 class ShapeExchange:
-    """The `StepPreparation` of stages that are plain modules.
+    """The `StepPreparation` of stages of the user's own modules.
 
     Args:
         stages: those of this rank, by index.
@@ -68,9 +68,9 @@ class ShapeExchange:
         self._ranks = stage_ranks
         self._names: Any = None
         self._sent: dict[int, _Numbered[int]] = {index: _Numbered() for index in stages}
-        self._heard: dict[int, _Numbered[Sent]] = {index: _Numbered() for index in stages}
+        self._received: dict[int, _Numbered[Sent]] = {index: _Numbered() for index in stages}
 
-    def accept(self, given: StepArguments) -> Accepted:
+    def accept(self, arguments: StepArguments) -> Accepted:
         """See `StepPreparation`.
 
         Raises:
@@ -78,19 +78,18 @@ class ShapeExchange:
                 result that can't be sent.
         """
         first = self._stages.get(0)
-        made = given.microbatches()
-        batch = made or Microbatches.of(given.cut(first=first is not None))
+        batch = arguments.in_microbatches(first=first is not None)
         if first is None:
-            return Accepted(microbatches=replace(batch, samples=()), made=made)
+            return Accepted(microbatches=replace(batch, samples=()))
         if first.bind is not None:
             batch = replace(batch, parts=tuple((first.bind(*part), part[1]) for part in batch.parts))
-        if not first.is_last:  # it remembers what it finds here
+        if not first.is_last:  # it remembers what it infers here
             for positional, named in batch.parts:
                 incoming = Crossing.of(positional, "args")
-                found, _ = first.outgoing(incoming, named if first.bind is None else {})
+                outgoing, _ = first.outgoing(incoming, named if first.bind is None else {})
                 if 1 not in self._stages:
-                    _ = found.data
-        return Accepted(microbatches=batch, made=made)
+                    _ = outgoing.data  # raises if it can't be sent
+        return Accepted(microbatches=batch)
 
     def prepare(self, accepted: Accepted) -> PreparedStep:
         """See `StepPreparation`.
@@ -107,28 +106,30 @@ class ShapeExchange:
         written: dict[int, frozenset[str]] = {}
         keywords: dict[int, list[dict[str, Any]]] = {}
         for index, stage in self._stages.items():
+            # what comes in: from the user, from a stage of this rank, or from another rank
             keywords[index] = [named if stage.bind is None else {} for _, named in batch.parts]
             if index == 0:
                 incoming[index] = [Crossing.of(positional, "args") for positional, _ in batch.parts]
             elif index - 1 in self._stages:
                 incoming[index] = outgoing[index - 1]
             else:
-                samples, descriptions = self._hear(index)
+                samples, descriptions = self._receive(index)
                 incoming[index] = [Crossing.read(data, output_name(index - 1)) for data in descriptions]
-            written[index] = frozenset()
+            # what goes out
             if not stage.is_last:
-                found = [
+                outputs = [
                     stage.outgoing(crossing, named)
                     for crossing, named in zip(incoming[index], keywords[index], strict=True)
                 ]
-                outgoing[index] = [crossing for crossing, _ in found]
-                written[index] = _written(incoming[index][0], found[0][1])
+                outgoing[index] = [crossing for crossing, _ in outputs]
+                written[index] = _written(incoming[index][0], outputs[0][1])
                 _check_alike(index, outgoing[index])
                 if index + 1 not in self._stages:
-                    self._tell(index, (samples, tuple(crossing.data for crossing in outgoing[index])))
+                    self._send(index, (samples, tuple(crossing.data for crossing in outgoing[index])))
             else:
-                # nobody needs to know what it returns, so nobody knows what it writes to
+                # its result is never inferred, so it may write to any of its inputs
                 written[index] = frozenset(value.name for value in incoming[index][0].values)
+        # the routes of each microbatch, as far as this rank needs them
         crossing = tuple(
             self._routes(number, incoming, outgoing, written) for number in range(len(batch.parts))
         )
@@ -144,22 +145,22 @@ class ShapeExchange:
             ]
         return PreparedStep(arguments, samples, crossing, changed)
 
-    def _tell(self, index: int, what: Sent) -> None:
+    def _send(self, index: int, description: Sent) -> None:
         sent, peer = self._sent[index], self._ranks[index + 1]
-        number = sent.known.get(what, sent.count)
+        number = sent.entries.get(description, sent.count)
         self._comm.send(torch.tensor([number], dtype=torch.int64), peer, _TAG).wait()
-        if what not in sent.known:
-            sent.add(what, number)
-            self._comm.send_object(what, peer)
+        if description not in sent.entries:
+            sent.add(description, number)
+            self._comm.send_object(description, peer)
 
-    def _hear(self, index: int) -> Sent:
-        heard, peer = self._heard[index], self._ranks[index - 1]
+    def _receive(self, index: int) -> Sent:
+        received, peer = self._received[index], self._ranks[index - 1]
         buffer = torch.empty(1, dtype=torch.int64)
         self._comm.recv(buffer, peer, _TAG).wait()
         number = int(buffer)
-        if number not in heard.known:
-            heard.add(number, self._comm.recv_object(peer))
-        return heard.known[number]
+        if number not in received.entries:
+            received.add(number, self._comm.recv_object(peer))
+        return received.entries[number]
 
     def _routes(
         self,
@@ -168,17 +169,16 @@ class ShapeExchange:
         outgoing: Mapping[int, Sequence[Crossing]],
         written: Mapping[int, frozenset[str]],
     ) -> Routes:
-        """The routes as far as this rank needs them."""
         draft = next(iter(self._stages.values())).by_mode
         borders, values = list(draft.borders), dict(draft.values)
         forward, backward, tags = dict(draft.forward), dict(draft.backward), dict(draft.tags)
         for index in self._stages:
             taken = incoming[index][microbatch].values
-            made = outgoing[index][microbatch].values if index in outgoing else ()
+            handed_on = outgoing[index][microbatch].values if index in outgoing else ()
             borders[index] = StageBorder(
-                tuple(value.name for value in taken), tuple(value.name for value in made), written[index]
+                tuple(value.name for value in taken), tuple(value.name for value in handed_on), written[index]
             )
-            for start, crossing in ((index - 1, taken), (index, made)):
+            for start, crossing in ((index - 1, taken), (index, handed_on)):
                 if start < 0 or start + 1 >= len(self._ranks):
                     continue
                 names = tuple(value.name for value in crossing)
@@ -194,13 +194,13 @@ class ShapeExchange:
 
 
 def _named(crossing: Crossing, value: Any) -> dict[str, Tensor]:
-    """The tensors of a value by the names that its description gives them."""
+    """The tensors of a value, by the names in its description."""
     tensors = crossing.tensors(value, "step()")
     return {wanted.name: tensor for wanted, tensor in zip(crossing.values, tensors, strict=True)}
 
 
 def _written(incoming: Crossing, written: Sequence[bool]) -> frozenset[str]:
-    """The names of the tensors that come in and are written to."""
+    """The names of the inputs that the stage writes to."""
     leaves = incoming.leaves
     return frozenset(
         leaf.name for leaf, does in zip(leaves, written, strict=False) if does and isinstance(leaf, Value)

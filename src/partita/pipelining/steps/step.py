@@ -1,4 +1,4 @@
-"""What one step is given, what it returns, and what it has under way."""
+"""The inputs, the results and the state of one step."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class StepInputs:
         arguments: for each microbatch the tensors among the model's inputs, by name; None on ranks without
             the first stage.
         targets: for each microbatch; None where there are none.
-        weights: what each microbatch's loss counts for.
+        weights: the weight of each microbatch's loss.
         seed: of the random numbers.
-        number: which step it is; random numbers differ from step to step.
+        number: the number of the step, on which random numbers depend.
         routes: for each microbatch, with its sizes; empty where no size is open.
         keep_outputs: whether the model's results are wanted.
-        loss_kwargs: what the loss function is called with besides.
+        loss_kwargs: further arguments of the loss function.
         context: what custom functions are given; None where there are none.
     """
 
@@ -46,11 +46,11 @@ class StepInputs:
 
 @dataclass(frozen=True)
 class StepResults:
-    """What one step returns, in order of the microbatches; empty on ranks without the last stage.
+    """What one step returns, in the order of the microbatches; empty on ranks without the last stage.
 
     Attributes:
-        outputs: what the model returns, without history.
-        losses: 0-d tensors; in evaluation only where there is something to compare with.
+        outputs: what the model returns, detached.
+        losses: 0-d tensors; in evaluation only where there are targets.
     """
 
     outputs: list[Any]
@@ -58,7 +58,7 @@ class StepResults:
 
 
 class StepState:
-    """What the instructions of one rank's program share while a step runs. Emptied after each."""
+    """What the instructions of one rank share while a step runs."""
 
     def __init__(self, stages: Mapping[int, Stage]) -> None:
         self._stages = stages
@@ -70,7 +70,7 @@ class StepState:
         self._seeds: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
 
     def begin(self, inputs: StepInputs) -> None:
-        """A step starts."""
+        """Start a step."""
         self.inputs = inputs
         self._keys = {}
         self._seeds = {}
@@ -84,7 +84,7 @@ class StepState:
         return key
 
     def seed(self, microbatch: int, loss: Tensor) -> Tensor:
-        """What the backward pass of a microbatch's loss starts with: its weight."""
+        """The gradient that a microbatch's loss starts its backward pass with: its weight."""
         key = (self.inputs.weights[microbatch], loss.dtype, loss.device)
         seed = self._seeds.get(key)
         if seed is None:
@@ -92,14 +92,14 @@ class StepState:
         return seed
 
     def empty_like_value(self, stage: int, microbatch: int, value: Value) -> Tensor:
-        """For the data of a value, or of its gradient, that this stage sends or receives."""
+        """Memory for a value, or its gradient, that this stage sends or receives."""
         if self.inputs.routes:
             value = self.inputs.routes[microbatch].values[value.name]
         shape = cast("tuple[int, ...]", value.shape)  # the sizes of a microbatch are numbers
         return torch.empty(shape, dtype=value.dtype, device=self.devices[stage])
 
     def finish(self) -> StepResults:
-        """Hand out the results."""
+        """End the step and return its results."""
         results = StepResults(
             [self.outputs[number] for number in sorted(self.outputs)],
             [self.losses[number] for number in sorted(self.losses)],
@@ -108,6 +108,6 @@ class StepState:
         return results
 
     def clear(self) -> None:
-        """The step is over, or has failed."""
+        """Drop inputs and results, at the end of a step or after a failure."""
         self.inputs = StepInputs(None, None, (), 0, 0)
         self.outputs, self.losses = {}, {}

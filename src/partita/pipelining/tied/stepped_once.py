@@ -1,7 +1,7 @@
-"""Parameters that two stages of one rank share, and optimizers that would step them twice.
+"""The check that no two optimizers step a parameter that stages of one rank share.
 
-With an optimizer for each stage, as one makes them where ranks hold several, a tied weight is in two of them,
-and both would take its gradient.
+Where a rank has several stages and an optimizer for each of them, a tied weight is in two optimizers, and
+both would apply its gradient.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from partita.pipelining.stages.stage import Stage
 __all__ = ["SteppedOnce"]
 
 
-_Use = tuple["weakref.ref[Tensor]", int, "weakref.ref[Optimizer]"]
-"""The gradient, how often it had been written to, and the optimizer that took it."""
+_Step = tuple["weakref.ref[Tensor]", int, "weakref.ref[Optimizer]"]
+"""A gradient, how often it had been written to, and the optimizer that applied it."""
 
 
 class SteppedOnce:
-    """Refuses the second use of one gradient, as long as it lives.
+    """As long as it lives, raises ExecutionError where an optimizer is about to apply a gradient again.
 
     Args:
-        stages: those of one rank.
+        stages: the stages of one rank.
     """
 
     def __init__(self, stages: Iterable[Stage]) -> None:
@@ -37,29 +37,29 @@ class SteppedOnce:
         for stage in stages:
             for name, parameter in stage.module.named_parameters():
                 holders.setdefault(parameter, (name, []))[1].append(stage.index)
-        self._shared = {parameter: held for parameter, held in holders.items() if len(held[1]) > 1}
-        self._used: dict[nn.Parameter, _Use] = {}
+        self._shared = {parameter: named for parameter, named in holders.items() if len(named[1]) > 1}
+        self._stepped: dict[nn.Parameter, _Step] = {}
         if self._shared:
             watch = weakref.WeakMethod(self._before_step)
-            hook = register_optimizer_step_pre_hook(lambda *given: _call(watch, *given))
+            hook = register_optimizer_step_pre_hook(lambda *arguments: _call(watch, *arguments))
             weakref.finalize(self, hook.remove)
 
     def _before_step(self, optimizer: Optimizer) -> None:
-        taken: dict[nn.Parameter, Tensor] = {}
+        gradients: dict[nn.Parameter, Tensor] = {}
         for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
             if parameter in self._shared and parameter.grad is not None:
-                if parameter in taken or self._was_used(parameter, parameter.grad, optimizer):
+                if parameter in gradients or self._was_stepped(parameter, parameter.grad, optimizer):
                     self._refuse(parameter)
-                taken[parameter] = parameter.grad
-        for parameter, gradient in taken.items():
-            self._used[parameter] = weakref.ref(gradient), times_written(gradient), weakref.ref(optimizer)
+                gradients[parameter] = parameter.grad
+        for parameter, gradient in gradients.items():
+            self._stepped[parameter] = weakref.ref(gradient), times_written(gradient), weakref.ref(optimizer)
 
-    def _was_used(self, parameter: nn.Parameter, gradient: Tensor, optimizer: Optimizer) -> bool:
-        """Whether another optimizer has taken just this gradient."""
-        if parameter not in self._used:
+    def _was_stepped(self, parameter: nn.Parameter, gradient: Tensor, optimizer: Optimizer) -> bool:
+        """Whether another optimizer has applied this very gradient."""
+        if parameter not in self._stepped:
             return False
-        used, writes, by = self._used[parameter]
-        return used() is gradient and writes == times_written(gradient) and by() is not optimizer
+        stepped, writes, by = self._stepped[parameter]
+        return stepped() is gradient and writes == times_written(gradient) and by() is not optimizer
 
     def _refuse(self, parameter: nn.Parameter) -> None:
         name, stages = self._shared[parameter]
@@ -71,7 +71,7 @@ class SteppedOnce:
         )
 
 
-def _call(watch: weakref.WeakMethod[Any], optimizer: Optimizer, *_given: Any) -> None:
+def _call(watch: weakref.WeakMethod[Any], optimizer: Optimizer, *_: Any) -> None:
     method = watch()
     if method is not None:
         method(optimizer)

@@ -1,24 +1,42 @@
-"""What a schedule does for tied parameters: around each step, and between two."""
+"""Tied parameters, which several stages hold: which there are, and what a schedule does for them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from partita.pipelining.interface.routes import Routes
+from torch import nn
+
+from partita.pipelining.interface.routes import Routes, Tied, Value
 from partita.pipelining.stages.stage import Stage
+from partita.pipelining.tied.share_gradients import share_gradients
 from partita.pipelining.tied.stepped_once import SteppedOnce
-from partita.pipelining.tied.tied import share_gradients
 from partita.pipelining.tied.tied_sum import TiedSums
 from partita.runtime import Comm
 
-__all__ = ["TiedParameters"]
+__all__ = ["TiedParameters", "tied_parameters"]
+
+
+def tied_parameters(modules: Sequence[nn.Module]) -> tuple[Tied, ...]:
+    """Return the parameters that more than one stage holds: the same object in several modules."""
+    holders: dict[int, tuple[nn.Parameter, dict[str, None], dict[int, None]]] = {}
+    for stage, module in enumerate(modules):
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            _, names, stages = holders.setdefault(id(parameter), (parameter, {}, {}))
+            names[name] = None
+            stages[stage] = None
+    return tuple(
+        Tied(tuple(names), tuple(stages), Value.of(f"parameter:{next(iter(names))}", parameter))
+        for parameter, names, stages in holders.values()
+        if len(stages) > 1
+    )
 
 
 class TiedParameters:
-    """This rank's part. As long as it lives, no optimizer takes one gradient twice (`SteppedOnce`).
+    """The tied parameters of one rank. As long as it lives, no optimizer applies one gradient twice
+    (`SteppedOnce`).
 
     Args:
-        stages: those of this rank, by index.
+        stages: the stages of this rank, by index.
         stage_ranks: the rank of each stage.
     """
 
@@ -30,15 +48,16 @@ class TiedParameters:
         self._sums = TiedSums(comm, stages, stage_ranks)
 
     def begin(self, routes: Routes) -> None:
-        """Before a step that trains.
+        """Prepare for a step that trains.
 
         Raises:
-            ExecutionError: hooks, or a sharded parameter, that the way its gradient takes does not serve.
+            ExecutionError: a tied parameter has hooks, or is sharded, and the schedule's ``tied_gradients``
+                does not support that.
         """
         self._sums = TiedSums(self._comm, self._stages, self._stage_ranks)
         self._sums.begin(routes.tied)
 
     def end(self, routes: Routes) -> None:
-        """After it: every holder has the whole gradient. Collective."""
+        """After the step, give every copy the whole gradient. Collective."""
         self._sums.end()
         share_gradients(self._comm, self._stages, self._stage_ranks, routes)

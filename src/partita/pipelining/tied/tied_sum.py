@@ -1,12 +1,12 @@
-"""Tied parameters, the cheap way: each stage adds up its own share, and one sum a step brings them together.
+"""Sums of the gradients of tied parameters, once a step: cheaper than sending them with each microbatch.
 
 ::
 
-    exact     each microbatch   a gradient of the parameter's size travels from the last holder to the first
-    reduced   each step         one all-reduce of that size over the holders
+    exact     each microbatch   a gradient of the parameter's size travels from the last stage to the first
+    reduced   each step         one all-reduce of that size over the ranks with a copy
 
-The sum is the same number, but floating-point addition in another order rounds otherwise: not bit for bit the
-uncut model's gradient, but to about 1e-6 of it. For large vocabularies it is the one to take.
+The sum is added up in another order, so it equals the uncut model's gradient to about 1e-6 of it and not bit
+for bit. It is the better choice for large vocabularies.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ TiedGradients = Literal["exact", "reduced"]
 
 
 def with_chains(routes: Routes, chained: bool) -> Routes:
-    """The same routes where gradients of tied parameters travel with each microbatch, or not."""
+    """Return the same routes with gradients of tied parameters that travel with each microbatch, or don't."""
     if all(group.chained == chained for group in routes.tied):
         return routes
     names = {group.value.name for group in routes.tied}
     backward = {
-        pair: tuple(name for name in found if name not in names) for pair, found in routes.backward.items()
+        pair: tuple(name for name in sent if name not in names) for pair, sent in routes.backward.items()
     }
     if chained:
         for group in routes.tied:
@@ -45,16 +45,17 @@ def with_chains(routes: Routes, chained: bool) -> Routes:
                 backward[later, earlier] = (*backward.get((later, earlier), ()), group.value.name)
     return replace(
         routes,
-        backward={pair: found for pair, found in sorted(backward.items()) if found},
+        backward={pair: sent for pair, sent in sorted(backward.items()) if sent},
         tied=tuple(replace(group, chained=chained) for group in routes.tied),
         evaluation=None if routes.evaluation is None else with_chains(routes.evaluation, chained),
-        _made={},
+        _by_sizes={},
     )
 
 
 class TiedSums:
-    """This rank's part for one step: `begin`, the step, `end`. What lies in ``.grad`` before is put aside
-    meanwhile, since it is a sum over all holders already.
+    """The sums of one rank in one step: `begin`, the step, `end`.
+
+    Gradients of earlier steps are sums over all ranks already, so they are put aside during the step.
     """
 
     def __init__(self, comm: Comm, stages: Mapping[int, Stage], stage_ranks: Sequence[int]) -> None:
@@ -64,10 +65,10 @@ class TiedSums:
         self._gradients: list[_TiedGradient] = []
 
     def begin(self, groups: Sequence[Tied]) -> None:
-        """Put aside what earlier steps have summed.
+        """Put aside the gradients of earlier steps.
 
         Raises:
-            ExecutionError: hooks on such a parameter, which would see shares and not gradients.
+            ExecutionError: such a parameter has hooks, which would see shares and not gradients.
         """
         for group in groups:
             parameters = self._copies(group)
@@ -89,7 +90,7 @@ class TiedSums:
                 parameter.grad = None
 
     def end(self) -> None:
-        """Sum the shares of all holders, and add what was put aside. Collective."""
+        """Sum the shares of all ranks, and add what was put aside. Collective."""
         totals = [(gradient, gradient.share(), gradient.count()) for gradient in self._gradients]
         handles = []
         for gradient, share, count in totals:
@@ -103,15 +104,19 @@ class TiedSums:
         self._gradients.clear()
 
     def _copies(self, group: Tied) -> list[nn.Parameter]:
-        """Those on this rank; one object where its stages hold the same."""
-        found = [self._stages[stage].parameter(group) for stage in group.stages if stage in self._stages]
-        return list({id(parameter): parameter for parameter in found}.values())
+        """The copies on this rank, each object once."""
+        copies = [self._stages[stage].parameter(group) for stage in group.stages if stage in self._stages]
+        return list({id(parameter): parameter for parameter in copies}.values())
 
 
 @dataclass(frozen=True)
 class _TiedGradient:
-    """A tied parameter's copies on this rank, what lay in their ``.grad`` before, and the ranks of all
-    copies.
+    """A tied parameter's gradient in one step.
+
+    Attributes:
+        ranks: the ranks that have copies.
+        copies: the copies on this rank.
+        before: the gradients that the copies had before the step.
     """
 
     ranks: tuple[int, ...]
@@ -119,12 +124,12 @@ class _TiedGradient:
     before: Sequence[Tensor | None]
 
     def count(self) -> Tensor:
-        """How many copies have a share."""
+        """The number of copies on this rank that have a share."""
         return torch.tensor([sum(copy.grad is not None for copy in self.copies)])
 
     @torch.no_grad()
     def share(self) -> Tensor:
-        """Of this rank, in the first copy's own memory where there is any."""
+        """The sum on this rank, in the first copy's own gradient where it has one."""
         first, *others = self.copies
         total = first.grad if first.grad is not None else torch.zeros_like(first, requires_grad=False)
         for other in others:
@@ -134,7 +139,7 @@ class _TiedGradient:
 
     @torch.no_grad()
     def write_sum(self, total: Tensor | None) -> None:
-        """Let every copy have the sum over all steps."""
+        """Give every copy the sum over all steps; None: no rank has a share in this step."""
         for number, (copy, before) in enumerate(zip(self.copies, self.before, strict=True)):
             if total is None:
                 copy.grad = before
@@ -158,5 +163,5 @@ def _check_whole(group: Tied, parameters: Sequence[nn.Parameter]) -> None:
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """What of a sharded tensor is here; its other holders have the same shard."""
+    """The local shard of a sharded tensor; the other ranks with a copy have the same shard."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

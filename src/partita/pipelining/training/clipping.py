@@ -1,4 +1,4 @@
-"""Clipping by the norm over all stages, as if the model had never been cut."""
+"""Clipping of gradients by their norm over all stages."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def clip_grad_norm_(
     """Scale the gradients of all stages, in place, so that their norm as one vector is at most ``max_norm``.
     Collective over the pipeline.
 
-    Equal, bit for bit, to ``torch.nn.utils.clip_grad_norm_`` over the uncut model's parameters: each rank
-    computes the norms of its own gradients, and all put them together in the order of the model. A parameter
-    that several stages hold counts once. Not bit for bit, but to about 1e-6: where gradients have several
-    dtypes (torch itself groups them in no fixed order), are sharded (``fully_shard``), or the stages were not
-    cut by `pipeline` (the order of stages stands in for the model's).
+    Bit for bit equal to ``torch.nn.utils.clip_grad_norm_`` over the uncut model's parameters: each rank
+    computes the norms of its own gradients, and these are combined in the order of the model. A parameter
+    that several stages hold counts once. Equal to about 1e-6 where gradients have several dtypes (torch
+    groups them in no fixed order), are sharded (``fully_shard``), or the stages were not cut by `pipeline`
+    (they are combined in the order of the stages then).
 
     Args:
-        max_norm: the largest norm that is left.
+        max_norm: the largest norm that gradients may have afterwards.
         norm_type: of the p-norm; ``float("inf")`` or ``"inf"`` for the largest absolute value.
         error_if_nonfinite: raise, on every rank, where the norm is infinite or NaN, before anything changes.
         foreach: one kernel for many tensors; None: wherever torch can.
@@ -46,17 +46,19 @@ def clip_grad_norm_(
         The norm before clipping, 0-d, on the device of this rank's stage.
 
     Raises:
-        ExecutionError: a norm that is not finite, where that is asked for; names the parameters.
+        ExecutionError: the norm is not finite, with ``error_if_nonfinite``; names the parameters.
     """
     device = next(iter(schedule.stages.values())).device
     with publish_errors(schedule.comm, "clipping gradients"):
         norm_type = float(norm_type)
-        own = list(_own(schedule))
-        norms = each_norm([_gradient(entry.parameter) for entry in own], norm_type, foreach)
-        said = [(entry.place, entry.name, _whole(norm)) for entry, norm in zip(own, norms, strict=True)]
+        own = list(_own_gradients(schedule))
+        norms = each_norm([entry.gradient for entry in own], norm_type, foreach)
+        gathered = [
+            (entry.place, entry.name, _full_norm(norm)) for entry, norm in zip(own, norms, strict=True)
+        ]
         everywhere = {
             place: (name, norm)
-            for part in schedule.comm.all_gather_object(said)
+            for part in schedule.comm.all_gather_object(gathered)
             for place, name, norm in part
         }
     ordered = [everywhere[place] for place in sorted(everywhere)]
@@ -71,40 +73,34 @@ def clip_grad_norm_(
 
 @dataclass(frozen=True)
 class _Entry:
-    """A parameter that has a gradient. ``place``: equal for copies of one parameter, ascending in the order
-    of the model.
-    """
+    """A parameter with a gradient. Its ``place`` in the order of the model is that of all its copies."""
 
     place: tuple[int, int]
     name: str
     parameter: nn.Parameter
+    gradient: Tensor
 
 
-def _own(schedule: PipelineSchedule) -> Iterator[_Entry]:
-    """This rank's, each object once."""
+def _own_gradients(schedule: PipelineSchedule) -> Iterator[_Entry]:
+    """The parameters of this rank that have a gradient, each once."""
     seen: set[int] = set()
     for index, stage in sorted(schedule.stages.items()):
         order = {name: number for number, name in enumerate(stage.by_mode.parameters)}
         (module,) = stage_modules(stage)
         places: dict[int, list[tuple[int, int]]] = {}
-        found: dict[int, tuple[str, nn.Parameter]] = {}
+        parameters: dict[int, tuple[str, nn.Parameter]] = {}
         for number, (name, parameter) in enumerate(module.named_parameters(remove_duplicate=False)):
             place = (0, order[name]) if name in order else (1 + index, number)
             places.setdefault(id(parameter), []).append(place)
-            found.setdefault(id(parameter), (name, parameter))
-        for identity, (name, parameter) in found.items():
+            parameters.setdefault(id(parameter), (name, parameter))
+        for identity, (name, parameter) in parameters.items():
             if parameter.grad is not None and identity not in seen:
-                yield _Entry(min(places[identity]), name, parameter)
-        seen.update(found)
+                yield _Entry(min(places[identity]), name, parameter, parameter.grad)
+        seen.update(parameters)
 
 
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad
-
-
-def _whole(norm: Tensor) -> Tensor:
-    """As it travels: on the CPU; of a sharded gradient, that of all shards."""
+def _full_norm(norm: Tensor) -> Tensor:
+    """The norm of all shards of a gradient, on the CPU."""
     return (norm.full_tensor() if isinstance(norm, DTensor) else norm).cpu()
 
 

@@ -1,7 +1,7 @@
-"""The user's own model, given the random numbers that its captured graph has in a step.
+"""The user's own model, run with the random numbers that its captured graph has in a step.
 
 In a graph each random call is seeded by its site. The model has no sites, but runs the same operators in the
-same order; so the graph is run first, and says which of its draws begin a site::
+same order. So the graph is run first, to record which of its draws begin a site::
 
     graph    enter_site(0)  bernoulli_  bernoulli_   enter_site(1)  rand         (an LSTM's dropout, rand)
     model    ^ seed 0       bernoulli_  bernoulli_   ^ seed 1       rand
@@ -27,11 +27,11 @@ __all__ = ["EagerModel"]
 
 
 class EagerModel:
-    """Calls a model as a step calls its graph.
+    """Calls a model with the random numbers of its graph.
 
     Args:
-        model: the user's.
-        graph: that of the model; None where it draws no random numbers.
+        model: the user's own.
+        graph: its captured graph; None where it draws no random numbers.
     """
 
     def __init__(self, model: nn.Module, graph: nn.Module | None) -> None:
@@ -39,7 +39,7 @@ class EagerModel:
         self._graph = None if graph is None else copy.deepcopy(graph)
 
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: RandomKey) -> Any:
-        """What the model returns, and writes to its buffers, where random numbers follow ``key``.
+        """Run the model.
 
         Raises:
             ExecutionError: it draws other random numbers than its graph, or there is no graph.
@@ -71,8 +71,8 @@ class EagerModel:
         return output
 
     def backward_pass(self) -> AbstractContextManager[object]:
-        """Within it random numbers are refused: those that a checkpoint draws again are not those of the
-        forward pass, where each draw was seeded.
+        """Refuse random numbers during a backward pass: an activation checkpoint would draw others than the
+        forward pass did.
         """
 
         def refuse(name: str) -> None:
@@ -95,19 +95,18 @@ class EagerModel:
             for name, tensor in named_state(self._graph):
                 if name in model:
                     tensor.copy_(model[name])
-        found: list[tuple[str, int | None]] = []
+        draws: list[tuple[str, int | None]] = []
         begun: list[int] = []
-        given, named = tree_map(_own, (args, dict(kwargs)))
+        own_args, own_kwargs = tree_map(_writable_copy, (args, dict(kwargs)))
 
         def note(name: str) -> None:
-            found.append((name, begun[-1] if begun else None))
+            draws.append((name, begun[-1] if begun else None))
             begun.clear()
 
         with keyed(key, entered=begun.append), before_draws(note):
-            self._graph(*given, **named)
-        return found
+            self._graph(*own_args, **own_kwargs)
+        return draws
 
 
-def _own(leaf: Any) -> Any:
-    """A copy, to which the graph may write."""
+def _writable_copy(leaf: Any) -> Any:
     return leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf

@@ -1,4 +1,4 @@
-"""The uncut model over the same microbatches: what a pipeline's step is measured against."""
+"""The uncut model over the same microbatches: what a pipeline's step is compared with."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from partita._torch.containers.pytree import tree_map
-from partita._torch.export.export import signature_of
+from partita._torch.export.signature import signature_of
 from partita.capture.sizes import Sizes, sizes_of
 from partita.graph.effects import metadata
 from partita.pipelining.interface.routes import Constant, Value, accept
@@ -26,19 +26,19 @@ __all__ = ["UncutReference", "graph_inputs"]
 
 
 class UncutReference:
-    """Runs the whole model over microbatches in order, gradients accumulated, random numbers by the
-    pipeline's rule.
+    """Runs the whole model over microbatches in order; it accumulates gradients, and draws random numbers as
+    a pipeline does.
 
     A pipeline's step gives the same outputs, losses and gradients, bit for bit on CPU.
 
     Args:
-        whole: the model itself; or its graph, ``GraphPipe.whole`` or what `keyed_graph` returns, which can't
-            tell what the capture may have got wrong.
+        whole: the model itself; or its graph (``GraphPipe.whole`` or the result of `keyed_graph`), with which
+            errors of the capture are not noticed.
         n_microbatches: into how many the batch is cut.
         loss_fn: from (output, target) to one number.
         seed: of the random numbers.
-        graph: of a model that draws random numbers: ``GraphPipe.whole``, which says which of them a step
-            draws where. What it computes is not used.
+        graph: of a model that draws random numbers: ``GraphPipe.whole``, which has the site of each draw. Its
+            results are not used.
 
     >>> import torch
     >>> from partita.pipelining import UncutReference, pipeline
@@ -67,11 +67,11 @@ class UncutReference:
         self._steps = 0
 
     def state_dict(self) -> dict[str, int]:
-        """How many steps have been made: random numbers depend on it, so a resumed training needs it."""
+        """How many steps have been made, on which random numbers depend."""
         return {"steps": self._steps}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on counting where ``state`` stopped."""
+        """Continue counting from ``state``."""
         self._steps = state["steps"]
 
     def step(
@@ -83,7 +83,7 @@ class UncutReference:
         loss_kwargs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Forward and backward of one batch; gradients are added to ``.grad``. Returns the merged output.
+        """Run forward and backward of one batch; gradients are added to ``.grad``. Returns the merged output.
         Without ``loss_fn`` it is `eval`.
         """
         if self.loss_fn is None:
@@ -93,7 +93,7 @@ class UncutReference:
         return outputs
 
     def eval(self, *args: Any, target: Any = None, losses: list[Tensor] | None = None, **kwargs: Any) -> Any:
-        """Forward of one batch without gradients. ``losses`` is filled where there is a target."""
+        """Run forward of one batch without gradients. ``losses`` is filled where there is a target."""
         with torch.no_grad():
             return self._run(args, kwargs, target, losses, None, {}, train=False)
 
@@ -114,20 +114,20 @@ class UncutReference:
         weights = batch.plan.weights
         if loss_weights is not None:
             weights = checked_weights(loss_weights, count)
-        outputs, found = [], []
-        for microbatch, (given, named) in enumerate(map(batch.tree, batch.parts())):
+        outputs, step_losses = [], []
+        for microbatch, (positional, named) in enumerate(map(batch.tree, batch.parts())):
             key = RandomKey(self.seed, self._steps, microbatch)
             with fresh_casts():
-                output = self._called(given, named, key)
+                output = self._called(positional, named, key)
             if self.loss_fn is not None and (train or target is not None):
                 loss = self.loss_fn(output, targets[microbatch], **loss_kwargs)
                 if train:
                     with nullcontext() if self._eager is None else self._eager.backward_pass():
                         torch.autograd.backward(loss, torch.full_like(loss, weights[microbatch]))
-                found.append(loss.detach())
+                step_losses.append(loss.detach())
             outputs.append(tree_map(_copied, output))  # the next microbatch may write to it
         if losses is not None:
-            losses[:] = found
+            losses[:] = step_losses
         return merge(outputs)
 
     def _called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: RandomKey) -> Any:
@@ -152,9 +152,7 @@ class UncutReference:
 
 
 def graph_inputs(whole: GraphModule) -> tuple[Value | Constant, ...]:
-    """What a captured graph takes: a tensor's shape and dtype, or the one value that an input was captured
-    with.
-    """
+    """The inputs of a captured graph: a tensor's shape and dtype, or the value that one was captured with."""
     sizes = Sizes.of(whole)
     return tuple(
         replace(Value.of(node.name, value, sizes), fixed=sizes.fixed)

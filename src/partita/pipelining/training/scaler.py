@@ -1,4 +1,4 @@
-"""Loss scaling for half precision that all ranks agree on."""
+"""Loss scaling for half precision, with one scale for all ranks."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from partita.errors import ExecutionError
 from partita.pipelining.steps.schedules import PipelineSchedule
 from partita.runtime.publish_errors import publish_errors
 from partita.runtime.same_settings import check_same
-from partita.runtime.whereabouts import doing
+from partita.runtime.thread_activity import doing
 
 __all__ = ["GradScaler"]
 
 
 class GradScaler(torch.amp.GradScaler):
-    """``torch.amp.GradScaler`` for a pipeline: one rank's overflow skips the step on all of them.
+    """``torch.amp.GradScaler`` for a pipeline: an overflow on one rank skips the step on all ranks.
 
-    Torch's own looks at this rank's gradients alone, so that the other stages would take a step which this
-    one does not, and the scales would part. Here `unscale_` tells all ranks. Making one is collective, and
-    from then on the schedule multiplies its losses' gradients with the scale: there is no ``scale(loss)`` to
-    call. The rest is used as torch's is::
+    Torch's own looks at this rank's gradients alone, so other ranks would make a step that this one skips,
+    and their scales would differ. Here `unscale_` shares overflows among all ranks. Making a scaler is
+    collective, and from then on the schedule multiplies its losses' gradients by the scale: there is no
+    ``scale(loss)`` to call. The rest is used as torch's is::
 
         scaler = GradScaler(schedule)
         with torch.autocast("cuda", torch.float16):
@@ -39,10 +39,10 @@ class GradScaler(torch.amp.GradScaler):
     Args:
         schedule: whose losses are scaled.
         device: type of the device that the gradients are on.
-        init_scale: what to multiply with at first.
-        growth_factor: by how much the scale grows.
-        growth_interval: after so many steps without overflow.
-        backoff_factor: by how much it shrinks after an overflow.
+        init_scale: the first scale.
+        growth_factor: what the scale is multiplied by to grow.
+        growth_interval: after how many steps without overflow it grows.
+        backoff_factor: what it is multiplied by after an overflow.
         enabled: False: do nothing at all.
 
     Raises:
@@ -78,7 +78,7 @@ class GradScaler(torch.amp.GradScaler):
             schedule.loss_scale = self.get_scale
 
     def unscale_(self, optimizer: Optimizer | None) -> None:
-        """Divide the gradients by the scale, and let all ranks know of any that is not finite. Collective.
+        """Divide the gradients by the scale, and tell all ranks whether any is not finite. Collective.
 
         Raises:
             ExecutionError: ranks that don't call this in the same order.
@@ -91,23 +91,23 @@ class GradScaler(torch.amp.GradScaler):
             if optimizer is not None:
                 super().unscale_(optimizer)
             mine = (len(self._unscaled), optimizer is not None and found_inf(self, optimizer))
-            said = self._comm.all_gather_object(mine)
-            if {number for number, _ in said} != {mine[0]}:
+            counts = self._comm.all_gather_object(mine)
+            if {number for number, _ in counts} != {mine[0]}:
                 raise ExecutionError(
                     f"rank {self._comm.rank} unscales its optimizer number {mine[0]} since update(), but the "
-                    f"ranks say {[number for number, _ in said]}: call unscale_(), step() and update() in "
+                    f"ranks say {[number for number, _ in counts]}: call unscale_(), step() and update() in "
                     "the same order on every rank, with None for a rank that has no optimizer"
                 )
-        set_found_inf(self, optimizer, any(found for _, found in said))
+        set_found_inf(self, optimizer, any(overflow for _, overflow in counts))
         self._unscaled.add(id(optimizer))
 
     def step(self, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> float | None:
-        """``optimizer.step()``, unless any rank has met a gradient that is not finite. Collective."""
+        """Call ``optimizer.step()`` unless a gradient on any rank is not finite. Collective."""
         if self.is_enabled() and id(optimizer) not in self._unscaled:
             self.unscale_(optimizer)
         return None if optimizer is None else super().step(optimizer, *args, **kwargs)
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
-        """The next step's scale; all ranks get the same, since all know of the same overflows."""
+        """Set the next step's scale, which is the same on all ranks."""
         super().update(new_scale)
         self._unscaled.clear()

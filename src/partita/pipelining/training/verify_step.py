@@ -1,4 +1,4 @@
-"""The proof of a step: it is compared with the uncut model's, on all ranks."""
+"""A step that is compared with the uncut model's, on all ranks."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ def verify_step(
     **kwargs: Any,
 ) -> Any:
     """Make a step, and compare it with one of the uncut model: outputs, losses, gradients, parameters and
-    buffers. Collective; every rank gives the whole batch, and has the whole model. For the first step of a
-    training, say; it goes on from there.
+    buffers. Collective; every rank gives the whole batch, and has the whole model. Training continues from
+    there, so that its first step may be made with this.
 
     Args:
-        schedule: makes a step as with ``schedule.step``.
-        reference: of the eager model, in the state that the stages are in: ``UncutReference(
-            copy.deepcopy(model), ...)`` with the schedule's number of microbatches, ``loss_fn`` and seed.
-        tolerance: how far apart numbers may be; bit for bit otherwise.
+        schedule: its ``step`` is called.
+        reference: of the eager model, in the stages' state: ``UncutReference(copy.deepcopy(model), ...)``
+            with the schedule's number of microbatches, ``loss_fn`` and seed.
+        tolerance: how far apart numbers may be; by default they must be equal bit for bit.
 
     Returns:
         What ``schedule.step`` returns.
 
     Raises:
-        VerificationFailed: on all ranks, where anything differs on one of them.
+        VerificationFailed: on all ranks, if anything differs on one of them.
 
     >>> import copy
     >>> import torch
@@ -59,31 +59,31 @@ def verify_step(
     >>> InProcessWorld(2).run(train)[-1].shape
     torch.Size([8, 1])
     """
-    found: list[Tensor] = []
-    expected: list[Tensor] = []
+    step_losses: list[Tensor] = []
+    uncut_losses: list[Tensor] = []
     with publish_errors(schedule.comm, "comparing with the uncut model"):
         state = dict(named_state(reference.whole))
         mine = list(_differing(schedule, state, tolerance, gradients=False))
     _agree(schedule, mine, "the stages are not in the state of the uncut model, before any step")
     with publish_errors(schedule.comm, "running the uncut model"):
-        uncut = reference.step(*args, target=target, losses=expected, **kwargs)
-    output = schedule.step(*args, target=target, losses=found, **kwargs)
+        uncut = reference.step(*args, target=target, losses=uncut_losses, **kwargs)
+    output = schedule.step(*args, target=target, losses=step_losses, **kwargs)
     with publish_errors(schedule.comm, "comparing a step with the uncut model"):
         mine = list(_differing(schedule, state, tolerance, gradients=True))
         if schedule.routes.stages - 1 in schedule.stages:
             mine += compare_values(output, uncut, "output", tolerance)
-            mine += compare_values(found, expected, "losses", tolerance)
+            mine += compare_values(step_losses, uncut_losses, "losses", tolerance)
     _agree(schedule, mine, "the step is not that of the uncut model")
     if losses is not None:
-        losses[:] = found
+        losses[:] = step_losses
     return output
 
 
 def _agree(schedule: PipelineSchedule, mine: Sequence[Mismatch], headline: str) -> None:
-    """Raise on all ranks where one has found anything."""
+    """Raise an error on all ranks if one has a mismatch."""
     with publish_errors(schedule.comm, "comparing with the uncut model"):
-        said = schedule.comm.all_gather_object([f"{one.path}: {one.message}" for one in mine])
-    lines = [f"rank {rank}: {line}" for rank, texts in enumerate(said) for line in texts]
+        everywhere = schedule.comm.all_gather_object([f"{one.path}: {one.message}" for one in mine])
+    lines = [f"rank {rank}: {line}" for rank, texts in enumerate(everywhere) for line in texts]
     if lines:
         more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
         raise VerificationFailed("\n  ".join([f"{headline}:", *lines[:_SHOWN], *more]))
@@ -92,7 +92,7 @@ def _agree(schedule: PipelineSchedule, mine: Sequence[Mismatch], headline: str) 
 def _differing(
     schedule: PipelineSchedule, state: dict[str, Tensor], tolerance: Tolerance, *, gradients: bool
 ) -> Iterator[Mismatch]:
-    """Where parameters and buffers of this rank's stages are not the reference's."""
+    """The parameters and buffers of this rank's stages that are not the reference's."""
     for stage in schedule.stages.values():
         for name, tensor in named_state(stage.module):
             if name not in state:

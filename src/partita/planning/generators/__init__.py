@@ -10,6 +10,11 @@ from partita.planning.generators.interleaved_zero_bubble import interleaved_zero
 from partita.planning.generators.looped_bfs import looped_bfs
 from partita.planning.generators.one_f_one_b import one_f_one_b
 from partita.planning.generators.registry import ScheduleKind, get_schedule, schedule_names
+from partita.planning.generators.v_half import v_half
+from partita.planning.generators.v_min import v_min
+from partita.planning.generators.zb_2p import zb_2p
+from partita.planning.generators.zb_h1 import zb_h1
+from partita.planning.generators.zb_h2 import zb_h2
 from partita.planning.generators.zbv_zero_bubble import zbv_zero_bubble
 
 __all__ = [
@@ -23,5 +28,10 @@ __all__ = [
     "looped_bfs",
     "one_f_one_b",
     "schedule_names",
+    "v_half",
+    "v_min",
+    "zb_2p",
+    "zb_h1",
+    "zb_h2",
     "zbv_zero_bubble",
 ]

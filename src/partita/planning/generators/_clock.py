@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from partita.errors import ScheduleError
 from partita.planning.actions import Action, ActionKind
 
-__all__ = ["Done", "Rows", "forwards", "laid_out"]
+__all__ = ["Done", "Rows", "forwards", "laid_out", "trimmed"]
 
 Rows = tuple[tuple[Action | None, ...], ...]
 
@@ -86,7 +86,7 @@ def laid_out(queues: Sequence[Sequence[Sequence[Action]]], stages: int, name: st
         done.add(tick)
         for row, cell in zip(rows, tick, strict=True):
             row.append(cell)
-    return tuple(tuple(_trimmed(row)) for row in rows)
+    return tuple(tuple(trimmed(row)) for row in rows)
 
 
 def _urgency(ready: tuple[Action, int]) -> tuple[int, int, int]:
@@ -94,7 +94,8 @@ def _urgency(ready: tuple[Action, int]) -> tuple[int, int, int]:
     return (_ORDER[ready[0].kind], first.microbatch or 0, -first.stage)
 
 
-def _trimmed(row: list[Action | None]) -> list[Action | None]:
+def trimmed(row: list[Action | None]) -> list[Action | None]:
+    """`row` without the idle ticks at its end."""
     while row and row[-1] is None:
         row.pop()
     return row

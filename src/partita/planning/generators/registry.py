@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from partita.errors import ScheduleError
+from partita.planning.cluster import Cluster
 from partita.planning.generators.dualpipe_v import dualpipe_v
 from partita.planning.generators.forward_only import forward_only
 from partita.planning.generators.gpipe import gpipe
@@ -14,9 +15,15 @@ from partita.planning.generators.interleaved_1f1b import interleaved_1f1b
 from partita.planning.generators.interleaved_zero_bubble import interleaved_zero_bubble
 from partita.planning.generators.looped_bfs import looped_bfs
 from partita.planning.generators.one_f_one_b import one_f_one_b
+from partita.planning.generators.v_half import v_half
+from partita.planning.generators.v_min import v_min
+from partita.planning.generators.zb_2p import zb_2p
+from partita.planning.generators.zb_h1 import zb_h1
+from partita.planning.generators.zb_h2 import zb_h2
 from partita.planning.generators.zbv_zero_bubble import zbv_zero_bubble
 from partita.planning.placement import loop_placement, v_placement
 from partita.planning.schedule import Schedule
+from partita.planning.stage_cost import StageCost
 
 __all__ = ["ScheduleKind", "get_schedule", "schedule_names"]
 
@@ -26,6 +33,22 @@ class Generator(Protocol):
 
     def __call__(
         self, stages: int, microbatches: int, ranks: int | None = None, placement: Sequence[int] | None = None
+    ) -> Schedule: ...
+
+
+class CostGenerator(Protocol):
+    """A `Generator` that knows times, links and memory."""
+
+    def __call__(
+        self,
+        stages: int,
+        microbatches: int,
+        ranks: int | None = None,
+        placement: Sequence[int] | None = None,
+        *,
+        costs: Sequence[StageCost] | None = None,
+        cluster: Cluster | None = None,
+        memory_bytes: int | None = None,
     ) -> Schedule: ...
 
 
@@ -42,6 +65,8 @@ class ScheduleKind:
             its kin go round in a circle (forward to the end, back, and only then the next forward), so there
             every message counts.
         splits_backward: whether I and W stand in place of B.
+        for_costs: the same as `generate` for given times, links and memory; None where the order of the
+            passes does not depend on them.
     """
 
     name: str
@@ -50,11 +75,27 @@ class ScheduleKind:
     trains: bool = True
     hides_transfers: bool = False
     splits_backward: bool = False
+    for_costs: CostGenerator | None = None
 
     def __call__(
-        self, stages: int, microbatches: int, ranks: int | None = None, placement: Sequence[int] | None = None
+        self,
+        stages: int,
+        microbatches: int,
+        ranks: int | None = None,
+        placement: Sequence[int] | None = None,
+        *,
+        costs: Sequence[StageCost] | None = None,
+        cluster: Cluster | None = None,
+        memory_bytes: int | None = None,
     ) -> Schedule:
-        return self.generate(stages, microbatches, ranks, placement)
+        """The schedule. `costs` (one a stage), `cluster` and `memory_bytes` (a rank's) are for the kinds that
+        have `for_costs`; to the others they make no difference.
+        """
+        if self.for_costs is None:
+            return self.generate(stages, microbatches, ranks, placement)
+        return self.for_costs(
+            stages, microbatches, ranks, placement, costs=costs, cluster=cluster, memory_bytes=memory_bytes
+        )
 
     def placement(self, stages: int, ranks: int) -> tuple[int, ...]:
         """The rank of each stage."""
@@ -68,7 +109,12 @@ _KINDS = (
     ScheduleKind("LoopedBFS", looped_bfs, hides_transfers=True),
     ScheduleKind("Interleaved1F1B", interleaved_1f1b),
     ScheduleKind("InterleavedZeroBubble", interleaved_zero_bubble, splits_backward=True),
+    ScheduleKind("ZBH1", zb_h1, splits_backward=True),
+    ScheduleKind("ZBH2", zb_h2, splits_backward=True),
+    ScheduleKind("ZB2p", zb_2p, splits_backward=True, for_costs=zb_2p),
     ScheduleKind("ZBVZeroBubble", zbv_zero_bubble, shape="V", splits_backward=True),
+    ScheduleKind("VHalf", v_half, shape="V", splits_backward=True),
+    ScheduleKind("VMin", v_min, shape="V", splits_backward=True),
     ScheduleKind("DualPipeV", dualpipe_v, shape="V", splits_backward=True),
 )
 

@@ -73,6 +73,8 @@ class _Row:
         while min(self._count[_F, near], self._count[_F, far]) < self._microbatches:
             self._round(near)
             self._round(far)
+        if self._rank and self._made[-1].kind is _W:  # it keeps no F waiting, and the ranks below wait for I
+            self._count[_W, self._made.pop().stage] -= 1
         for _ in range(self._rank):  # the ranks below wait for gradients
             self._take(_I, near)
             self._take(_I, far)

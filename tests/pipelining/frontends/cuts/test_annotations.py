@@ -153,16 +153,16 @@ def test_a_cut_with_nothing_on_one_side_is_none(spec: dict[str, str], stages: in
 
 def test_a_chain_of_stages_from_a_sequential_shares_modules_and_names() -> None:
     layer = nn.Linear(4, 4)
-    plain = nn.Sequential()
+    sequential = nn.Sequential()
     for name, module in {"first": layer, "act": nn.ReLU(), "again": layer, "last": nn.Linear(4, 2)}.items():
-        plain.add_module(name, module)
-    chain = PipeSequential.from_sequential(plain.eval())
+        sequential.add_module(name, module)
+    chain = PipeSequential.from_sequential(sequential.eval())
     x = torch.randn(2, 4)
-    assert chain.state_dict().keys() == plain.state_dict().keys()
+    assert chain.state_dict().keys() == sequential.state_dict().keys()
     assert chain.first is chain.again is layer
     assert not chain.training
-    assert torch.equal(chain(x), plain(x))
+    assert torch.equal(chain(x), sequential(x))
     pipe = pipeline(chain, (x,))
     assert pipe.num_stages == 4
-    assert torch.equal(pipe(x), plain(x))
+    assert torch.equal(pipe(x), sequential(x))
     assert len(chain[:2]) == 2

@@ -89,8 +89,8 @@ def test_calls_of_shared_and_nested_modules_are_counted_for_each_name() -> None:
 
 def test_both_names_of_a_shared_module_are_known_where_arguments_have_no_names_of_their_own() -> None:
     class Catching(Shared):
-        def forward(self, **given: Tensor) -> Tensor:
-            return super().forward(given["x"])
+        def forward(self, **arguments: Tensor) -> Tensor:
+            return super().forward(arguments["x"])
 
     model, x = Catching(), torch.randn(3, 4)
     pipe = pipeline(model, (), {"x": x}, split_spec={"b": SplitPoint.BEGINNING})

@@ -7,8 +7,9 @@ from tests.pipelining.models import TRANSFORMER, WIDTH
 from torch import Tensor, nn
 
 from partita.graph.liveness import borders
-from partita.pipelining import measure_units, pipeline
+from partita.pipelining import pipeline
 from partita.pipelining.frontends.graph.costs import _window_minima, narrow_borders
+from partita.pipelining.frontends.pipeline import measure_units
 
 
 def test_a_transformer_is_cut_between_its_blocks() -> None:
@@ -78,9 +79,9 @@ def test_where_stages_are_more_than_units_wider_borders_are_taken_too_and_the_pl
 
 
 def test_progress_is_told_and_the_model_is_as_it_was() -> None:
-    model, told = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4)), []
-    measure_units(model, (torch.randn(3, 4),), repeats=2, progress=told.append)
-    assert told == [0.5, 1.0]
+    model, shares = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4)), []
+    measure_units(model, (torch.randn(3, 4),), repeats=2, progress=shares.append)
+    assert shares == [0.5, 1.0]
     assert model[0].num_batches_tracked == 0
     assert model.training
 

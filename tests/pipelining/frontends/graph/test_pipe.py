@@ -89,20 +89,20 @@ def test_compiled_stages_run_in_a_pipeline(way: str) -> None:
             stage.module = torch.compile(stage.module, backend="eager")
         else:
             stage.module.compile(backend="eager")
-        schedule, found = Schedule1F1B(stage, 4, case.loss), []
+        schedule, per_step = Schedule1F1B(stage, 4, case.loss), []
         for step in range(2):
             args, _, target = case.data(8, seed=10 + step)
             losses: list[torch.Tensor] = []
             schedule.step(*args, target=target, losses=losses)
-            found.append(losses)
+            per_step.append(losses)
             if step == 0:
                 optimizer.step()
                 optimizer.zero_grad()
-        return found
+        return per_step
 
     torch._dynamo.reset()
-    found = InProcessWorld(2).run(body)[1]
-    assert_equal(found, expected.losses[:2])
+    per_step = InProcessWorld(2).run(body)[1]
+    assert_equal(per_step, expected.losses[:2])
     torch._dynamo.reset()
 
 

@@ -99,9 +99,11 @@ def _whole(model: nn.Module, steps: tuple[int, ...]) -> list[Any]:
         args, target = _data(samples, number)
         outputs = []
         for part in range(4):
-            given = [value.tensor_split(4)[part] for value in (*args, target)]
-            outputs.append(model(*given[:2])["out"])
-            torch.autograd.backward(_loss(outputs[-1], given[2]), torch.tensor(len(given[0]) / samples))
+            microbatch = [value.tensor_split(4)[part] for value in (*args, target)]
+            outputs.append(model(*microbatch[:2])["out"])
+            torch.autograd.backward(
+                _loss(outputs[-1], microbatch[2]), torch.tensor(len(microbatch[0]) / samples)
+            )
         seen += [
             torch.cat(outputs).detach(),
             {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None},
@@ -119,8 +121,8 @@ def test_a_model_that_can_not_be_captured_trains_bit_for_bit_like_the_whole(kind
 
     def body(comm: Comm) -> list[Any]:
         pipe = _cut(_model())
-        held = [index for index in range(4) if index % ranks == comm.rank]
-        stages = [pipe.build_stage(index, comm=comm) for index in held]
+        own = [index for index in range(4) if index % ranks == comm.rank]
+        stages = [pipe.build_stage(index, comm=comm) for index in own]
         schedule, seen = kind(stages, 4, _loss), []
         for number, samples in enumerate(steps):
             args, target = _data(samples, number)
@@ -134,14 +136,14 @@ def test_a_model_that_can_not_be_captured_trains_bit_for_bit_like_the_whole(kind
             seen += [output and output["out"], gradients]
         return [*seen, {k: v for stage in stages for k, v in stage.module.state_dict().items()}]
 
-    found = InProcessWorld(ranks).run(body)
+    results = InProcessWorld(ranks).run(body)
     for place, value in enumerate(expected):
         if isinstance(value, Tensor):
-            assert_equal(found[-1][place], value)
+            assert_equal(results[-1][place], value)
             continue
-        names = set().union(*(seen[place] for seen in found))
+        names = set().union(*(seen[place] for seen in results))
         assert names >= value.keys()
-        for seen in found:
+        for seen in results:
             for name, tensor in seen[place].items():
                 wanted = value.get(name, value.get("embed.weight"))  # the tied one has two names
                 assert_equal(tensor, wanted, f"{place}: {name}")
@@ -309,11 +311,11 @@ def test_tied_parameters_may_be_summed_once_a_step() -> None:
     _whole(model, ())
     for _ in range(2):
         for part in range(4):
-            given = [value.tensor_split(4)[part] for value in (*args, target)]
-            (_loss(model(*given[:2]), given[2]) / 4).backward()
-    found = InProcessWorld(4).run(body)
-    assert torch.equal(found[0]["embed.weight"], found[3]["head.weight"])
-    torch.testing.assert_close(found[0]["embed.weight"], model.embed.weight.grad)
+            microbatch = [value.tensor_split(4)[part] for value in (*args, target)]
+            (_loss(model(*microbatch[:2]), microbatch[2]) / 4).backward()
+    gradients = InProcessWorld(4).run(body)
+    assert torch.equal(gradients[0]["embed.weight"], gradients[3]["head.weight"])
+    torch.testing.assert_close(gradients[0]["embed.weight"], model.embed.weight.grad)
 
 
 class Rows(list[Any]):
@@ -379,10 +381,10 @@ def test_an_output_that_is_no_tree_of_its_items_is_the_models_own_too() -> None:
 
     model, x = Returns(make), torch.randn(2, 4)
     pipe = pipeline(model, (x,), split_spec={"blocks.2": BEGINNING}, frontend="modules")
-    found = pipe(x)
-    assert type(found) is Counted
-    assert found["count"] == 1
-    assert torch.equal(found["x"], model(x)["x"])
+    output = pipe(x)
+    assert type(output) is Counted
+    assert output["count"] == 1
+    assert torch.equal(output["x"], model(x)["x"])
 
 
 def test_a_cut_says_what_it_was_compared_on() -> None:

@@ -16,10 +16,11 @@ from partita._torch.autograd.region_switches import (
     EXIT_INFERENCE,
     SET_GRAD,
 )
-from partita.capture.origin import module_calls, module_paths
+from partita.capture.module_paths import module_calls, module_paths
 from partita.errors import AssignmentError, ModuleNameError
 
 __all__ = [
+    "REGION_SWITCHES",
     "Place",
     "SplitPoint",
     "cuts_at_annotations",
@@ -37,17 +38,11 @@ _library.impl("pipe_split", lambda: None, "BackendSelect")
 _MARK = torch.ops.partita.pipe_split.default
 torch.fx.has_side_effect(_MARK)
 _MARKS = {str(_MARK), "pippy._pipe_split.default"}
-"""Ours, and that of ``torch.distributed.pipelining``, which a model's own code may have imported."""
+"""The marks of partita and of ``torch.distributed.pipelining``, which a model's own code may import."""
 
-_COMPUTES_NOTHING = {
-    SET_GRAD,
-    ENTER_AUTOCAST,
-    EXIT_AUTOCAST,
-    ENTER_INFERENCE,
-    EXIT_INFERENCE,
-    torch.is_grad_enabled,
-}
-
+REGION_SWITCHES = frozenset({SET_GRAD, ENTER_AUTOCAST, EXIT_AUTOCAST, ENTER_INFERENCE, EXIT_INFERENCE})
+"""Nodes that enter or leave a region and compute nothing: each stage enters and leaves regions on its own."""
+_COMPUTES_NOTHING = REGION_SWITCHES | {torch.is_grad_enabled}
 
 Place = str | tuple[str, int]
 """A submodule by its qualified name, ``"block"``; where it is called several times with the number of the
@@ -74,8 +69,8 @@ def pipe_split() -> None:
 
 
 def cuts_at_marks(gm: GraphModule) -> list[int]:
-    """Take the `pipe_split` marks out of a graph, in place; the positions of the nodes that they came
-    after.
+    """Remove the `pipe_split` marks from a graph, in place, and return the positions of the nodes before
+    them.
     """
     cuts, position = [], -1
     for node in list(gm.graph.nodes):
@@ -90,7 +85,7 @@ def cuts_at_marks(gm: GraphModule) -> list[int]:
 
 
 def cuts_at_points(gm: GraphModule, model: nn.Module, points: Mapping[Place, SplitPoint]) -> list[int]:
-    """The cuts that split points ask for.
+    """Return the cuts that split points ask for: the positions of the nodes before them.
 
     Raises:
         ModuleNameError: the model has no submodule of that name.
@@ -108,33 +103,33 @@ def cuts_at_points(gm: GraphModule, model: nn.Module, points: Mapping[Place, Spl
 
 
 def cuts_at_annotations(
-    gm: GraphModule, model: nn.Module, noted: Mapping[str, Sequence[SplitPoint]]
+    gm: GraphModule, model: nn.Module, annotations: Mapping[str, Sequence[SplitPoint]]
 ) -> list[int]:
-    """The cuts that annotations of a model's submodules ask for.
+    """Return the cuts that annotations of a model's submodules ask for.
 
     Args:
-        noted: by qualified name. A submodule with several names counts under those that the graph knows.
+        annotations: by qualified name. Of several names of one submodule those count that the graph has.
 
     Raises:
         AssignmentError: no operation of the graph belongs to a submodule.
     """
-    known = {path for node in gm.graph.nodes if node.op.startswith("call_") for path in module_paths(node)}
+    in_graph = {path for node in gm.graph.nodes if node.op.startswith("call_") for path in module_paths(node)}
     paths: dict[int, list[str]] = {}
-    for path in noted:
+    for path in annotations:
         paths.setdefault(id(model.get_submodule(path)), []).append(path)
     cuts: list[int] = []
     for names in paths.values():
-        for path in [name for name in names if name in known] or names[:1]:
-            for point in noted[path]:
+        for path in [name for name in names if name in in_graph] or names[:1]:
+            for point in annotations[path]:
                 cuts += cuts_at_points(gm, model, {path: point})
     return sorted(cuts)
 
 
 def find_submodule(model: nn.Module, path: str) -> nn.Module:
-    """The submodule of that qualified name.
+    """Return the submodule of that qualified name.
 
     Raises:
-        ModuleNameError: there is none; names it, and what is there instead.
+        ModuleNameError: there is none; names it, and the submodules that are there.
     """
     current = model
     for atom in path.split("."):
@@ -149,7 +144,7 @@ def find_submodule(model: nn.Module, path: str) -> nn.Module:
 
 
 def place_of(place: Place) -> tuple[str, int | None]:
-    """The submodule's name, and which of its calls is meant if the place says so."""
+    """Return the submodule's name, and the number of its call if the place has one."""
     if not isinstance(place, str):
         return place
     path, at, number = place.rpartition("@")
@@ -172,19 +167,19 @@ def _operations(nodes: Sequence[Node], path: str, call: int | None) -> list[int]
         return next(iter(calls.values()))
     if call in calls:
         return calls[call]
-    told = ", ".join(
+    choices = ", ".join(
         f"'{path}@{number}' ({nodes[inside[0]].name} to {nodes[inside[-1]].name})"
         for number, inside in calls.items()
     )
     which = "which of them is meant" if call is None else f"one of them, there is no {path}@{call}"
-    raise AssignmentError(f"{path!r} is called {len(calls)} times: {told}; say {which}")
+    raise AssignmentError(f"{path!r} is called {len(calls)} times: {choices}; say {which}")
 
 
 def stage_assignment(gm: GraphModule, cuts: Iterable[int]) -> dict[str, int]:
-    """The stage of every node: one more after each cut.
+    """Return the stage of every node: one more after each cut.
 
-    A cut that has nothing to compute on one of its sides (before the first operation, after the last, or next
-    to another cut) is none: every stage computes something.
+    A cut with no operation on one of its sides (before the first one, after the last, or next to another cut)
+    does not count: every stage computes something.
     """
     ends = sorted(set(cuts), reverse=True)
     assignment, stage, cut, computed = {}, 0, False, False

@@ -1,7 +1,7 @@
-"""Branches on data in a graph that is cut: every stage looks by itself.
+"""Branches on data in a graph that is cut: every stage evaluates the condition itself.
 
-What is a mask in one branch and None in the other can't be sent. It is made in each stage that uses it, from
-tensors that can::
+A value that is a mask in one branch and None in the other can't be sent. Each stage that uses it computes it
+from tensors that can be sent::
 
     stage 0   condition ── mask ─┬─ sdpa           stage 0   condition ── mask ── sdpa
               ───────────────────┼───────    -->            ──────────── all, padding (tensors) ────
@@ -17,29 +17,30 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from partita.errors import CaptureError
+from partita.graph.attributes import lookup
 from partita.graph.conditions import OnlyIf, depends_on_branch
 from partita.graph.effects import metadata
-from partita.graph.state import lookup
 
 __all__ = ["branch_nodes", "repeat_branches"]
 
 
 def branch_nodes(whole: GraphModule) -> Iterator[Node]:
-    """The nodes whose values can't be sent."""
+    """The nodes whose values can't be sent, because a branch on data decides what they are."""
     return (node for node in whole.graph.nodes if node.op == "call_function" and depends_on_branch(node))
 
 
 def repeat_branches(whole: GraphModule, assignment: dict[str, int]) -> None:
-    """Give each stage its own copy of what it uses of a branch, in place.
+    """Give each stage its own copies of the branch nodes that it uses, in place.
 
     Args:
-        assignment: the stage of each node that computes; changed, and the new nodes are added.
+        assignment: the stage of each node that computes; it is changed, and the copies are added.
 
     Raises:
-        CaptureError: something that is trained is computed in one branch only and used by several stages.
+        CaptureError: a trained value is computed in one branch only and used by several stages.
     """
     nodes = list(branch_nodes(whole))
     branching = set(nodes)
+    # From the last node on: which stages use each node, directly or through other branch nodes.
     wanted: dict[Node, dict[int, list[Node]]] = {}
     for node in reversed(nodes):
         users: dict[int, list[Node]] = {}
@@ -53,6 +54,7 @@ def repeat_branches(whole: GraphModule, assignment: dict[str, int]) -> None:
                 f"{node.name!r} is computed in one branch on data only, is trained, and is used by "
                 f"stages {sorted(users)}, which can't share it: cut so that one stage has all of its uses"
             )
+    # The first of these stages keeps the node itself, each other one gets a copy.
     copies: dict[tuple[Node, int], Node] = {}
     for node in nodes:
         stages = sorted(wanted[node])
@@ -84,9 +86,9 @@ def _is_trained(whole: GraphModule, node: Node) -> bool:
     waiting, seen = [node], {node}
     while waiting:
         current = waiting.pop()
-        held = lookup(whole, current) if current.op == "get_attr" else metadata(current)
-        leaf = isinstance(held, nn.Parameter) or (current.op == "placeholder" and isinstance(held, Tensor))
-        if leaf and held.requires_grad:
+        value = lookup(whole, current) if current.op == "get_attr" else metadata(current)
+        leaf = isinstance(value, nn.Parameter) or (current.op == "placeholder" and isinstance(value, Tensor))
+        if leaf and value.requires_grad:
             return True
         fresh = [operand for operand in current.all_input_nodes if operand not in seen]
         seen.update(fresh)

@@ -8,25 +8,25 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch.fx import GraphModule, Node
 
-from partita.capture.origin import module_path
+from partita.capture.module_paths import module_path
 from partita.capture.sizes import Sizes
+from partita.graph.attributes import lookup
 from partita.graph.cost import NodeCost
 from partita.graph.liveness import Border, borders
-from partita.graph.state import lookup
 from partita.pipelining.frontends.graph.branches import branch_nodes
 from partita.planning import CostModel, Unit
 
 __all__ = ["cost_model", "cost_models", "narrow_borders"]
 
 _WINDOWS = (64, 16, 4, 0)
-"""How many nodes to either side a border is compared with: as many as possible."""
+"""How many borders to either side a border is compared with; the first that gives enough units counts."""
 
 
 def cost_models(gm: GraphModule, measured: Sequence[NodeCost]) -> Iterator[tuple[CostModel, list[int]]]:
-    """`cost_model` with larger units first.
+    """Make `cost_model`s for smaller and smaller units.
 
-    The blocks of a small model with something that goes past all of them (what it needs to scale its result
-    back) lie near to its beginning, where that does not go past yet, and a border there is narrower.
+    In a small model a value may go past all blocks (to scale the result back, say). Borders before that value
+    is made are narrower then than those between the blocks, and only a small window leaves the latter.
     """
     for window in _WINDOWS:
         yield cost_model(gm, measured, window)
@@ -35,7 +35,7 @@ def cost_models(gm: GraphModule, measured: Sequence[NodeCost]) -> Iterator[tuple
 def cost_model(
     gm: GraphModule, measured: Sequence[NodeCost], window: int = _WINDOWS[0]
 ) -> tuple[CostModel, list[int]]:
-    """The units between the narrow borders of a graph, with their costs added up.
+    """Return the units between the narrow borders of a graph, with their costs added up.
 
     Args:
         window: see `narrow_borders`.
@@ -45,10 +45,10 @@ def cost_model(
     """
     nodes = list(gm.graph.nodes)
     index = {node: position for position, node in enumerate(nodes)}
-    worked_out = {*Sizes.of(gm).numbers, *(node.name for node in branch_nodes(gm))}
-    counted = borders(nodes, index, ignored=worked_out)
+    not_sent = {*Sizes.of(gm).numbers, *(node.name for node in branch_nodes(gm))}
+    counted = borders(nodes, index, ignored=not_sent)
     # A result goes straight from where it is made to the end: it does not tell one place to cut from another.
-    passing = borders(nodes, index, ignored=worked_out, results=False)
+    passing = borders(nodes, index, ignored=not_sent, results=False)
     chosen = {gap.after for gap in narrow_borders(nodes, passing, window)}
     gaps = [gap for gap in counted if gap.after in chosen]
     cuts = [gap.after for gap in gaps]
@@ -62,11 +62,11 @@ def cost_model(
 
 
 def narrow_borders(nodes: Sequence[Node], gaps: Sequence[Border], window: int = _WINDOWS[0]) -> list[Border]:
-    """The borders at which a cut makes sense: only tensors cross, and no neighbouring border is crossed by
-    fewer.
+    """Return the borders at which a cut makes sense: only tensors cross, and fewer cross at no neighbouring
+    border.
 
-    Between two transformer blocks one tensor crosses, inside of one two or more; through a U-Net's middle all
-    its skips do. Something is computed on both sides.
+    Between two transformer blocks one tensor crosses, within a block two or more; in the middle of a U-Net
+    all of its skips do. Operations lie on both sides.
 
     Args:
         window: how many borders to either side count as neighbours.
@@ -78,11 +78,11 @@ def narrow_borders(nodes: Sequence[Node], gaps: Sequence[Border], window: int = 
     least = _window_minima([gap.tensors for gap in inner], window)
     chosen = [gap for gap, fewest in zip(inner, least, strict=True) if gap.tensors == fewest]
     # Of several borders in a row with nothing computed between them, one is enough.
-    result: list[Border] = []
+    apart: list[Border] = []
     for gap in chosen:
-        if not result or any(computes[result[-1].after + 1 : gap.after + 1]):
-            result.append(gap)
-    return result
+        if not apart or any(computes[apart[-1].after + 1 : gap.after + 1]):
+            apart.append(gap)
+    return apart
 
 
 def _window_minima(numbers: Sequence[int], reach: int) -> list[int]:
@@ -101,7 +101,7 @@ def _window_minima(numbers: Sequence[int], reach: int) -> list[int]:
 
 
 def _unit(gm: GraphModule, nodes: Sequence[Node], costs: dict[str, NodeCost], number: int) -> Unit:
-    known = [costs[node.name] for node in nodes if node.name in costs]
+    measured = [costs[node.name] for node in nodes if node.name in costs]
     parameters: dict[int, torch.nn.Parameter] = {}
     for node in nodes:
         for operand in node.all_input_nodes:
@@ -113,10 +113,10 @@ def _unit(gm: GraphModule, nodes: Sequence[Node], costs: dict[str, NodeCost], nu
     named = [node.name for node in nodes if node.op.startswith("call_")]
     return Unit(
         name=f"{number}:{named[-1] if named else 'inputs'}",
-        forward_s=sum(cost.forward_s for cost in known),
-        backward_s=sum(cost.backward_s for cost in known),
+        forward_s=sum(cost.forward_s for cost in measured),
+        backward_s=sum(cost.backward_s for cost in measured),
         parameter_bytes=sum(value.numel() * value.element_size() for value in parameters.values()),
         parameters=sum(value.numel() for value in parameters.values()),
-        activation_bytes=sum(cost.output_bytes for cost in known),
+        activation_bytes=sum(cost.output_bytes for cost in measured),
         modules=tuple(modules),
     )

@@ -8,36 +8,27 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from partita._torch.autograd.region_switches import (
-    ENTER_AUTOCAST,
-    ENTER_INFERENCE,
-    EXIT_AUTOCAST,
-    EXIT_INFERENCE,
-    SET_GRAD,
-)
 from partita._torch.modules.contents import named_state
 from partita.errors import CaptureError
-from partita.graph.state import lookup
+from partita.graph.attributes import lookup
 from partita.listing import listed
+from partita.pipelining.frontends.cuts.cuts import REGION_SWITCHES
 from partita.splitter import Piece
 
 __all__ = ["check_operations", "check_state", "unused_state"]
 
-_SWITCHES = {SET_GRAD, ENTER_AUTOCAST, EXIT_AUTOCAST, ENTER_INFERENCE, EXIT_INFERENCE}
-"""They are no operations: each piece enters and leaves regions on its own."""
-
 
 def check_operations(whole: GraphModule, pieces: Sequence[Piece]) -> None:
-    """Every operation of a graph is in one piece.
+    """Check that every operation of a graph is in exactly one piece.
 
     Raises:
-        CaptureError: names those that are in none or in several.
+        CaptureError: names the operations that are in none or in several.
     """
     count = Counter(name for piece in pieces for name in piece.node_names)
     wrong = [
         node.name
         for node in whole.graph.nodes
-        if node.op.startswith("call_") and node.target not in _SWITCHES and count[node.name] != 1
+        if node.op.startswith("call_") and node.target not in REGION_SWITCHES and count[node.name] != 1
     ]
     if wrong:
         raise CaptureError(
@@ -47,13 +38,13 @@ def check_operations(whole: GraphModule, pieces: Sequence[Piece]) -> None:
 
 
 def check_state(model: nn.Module, stages: Iterable[nn.Module]) -> None:
-    """Every parameter and buffer of a model is in a stage, under each of its names.
+    """Check that every parameter and buffer of a model is in a stage, under each of its names.
 
     Raises:
-        CaptureError: names those that are in none.
+        CaptureError: names those that no stage holds.
     """
-    held = {name for stage in stages for name, _ in named_state(stage)}
-    lost = [name for name, _ in named_state(model) if name not in held]
+    names = {name for stage in stages for name, _ in named_state(stage)}
+    lost = [name for name, _ in named_state(model) if name not in names]
     if lost:
         raise CaptureError(
             f"no stage holds {listed(lost)} of the model: it may have changed its parameters while it was "
@@ -62,7 +53,7 @@ def check_state(model: nn.Module, stages: Iterable[nn.Module]) -> None:
 
 
 def unused_state(graphs: Iterable[GraphModule], whole: nn.Module) -> list[str]:
-    """Names of the parameters and buffers that no operation uses.
+    """Return the names of the parameters and buffers that no operation uses.
 
     Args:
         graphs: all graphs of the model.

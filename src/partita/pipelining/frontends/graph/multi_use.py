@@ -16,21 +16,13 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from partita._torch.autograd.region_switches import (
-    ENTER_AUTOCAST,
-    ENTER_INFERENCE,
-    EXIT_AUTOCAST,
-    EXIT_INFERENCE,
-    SET_GRAD,
-)
 from partita.errors import ArgumentError
+from partita.graph.attributes import lookup
 from partita.graph.regions import ambient_states
-from partita.graph.state import lookup
 from partita.listing import listed
+from partita.pipelining.frontends.cuts.cuts import REGION_SWITCHES
 
 __all__ = ["MultiUseParamSpec", "MultiUseParameterConfig", "transmit_parameters"]
-
-_SWITCHES = {SET_GRAD, ENTER_AUTOCAST, EXIT_AUTOCAST, ENTER_INFERENCE, EXIT_INFERENCE}
 
 
 class MultiUseParameterConfig(Enum):
@@ -45,15 +37,15 @@ MultiUseParamSpec = MultiUseParameterConfig | Mapping[str, MultiUseParameterConf
 
 
 def transmit_parameters(whole: GraphModule, assignment: dict[str, int], spec: MultiUseParamSpec) -> None:
-    """Let one stage hold each parameter that is to be transmitted, in place: it gets a node that hands the
-    value out, and the stages after it use that.
+    """Let one stage hold each parameter that is to be transmitted, in place: its graph gets a node that
+    returns the value, and later stages use that.
 
     Args:
         assignment: the stage of each node that computes; the new nodes are added.
 
     Raises:
-        ArgumentError: an unknown name, something else than a `MultiUseParameterConfig`, or two for one tied
-            parameter.
+        ArgumentError: an unknown name, a value that is no `MultiUseParameterConfig`, or two values for one
+            tied parameter.
     """
     chosen = _chosen(whole, spec)
     uses: dict[int, list[Node]] = {}
@@ -66,7 +58,7 @@ def transmit_parameters(whole: GraphModule, assignment: dict[str, int], spec: Mu
         users = [user for node in nodes for user in node.users if user.name in assignment]
         stages = {assignment[user.name] for user in users}
         if len(stages) > 1:
-            _hand_out(whole, assignment, nodes, min(stages))
+            _transmit(whole, assignment, nodes, min(stages))
             changed = True
     if changed:
         whole.graph.lint()
@@ -74,7 +66,7 @@ def transmit_parameters(whole: GraphModule, assignment: dict[str, int], spec: Mu
 
 
 def _chosen(whole: GraphModule, spec: MultiUseParamSpec) -> set[int]:
-    """Identities of the parameters that are to be transmitted."""
+    """The identities of the parameters that are to be transmitted."""
     named = dict(whole.named_parameters(remove_duplicate=False))
     if isinstance(spec, MultiUseParameterConfig):
         return set(map(id, named.values())) if spec is MultiUseParameterConfig.TRANSMIT else set()
@@ -83,7 +75,7 @@ def _chosen(whole: GraphModule, spec: MultiUseParamSpec) -> set[int]:
             f"multi_use_param_spec is {spec!r}: give a MultiUseParameterConfig, or a dict of them by "
             "parameter name"
         )
-    said: dict[int, tuple[str, MultiUseParameterConfig]] = {}
+    configs: dict[int, tuple[str, MultiUseParameterConfig]] = {}
     for name, config in spec.items():
         if name not in named:
             raise ArgumentError(
@@ -95,35 +87,37 @@ def _chosen(whole: GraphModule, spec: MultiUseParamSpec) -> set[int]:
                 f"multi_use_param_spec[{name!r}] is {config!r}: give MultiUseParameterConfig.TRANSMIT or "
                 "REPLICATE"
             )
-        other, known = said.setdefault(id(named[name]), (name, config))
-        if known is not config:
+        other, earlier = configs.setdefault(id(named[name]), (name, config))
+        if earlier is not config:
             raise ArgumentError(
-                f"multi_use_param_spec says {known.name} for {other!r} and {config.name} for {name!r}, which "
-                "are one parameter: give one of them"
+                f"multi_use_param_spec says {earlier.name} for {other!r} and {config.name} for {name!r}, "
+                "which are one parameter: give one of them"
             )
-    return {identity for identity, (_, config) in said.items() if config is MultiUseParameterConfig.TRANSMIT}
+    return {
+        identity for identity, (_, config) in configs.items() if config is MultiUseParameterConfig.TRANSMIT
+    }
 
 
-def _hand_out(whole: GraphModule, assignment: dict[str, int], nodes: list[Node], owner: int) -> None:
-    held, *others = nodes
+def _transmit(whole: GraphModule, assignment: dict[str, int], nodes: list[Node], owner: int) -> None:
+    parameter, *others = nodes
     for other in others:
-        other.replace_all_uses_with(held)
+        other.replace_all_uses_with(parameter)
         whole.graph.erase_node(other)
     # At the end of the stage, so that autograd adds the later stages' gradients up before the owner's own, as
     # it does in the whole model.
-    with whole.graph.inserting_after(_last_inherited(whole, assignment, owner) or held):
-        value = whole.graph.call_function(torch.ops.aten.alias.default, (held,))
-    value.meta = {key: kept for key, kept in held.meta.items() if key == "val"}
+    with whole.graph.inserting_after(_last_inherited(whole, assignment, owner) or parameter):
+        value = whole.graph.call_function(torch.ops.aten.alias.default, (parameter,))
+    value.meta = {key: entry for key, entry in parameter.meta.items() if key == "val"}
     assignment[value.name] = owner
-    held.replace_all_uses_with(
+    parameter.replace_all_uses_with(
         value, lambda user: user is not value and assignment.get(user.name, owner) != owner
     )
 
 
 def _last_inherited(whole: GraphModule, assignment: Mapping[str, int], stage: int) -> Node | None:
-    """The last node of a stage that no ``no_grad`` or other region is open at."""
+    """The last node of a stage that lies in no ``no_grad`` or other region."""
     nodes = list(whole.graph.nodes)
-    switches = [position for position, node in enumerate(nodes) if node.target in _SWITCHES]
+    switches = [position for position, node in enumerate(nodes) if node.target in REGION_SWITCHES]
     runs, _ = ambient_states(nodes, switches)
     ends = [start for start, _ in runs[1:]] + [len(nodes)]
     for (start, state), end in reversed(list(zip(runs, ends, strict=True))):

@@ -1,8 +1,8 @@
-"""Where a model's other graph is cut, if it does something else in training than in evaluation.
+"""Stages for the graph of a model's other mode, if it takes another path in training than in evaluation.
 
-The cuts were found in one graph. In the other each operation goes to the stage that its twin is in: the
-operation of the same kind in the same call of the same module. What has none (an auxiliary head) goes with
-the operations around it, and a module's operations stay together wherever they were together.
+The cuts were found in one graph. In the other each operation goes to the stage of its twin: the operation of
+the same kind in the same call of the same module. An operation without a twin (of an auxiliary head) goes
+with those around it, and operations of a module that lies in one stage stay in that stage.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 
 from torch.fx import GraphModule, Node
 
-from partita.capture.origin import module_path
+from partita.capture.module_paths import module_path
 from partita.errors import CaptureError
-from partita.graph.state import attribute
+from partita.graph.attributes import attribute
 
 __all__ = ["check_shared_buffers", "matched_assignment"]
 
@@ -27,33 +27,32 @@ _ADVICE = (
 def matched_assignment(
     graph: GraphModule, assignment: Mapping[str, int], other: GraphModule
 ) -> dict[str, int]:
-    """The stage of every operation of ``other``.
+    """Return the stage of every operation of ``other``.
 
     Args:
         assignment: the stage of every operation of ``graph``.
 
     Raises:
-        CaptureError: the stages can't be told, would not follow one another, or one would have nothing to
-            compute.
+        CaptureError: stages would not follow one another, or one would have nothing to compute.
     """
-    known = dict(_keyed(graph))
-    counts = [Counter(key[:2] for key in dict(_keyed(side))) for side in (graph, other)]
+    by_key = dict(_keyed(graph))
+    counts = [Counter(key[:2] for key, _ in _keyed(side)) for side in (graph, other)]
     homes: dict[str, set[int]] = {}
-    for node in known.values():
+    for node in by_key.values():
         homes.setdefault(module_path(node), set()).add(assignment[node.name])
     twins: dict[str, int | None] = {}
     nearby: dict[str, int] = {}
     for key, node in _keyed(other):
-        twin, home = known.get(key), homes.get(key[0], set())
-        sure = twin is not None and counts[0][key[:2]] == counts[1][key[:2]]
-        twins[node.name] = assignment[twin.name] if twin is not None and sure else None
+        twin, home = by_key.get(key), homes.get(key[0], set())
+        certain = counts[0][key[:2]] == counts[1][key[:2]]
+        twins[node.name] = assignment[twin.name] if twin is not None and certain else None
         if len(home) == 1:
             nearby[node.name] = next(iter(home))
     return _in_order(twins, nearby, max(assignment.values()) + 1)
 
 
 def _keyed(gm: GraphModule) -> Iterator[tuple[tuple[str, str, int], Node]]:
-    """Every operation under its module, its kind, and its number among those."""
+    """Every operation with its module, its kind, and its number among those of that kind."""
     seen: Counter[tuple[str, str]] = Counter()
     for node in gm.graph.nodes:
         if node.op.startswith("call_"):
@@ -63,14 +62,14 @@ def _keyed(gm: GraphModule) -> Iterator[tuple[tuple[str, str, int], Node]]:
 
 
 def _in_order(twins: Mapping[str, int | None], nearby: Mapping[str, int], count: int) -> dict[str, int]:
-    """The stages of twins, and for what has none that of its module, as far as the order of stages allows
-    it.
+    """The stages of the twins; for an operation without one the stage of its module, as far as the order of
+    stages allows that.
     """
     limits, limit = {}, count - 1
     for name, stage in reversed(list(twins.items())):
         limit = limit if stage is None else min(limit, stage)
         limits[name] = limit
-    result: dict[str, int] = {}
+    stages: dict[str, int] = {}
     current, before = 0, ""
     for name, stage in twins.items():
         if stage is not None and stage < current:
@@ -82,21 +81,21 @@ def _in_order(twins: Mapping[str, int | None], nearby: Mapping[str, int], count:
             stage = max(current, min(nearby.get(name, current), limits[name]))
         current = stage
         before = name
-        result[name] = current
-    missing = sorted(set(range(count)) - set(result.values()))
+        stages[name] = current
+    missing = sorted(set(range(count)) - set(stages.values()))
     if missing:
         raise CaptureError(
             f"the model takes another path in its other mode, and stage {missing[0]} would have nothing to "
             f"compute there: {_ADVICE}"
         )
-    return result
+    return stages
 
 
 def check_shared_buffers(
     whole: GraphModule, assignment: Mapping[str, int], other: GraphModule, other_assignment: Mapping[str, int]
 ) -> None:
-    """Refuse a buffer that one mode uses in other stages than the other: what the one writes, the other would
-    not see.
+    """Check that each buffer is used by the same stages in both modes, so that each sees what the other
+    writes.
 
     Raises:
         CaptureError: names the buffer and the stages.
@@ -111,9 +110,9 @@ def check_shared_buffers(
 
 
 def _buffer_stages(gm: GraphModule, assignment: Mapping[str, int]) -> dict[str, set[int]]:
-    found: dict[str, set[int]] = {}
+    stages: dict[str, set[int]] = {}
     for node in gm.graph.find_nodes(op="get_attr"):
         users = {assignment[user.name] for user in node.users if user.name in assignment}
         if users and attribute(gm, node).kind == "buffer":
-            found.setdefault(str(node.target), set()).update(users)
-    return found
+            stages.setdefault(str(node.target), set()).update(users)
+    return stages

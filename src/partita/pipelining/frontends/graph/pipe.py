@@ -1,4 +1,4 @@
-"""A captured model, cut into stages."""
+"""The pipe whose stages are pieces of a captured graph."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from partita._torch.export.export import Signature
+from partita._torch.export.signature import Signature
 from partita._torch.fake.shapes import fake_values
 from partita.capture.proof import UNASKED, Proof
 from partita.capture.sizes import Sizes
@@ -29,7 +29,7 @@ from partita.pipelining.interface.two_modes import ModeCut, graphs_in, joined
 from partita.pipelining.stages.build import build_stage
 from partita.pipelining.stages.graph_stage import GraphStage
 from partita.pipelining.stages.relocate import devices_of
-from partita.pipelining.tied.tied import tied_parameters
+from partita.pipelining.tied.tied_parameters import tied_parameters
 from partita.pipelining.training.reference import graph_inputs
 from partita.planning import Plan
 from partita.runtime import Comm
@@ -43,9 +43,9 @@ class GraphPipe(Pipe):
     """A `Pipe` whose stages are pieces of the model's captured graph.
 
     Attributes:
-        unused: names of the parameters and buffers that no operation uses; a stage holds them all the same.
-        whole: the captured graph before the cut: the reference for what the pipeline computes. It shares the
-            parameters; ``train()`` and ``eval()`` are its own.
+        unused: names of the parameters and buffers that no operation uses; stages hold them nevertheless.
+        whole: the captured graph before the cut: the reference for what the pipeline computes. It has the
+            same parameters and follows ``train()`` and ``eval()`` of the pipe.
     """
 
     signature: Signature
@@ -87,7 +87,7 @@ class GraphPipe(Pipe):
         self.training = whole.training
 
     def train(self, mode: bool = True) -> GraphPipe:
-        """As on any module; `whole` goes along."""
+        """Set the mode of the pipe and of `whole`."""
         self.whole.train(mode)
         return super().train(mode)
 
@@ -149,15 +149,14 @@ class GraphPipe(Pipe):
 
 def _about_sizes(sizes: Sizes) -> list[str]:
     """Which sizes are open, under which conditions; or why none is."""
-    lines = [
-        f"open: "
-        f"{', '.join(f'{symbol.name} (of {symbol.input}, dim {symbol.dim})' for symbol in sizes.symbols)}"
-    ]
-    lines += [f"  where {condition.text}, because of: {condition.where}" for condition in sizes.conditions]
     if not sizes.symbols:
         because = f", because of: {sizes.fixed}" if sizes.fixed else ""
         return [f"sizes are those of the example{because}"]
-    return lines
+    symbols = ", ".join(f"{symbol.name} (of {symbol.input}, dim {symbol.dim})" for symbol in sizes.symbols)
+    conditions = [
+        f"  where {condition.text}, because of: {condition.where}" for condition in sizes.conditions
+    ]
+    return [f"open: {symbols}", *conditions]
 
 
 def _starts_gradients(values: Mapping[str, Any], leaf: Any) -> bool:
@@ -168,7 +167,7 @@ def _starts_gradients(values: Mapping[str, Any], leaf: Any) -> bool:
 def _routes(
     whole: GraphModule, pieces: tuple[Piece, ...], modules: Sequence[nn.Module]
 ) -> tuple[Routes, Mapping[str, Any]]:
-    """And an example of each value, without data."""
+    """The routes, and an example of each value without data."""
     inputs = [node for node in whole.graph.nodes if node.op == "placeholder"]
     sizes = Sizes.of(whole)
     values = fake_values(whole, [metadata(node) for node in inputs])
@@ -204,7 +203,7 @@ def _check_tensors(piece: Piece, values: dict[str, Any], sizes: Sizes) -> None:
 
 
 def _results(whole: GraphModule, sizes: Sizes) -> list[Any]:
-    """What the model returns, flat."""
+    """The model's results, flat: names, numbers that follow from sizes, and constants."""
     output = next(iter(reversed(whole.graph.nodes)))
     for item in output.all_input_nodes:
         if item.op == "get_attr":

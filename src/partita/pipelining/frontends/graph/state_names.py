@@ -1,6 +1,4 @@
-"""The names under which stages hold a model's parameters and buffers: together they have all of the
-model's.
-"""
+"""Names of parameters and buffers in the stages: together they have every name of the whole model."""
 
 from __future__ import annotations
 
@@ -23,22 +21,22 @@ def add_aliases(whole: nn.Module, stages: Sequence[nn.Module]) -> None:
         names.setdefault(id(tensor), []).append(name)
     aliases = {identity: group for identity, group in names.items() if len(group) > 1}
     for stage in stages:
-        for tensor in [held for _, held in named_state(stage)]:
+        for tensor in [tensor for _, tensor in named_state(stage)]:
             for name in aliases.get(id(tensor), ()):
-                _hold(stage, whole, name)
+                _register(stage, whole, name)
 
 
 def add_unused(whole: nn.Module, stages: Sequence[nn.Module]) -> None:
-    """Put what no stage uses into the stage that holds its closest relatives, so that nothing is lost."""
-    held = [(name, stage) for stage in stages for name, _ in named_state(stage)]
-    known = {name for name, _ in held}
+    """Register each tensor that no stage uses in the stage that holds the one with the most similar name."""
+    in_stages = [(name, stage) for stage in stages for name, _ in named_state(stage)]
+    names = {name for name, _ in in_stages}
     for name, _ in named_state(whole):
-        if name not in known:
-            _, nearest = max(held, key=lambda item: shared_atoms(item[0], name), default=("", stages[0]))
-            _hold(nearest, whole, name)
+        if name not in names:
+            _, nearest = max(in_stages, key=lambda item: shared_atoms(item[0], name), default=("", stages[0]))
+            _register(nearest, whole, name)
 
 
-def _hold(stage: nn.Module, whole: nn.Module, name: str) -> None:
+def _register(stage: nn.Module, whole: nn.Module, name: str) -> None:
     """Register the whole model's tensor of that name in the stage, unless it is there."""
     *path, leaf = name.split(".")
     source, module = whole, stage

@@ -1,4 +1,4 @@
-"""Memory that a model writes to: what may not be cut through, and what a stage must be given a copy of."""
+"""Memory that a model writes to: where it may not be cut, and which inputs and outputs must be copied."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch.fx import GraphModule, Node
 
 from partita._torch.tensors.storage import storage_key
 from partita.errors import CaptureError
+from partita.graph.attributes import lookup
 from partita.graph.effects import Effects, analyse, metadata
-from partita.graph.state import lookup
 
 __all__ = ["check_writes", "reused_outputs", "written_inputs"]
 
 
 def check_writes(gm: GraphModule, assignment: dict[str, int]) -> None:
-    """Refuse a cut through memory that is written: stages run in processes of their own and don't share it.
+    """Check that no cut goes through memory that is written: stages run in processes that don't share it.
 
-    A stage hands out what it made as it is when the stage is done, so later stages see all of its writes.
-    They do not see what another stage writes to the same memory after that, and two values that share memory
-    in one stage don't in the next.
+    A stage sends its outputs when it is done, so later stages see all of its writes. They do not see what
+    another stage writes to the same memory after that, and two values that share memory in one stage don't in
+    the next.
 
     Args:
         assignment: the stage of each node that computes; stages follow one another in the graph.
@@ -33,13 +33,13 @@ def check_writes(gm: GraphModule, assignment: dict[str, int]) -> None:
     effects = analyse(gm)
     if not effects.storages:
         return
-    shares = _Shares(effects)
-    uses = _uses(effects, shares, assignment)
+    memory_of = _MemoryOf(effects)
+    uses = _uses(effects, memory_of, assignment)
     for position in effects.writers:
         node = effects.nodes[position]
         stage = assignment[node.name]
-        for operand, memory in shares.written(position):
-            stages = _stages_that_miss_it(stage, uses.get(memory, []), assignment)
+        for operand, memory in memory_of.written(position):
+            stages = _stages_missing_write(stage, uses.get(memory, []), assignment)
             if stages:
                 raise CaptureError(
                     f"{node.name!r} writes to {_described(gm, operand)} in stage {stage}, and stages "
@@ -50,30 +50,30 @@ def check_writes(gm: GraphModule, assignment: dict[str, int]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """A value that a stage uses, or that the model returns (that is the last stage's to do)."""
+    """A use of a value in a stage; the model's results are used in the last one."""
 
     stage: int
     value: Node
     returned: bool = False
 
 
-def _uses(effects: Effects, shares: _Shares, assignment: dict[str, int]) -> dict[_Memory, list[_Use]]:
-    """Who uses each memory. The caller's side of an input counts as stage 0."""
+def _uses(effects: Effects, memory_of: _MemoryOf, assignment: dict[str, int]) -> dict[_Memory, list[_Use]]:
+    """The uses of each memory. The caller, who has the model's inputs, counts as stage 0."""
     uses: dict[_Memory, list[_Use]] = {}
     last = max(assignment.values())
     for node in effects.nodes:
         returned = node.op == "output"
         for operand in [node] if node.op == "placeholder" else node.all_input_nodes:
-            use = _Use(last if returned else assignment.get(node.name, 0), operand, returned)
-            for memory in shares.of(operand):
-                uses.setdefault(memory, []).append(use)
+            stage = last if returned else assignment.get(node.name, 0)
+            for memory in memory_of.value(operand):
+                uses.setdefault(memory, []).append(_Use(stage, operand, returned))
     return uses
 
 
-def _stages_that_miss_it(writer: int, uses: list[_Use], assignment: dict[str, int]) -> set[int]:
+def _stages_missing_write(writer: int, uses: list[_Use], assignment: dict[str, int]) -> set[int]:
     """The stages that a write in stage ``writer`` does not reach as it would in the whole model."""
-    made = {use.value: assignment.get(use.value.name, 0) for use in uses}
-    entering = {use.value for use in uses if use.stage == writer and made[use.value] < writer}
+    producers = {use.value: assignment.get(use.value.name, 0) for use in uses}
+    entering = {use.value for use in uses if use.stage == writer and producers[use.value] < writer}
     missing = set()
     for use in uses:
         if use.value.op == "get_attr":
@@ -82,55 +82,57 @@ def _stages_that_miss_it(writer: int, uses: list[_Use], assignment: dict[str, in
             misses = writer != 0 or use.stage != 0
         else:
             apart = use.stage > writer or use.returned or (use.stage == writer and len(entering) > 1)
-            misses = made[use.value] < writer and apart
+            misses = producers[use.value] < writer and apart
         if misses:
-            missing.add(use.stage if use.stage != writer else made[use.value])
+            missing.add(use.stage if use.stage != writer else producers[use.value])
     return missing
 
 
 _Memory = tuple[int, int | None]
-"""The id of a storage as `analyse` sees it, and where the examples of its values lie (None: unknown)."""
+"""The number of a storage in `analyse`, and the storage of the example values in it (None: unknown)."""
 
 
-class _Shares:
-    """Which memory a value lies in. An operator such as batch norm may return its input, for all that its
-    schema says; where example values show that it does not, it does not. Dropout does in evaluation: where
-    the graph asks the module for the mode, the example of one mode says nothing about the other.
+class _MemoryOf:
+    """The memory that each value lies in.
+
+    By its schema an operator such as batch norm may return its input; example values show that it does not.
+    They don't count where the graph reads the mode from the module: dropout returns its input in evaluation,
+    which the example of training can't show.
     """
 
     def __init__(self, effects: Effects) -> None:
         self._effects = effects
-        self._trusted = not any(use.entangles for use in effects.uses.values())
+        self._examples_count = not any(effect.entangles for effect in effects.by_position.values())
         self._same: dict[_Memory, _Memory] = {}
         self._parts: dict[int, set[_Memory]] = {}
         for node in effects.nodes:
             key = _key(node)
             for identity in effects.storages[effects.index[node]] if key is not None else ():
                 self._parts.setdefault(identity, set()).add((identity, key))
-        for position, use in effects.uses.items():
-            if any(self._is_flag(operand) for operand in use.aliases):
-                self._unite(effects.nodes[position], use.aliases)
+        for position, effect in effects.by_position.items():
+            if any(self._is_flag(operand) for operand in effect.aliases):
+                self._unite(effects.nodes[position], effect.aliases)
 
-    def of(self, node: Node) -> set[_Memory]:
-        """Where the value of ``node`` lies, or may lie."""
+    def value(self, node: Node) -> set[_Memory]:
+        """The memory that the value of ``node`` lies in, or may lie in."""
         own, key = self._effects.storages[self._effects.index[node]], _key(node)
-        if key is not None and self._trusted:
+        if key is not None and self._examples_count:
             return {self._root((identity, key)) for identity in own}
-        if not self._trusted:
+        if not self._examples_count:
             return {(identity, None) for identity in own}
         parts = (self._parts.get(identity, {(identity, None)}) for identity in own)
         return {self._root(part) for part in chain.from_iterable(parts)}
 
     def written(self, position: int) -> list[tuple[Node, _Memory]]:
-        """What the writer at ``position`` writes: the operand, and where it lies."""
+        """The operands that the node at ``position`` writes to, each with its memory."""
         return [
             (operand, memory)
-            for operand in self._effects.uses[position].writes
-            for memory in sorted(self.of(operand), key=repr)
+            for operand in self._effects.by_position[position].writes
+            for memory in sorted(self.value(operand), key=repr)
         ]
 
     def all_written(self) -> set[_Memory]:
-        """Whatever anybody writes."""
+        """All memory that some node writes to."""
         return {memory for position in self._effects.writers for _, memory in self.written(position)}
 
     def _is_flag(self, node: Node) -> bool:
@@ -156,14 +158,14 @@ def _key(node: Node) -> int | None:
 
 
 def written_inputs(stage: GraphModule) -> frozenset[str]:
-    """Names of the inputs of a stage that it writes to."""
+    """Return the names of the inputs that a stage writes to."""
     effects = analyse(stage)
     if not effects.storages:
         return frozenset()
     written = {
         identity
         for position in effects.writers
-        for operand in effects.uses[position].writes
+        for operand in effects.by_position[position].writes
         for identity in effects.storages[effects.index[operand]]
     }
     inputs = (node for node in effects.nodes if node.op == "placeholder")
@@ -173,19 +175,19 @@ def written_inputs(stage: GraphModule) -> frozenset[str]:
 
 
 def reused_outputs(stage: GraphModule) -> frozenset[int]:
-    """Positions of the outputs of a stage that lie in a buffer of its own that it writes to."""
+    """Return the positions of the outputs of a stage that lie in a buffer of its own that it writes to."""
     effects = analyse(stage)
     if not effects.storages:
         return frozenset()
-    shares = _Shares(effects)
-    own = {memory for node in effects.nodes if node.op == "get_attr" for memory in shares.of(node)}
-    reused = own & shares.all_written()
+    memory_of = _MemoryOf(effects)
+    own = {memory for node in effects.nodes if node.op == "get_attr" for memory in memory_of.value(node)}
+    reused = own & memory_of.all_written()
     results = effects.nodes[-1].args[0]
     flat = list(results) if isinstance(results, (tuple, list)) else [results]
     return frozenset(
         number
         for number, result in enumerate(flat)
-        if isinstance(result, Node) and reused.intersection(shares.of(result))
+        if isinstance(result, Node) and reused.intersection(memory_of.value(result))
     )
 
 

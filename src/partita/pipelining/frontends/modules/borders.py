@@ -1,4 +1,4 @@
-"""From the example's way through a model to stages: where each begins, what belongs to it, what crosses."""
+"""From recordings of the example to stages: where each begins, which state it holds, what crosses."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from partita.pipelining.frontends.modules.recording import RecordedPass
 __all__ = ["BlockPlan", "CallEdge", "Place", "plan_blocks"]
 
 Place = tuple[str, int | None]
-"""A module by its qualified name, and which of its calls; None: the first, or after the last."""
+"""A module by its qualified name, and which of its calls; None: before the first, or after the last."""
 
 
 class CallEdge(Enum):
-    """Which side of a call."""
+    """The side of a module's call at which a model is cut."""
 
     BEFORE = 1
     AFTER = 2
@@ -30,10 +30,10 @@ class CallEdge(Enum):
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """What each stage of a model needs.
+    """What each stage of a model runs and holds.
 
     Attributes:
-        cut: for running.
+        cut: what the stages need for running.
         holders: the stages that hold each parameter and buffer, by name.
     """
 
@@ -45,7 +45,7 @@ class _Regions:
     """Which stage each function of a recording belongs to.
 
     Args:
-        homes: of modules that are known to run in one stage only; see `Run.reached`.
+        homes: the stages of modules that run in one stage only; see `StagePass.reached`.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class _Regions:
                 self.begins[stage] = moment.event
 
     def of(self, position: int) -> int:
-        """The stage of the function with that number; 0 for the arguments, -1."""
+        """Return the stage of the function with that number; 0 for the arguments, whose number is -1."""
         place = bisect_right(self._positions, position)
         return self._stages[place - 1] if place else 0
 
@@ -76,12 +76,12 @@ def plan_blocks(
     """Work out the stages.
 
     Args:
-        recordings: of the example, the first of them in the mode that decides which borders count.
+        recordings: passes of the example; the first decides the order of the places.
         places: where to cut.
 
     Raises:
-        AssignmentError: a module that is never called, or not that often.
-        CaptureError: memory that stages would have to share.
+        AssignmentError: a module is never called, or not that often.
+        CaptureError: stages would have to share memory.
     """
     for place, _ in places:
         if all(not recording.calls(place[0]) for recording in recordings):
@@ -92,7 +92,11 @@ def plan_blocks(
     stages = 1 + max(order.values(), default=0)
     borders: dict[bool, dict[Event, int]] = {True: {}, False: {}}
     for recording in recordings:
-        borders[recording.training] |= _events(recording, order)
+        borders[recording.training] |= {
+            event: stage
+            for (place, edge), stage in order.items()
+            if (event := _event(recording, place, edge)) is not None
+        }
     for recording in recordings:
         for path, _, _ in sorted(recording.checkpointed & borders[recording.training].keys(), key=str):
             raise CaptureError(
@@ -101,8 +105,8 @@ def plan_blocks(
                 "at a module around it"
             )
     pairs, homes = _regions(recordings, borders)
-    idle = {
-        training: _idle([pair for pair in pairs if pair[0].training is training], stages)
+    unused = {
+        training: _unused([pair for pair in pairs if pair[0].training is training], stages)
         for training in (True, False)
     }
     written: set[Site] = set()
@@ -110,29 +114,29 @@ def plan_blocks(
         written |= {
             recording.sites[number]
             for position, number in recording.writes
-            if region.of(position) > region.of(recording.made[number])
+            if region.of(position) > region.of(recording.producers[number])
         }
     used = _check_state(model, pairs)
-    cut = BlockCut(stages, borders, homes, idle, frozenset(written))
+    cut = BlockCut(stages, borders, homes, unused, frozenset(written))
     return BlockPlan(cut, _holders(model, used, homes))
 
 
 def _ordered(
     recordings: Sequence[RecordedPass], places: Sequence[tuple[Place, CallEdge]]
 ) -> dict[tuple[Place, CallEdge], int]:
-    """The stage that begins at each place. Places with nothing to compute between them are one.
+    """The stage that begins at each place. Places with no function between them begin one stage.
 
-    A place that the first recording did not come by stands where others had it.
+    A place that the first recording does not have is put into the order where another one has it.
     """
     order: list[tuple[Place, CallEdge]] = []
-    positions: list[dict[tuple[Place, CallEdge], int]] = []
+    recorded: list[dict[tuple[Place, CallEdge], int]] = []
     for recording in recordings:
-        at = {moment.event: moment.position for moment in recording.moments}
+        position_of = {moment.event: moment.position for moment in recording.moments}
         events = {where: _event(recording, *where) for where in places}
-        found = {where: at[event] for where, event in events.items() if event is not None}
-        positions.append(found)
+        positions = {where: position_of[event] for where, event in events.items() if event is not None}
+        recorded.append(positions)
         last = -1
-        for where in sorted(found, key=found.__getitem__):
+        for where in sorted(positions, key=positions.__getitem__):
             if where in order:
                 if order.index(where) < last:
                     raise CaptureError(
@@ -145,14 +149,16 @@ def _ordered(
     stage, before, stages = 0, None, {}
     for where in order:
         seen = [
-            (found[where], recording.count)
-            for found, recording in zip(positions, recordings, strict=True)
-            if where in found
+            (positions[where], recording.count)
+            for positions, recording in zip(recorded, recordings, strict=True)
+            if where in positions
         ]
         if all(position in (0, count) for position, count in seen):
             continue
         together = before is not None and all(
-            found[where] == found[before] for found in positions if where in found and before in found
+            positions[where] == positions[before]
+            for positions in recorded
+            if where in positions and before in positions
         )
         stage += not together
         stages[where] = stage
@@ -175,20 +181,13 @@ def _event(recording: RecordedPass, place: Place, edge: CallEdge) -> Event | Non
     return path, call, edge is CallEdge.AFTER
 
 
-def _events(recording: RecordedPass, order: Mapping[tuple[Place, CallEdge], int]) -> dict[Event, int]:
-    events = {}
-    for (place, edge), stage in order.items():
-        event = _event(recording, place, edge)
-        if event is not None:
-            events[event] = stage
-    return events
-
-
 def _regions(
     recordings: Sequence[RecordedPass], borders: Mapping[bool, Mapping[Event, int]]
 ) -> tuple[list[tuple[RecordedPass, _Regions]], dict[str, int]]:
-    """Those of each recording, and the stage of each module that is called in one only. Where a recording
-    did not come by a border, what belongs behind it seems to run too early: the others know better.
+    """The regions of each recording, and the stage of each module that is called in one stage only.
+
+    Where a recording misses a border, modules behind it seem to belong to an earlier stage; so of all
+    recordings the latest stage counts.
     """
     homes: dict[str, int] = {}
     several: set[str] = set()
@@ -204,45 +203,46 @@ def _regions(
             start = begun[path, call, False]
             if moment.position > start:
                 stages.setdefault(path, set()).update((region.of(start), region.of(moment.position - 1)))
-        several |= {path for path, found in stages.items() if len(found) > 1}
-        for path, found in stages.items():
-            homes[path] = max(homes.get(path, 0), *found)
+        several |= {path for path, own in stages.items() if len(own) > 1}
+        for path, own in stages.items():
+            homes[path] = max(homes.get(path, 0), *own)
     homes = {path: stage for path, stage in homes.items() if path not in several}
     return [(one, _Regions(one, borders[one.training], homes)) for one in recordings], homes
 
 
-def _idle(pairs: Sequence[tuple[RecordedPass, _Regions]], stages: int) -> dict[int, frozenset[Site]]:
-    """For each stage the sites of values that are alive when it begins, and not used from there on. None
-    where random numbers leave modules out: one that no recording has called there may use them.
+def _unused(pairs: Sequence[tuple[RecordedPass, _Regions]], stages: int) -> dict[int, frozenset[Site]]:
+    """For each stage the sites of values that are alive when it begins and not used from there on.
+
+    None where random numbers leave modules out: a module that no recording has called there may use them.
     """
-    idle: dict[int, set[Site]] = {stage: set() for stage in range(1, stages)}
+    unused: dict[int, set[Site]] = {stage: set() for stage in range(1, stages)}
     if _differ_in_calls([recording for recording, _ in pairs]):
-        return {stage: frozenset() for stage in idle}
+        return {stage: frozenset() for stage in unused}
     used: dict[int, set[Site]] = {stage: set() for stage in range(1, stages)}
     for recording, region in pairs:
-        last = [-1] * len(recording.made)
+        last = [-1] * len(recording.producers)
         for position, number in recording.uses:
             stage = stages - 1 if position == recording.count else region.of(position)
             last[number] = max(last[number], stage)
-        for stage in idle:
+        for stage in unused:
             event = region.begins.get(stage)
             for number in recording.alive.get(event, ()) if event is not None else ():
-                (used if last[number] >= stage else idle)[stage].add(recording.sites[number])
-    return {stage: frozenset(idle[stage] - used[stage]) for stage in idle}
+                (used if last[number] >= stage else unused)[stage].add(recording.sites[number])
+    return {stage: frozenset(unused[stage] - used[stage]) for stage in unused}
 
 
 def _differ_in_calls(recordings: Sequence[RecordedPass]) -> bool:
-    calls: dict[bool, set[tuple[Event, ...]]] = {}
+    ways: dict[bool, set[tuple[Event, ...]]] = {}
     for recording in recordings:
-        calls.setdefault(recording.training, set()).add(tuple(moment.event for moment in recording.moments))
-    return any(len(found) > 1 for found in calls.values())
+        ways.setdefault(recording.training, set()).add(tuple(moment.event for moment in recording.moments))
+    return any(len(events) > 1 for events in ways.values())
 
 
 def _check_state(model: nn.Module, pairs: Sequence[tuple[RecordedPass, _Regions]]) -> dict[str, set[int]]:
     """The stages that use each parameter and buffer, by name.
 
     Raises:
-        CaptureError: one that a stage writes to and another one uses.
+        CaptureError: one stage writes to a buffer and another one uses it.
     """
     parameters = {name for name, _ in model.named_parameters()}
     used: dict[str, set[int]] = {}
@@ -270,14 +270,16 @@ def _check_state(model: nn.Module, pairs: Sequence[tuple[RecordedPass, _Regions]
 def _holders(
     model: nn.Module, used: Mapping[str, set[int]], homes: Mapping[str, int]
 ) -> dict[str, tuple[int, ...]]:
-    """The stages of each parameter and buffer, under all of its names. What the example does not use goes
-    where the module around it runs, or to its closest relatives.
+    """The stages that hold each parameter and buffer, under all of its names.
+
+    One that the example does not use goes to the stage of the module around it, or to that of the parameter
+    with the most similar name.
     """
     tensors = dict(named_state(model))
     stages: dict[int, set[int]] = {}
-    for name, found in used.items():
+    for name, users in used.items():
         if name in tensors:
-            stages.setdefault(id(tensors[name]), set()).update(found)
+            stages.setdefault(id(tensors[name]), set()).update(users)
     for name, tensor in tensors.items():
         if id(tensor) not in stages:
             path = name.rpartition(".")[0]
@@ -285,9 +287,9 @@ def _holders(
                 path = path.rpartition(".")[0]
             if path in homes:
                 stages[id(tensor)] = {homes[path]}
-    known = {name: stages[id(tensor)] for name, tensor in tensors.items() if id(tensor) in stages}
+    placed = {name: stages[id(tensor)] for name, tensor in tensors.items() if id(tensor) in stages}
     for name, tensor in tensors.items():
         if id(tensor) not in stages:
-            nearest = max(known, key=lambda other: shared_atoms(other, name), default=None)
-            stages[id(tensor)] = {min(known[nearest])} if nearest is not None else {0}
+            nearest = max(placed, key=lambda other: shared_atoms(other, name), default=None)
+            stages[id(tensor)] = {min(placed[nearest])} if nearest is not None else {0}
     return {name: tuple(sorted(stages[id(tensor)])) for name, tensor in tensors.items()}

@@ -21,7 +21,7 @@ __all__ = ["moved", "stage_modules_of"]
 
 
 def stage_modules_of(model: nn.Module, plan: BlockPlan) -> list[StageModule]:
-    """One for each stage. Parameters and buffers are the model's own; other attributes are copies.
+    """Return one module for each stage. Parameters and buffers are the model's own, other attributes copies.
 
     Raises:
         CaptureError: the model holds something that can't be copied.
@@ -54,8 +54,8 @@ def _ghost(tensor: Tensor) -> Tensor:
 
 
 def moved(module: StageModule, device: torch.device) -> StageModule:
-    """``module`` itself where all of it is on ``device``; otherwise a copy there, with tensors of its own.
-    Tensors without memory are left for ``materialise``.
+    """Return ``module`` itself where all of it is on ``device``; otherwise a copy there, with tensors of its
+    own. Tensors without memory are left for ``materialise``.
     """
     module_there = cast("StageModule", relocated(module, device, ()))
     if module_there.home == device:

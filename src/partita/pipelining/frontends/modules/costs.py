@@ -1,4 +1,4 @@
-"""What the parts of a model cost that a cut between calls of its modules can divide."""
+"""The costs of the blocks of a model that is cut between calls of its modules."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from partita.planning import CostModel, Unit
 __all__ = ["block_costs"]
 
 _BACKWARD = 2.0
-"""How much longer a backward pass takes than the forward pass, where nothing better is known."""
-_FEW = 2
-"""With fewer blocks than this for each stage, what lies in them counts too."""
+"""How much longer the backward pass of a block is assumed to take than its forward pass."""
+_BLOCKS_PER_STAGE = 2
+"""With fewer blocks for each stage than this, blocks within blocks count too."""
 
 
 def block_costs(
     model: nn.Module, recording: RecordedPass, stages: int | None = None
 ) -> tuple[CostModel, list[Event]]:
-    """The units between the beginnings of blocks, with the seconds that the example took.
+    """Return the units between the beginnings of blocks, with the seconds that the example took.
 
     A block is a child of the model, or a member of a ``ModuleList``, ``Sequential`` or ``ModuleDict`` that
     the example calls from the first to the last, each once (experts are no blocks: data decides which run).
-    Blocks in blocks count where there are few; where these are not enough, any module that is called.
+    Where blocks are few, those within blocks count too; where these are not enough, any module that is
+    called.
 
     Returns:
-        The cost model, and for each of its borders the event that it lies at.
+        The cost model, and for each of its borders the event at which it lies.
     """
     depths = _blocks(model, recording)
-    wanted = _FEW * (stages or 1)
+    wanted = _BLOCKS_PER_STAGE * (stages or 1)
     for depth in sorted({*depths.values()}):
         borders = _borders(recording, {path for path, own in depths.items() if own <= depth})
         if len(borders) + 1 >= wanted:
@@ -52,14 +53,14 @@ def block_costs(
         } - seen
         seen |= names
         seconds = max(end.seconds - start.seconds, 0.0)
-        held = [state[name] for name in names]
+        parameters = [state[name] for name in names]
         units.append(
             Unit(
                 f"{number}: {start.event[0] or type(model).__name__}",
                 seconds,
                 _BACKWARD * seconds,
-                parameter_bytes=sum(value.numel() * value.element_size() for value in held),
-                parameters=sum(value.numel() for value in held),
+                parameter_bytes=sum(value.numel() * value.element_size() for value in parameters),
+                parameters=sum(value.numel() for value in parameters),
                 modules=(start.event[0],),
             )
         )
@@ -68,7 +69,7 @@ def block_costs(
 
 
 def _blocks(model: nn.Module, recording: RecordedPass) -> dict[str, int]:
-    """In how many other blocks each block lies."""
+    """The number of other blocks that each block lies in."""
     order = [moment.event[0] for moment in recording.moments if not moment.event[2]]
     depths = {path: 0 for path, _ in model.named_children()}
     inner: set[str] = set()
@@ -84,23 +85,25 @@ def _blocks(model: nn.Module, recording: RecordedPass) -> dict[str, int]:
 
 
 def _borders(recording: RecordedPass, blocks: set[str] | None) -> list[Moment]:
-    """Beginnings of calls with something to compute before them; of several at one place the outermost.
-    Calls of a module that is called several times are not divided.
+    """The beginnings of calls that have functions before them; of several at one position the outermost.
+
+    Args:
+        blocks: the modules whose calls count; None: all.
     """
-    found: list[Moment] = []
+    borders: list[Moment] = []
     last = 0
     for moment in recording.moments:
         path, _, ends = moment.event
         if ends or not path or (blocks is not None and path not in blocks):
             continue
         if last < moment.position < recording.count:
-            found.append(moment)
+            borders.append(moment)
             last = moment.position
-    return found
+    return borders
 
 
 def _bytes_across(recording: RecordedPass, positions: Sequence[int]) -> list[int]:
-    """Bytes of what is made before each position and used from there on."""
+    """For each position the bytes of values that are made before it and used from there on."""
     last = dict[int, int]()
     for position, number in recording.uses:
         last[number] = max(last.get(number, -1), position)
@@ -108,7 +111,7 @@ def _bytes_across(recording: RecordedPass, positions: Sequence[int]) -> list[int
         sum(
             recording.bytes[number]
             for number, end in last.items()
-            if recording.made[number] < position <= end
+            if recording.producers[number] < position <= end
         )
         for position in positions
     ]

@@ -10,7 +10,7 @@ from torch import nn
 
 from partita.capture import Modes
 from partita.capture.proof import Prove, tolerance_of
-from partita.pipelining.blocks.memos import memos_found
+from partita.pipelining.blocks.memos import discover_memos
 from partita.pipelining.frontends.cuts.cuts import Place, SplitPoint, find_submodule, place_of
 from partita.pipelining.frontends.cuts.plans import planned_cuts, same_on_all_ranks
 from partita.pipelining.frontends.modules.borders import CallEdge, plan_blocks
@@ -20,23 +20,36 @@ from partita.pipelining.frontends.modules.pipe import ModulePipe
 from partita.pipelining.frontends.modules.proof import block_proof
 from partita.pipelining.frontends.modules.recording import RecordedPass, record
 from partita.pipelining.interface.loss import LossSpec
-from partita.planning import Cluster, Plan, plan_stages
+from partita.planning import Cluster, CostModel, Plan, plan_stages
 
 __all__ = ["ByPlan", "cut_modules"]
 
 _ATTEMPTS = 8
-"""How often the example is run to find a module that random numbers may leave out (stochastic depth)."""
+"""How often the example is run at most, until no module is left out by chance (stochastic depth)."""
 
 
 @dataclass(frozen=True)
 class ByPlan:
-    """Where to cut is worked out: arguments of `pipeline`."""
+    """Arguments of `pipeline` from which the cuts are planned."""
 
     stages: int | None
     plan: Plan | None
     cluster: Cluster | None
     schedule: str
     microbatches: int
+
+    def make(self, costs: CostModel) -> Plan:
+        """Return a new plan from these costs, the same on all ranks."""
+        assert self.stages is not None
+        return same_on_all_ranks(
+            plan_stages(
+                costs,
+                self.stages,
+                cluster=self.cluster,
+                schedule=self.schedule,
+                microbatches=self.microbatches,
+            )
+        )
 
 
 def cut_modules(
@@ -50,17 +63,17 @@ def cut_modules(
 ) -> ModulePipe:
     """Cut ``model`` where its ``forward`` calls these submodules.
 
-    All of its code stays its own and runs on the stage that it belongs to: blocks, and what is before,
-    between and after them. The example is run once for each mode (and in evaluation with and
-    without gradients), on a copy.
+    All of the model's code runs unchanged, each part on its stage: the blocks, and what is before, between
+    and after them. The example is run on a copy of the model, once in training and twice in evaluation (with
+    and without gradients).
 
     Args:
-        where: by qualified name; or a plan.
+        where: the sides of each module to cut at, or what to plan the cuts from.
         prove: see `pipeline`.
 
     Raises:
         ModuleNameError: there is no submodule of that name.
-        AssignmentError: a submodule that is not called.
+        AssignmentError: a submodule is not called.
         CaptureError: stages would have to share buffers; the model can't be copied; or the stages together do
             not do what the model does, call after call.
     """
@@ -68,20 +81,20 @@ def cut_modules(
         for place in where:
             find_submodule(model, place_of(place)[0])
     plan = None
-    with memos_found():
+    with discover_memos():
         if isinstance(where, ByPlan):
             plan, places = _planned(model, _passes(model, args, kwargs, modes)[0], where)
         else:
             places = _places(where, model)
         watch = {path for (path, _), _ in places}
         recordings = _passes(model, args, kwargs, modes, watch)
-    found = plan_blocks(model, recordings, places)
-    pipe = ModulePipe(model, found, recordings[0].output, plan)
+    block_plan = plan_blocks(model, recordings, places)
+    pipe = ModulePipe(model, block_plan, recordings[0].output, plan)
     tolerance = tolerance_of(prove)
     if tolerance is not None:
         proof = block_proof(pipe, model, args, kwargs, {one.training for one in recordings}, tolerance)
     if loss_spec is not None:
-        pipe = ModulePipe(model, found, recordings[0].output, plan, loss_spec)
+        pipe = ModulePipe(model, block_plan, recordings[0].output, plan, loss_spec)
     if tolerance is not None:
         pipe.proof = proof
     return pipe
@@ -94,21 +107,21 @@ def _passes(
     modes: Modes,
     watch: Collection[str] | None = None,
 ) -> list[RecordedPass]:
-    """Run the example, in training, and in evaluation without and with gradients; again with other random
-    numbers where a module that is watched was left out. Without ``watch`` once only.
+    """Run the example in training, and in evaluation without and with gradients; again with other random
+    numbers where a watched module was not called. Without ``watch`` once only.
     """
-    ways = [] if modes == "eval" else [(True, True)]
-    ways = ways if modes == "train" else [*ways, (False, False), (False, True)]
+    settings = [] if modes == "eval" else [(True, True)]  # (training, grad)
+    settings += [] if modes == "train" else [(False, False), (False, True)]
     if watch is None:
-        training, grad = ways[0]
+        training, grad = settings[0]
         return [record(model, args, kwargs, training=training, grad=grad)]
     recordings: list[RecordedPass] = []
     for seed in range(_ATTEMPTS):
-        for training, grad in ways:
+        for training, grad in settings:
             recordings.append(
                 record(model, args, kwargs, training=training, grad=grad, watch=watch, seed=seed)
             )
-        if all(one.calls(path) for one in recordings[: len(ways)] for path in watch):
+        if all(one.calls(path) for one in recordings[: len(settings)] for path in watch):
             break
     return recordings
 
@@ -116,35 +129,26 @@ def _passes(
 def _places(
     points: Mapping[Place, Sequence[SplitPoint]], model: nn.Module
 ) -> list[tuple[BlockPlace, CallEdge]]:
-    """A submodule with several names counts under the one that its calls go by."""
+    """The sides of calls to cut at. A submodule with several names gets the one that its calls are recorded
+    under.
+    """
     names = {id(module): path for path, module in model.named_modules()}
-    found: list[tuple[BlockPlace, CallEdge]] = []
+    places: list[tuple[BlockPlace, CallEdge]] = []
     for place, kinds in points.items():
         path, call = place_of(place)
         path = names[id(model.get_submodule(path))]
         for kind in kinds:
             edge = CallEdge.BEFORE if SplitPoint(kind) is SplitPoint.BEGINNING else CallEdge.AFTER
-            if ((path, call), edge) not in found:
-                found.append(((path, call), edge))
-    return found
+            if ((path, call), edge) not in places:
+                places.append(((path, call), edge))
+    return places
 
 
 def _planned(
     model: nn.Module, recording: RecordedPass, where: ByPlan
 ) -> tuple[Plan, list[tuple[BlockPlace, CallEdge]]]:
-    plan = where.plan
     costs, events = block_costs(model, recording, where.stages)
-    if plan is None:
-        assert where.stages is not None
-        plan = same_on_all_ranks(
-            plan_stages(
-                costs,
-                where.stages,
-                cluster=where.cluster,
-                schedule=where.schedule,
-                microbatches=where.microbatches,
-            )
-        )
+    plan = where.plan or where.make(costs)
     cuts = planned_cuts(plan, costs, range(len(events)))
     return plan, [
         ((path, call), CallEdge.AFTER if ends else CallEdge.BEFORE)

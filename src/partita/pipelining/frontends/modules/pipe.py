@@ -11,10 +11,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
 
-from partita._torch.graph_module.nodes import lazy_module
-from partita.pipelining.blocks.packet import given
+from partita._torch.graph_module.lazy_module import lazy_module
+from partita.pipelining.blocks.host_generators import generator_states
+from partita.pipelining.blocks.packet import first_packet
 from partita.pipelining.blocks.stage import BlockStage, block_routes
-from partita.pipelining.blocks.stage_module import StageModule, generator_states
+from partita.pipelining.blocks.stage_module import StageModule
 from partita.pipelining.frontends.modules.borders import BlockPlan
 from partita.pipelining.frontends.modules.build import moved, stage_modules_of
 from partita.pipelining.frontends.pipe import Pipe, stage_name
@@ -22,7 +23,7 @@ from partita.pipelining.interface.loss import LossSpec
 from partita.pipelining.interface.model_structure import structure_of
 from partita.pipelining.stages.own_memory import with_own_memory
 from partita.pipelining.stages.relocate import devices_of
-from partita.pipelining.tied.tied import tied_parameters
+from partita.pipelining.tied.tied_parameters import tied_parameters
 from partita.planning import Plan
 from partita.runtime import Comm
 
@@ -31,16 +32,17 @@ __all__ = ["ModulePipe"]
 
 @final
 class ModulePipe(Pipe):
-    """What ``pipeline(..., frontend="modules")`` returns: a `Pipe` for which nothing is captured. Each stage
-    runs the model's own ``forward``, and computes its own part of it only.
+    """The `Pipe` that ``pipeline(..., frontend="modules")`` returns, for which nothing is captured.
 
-    Any arguments that the model takes will do, of any batch size. In a pipeline random numbers follow (seed,
+    Each stage runs the model's own ``forward`` and computes only its own part of it.
+
+    It takes any arguments that the model takes, of any batch size. In a pipeline random numbers follow (seed,
     step, microbatch, stage), those of Python and numpy (seed, step, microbatch); called locally, the pipe
     draws as the model does.
 
     Args:
-        model: what is cut.
-        block_plan: where.
+        model: the model that is cut.
+        block_plan: what each stage runs and holds.
         output: what the model returned for the example, on the meta device.
         plan: how the cuts were chosen, or None where they were made by hand.
         loss_spec: see `pipeline`.
@@ -67,7 +69,7 @@ class ModulePipe(Pipe):
         self.training = model.training
 
     def _run_stages(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self.split_gm(given(args, kwargs, live=True, generators=generator_states()))
+        return self.split_gm(first_packet(args, kwargs, live=True, generators=generator_states()))
 
     def get_stage_module(self, index: int) -> StageModule:
         """See `Pipe.get_stage_module`."""
@@ -104,7 +106,7 @@ def _starts_gradients(leaf: Any) -> bool:
 
 
 def _stitched(modules: Sequence[StageModule], *, training: bool) -> GraphModule:
-    """Calls the stages one after the other."""
+    """A graph that calls the stages one after the other."""
     graph = Graph()
     packet = graph.placeholder("packet")
     for stage in range(len(modules)):

@@ -1,7 +1,7 @@
-"""Whether a pipe of stages that run the model's own code does what the model does: both are run and compared.
+"""The proof of a pipe whose stages run the model's own code: pipe and model are run and compared.
 
-Other than a captured graph, such a pipe can't be wrong in what it computes; it can be wrong in what its
-stages keep apart: an attribute that a later stage changes and an earlier one reads, say. So calls follow one
+Such a pipe computes what the model's code computes, but each stage has its own copy of the model's
+attributes: one that a later stage changes and an earlier one reads differs. So several calls follow one
 another, as they do in training.
 """
 
@@ -22,10 +22,10 @@ from partita.capture.proof import Proof
 from partita.capture.samples import Sample, samples
 from partita.capture.sizes import Sizes
 from partita.errors import CaptureError, ExecutionError
-from partita.pipelining.blocks.stage_module import generator_states, set_generators
+from partita.pipelining.blocks.host_generators import generator_states, seed_generators, set_generators
 from partita.pipelining.frontends.modules.pipe import ModulePipe
-from partita.pipelining.frontends.modules.recording import twin_of
-from partita.verification.compare import EXACT, Tolerance
+from partita.pipelining.frontends.modules.recording import cuda_devices, fresh_leaf, twin_of
+from partita.verification.compare import EXACT, Tolerance, compare_values
 
 __all__ = ["block_proof", "check_against_model"]
 
@@ -40,31 +40,31 @@ def block_proof(
     modes: Iterable[bool],
     tolerance: Tolerance,
 ) -> Proof:
-    """`check_against_model` on the example and on other samples of its kind, in each mode.
+    """Run `check_against_model` on the example and on other samples of its kind, in each mode.
 
-    A sample that the model itself does not take proves nothing, nor one for which the pipe says by itself
-    that it needs what the example did not need.
+    A sample proves nothing if the model itself raises on it, or if the pipe refuses it because it needs a
+    value that the example did not need.
 
     Raises:
         CaptureError: they differ.
     """
-    seen: list[str] = []
+    proven: list[str] = []
     modes = sorted(modes, reverse=True)
     for training in modes:
         for sample in samples(args, kwargs, Sizes(), []):
             kind = _equal_on(pipe, model, sample, training, tolerance)
             if kind:
-                seen.append(kind)
+                proven.append(kind)
     exact = "bit for bit" if tolerance.exact else f"within rtol={tolerance.rtol:g}, atol={tolerance.atol:g}"
     ran = " and ".join("training" if training else "evaluation" for training in modes)
-    kinds = ", ".join(dict.fromkeys(seen))
+    kinds = ", ".join(dict.fromkeys(proven))
     return Proof(True, f"equal to the eager model {exact} in {ran} on {kinds}")
 
 
 def _equal_on(
     pipe: ModulePipe, model: nn.Module, sample: Sample, training: bool, tolerance: Tolerance
 ) -> str:
-    """The kind of the sample where both are equal on it; empty where it proves nothing."""
+    """Return the kind of the sample if both are equal on it; empty if it proves nothing."""
     try:
         check_against_model(pipe, model, sample.args, sample.kwargs, training=training, tolerance=tolerance)
     except _NotTakenError:
@@ -87,16 +87,17 @@ def check_against_model(
     training: bool,
     tolerance: Tolerance = EXACT,
 ) -> None:
-    """Run both on these arguments, one call after the other, and compare outputs, gradients, buffers and
-    random states. Nothing of ``model`` and ``pipe`` changes, nor do the generators.
+    """Call both twice with these arguments, and compare outputs, gradients, buffers and random states.
+
+    ``model``, ``pipe`` and the generators stay unchanged.
 
     Raises:
-        CaptureError: they differ; names the first that does.
+        CaptureError: they differ; names the first difference.
     """
     eager = twin_of(model, {})
     cut = _twin_pipe(pipe, model)
     before = generator_states()
-    devices = sorted({tensor.device for tensor in model.parameters() if tensor.is_cuda}, key=str)
+    devices = cuda_devices(model.parameters())
     with torch.random.fork_rng(devices=devices), in_mode(eager, training), torch.enable_grad():
         cut.train(training)
         try:
@@ -105,15 +106,15 @@ def check_against_model(
                     expected = _call(eager, model, args, kwargs, call)
                 except Exception as error:  # whatever the user's model raises
                     raise _NotTakenError from error
-                found = _call(cut, model, args, kwargs, call)
-                _compare(found, expected, type(model).__name__, call, tolerance, training=training)
+                observed = _call(cut, model, args, kwargs, call)
+                _compare(observed, expected, type(model).__name__, call, tolerance, training=training)
                 _compare_buffers(cut, eager, type(model).__name__, tolerance)
         finally:
             set_generators(before)
 
 
 def _twin_pipe(pipe: ModulePipe, model: nn.Module) -> ModulePipe:
-    """With the same parameters, and buffers and attributes of its own."""
+    """A copy with the same parameters, and buffers and attributes of its own."""
     memo: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
     return copy.deepcopy(pipe, memo)
 
@@ -121,35 +122,33 @@ def _twin_pipe(pipe: ModulePipe, model: nn.Module) -> ModulePipe:
 def _call(
     module: nn.Module, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int
 ) -> list[tuple[str, Any]]:
-    """All that can be seen of a call, with the same random numbers each time."""
+    """All that can be observed of a call, by name. The same ``seed`` gives the same random numbers."""
     torch.manual_seed(seed)
-    random.seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed)
-    given = tree_map(_fresh, (tuple(args), dict(kwargs)))
-    output = module(*given[0], **given[1])
+    seed_generators(seed)
+    arguments = tree_map(fresh_leaf, (tuple(args), dict(kwargs)))
+    output = module(*arguments[0], **arguments[1])
     leaves, _ = flatten(output)
-    inputs = [leaf for leaf in flatten(given)[0] if isinstance(leaf, Tensor) and leaf.requires_grad]
+    inputs = [leaf for leaf in flatten(arguments)[0] if isinstance(leaf, Tensor) and leaf.requires_grad]
     wanted = [*inputs, *(value for value in model.parameters() if value.requires_grad)]
     roots = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
-    seen: list[tuple[str, Any]] = [("the class of what it returns", type(output))]
-    seen.append(("how many values it returns", len(leaves)))
-    seen += [(f"output {number}", leaf) for number, leaf in enumerate(leaves)]
+    observed: list[tuple[str, Any]] = [("the class of what it returns", type(output))]
+    observed.append(("how many values it returns", len(leaves)))
+    observed += [(f"output {number}", leaf) for number, leaf in enumerate(leaves)]
     if roots and wanted:
         seeds = [torch.linspace(-1, 1, root.numel()).to(root).view(root.shape) for root in roots]
         gradients = torch.autograd.grad(roots, wanted, seeds, allow_unused=True)
         names = [f"input {number}" for number in range(len(inputs))]
         names += [name for name, value in model.named_parameters() if value.requires_grad]
-        seen += [(f"the gradient of {name}", value) for name, value in zip(names, gradients, strict=True)]
+        observed += [(f"the gradient of {name}", value) for name, value in zip(names, gradients, strict=True)]
     numpy = sys.modules.get("numpy")
-    seen.append(("torch's random state", torch.get_rng_state()))
-    seen.append(("Python's random state", random.getstate()))
-    seen.append(("numpy's random state", None if numpy is None else str(numpy.random.get_state())))
-    return seen
+    observed.append(("torch's random state", torch.get_rng_state()))
+    observed.append(("Python's random state", random.getstate()))
+    observed.append(("numpy's random state", None if numpy is None else str(numpy.random.get_state())))
+    return observed
 
 
 def _compare(
-    found: list[tuple[str, Any]],
+    observed: list[tuple[str, Any]],
     expected: list[tuple[str, Any]],
     name: str,
     call: int,
@@ -157,7 +156,7 @@ def _compare(
     *,
     training: bool,
 ) -> None:
-    for (what, mine), (_, its) in zip(found, expected, strict=False):
+    for (what, mine), (_, its) in zip(observed, expected, strict=False):
         if not _same(mine, its, tolerance):
             mode = "training" if training else "evaluation"
             later = (
@@ -186,26 +185,4 @@ def _compare_buffers(cut: nn.Module, eager: nn.Module, name: str, tolerance: Tol
 
 
 def _same(mine: Any, its: Any, tolerance: Tolerance) -> bool:
-    if isinstance(mine, Tensor) and isinstance(its, Tensor):
-        alike = mine.dtype == its.dtype and mine.shape == its.shape and mine.device == its.device
-        if alike and mine.is_floating_point() and not tolerance.exact:
-            return torch.allclose(mine, its, rtol=tolerance.rtol, atol=tolerance.atol, equal_nan=True)
-        return alike and torch.equal(_bits(mine), _bits(its))
-    if isinstance(mine, Tensor) or isinstance(its, Tensor):
-        return False
-    return mine is its or (type(mine) is type(its) and bool(mine == its))
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach().resolve_conj().resolve_neg()
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
-    if not tensor.is_floating_point():
-        return tensor
-    return torch.stack((torch.nan_to_num(tensor.double()), tensor.isnan().double()))
-
-
-def _fresh(leaf: Any) -> Any:
-    if not isinstance(leaf, Tensor):
-        return leaf
-    return leaf.detach().clone().requires_grad_(leaf.requires_grad)
+    return next(compare_values(mine, its, "", tolerance), None) is None

@@ -1,12 +1,10 @@
-"""The example's way through a model: which module calls what when, and who uses what."""
+"""A pass of the example through the whole model: which module is called when, and who uses which value."""
 
 from __future__ import annotations
 
 import copy
-import random
-import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from partita._torch.containers.pytree import tree_map
-from partita._torch.fake.ghosts import held_by_python, undisturbed
+from partita._torch.fake.ghosts import referenced_by_python, undisturbed
 from partita._torch.modules.calls import (
     calls_watched,
     inside_of_checkpoint,
@@ -24,14 +22,15 @@ from partita._torch.modules.calls import (
 from partita._torch.tensors.versions import times_written
 from partita.capture.modes import in_mode
 from partita.errors import CaptureError
-from partita.pipelining.blocks.answers import tensors_in
+from partita.pipelining.blocks.answers import all_tensors, tensors_in
 from partita.pipelining.blocks.cut import BlockCut, Event, Site
-from partita.pipelining.blocks.memos import nothing_remembered
-from partita.pipelining.blocks.packet import given
-from partita.pipelining.blocks.run import Run, all_tensors
-from partita.pipelining.blocks.stage_module import entering, generator_states, leaving, set_generators
+from partita.pipelining.blocks.host_generators import generator_states, seed_generators, set_generators
+from partita.pipelining.blocks.memos import memos_cleared
+from partita.pipelining.blocks.packet import first_packet
+from partita.pipelining.blocks.stage_module import entering, leaving, named_tensors
+from partita.pipelining.blocks.stage_pass import StagePass
 
-__all__ = ["Moment", "RecordedPass", "record", "twin_of"]
+__all__ = ["Moment", "RecordedPass", "cuda_devices", "fresh_leaf", "record", "twin_of"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Moment:
 
     Attributes:
         position: how many functions were called before.
-        seconds: since the beginning.
+        seconds: since the beginning of the pass.
     """
 
     event: Event
@@ -50,20 +49,20 @@ class Moment:
 
 @dataclass
 class RecordedPass:
-    """What one pass has done. Functions are counted from 0; values are numbered as in a `Run`.
+    """What one pass has done. Functions are counted from 0; values have the numbers of `NumberedTensors`.
 
     Attributes:
         training: the mode that the model was in.
         moments: calls of modules, in order.
-        made: for each value where it was made; -1 for the model's arguments.
-        sites: for each value.
-        bytes: for each value.
-        alive: at calls that were watched, the values that Python code held.
+        producers: for each value the function that made it; -1 for the model's arguments.
+        sites: for each value where it was made.
+        bytes: for each value its size.
+        alive: for calls that were watched, the values that Python code referred to.
         checkpointed: calls that were watched and lie within ``torch.utils.checkpoint``.
-        uses: (function, value); what a module is given counts as used by the next function.
+        uses: (function, value); a module's arguments count as used by the next function.
         writes: (function, value) where a function writes to a value that it did not make.
         state_uses: (function, name) of parameters and buffers.
-        state_writes: likewise, where they are written to.
+        state_writes: (function, name) of parameters and buffers that a function writes to.
         count: how many functions were called.
         seconds: how long it took.
         output: what the model returned, on the meta device.
@@ -71,7 +70,7 @@ class RecordedPass:
 
     training: bool
     moments: list[Moment] = field(default_factory=list)
-    made: list[int] = field(default_factory=list)
+    producers: list[int] = field(default_factory=list)
     sites: list[Site] = field(default_factory=list)
     bytes: list[int] = field(default_factory=list)
     alive: dict[Event, tuple[int, ...]] = field(default_factory=dict)
@@ -85,12 +84,12 @@ class RecordedPass:
     output: Any = None
 
     def calls(self, path: str) -> list[int]:
-        """The numbers of the calls of a module."""
+        """Return the numbers of the calls of a module."""
         return [moment.event[1] for moment in self.moments if moment.event[0] == path and not moment.event[2]]
 
 
-class _Recorder(Run):
-    """Runs all of the model, and notes what it sees."""
+class _Recorder(StagePass):
+    """Runs all of the model as one stage, and records what is called and used."""
 
     def __init__(self, recording: RecordedPass, watch: Collection[str], **options: Any) -> None:
         nothing: Mapping[bool, Mapping[Any, Any]] = {True: {}, False: {}}
@@ -100,45 +99,46 @@ class _Recorder(Run):
         self._start = time.perf_counter()
 
     def reached(self, event: Event, home: int) -> None:  # noqa: ARG002
-        """Nothing begins here."""
         seconds = time.perf_counter() - self._start
         self.recording.moments.append(Moment(event, self.recording.count, seconds))
         if event[0] in self._watch:
             if inside_of_checkpoint():
                 self.recording.checkpointed.add(event)
             with undisturbed():
-                held = held_by_python(self._refs)
+                tensors = referenced_by_python(self._tensors.references)
                 self.recording.alive[event] = tuple(
                     number
-                    for number, tensor in enumerate(held)
-                    if tensor is not None and number not in self._foreign
+                    for number, tensor in enumerate(tensors)
+                    if tensor is not None and number not in self._tensors.state
                 )
 
     def enter(self, path: str, arguments: Any) -> None:
-        """A module may use what it is given, whether or not it does so for the example."""
+        """A module may use its arguments, whether or not it does so for the example."""
         super().enter(path, arguments)
-        for tensor in tensors_in(arguments):
-            number = self._number(tensor)
-            if path and number is not None and number not in self._foreign:
+        if path:
+            self._record_uses(tensors_in(arguments))
+
+    def _record_uses(self, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            number = self._tensors.number_of(tensor)
+            if number is not None and number not in self._tensors.state:
                 self.recording.uses.append((self.recording.count, number))
 
-    def _note(self, tensor: Tensor, site: Site, *, ghost: bool) -> int:
-        self.recording.made.append(-1 if site[:1] == ("argument",) else self.recording.count)
+    def _add(self, tensor: Tensor, site: Site, *, ghost: bool) -> int:
+        self.recording.producers.append(-1 if site[:1] == ("argument",) else self.recording.count)
         self.recording.sites.append(site)
         self.recording.bytes.append(tensor.numel() * tensor.element_size())
-        return super()._note(tensor, site, ghost=ghost)
+        return super()._add(tensor, site, ghost=ghost)
 
-    def _called(self, func: Callable[..., Any], name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+    def _call(self, func: Callable[..., Any], name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         recording = self.recording
         tensors = [*tensors_in(args), *tensors_in(kwargs)]
-        for tensor in tensors:
-            self._seen(tensor, name)
         before = [times_written(tensor) for tensor in tensors]
         result = func(*args, **kwargs)
         for tensor, version in zip(tensors, before, strict=True):
-            number = self._numbers[id(tensor)]
+            number = self._tensors.by_identity[id(tensor)]
             wrote = times_written(tensor) != version
-            if number in self._foreign:
+            if number in self._tensors.state:
                 state = self._state.get(id(tensor), "")
                 recording.state_uses.append((recording.count, state))
                 if wrote:
@@ -147,18 +147,15 @@ class _Recorder(Run):
                 recording.uses.append((recording.count, number))
                 if wrote:
                     recording.writes.append((recording.count, number))
-        self._written_down(name, result)
+        self._recorded(name, result)
         recording.count += 1
         return result
 
     def finish(self, result: Any) -> None:
-        """Note what the model returns."""
+        """Record what the model returns."""
         recording = self.recording
         recording.seconds = time.perf_counter() - self._start
-        for tensor in all_tensors(result):
-            number = self._number(tensor)
-            if number is not None and number not in self._foreign:
-                recording.uses.append((recording.count, number))
+        self._record_uses(all_tensors(result))
         recording.output = tree_map(_on_meta, result)
 
 
@@ -175,10 +172,10 @@ def record(
     """Run a copy of ``model`` on the example. Nothing of the model or of any generator changes.
 
     Args:
-        training: in which mode.
+        training: the mode.
         grad: whether gradients are on.
-        watch: at calls of these modules, note what is alive.
-        seed: of all generators: ranks must see the same way.
+        watch: modules; at their calls the values that are alive are recorded.
+        seed: of all generators, so that the pass takes the same way on all ranks.
 
     Raises:
         CaptureError: the model can't be copied, or does not run.
@@ -187,41 +184,39 @@ def record(
     for path, module in twin.named_modules():
         watch_calls(module, path, entering, leaving)
     tensors = [*twin.parameters(), *twin.buffers()]
-    home = next((tensor.device for tensor in tensors), torch.device("cpu"))
-    state = {id(tensor): name for name, tensor in _named_state(twin)}
-    packet = given(*tree_map(_copied, (tuple(args), dict(kwargs))), live=True)
+    device = next((tensor.device for tensor in tensors), torch.device("cpu"))
+    state = {id(tensor): name for name, tensor in named_tensors(twin)}
+    packet = first_packet(*tree_map(fresh_leaf, (tuple(args), dict(kwargs))), live=True)
     recording = RecordedPass(training)
     before = generator_states()
     with (
-        torch.random.fork_rng(devices=_cuda_of(tensors)),
+        torch.random.fork_rng(devices=cuda_devices(tensors)),
         in_mode(twin, training),
         torch.set_grad_enabled(grad),
     ):
         torch.manual_seed(seed)
-        random.seed(seed)
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed(seed)
-        run = _Recorder(recording, watch, packet=packet, training=training, home=home, state=state)
+        seed_generators(seed)
+        recorder = _Recorder(recording, watch, packet=packet, training=training, device=device, state=state)
         try:
-            with calls_watched(overridden_calls(twin)), nothing_remembered(), run:
-                given_args, given_kwargs = run.arguments()
-                run.finish(twin(*given_args, **given_kwargs))
+            with calls_watched(overridden_calls(twin)), memos_cleared(), recorder:
+                twin_args, twin_kwargs = recorder.arguments()
+                recorder.finish(twin(*twin_args, **twin_kwargs))
         finally:
             set_generators(before)
     return recording
 
 
 def twin_of(model: nn.Module, instead: Mapping[int, Tensor]) -> nn.Module:
-    """A copy of ``model`` with the model's own parameters, and copies of its buffers and other tensors.
+    """Return a copy of ``model`` with the model's own parameters and copies of its other tensors.
 
     Args:
-        instead: other tensors, by the identity of those that they stand for.
+        instead: other tensors, by the identity of those whose places they take.
 
     Raises:
-        CaptureError: it holds something that can't be copied.
+        CaptureError: ``model`` holds something that can't be copied.
     """
     memo: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
-    for _, tensor in _named_state(model):
+    for _, tensor in named_tensors(model):
         if not isinstance(tensor, nn.Parameter):
             memo.setdefault(id(tensor), tensor.detach().clone())
     memo.update(instead)
@@ -236,21 +231,13 @@ def twin_of(model: nn.Module, instead: Mapping[int, Tensor]) -> nn.Module:
     return twin
 
 
-def _named_state(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Parameters, buffers, and tensors that are plain attributes."""
-    found: list[tuple[str, Tensor]] = [*model.named_parameters(), *model.named_buffers()]
-    for path, module in model.named_modules():
-        found += [
-            (f"{path}.{name}", value) for name, value in vars(module).items() if isinstance(value, Tensor)
-        ]
-    return found
-
-
-def _cuda_of(tensors: list[Tensor]) -> list[torch.device]:
+def cuda_devices(tensors: Iterable[Tensor]) -> list[torch.device]:
+    """The CUDA devices that these tensors lie on."""
     return sorted({tensor.device for tensor in tensors if tensor.is_cuda}, key=str)
 
 
-def _copied(leaf: Any) -> Any:
+def fresh_leaf(leaf: Any) -> Any:
+    """Return a copy of a tensor without its autograd graph; anything else as it is."""
     if not isinstance(leaf, Tensor):
         return leaf
     return leaf.detach().clone().requires_grad_(leaf.requires_grad)

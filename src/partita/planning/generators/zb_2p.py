@@ -1,0 +1,194 @@
+"""ZB-2p: the automatic zero-bubble schedule, made for the times of F, I, W and of messages.
+
+With F = I = W and no time for messages, 4 ranks and 8 microbatches::
+
+    0   F0 F1 F2 F3 F4 F5 F6 I0 F7 I1 W0 I2 W1 I3 W2 I4 W3 I5 W4 I6 W5 I7 W6 W7
+    1    . F0 F1 F2 F3 F4 I0 F5 I1 F6 I2 F7 I3 W0 I4 W1 I5 W2 I6 W3 I7 W4 W5 W6 W7
+    2    .  . F0 F1 F2 I0 F3 I1 F4 I2 F5 I3 F6 I4 F7 I5 W0 I6 W1 I7 W2 W3 W4 W5 W6 W7
+    3    .  .  . F0 I0 F1 I1 F2 I2 F3 I3 F4 I4 F5 I5 F6 I6 F7 I7 W0 W1 W2 W3 W4 W5 W6 W7
+
+(P. Qi et al., "Zero bubble pipeline parallelism", 2023, section 3.1, of which this has the aim, the limit of
+2p microbatches and the choice of the best among heuristic schedules; the heuristics are partita's own.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import pairwise
+
+from partita.errors import ScheduleError
+from partita.planning.actions import ActionKind
+from partita.planning.cluster import Cluster
+from partita.planning.generators._arguments import place
+from partita.planning.generators._clock import laid_out
+from partita.planning.generators._list_scheduler import ListScheduler, Outcome, Problem, Rule
+from partita.planning.generators.interleaved_zero_bubble import interleaved_zero_bubble
+from partita.planning.generators.zb_h1 import zb_h1
+from partita.planning.generators.zb_h2 import zb_h2
+from partita.planning.schedule import Schedule
+from partita.planning.simulate import simulate
+from partita.planning.stage_cost import StageCost
+
+__all__ = ["zb_2p"]
+
+_MOST_PASSES = 600_000
+"""What all heuristics together may schedule; large pipelines try fewer of them."""
+_MOST_RULES = 48
+_EQUAL = StageCost(1.0, 2.0, activation_bytes=1, weight_activation_bytes=1)
+
+
+def zb_2p(
+    stages: int,
+    microbatches: int,
+    ranks: int | None = None,
+    placement: Sequence[int] | None = None,
+    *,
+    costs: Sequence[StageCost] | None = None,
+    cluster: Cluster | None = None,
+    memory_bytes: int | None = None,
+) -> Schedule:
+    """The best of many schedules in which W fills what would be idle, by the longest span of a rank.
+
+    ZB-H2 has no bubble where F, I and W take equally long and messages take no time. This one is made for the
+    times that are given. A rank runs ahead by so many forward passes as it takes until its first gradient
+    comes back, and keeps as many W for the end as the ranks before it need to get theirs.
+
+    Args:
+        stages: how many stages there are.
+        microbatches: how many a step has.
+        ranks: the stages go round so many ranks; one rank a stage where it is not given.
+        placement: the rank of each stage, in place of `ranks`.
+        costs: one a stage; where they are not given, F, I and W take equally long, I frees nothing, and a
+            stage keeps one byte of a microbatch, so that `memory_bytes` is a number of microbatches.
+        cluster: the links and the memory; links that take no time where it is not given.
+        memory_bytes: what each rank may hold, `StageCost.static_bytes` included; `cluster.memory_bytes`
+            where it is not given. Without either, a rank holds the activations of at most twice as many
+            microbatches as there are ranks. Where the costs do not say what I leaves to W
+            (`StageCost.weight_activation_bytes`), only those between F and I count, and W's come on top.
+
+    Raises:
+        ScheduleError: a number below 1, a rank without a stage, not one cost a stage, a cluster with fewer
+            ranks, or too little memory for one microbatch.
+    """
+    stage_ranks = place("ZB2p", stages, microbatches, ranks, placement)
+    if costs is None:
+        costs = (_EQUAL,) * stages
+    if len(costs) != stages:
+        raise ScheduleError(f"ZB2p with {len(costs)} costs for {stages} stages: give one a stage")
+    if cluster is not None and cluster.ranks <= max(stage_ranks):
+        raise ScheduleError(
+            f"ZB2p on {max(stage_ranks) + 1} ranks, with a cluster of {cluster.ranks}: give it as many"
+        )
+    if memory_bytes is None and cluster is not None:
+        memory_bytes = cluster.memory_bytes
+    return _schedule(stage_ranks, microbatches, tuple(costs), cluster, memory_bytes)
+
+
+@lru_cache(maxsize=4)
+def _schedule(
+    stage_ranks: tuple[int, ...],
+    microbatches: int,
+    costs: tuple[StageCost, ...],
+    cluster: Cluster | None,
+    memory_bytes: int | None,
+) -> Schedule:
+    best = _best(_problem(stage_ranks, microbatches, costs, cluster, memory_bytes))
+    queues, span_s = [[actions] for actions in best.actions()], best.span_s
+    for handmade in (zb_h1, zb_h2, interleaved_zero_bubble):
+        schedule = handmade(len(stage_ranks), microbatches, placement=stage_ranks)
+        result = simulate(schedule, costs, cluster)
+        fits = memory_bytes is None or max(result.peak_bytes) <= memory_bytes
+        if fits and result.span_s < span_s * (1 - 1e-9):
+            queues, span_s = [[list(schedule.actions(rank))] for rank in range(schedule.ranks)], result.span_s
+    return Schedule("ZB2p", stage_ranks, microbatches, laid_out(queues, len(stage_ranks), "ZB2p"))
+
+
+def _problem(
+    stage_ranks: tuple[int, ...],
+    microbatches: int,
+    costs: tuple[StageCost, ...],
+    cluster: Cluster | None,
+    memory_bytes: int | None,
+) -> Problem:
+    stages, ranks = len(stage_ranks), max(stage_ranks) + 1
+    down, up = [0.0] * stages, [0.0] * stages
+    for (stage, here), (after, there) in pairwise(enumerate(stage_ranks)):
+        if cluster is not None and here != there:
+            down[stage] = cluster.transfer_s(costs[stage].send_bytes)
+            up[after] = cluster.transfer_s(costs[after].gradient_bytes(costs[stage]))
+    sizes_given = all(cost.activation_bytes and cost.weight_activation_bytes is not None for cost in costs)
+    if memory_bytes is None and not sizes_given:
+        # Counted in passes, and without what W keeps, which is the smaller part.
+        kept, kept_for_weight, capacity = (1,) * stages, (0,) * stages, (2 * stages,) * ranks
+    else:
+        kept = tuple(cost.activation_bytes for cost in costs)
+        kept_for_weight = tuple(cost.weight_bytes for cost in costs)
+        capacity = _capacity(stage_ranks, costs, memory_bytes)
+    return Problem(
+        stage_ranks,
+        microbatches,
+        forward_s=tuple(cost.seconds(ActionKind.F) for cost in costs),
+        input_s=tuple(cost.seconds(ActionKind.I) for cost in costs),
+        weight_s=tuple(cost.seconds(ActionKind.W) for cost in costs),
+        down_s=tuple(down),
+        up_s=tuple(up),
+        kept=kept,
+        kept_for_weight=kept_for_weight,
+        capacity=capacity,
+    )
+
+
+def _capacity(
+    stage_ranks: tuple[int, ...], costs: Sequence[StageCost], memory_bytes: int | None
+) -> tuple[int, ...]:
+    """What each rank has for activations; ScheduleError where that is not enough for one microbatch."""
+    ranks = max(stage_ranks) + 1
+    static, once = [0] * ranks, [0] * ranks
+    for rank, cost in zip(stage_ranks, costs, strict=True):
+        static[rank] += cost.static_bytes
+        once[rank] += cost.activation_bytes
+    if memory_bytes is None:
+        return tuple(2 * ranks * size for size in once)
+    for rank, (always, needed) in enumerate(zip(static, once, strict=True)):
+        if always + needed > memory_bytes:
+            raise ScheduleError(
+                f"ZB2p with {memory_bytes} bytes a rank: rank {rank} takes {always} bytes all the time "
+                f"and {needed} for a microbatch; give at least {always + needed}"
+            )
+    return tuple(memory_bytes - always for always in static)
+
+
+def _best(problem: Problem) -> Outcome:
+    """Try limits of idle time from far too large to none, closer around the best, then with deadlines."""
+    left = min(max(_MOST_PASSES // (3 * problem.stages * problem.microbatches), 6), _MOST_RULES)
+    bound_s = _bound_s(problem)
+    longest_s = max(problem.forward_s)
+    coarse_s = [2 * longest_s * 0.62**step for step in range(0, 10, 1 if left > 20 else 2)]
+    best_s, best = coarse_s[0], ListScheduler(problem, Rule(coarse_s[0])).run()
+
+    def attempt(*rules: Rule) -> None:
+        nonlocal best_s, best, left
+        for rule in rules:
+            if left and best.span_s > bound_s * (1 + 1e-9):
+                left -= 1
+                outcome = ListScheduler(problem, rule).run()
+                if (outcome.span_s, outcome.end_s) < (best.span_s, best.end_s):
+                    best_s, best = rule.idle_s, outcome
+
+    attempt(*map(Rule, coarse_s[1:]))
+    for step in (1.25, 1.12, 1.06, 1.03):
+        attempt(Rule(best_s * step), Rule(best_s / step))
+    for part in (0.02, 0.5):
+        target_s = bound_s + part * (best.span_s - bound_s)
+        attempt(*(Rule(idle_s, target_s) for idle_s in coarse_s))
+    return best
+
+
+def _bound_s(problem: Problem) -> float:
+    """A lower bound of the longest span: the busiest rank's work, or the chain that ends on the first."""
+    last = problem.stages - 1
+    chain_s = problem.start_s()[last]
+    chain_s += problem.microbatches * (problem.forward_s[last] + problem.input_s[last])
+    chain_s += sum(problem.input_s[:last]) + sum(problem.up_s) + problem.weight_s[0]
+    return max(*problem.work_s(), chain_s)

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import pytest
+
+from partita.errors import PlanError
+from partita.planning import ActionKind, Schedule, StageCost, simulate
+
+
+def test_half_of_the_backward_pass_is_for_the_inputs_unless_it_was_measured() -> None:
+    assert StageCost(1.0, 4.0).seconds(ActionKind.I) == 2.0
+    assert StageCost(1.0, 4.0, 1.0, 3.5).seconds(ActionKind.W) == 3.5
+
+
+def test_w_keeps_everything_unless_it_was_measured() -> None:
+    assert StageCost(1.0, 2.0, activation_bytes=8).weight_bytes == 8
+    assert StageCost(1.0, 2.0, activation_bytes=8, weight_activation_bytes=3).weight_bytes == 3
+
+
+def test_i_frees_what_w_does_not_need() -> None:
+    schedule = Schedule.from_csv("0F0,0F1,0I0,0I1,0F2,0W0,0W1,0I2,0W2\n")
+    cost = StageCost(1.0, 2.0, activation_bytes=10, static_bytes=100)
+    assert simulate(schedule, [cost]).peak_bytes == (130,)
+    light = StageCost(1.0, 2.0, activation_bytes=10, static_bytes=100, weight_activation_bytes=2)
+    assert simulate(schedule, [light]).peak_bytes == (120,)
+    heavy = StageCost(1.0, 2.0, activation_bytes=10, static_bytes=100, weight_activation_bytes=9)
+    assert simulate(schedule, [heavy]).peak_bytes == (128,)
+
+
+def test_two_passes_together_take_a_time_of_their_own() -> None:
+    schedule = Schedule.from_csv("0F0,(0F1;0B0)OVERLAP_F_B,0B1\n")
+    assert simulate(schedule, [StageCost(1.0, 2.0)]).makespan_s == 6.0
+    assert simulate(schedule, [StageCost(1.0, 2.0, overlap_s=2.5)]).makespan_s == 5.5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"activation_bytes": 3, "weight_activation_bytes": 4}, r"weight_activation_bytes is 4, .* \(3\)"),
+        ({"weight_activation_bytes": -1}, "weight_activation_bytes is -1"),
+        ({"overlap_s": -1.0}, "overlap_s is -1.0"),
+    ],
+)
+def test_a_cost_out_of_range_is_refused(options: dict[str, float], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        StageCost(1.0, 2.0, **options)  # type: ignore[arg-type]

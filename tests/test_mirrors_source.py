@@ -1,0 +1,220 @@
+"""Whoever changes a module finds its tests: in the file of the same name in the mirrored folder, or in the
+file that the table below names.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+SOURCE = TESTS.parent / "src" / "partita"
+LINES = 40
+"""Smaller modules are tested with the modules that use them."""
+MOST_IMPORTS = 4
+"""From a test to the module that it covers, unless it mentions a public name of the module."""
+IMPORT = re.compile(r"^ *from ((?:partita|tests)[\w.]*) import (?:\(([^)]*)\)|(.+))$", re.MULTILINE)
+PUBLIC = re.compile(r"^(?:def|class) ([A-Za-z]\w*)", re.MULTILINE)
+COVERED_BY = {
+    "_torch/export/alike.py": "_torch/export/test_same_calls.py",
+    "_torch/graph_module/block_mask.py": "pipelining/test_torchs_names.py",
+    "_torch/graph_module/graph_pickle.py": "_torch/graph_module/test_nodes.py",
+    "_torch/graph_module/guards_module.py": "_torch/graph_module/test_nodes.py",
+    "_torch/graph_module/lazy_module.py": "_torch/graph_module/test_nodes.py",
+    "_torch/graph_module/quick_code.py": "_torch/graph_module/test_nodes.py",
+    "capture/differing_node.py": "capture/test_proof.py",
+    "capture/merge_branches.py": "capture/test_branches.py",
+    "cli/demo.py": "cli/test_main.py",
+    "cudagraphs/facts/devices.py": "cudagraphs/regions/test_capturable.py",
+    "cudagraphs/facts/fixed_addresses.py": "cudagraphs/recording/test_pool.py",
+    "cudagraphs/facts/written_inputs.py": "cudagraphs/test_torch_is_wrong.py",
+    "cudagraphs/options.py": "cudagraphs/test_backend.py",
+    "cudagraphs/padding/row_call.py": "cudagraphs/padding/test_padding.py",
+    "cudagraphs/padding/row_layout.py": "cudagraphs/padding/test_padding.py",
+    "cudagraphs/padding/row_proof.py": "cudagraphs/padding/test_padding.py",
+    "cudagraphs/padding/row_rules.py": "cudagraphs/padding/test_padding.py",
+    "cudagraphs/recording/recorder.py": "cudagraphs/recording/test_cpu.py",
+    "cudagraphs/regions/launch_savings.py": "cudagraphs/regions/test_grouping.py",
+    "cudagraphs/replaying/call_signature.py": "cudagraphs/replaying/test_module.py",
+    "cudagraphs/replaying/entry.py": "cudagraphs/replaying/test_module.py",
+    "cudagraphs/replaying/outputs.py": "cudagraphs/replaying/test_module.py",
+    "ddp/forward_cut/buckets.py": "ddp/forward_cut/test_optimizer.py",
+    "ddp/inner.py": "ddp/replicas/test_replicate.py",
+    "ddp/reducing/bucket_set.py": "ddp/reducing/test_arrivals.py",
+    "ddp/reducing/comm_hooks.py": "ddp/test_gradients.py",
+    "ddp/reducing/settings.py": "ddp/reducing/test_tuning.py",
+    "ddp/replicas/broadcast.py": "ddp/replicas/test_replicate.py",
+    "ddp/replicas/owners.py": "ddp/replicas/test_replicate.py",
+    "ddp/replicas/replicated.py": "ddp/replicas/test_replicate.py",
+    "ddp/replicas/replication.py": "ddp/replicas/test_replicate.py",
+    "demo/model.py": "demo/test_run.py",
+    "demo/settings.py": "demo/test_run.py",
+    "demo/summary.py": "demo/test_run.py",
+    "demo/training.py": "demo/test_run.py",
+    "graph/function_tables.py": "graph/test_truth.py",
+    "graph/functions.py": "graph/test_truth.py",
+    "graph/node_effect.py": "graph/test_effects.py",
+    "graph/operators.py": "graph/test_truth.py",
+    "graph/storages.py": "graph/test_effects.py",
+    "pipelining/_backward.py": "pipelining/test_torchs_names.py",
+    "pipelining/_utils.py": "pipelining/test_torchs_names.py",
+    "pipelining/blocks/answers.py": "pipelining/blocks/test_stage_pass.py",
+    "pipelining/blocks/cut.py": "pipelining/frontends/modules/test_frontend.py",
+    "pipelining/blocks/host_generators.py": "pipelining/blocks/test_stage_pass.py",
+    "pipelining/blocks/memos.py": "pipelining/blocks/test_attributes.py",
+    "pipelining/blocks/model_frames.py": "pipelining/blocks/test_stage_pass.py",
+    "pipelining/blocks/numbered_tensors.py": "pipelining/blocks/test_stage_pass.py",
+    "pipelining/blocks/packet.py": "pipelining/blocks/test_transfer.py",
+    "pipelining/blocks/replay.py": "pipelining/blocks/test_stage_pass.py",
+    "pipelining/blocks/stage.py": "pipelining/blocks/test_stage_pass.py",
+    "pipelining/blocks/stage_module.py": "pipelining/blocks/test_attributes.py",
+    "pipelining/checkpoints/aliased_writer.py": "pipelining/checkpoints/test_savers.py",
+    "pipelining/checkpoints/checkpoint_source.py": "pipelining/checkpoints/test_checkpoint.py",
+    "pipelining/checkpoints/manifest_writer.py": "pipelining/checkpoints/test_writer_thread.py",
+    "pipelining/checkpoints/staging.py": "pipelining/checkpoints/test_snapshots.py",
+    "pipelining/frontends/cuts/plans.py": "pipelining/frontends/cuts/test_annotations.py",
+    "pipelining/frontends/graph/other_mode.py": "pipelining/frontends/test_pipeline.py",
+    "pipelining/frontends/graph/state_names.py": "pipelining/frontends/graph/test_coverage.py",
+    "pipelining/frontends/modules/borders.py": "pipelining/frontends/modules/test_frontend.py",
+    "pipelining/frontends/modules/build.py": "pipelining/frontends/modules/test_frontend.py",
+    "pipelining/frontends/modules/pipe.py": "pipelining/frontends/modules/test_frontend.py",
+    "pipelining/frontends/modules/proof.py": "pipelining/frontends/modules/test_frontend.py",
+    "pipelining/frontends/modules/recording.py": "pipelining/frontends/modules/test_frontend.py",
+    "pipelining/frontends/pipe.py": "pipelining/frontends/test_pipeline.py",
+    "pipelining/interface/pipe_info.py": "pipelining/stages/test_build.py",
+    "pipelining/microbatch.py": "pipelining/test_torchs_names.py",
+    "pipelining/schedules.py": "pipelining/test_torchs_names.py",
+    "pipelining/stages/autograd_cut.py": "pipelining/stages/test_split_backward.py",
+    "pipelining/stages/crossing.py": "pipelining/stages/test_manual.py",
+    "pipelining/stages/declared_outputs.py": "pipelining/stages/test_manual.py",
+    "pipelining/stages/graph_stage.py": "pipelining/stages/test_build.py",
+    "pipelining/stages/state_of_stage.py": "pipelining/stages/test_materialise.py",
+    "pipelining/stages/tied_share.py": "pipelining/stages/test_stage.py",
+    "pipelining/stages/value_stage.py": "pipelining/stages/test_manual.py",
+    "pipelining/steps/actions.py": "pipelining/steps/test_schedules.py",
+    "pipelining/steps/executor.py": "pipelining/steps/test_schedules.py",
+    "pipelining/steps/instructions.py": "pipelining/steps/test_schedules.py",
+    "pipelining/steps/mailbox.py": "pipelining/steps/test_schedules.py",
+    "pipelining/steps/preparation.py": "pipelining/steps/test_arguments.py",
+    "pipelining/steps/schedule_kinds.py": "pipelining/steps/test_schedule_bases.py",
+    "pipelining/steps/shape_exchange.py": "pipelining/steps/test_arguments.py",
+    "pipelining/steps/step.py": "pipelining/steps/test_schedules.py",
+    "pipelining/tied/share_gradients.py": "pipelining/tied/test_tied.py",
+    "pipelining/tied/tied_parameters.py": "pipelining/tied/test_stepped_once.py",
+    "pipelining/tied/tied_sum.py": "pipelining/tied/test_tied.py",
+    "pipelining/training/eager_model.py": "pipelining/training/test_verify_step.py",
+    "planning/_cuts.py": "planning/test_stages.py",
+    "planning/_json.py": "planning/test_units.py",
+    "planning/_program.py": "planning/test_simulate.py",
+    "planning/_rank_memory.py": "planning/test_stages.py",
+    "planning/generators/_arguments.py": "planning/generators/test_generators.py",
+    "planning/generators/_clock.py": "planning/generators/test_generators.py",
+    "planning/generators/_list_scheduler.py": "planning/generators/test_generators.py",
+    "planning/generators/_v_block.py": "planning/generators/test_generators.py",
+    "planning/generators/dualpipe_v.py": "planning/generators/test_generators.py",
+    "planning/generators/gpipe.py": "planning/generators/test_generators.py",
+    "planning/generators/interleaved_1f1b.py": "planning/generators/test_generators.py",
+    "planning/generators/interleaved_zero_bubble.py": "planning/generators/test_generators.py",
+    "planning/generators/one_f_one_b.py": "planning/generators/test_generators.py",
+    "planning/generators/v_half.py": "planning/generators/test_generators.py",
+    "planning/generators/v_min.py": "planning/generators/test_generators.py",
+    "planning/generators/zb_h1.py": "planning/generators/test_generators.py",
+    "planning/generators/zbv_zero_bubble.py": "planning/generators/test_generators.py",
+    "reporting/capture_tables.py": "reporting/test_capture_report.py",
+    "runtime/_baton.py": "runtime/test_in_process.py",
+    "runtime/_operation.py": "runtime/test_process_group.py",
+    "runtime/comm.py": "runtime/test_comm_contract.py",
+    "runtime/operation_errors.py": "runtime/test_process_group.py",
+    "runtime/own_groups.py": "runtime/test_process_group.py",
+    "runtime/thread_activity.py": "runtime/test_stalls.py",
+    "splitter/analysis.py": "splitter/test_bugs.py",
+    "splitter/assignment.py": "splitter/test_bad_input.py",
+    "splitter/caching.py": "splitter/test_bugs.py",
+    "splitter/cut.py": "splitter/test_captures.py",
+    "splitter/flow.py": "splitter/test_captures.py",
+    "splitter/ordering.py": "splitter/test_bugs.py",
+    "splitter/result.py": "splitter/test_bugs.py",
+    "splitter/split.py": "splitter/test_bad_input.py",
+    "splitter/stitch.py": "splitter/test_captures.py",
+    "verification/judge.py": "verification/test_verify_exceptions.py",
+    "verification/observe.py": "verification/test_verify_exceptions.py",
+    "verification/snapshot.py": "verification/test_verify_randomness.py",
+    "verification/state_comparison.py": "verification/test_verify_buffers.py",
+    "verification/subject.py": "verification/test_copying.py",
+}
+"""Modules without a test file of their name, and the test that runs most of each."""
+
+
+MODULES = [
+    str(path.relative_to(SOURCE))
+    for path in sorted(SOURCE.rglob("*.py"))
+    if path.name != "__init__.py" and len(path.read_text(encoding="utf-8").splitlines()) > LINES
+]
+
+
+def _mirror(module: str) -> Path:
+    path = TESTS / module
+    return path.with_name(f"test_{path.name.removeprefix('_')}")
+
+
+@cache
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+@cache
+def _imported(path: Path) -> frozenset[Path]:
+    """The files that a file imports from; a name that a package exports counts as that of its own file."""
+    files = {
+        _file_of(module, name)
+        for module, several, one in IMPORT.findall(_text(path))
+        for name in re.findall(r"(\w+)(?: as \w+)?", several or one)
+    }
+    if re.search("^import partita$", _text(path), re.MULTILINE):
+        files |= _imported(SOURCE / "__init__.py")
+    return frozenset(file for file in files if file is not None)
+
+
+@cache
+def _file_of(module: str, name: str) -> Path | None:
+    folder = (SOURCE.parent if module.startswith("partita") else TESTS.parent).joinpath(*module.split("."))
+    for file in (folder / f"{name}.py", folder.with_suffix(".py")):
+        if file.exists():
+            return file
+    face = folder / "__init__.py"
+    for origin, several, one in IMPORT.findall(_text(face)) if face.exists() else ():
+        if re.search(rf"\b{name}\b", several or one):
+            return _file_of(origin, name)
+    return None
+
+
+def _is_near(test: Path, module: Path) -> bool:
+    seen, ring = {test}, {test}
+    for _ in range(MOST_IMPORTS):
+        ring = {file for path in ring for file in _imported(path)} - seen
+        seen |= ring
+    return module in seen
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_module_has_a_test(module: str) -> None:
+    assert _mirror(module).exists() or module in COVERED_BY, (
+        f"add {_mirror(module).relative_to(TESTS.parent)}, or say in COVERED_BY which test covers {module}"
+    )
+
+
+@pytest.mark.parametrize(("module", "test"), COVERED_BY.items(), ids=COVERED_BY)
+def test_no_line_of_the_table_is_stale(module: str, test: str) -> None:
+    path = SOURCE / module
+    assert module in MODULES, f"{module} is gone, or too small to need a line"
+    assert not _mirror(module).exists(), f"{module} has a test file of its name"
+    names, words = PUBLIC.findall(_text(path)), set(re.findall(r"\w+", _text(TESTS / test)))
+    covers = not words.isdisjoint(names) or _is_near(TESTS / test, path)
+    assert covers, f"tests/{test} has nothing to do with {module}"
+
+
+def test_the_table_is_sorted() -> None:
+    assert list(COVERED_BY) == sorted(COVERED_BY)
