@@ -26,7 +26,7 @@ _END_S = 0.5
 """How long `Waiters.end` waits for calls that a failure should have ended."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class _Job:
     """Calls that one thread makes, one after the other.
 

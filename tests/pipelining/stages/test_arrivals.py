@@ -30,7 +30,7 @@ def test_a_gradient_is_taken_as_it_comes(name: str, transposed: bool) -> None:
     assert torch.equal(arrived, gradient)
 
 
-def test_a_gradient_that_lies_plainly_is_not_copied() -> None:
+def test_a_compact_gradient_is_not_copied() -> None:
     leaf = torch.randn(SHAPE, requires_grad=True)
     addresses: list[int] = []
 

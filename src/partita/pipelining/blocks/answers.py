@@ -37,7 +37,7 @@ Answer = tuple[str, Any, Any]
 number."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class NewTensor:
     """A tensor that the call has made."""
 
@@ -59,7 +59,7 @@ class NewTensor:
         return NewTensor, (self.shape, self.stride, self.dtype)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class NumberedTensor:
     """A tensor that the pass had met before the call. See `NumberedTensors`."""
 
@@ -75,7 +75,7 @@ class StageDevice:
     __slots__ = ()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Opaque:
     """Stands for something that can't go to another process, such as the handle of a hook."""
 
@@ -93,7 +93,7 @@ class Opaque:
         )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RaisedError:
     """The exception that the call raised."""
 

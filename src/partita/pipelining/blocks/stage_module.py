@@ -107,14 +107,15 @@ class StageModule(nn.Module):
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The parameters, buffers and other attributes of a model's modules that are tensors, each once."""
+    """The parameters and buffers of a model's modules, then other attributes that are tensors, each once."""
     seen: set[int] = set()
-    for path, module in model.named_modules():
-        for table in (*named_tables(module), vars(module)):
-            for name, value in table.items():
-                if isinstance(value, Tensor) and id(value) not in seen:
-                    seen.add(id(value))
-                    yield f"{path}.{name}" if path else name, value
+    tables = [(path, table) for path, module in model.named_modules() for table in named_tables(module)]
+    attributes = [(path, vars(module)) for path, module in model.named_modules()]
+    for path, table in (*tables, *attributes):
+        for name, value in table.items():
+            if isinstance(value, Tensor) and id(value) not in seen:
+                seen.add(id(value))
+                yield f"{path}.{name}" if path else name, value
 
 
 def entering(path: str, arguments: Any) -> None:

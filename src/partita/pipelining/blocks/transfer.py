@@ -108,7 +108,7 @@ class _Layout:
         return tensor.permute(order)
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class _TensorReceive:
     """The `Handle` of a tensor that is being received."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from io import BytesIO
 from pathlib import Path, PurePosixPath
@@ -181,8 +182,8 @@ def _check_tensor(name: str, value: TensorStorageMetadata) -> None:
         ends = [at + size for at, size in zip(chunk.offsets, chunk.sizes, strict=True)]
         if any(end > size for end, size in zip(ends, value.size, strict=True)):
             raise ValueError(f"{name!r:.80} has a shard that reaches out of it")
-        stored += chunk.sizes.numel()
-    if stored < value.size.numel():
+        stored += math.prod(chunk.sizes)
+    if stored < math.prod(value.size):  # `numel` would overflow
         raise ValueError(
             f"{name!r:.80} has shards of {stored} elements, which is not all of {list(value.size)}"
         )

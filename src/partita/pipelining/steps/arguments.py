@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -82,7 +83,7 @@ class LossSide:
     weights: tuple[float, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StepArguments:
     """What ``step()`` and ``eval()`` are given: see `PipelineSchedule.step`. Either a batch (``args``,
     ``kwargs``, ``target``) or microbatches (``arg_mbs``, ``kwarg_mbs``, ``target_mbs``).
@@ -101,6 +102,7 @@ class StepArguments:
     loss_keywords: Mapping[str, Any]
     weights: LossWeights | Sequence[float] | None = None
 
+    @cached_property  # custom functions are shown what the stages are called with
     def microbatches(self) -> Microbatches | None:
         """The microbatches that the user has made; None where there is a batch to be cut.
 
@@ -128,7 +130,7 @@ class StepArguments:
 
     def in_microbatches(self, *, first: bool) -> Microbatches:
         """The microbatches that the user has made, or those of the batch; see `microbatches` and `cut`."""
-        microbatches = self.microbatches()
+        microbatches = self.microbatches
         if microbatches is None:
             batch = self.cut(first=first)
             microbatches = Microbatches(tuple(batch.trees()), batch.plan.sizes)

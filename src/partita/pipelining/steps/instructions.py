@@ -47,7 +47,7 @@ class Instruction(Protocol):
     def run(self) -> None: ...
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Forward:
     """F: the forward pass of one microbatch; on the last stage also its result and its loss."""
 
@@ -92,7 +92,7 @@ class Forward:
             self.stage.start_from(microbatch, loss, seed, hooked=hooks_made() != before)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Backward:
     """B or I: ``backward`` is the stage's method for it."""
 
@@ -111,7 +111,7 @@ class Backward:
         self.delivery.put(results)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class WeightBackward:
     """W."""
 
@@ -126,7 +126,7 @@ class WeightBackward:
             self.stage.backward_weight(self.microbatch)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class _Transfer:
     """A message from one rank to another for one microbatch.
 
@@ -146,7 +146,7 @@ class _Transfer:
     inbox: Inbox | None = field(default=None, init=False)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Send(_Transfer):
     """SEND_F or SEND_B: starts sending, and does not wait.
 
@@ -194,7 +194,7 @@ class Send(_Transfer):
         self.handles.clear()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Arrival:
     """The handle of a message: of its numbers, and of the trailer, which has been sent after them.
 
@@ -210,7 +210,7 @@ class _Arrival:
         finish_all(self.numbers)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Receive(_Transfer):
     """RECV_F or RECV_B: allocates memory for a message, and starts receiving.
 
@@ -245,7 +245,7 @@ class Receive(_Transfer):
         handles.append(_Arrival(numbers, receive(trailer, rank, self.trailer_tag)))
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class StageCall:
     """UNSHARD, RESHARD or REDUCE_GRAD: calls the stage's hook for it, if there is one."""
 

@@ -102,7 +102,7 @@ class CapturedPreparation:
     def accept(self, arguments: StepArguments) -> Accepted:
         """See `StepPreparation`."""
         first, train = self._stages.get(0), arguments.train
-        microbatches = arguments.microbatches()  # refused on every rank alike
+        microbatches = arguments.microbatches  # refused on every rank alike
         if first is None:
             return Accepted()
         if isinstance(first, BlockStage):

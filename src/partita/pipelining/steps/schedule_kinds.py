@@ -76,10 +76,17 @@ class _SeveralStages(PipelineScheduleRuntime):
         defer_pp_recv: bool = False,
         **options: Any,
     ) -> None:
-        specs = args_chunk_spec, kwargs_chunk_spec, output_merge_spec
-        flags = None, scale_grads, backward_requires_autograd  # None: use_full_backward
         super().__init__(
-            stages, n_microbatches, loss_fn, *specs, *flags, defer_pp_recv=defer_pp_recv, **options
+            stages,
+            n_microbatches,
+            loss_fn,
+            args_chunk_spec,
+            kwargs_chunk_spec,
+            output_merge_spec,
+            scale_grads=scale_grads,
+            backward_requires_autograd=backward_requires_autograd,
+            defer_pp_recv=defer_pp_recv,
+            **options,
         )
 
 
@@ -101,9 +108,16 @@ class ScheduleLoopedBFS(_SeveralStages):
         defer_pp_recv: bool = False,
         **options: Any,
     ) -> None:
-        specs = None, None, output_merge_spec
-        flags = scale_grads, backward_requires_autograd, defer_pp_recv
-        super().__init__(stages, n_microbatches, loss_fn, *specs, *flags, **options)
+        super().__init__(
+            stages,
+            n_microbatches,
+            loss_fn,
+            output_merge_spec=output_merge_spec,
+            scale_grads=scale_grads,
+            backward_requires_autograd=backward_requires_autograd,
+            defer_pp_recv=defer_pp_recv,
+            **options,
+        )
 
 
 class ScheduleInterleaved1F1B(_SeveralStages):
