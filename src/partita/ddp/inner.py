@@ -48,7 +48,7 @@ def resolve_inner(inner: InnerCompiler) -> Callable[[AotGraph], Callable[..., An
         return partial(_run_by, checked)
     if isinstance(checked, str):
         return None if checked == "inductor" else lambda graph: graph.gm.forward
-    return lambda graph: checked(graph.gm, graph.examples)
+    return lambda graph: checked(graph.gm, list(graph.examples))
 
 
 def _run_by(runner: PieceRunner, graph: AotGraph) -> Callable[..., Any]:

@@ -80,7 +80,7 @@ def _message(error: ChildFailedError, name: str) -> str:
             "have been ended"
         )
     report = failure.message  # what the process has written down of its error, where it could
-    text = report["message"] if isinstance(report, dict) else report
+    text = str(report.get("message", report) if isinstance(report, dict) else report)
     return (
         f"rank {rank} of the {name} failed (process {failure.pid}, exit status {failure.exitcode}):\n"
         f"{text.strip()}"

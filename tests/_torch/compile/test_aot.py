@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import copy
+import gc
+import weakref
 from typing import Any
 
 import torch
@@ -29,7 +32,7 @@ def test_each_graph_has_a_record_and_parameters_are_static() -> None:
     forward, backward, inference = graphs
     assert [graph.kind for graph in graphs] == ["forward", "backward", "inference"]
     assert [len(graph.static_inputs) for graph in graphs] == [2, 0, 2]
-    assert (forward.forward, backward.forward, inference.forward) == (None, forward, None)
+    assert forward.forward_tensors == backward.forward_tensors == inference.forward_tensors == (0, 1, 2)
     assert [value.shape for value in forward.examples] == [(3, 2), (3,), (4, 2)]
 
 
@@ -53,5 +56,20 @@ def test_a_backward_graph_knows_the_parameters_that_it_reads_and_a_piece_those_o
     node.meta["val"] = torch.ones(2)
     placeholder.graph.output((node,))
     piece = backward.piece(placeholder)
-    assert (piece.kind, piece.static_inputs, piece.forward) == ("backward", frozenset(), graphs[0])
+    assert (piece.kind, piece.static_inputs, piece.returned) == ("backward", frozenset(), None)
     assert [value.shape for value in piece.examples] == [(2,)]
+
+
+def test_what_is_compiled_keeps_no_graph_that_it_does_not_run() -> None:
+    """The traced forward graph, and its example values, lived as long as the compiled function."""
+    graphs: list[weakref.ref[torch.fx.GraphModule]] = []
+
+    def rewritten(graph: AotGraph) -> Any:
+        graphs.append(weakref.ref(graph.gm))
+        return torch.fx.GraphModule(graph.gm, copy.deepcopy(graph.gm.graph))
+
+    model = nn.Linear(2, 3)
+    compiled = torch.compile(model, backend=lambda gm, inputs: compile_ahead(gm, inputs, rewritten))
+    compiled(torch.ones(4, 2)).sum().backward()
+    gc.collect()
+    assert [graph() for graph in graphs] == [None, None]

@@ -19,42 +19,47 @@ Boxed: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 """Takes its inputs in a list, which it empties, so that what is used up can be freed."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class AotGraph:
     """One flat functional graph of operators. Writes to inputs stay in it, as ``copy_`` at its end.
 
     Attributes:
         kind: what AOTAutograd made it for.
         gm: the graph; its nodes have example values.
-        examples: its example inputs (fake tensors).
+        examples: its example inputs (fake tensors and sizes).
         static_inputs: names of the parameters and buffers among its inputs, which keep their addresses from
             run to run; a backward graph names those of its forward graph.
         returned: how many of its outputs a caller gets; those behind them are saved, and only the backward
             graph reads them. None: all are returned.
-        forward: of a backward graph, the graph that saves what it reads.
+        forward_tensors: positions of the tensors among the inputs of the forward graph, which is this one or
+            that of a backward graph.
     """
 
     kind: AotGraphKind
     gm: GraphModule
-    examples: Sequence[Any]
+    examples: tuple[Any, ...]
     static_inputs: frozenset[str]
     returned: int | None
-    forward: AotGraph | None = None
+    forward_tensors: tuple[int, ...]
 
     def piece(self, gm: GraphModule) -> AotGraph:
         """A graph that was cut from this one. Its outputs have the strides that the example values say."""
         placeholders = gm.graph.find_nodes(op="placeholder")
         names = {node.name for node in placeholders}
-        examples = [node.meta["val"] for node in placeholders]
-        return replace(self, gm=gm, examples=examples, static_inputs=self.static_inputs & names)
+        examples = tuple(node.meta["val"] for node in placeholders)
+        static_inputs = self.static_inputs & names
+        return replace(self, gm=gm, examples=examples, static_inputs=static_inputs, returned=None)
 
 
 class AotRecords:
-    """Makes the records of the graphs that come from one graph of Dynamo's, while torch compiles them."""
+    """Makes the records of the graphs that come from one graph of Dynamo's, while torch compiles them.
+
+    It lives as long as what is compiled: of the forward graph it keeps names and positions, not the graph.
+    """
 
     def __init__(self) -> None:
         self._static: set[str] = set()
-        self._forward: AotGraph | None = None
+        self._forward_tensors: tuple[int, ...] = ()
 
     def graph(self, kind: AotGraphKind, gm: GraphModule, examples: Sequence[Any]) -> AotGraph:
         """The record of the graph that is being compiled."""
@@ -64,11 +69,11 @@ class AotRecords:
         if kind != "backward" and facts is not None:
             self._static.update(names[index] for index in facts.static_input_indices if index < len(names))
         returned = getattr(facts, "num_forward", None) if kind == "forward" else None
-        forward = self._forward if kind == "backward" else None
-        graph = AotGraph(kind, gm, examples, frozenset(self._static.intersection(names)), returned, forward)
-        if kind == "forward":
-            self._forward = graph
-        return graph
+        if kind != "backward":
+            tensors = (isinstance(value, torch.Tensor) for value in examples)
+            self._forward_tensors = tuple(position for position, yes in enumerate(tensors) if yes)
+        static_inputs = frozenset(self._static.intersection(names))
+        return AotGraph(kind, gm, tuple(examples), static_inputs, returned, self._forward_tensors)
 
 
 def compile_ahead(
@@ -78,7 +83,8 @@ def compile_ahead(
 
     Args:
         inputs: those that Dynamo hands to a backend.
-        compile_graph: returns what runs a graph: a function of its inputs, called without gradients.
+        compile_graph: returns what runs a graph: a function of its inputs, called without gradients; one that
+            `takes_a_list` is called as it is.
 
     Returns:
         A function of the same inputs.

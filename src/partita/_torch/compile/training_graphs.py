@@ -1,8 +1,8 @@
 """The graphs of training, with the backward graph open to be cut before it is compiled.
 
 Torch's own frame (AOTAutograd, and Inductor around it) makes a forward and a backward graph. A function of
-the caller's gets each with a compiler, to compile the graph as it is, or to cut it and compile the pieces one
-by one, now or later.
+the caller's gets each with a compiler: to compile the graph as it is, or to cut a backward graph and compile
+the pieces one by one, now or later.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from partita._torch.compile.aot import AotGraph, AotGraphKind, AotRecords, Boxed, boxed, compile_ahead
 
-__all__ = ["GraphCompiler", "InnerCompiler", "compile_training"]
+__all__ = ["CompileGraph", "GraphCompiler", "compile_training"]
 
-InnerCompiler: TypeAlias = Callable[[AotGraph], Callable[..., Any]]
+CompileGraph: TypeAlias = Callable[[AotGraph], Callable[..., Any]]
 """From a graph, or a piece of one, to what runs it."""
 
 
 @dataclass(frozen=True)
 class GraphCompiler:
-    """Compiles a graph, or its pieces; pieces of a backward graph also when torch has left its frame.
+    """Compiles a graph as a whole; of a backward graph also pieces, and when torch has left its frame.
 
     Attributes:
         inner: compiles what it is given.
         frame: the one that torch compiles in.
     """
 
-    inner: InnerCompiler
+    inner: CompileGraph
     frame: Callable[[], AbstractContextManager[Any]]
 
     def __call__(self, graph: AotGraph) -> Boxed:
@@ -55,7 +55,7 @@ def compile_training(
     inputs: Sequence[Any],
     compile_graph: Callable[[AotGraph, GraphCompiler], Boxed],
     *,
-    inner: InnerCompiler | None = None,
+    inner: CompileGraph | None = None,
     settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> Callable[..., Any]:
     """Compile a graph of Dynamo's for training and inference.
@@ -82,7 +82,7 @@ def compile_training(
 
 
 def _graph_compiler(
-    graph: AotGraph, inner: InnerCompiler, settings: Mapping[str, Any] | None
+    graph: AotGraph, inner: CompileGraph, settings: Mapping[str, Any] | None
 ) -> GraphCompiler:
     """What compiles ``graph``.
 
@@ -106,14 +106,14 @@ def _inside_inductor(
             kind = "backward"
 
         def compile_whole(graph: AotGraph) -> Any:
-            return compile_fx_inner(graph.gm, graph.examples, **options)
+            return compile_fx_inner(graph.gm, list(graph.examples), **options)
 
         def compile_piece(piece: AotGraph) -> Any:
             output = piece.gm.graph.output_node()
             (results,) = output.args
             assert isinstance(results, tuple)
             output.meta["user_visible_output_idxs"] = list(range(len(results)))
-            return compile_fx_inner(piece.gm, piece.examples, cudagraphs=BoxedBool(False), **for_pieces)
+            return compile_fx_inner(piece.gm, list(piece.examples), cudagraphs=BoxedBool(False), **for_pieces)
 
         of_the_whole = ("static_input_idxs", "cudagraphs", "boxed_forward_device_index")
         for_pieces = {key: value for key, value in options.items() if key not in of_the_whole}

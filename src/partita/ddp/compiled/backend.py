@@ -144,7 +144,6 @@ class _BackwardRunner:
         *,
         shares: bool,
     ) -> None:
-        assert graph.forward is not None
         self._shares = shares
         self._whole = graph
         self._graph = BackwardGraph(graph.gm)
@@ -152,11 +151,7 @@ class _BackwardRunner:
         self._compiled: dict[str, Boxed] = {}
         count = len(self._graph.outputs)
         # Autograd counts only those inputs of the forward graph that are tensors.
-        self._tensors = [
-            position
-            for position, value in enumerate(graph.forward.examples[:count])
-            if isinstance(value, torch.Tensor)
-        ]
+        self._tensors = [position for position in graph.forward_tensors if position < count]
         self._expected = {position: owner for position, owner in expected.items() if position < count}
         self._program: BackwardProgram | None = None
         self._versions: tuple[int, ...] = ()
