@@ -60,7 +60,7 @@ class GraphStage(ValueStage):
 
     def _run(self, values: Mapping[str, Any], *, train: bool) -> tuple[Flight, dict[str, Any]]:
         flight, outputs = super()._run(values, train=train)
-        if self.is_last:
+        if self._has_results:
             self._result = self.results(outputs, self._crossing)
         return flight, outputs
 

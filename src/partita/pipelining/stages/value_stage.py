@@ -23,7 +23,10 @@ class ValueStage(Stage):
     def follow(self, routes: Routes) -> None:
         """See `Stage.follow`."""
         super().follow(routes)
-        extra = dict.fromkeys(routes.result_names if self.is_last else ()).keys() - {*self.border.outputs}
+        self._has_results = self.is_last
+        extra = dict.fromkeys(routes.result_names if self._has_results else ()).keys() - {
+            *self.border.outputs
+        }
         takes = dict.fromkeys((*self.border.inputs, *sorted(extra)))
         wants = {name: value.requires_grad for name, value in routes.values.items()}
         self._takes = tuple((name, wants.get(name)) for name in takes if name not in routes.numbers)

@@ -123,7 +123,9 @@ class CapturedPreparation:
         cast = self._precision.routes(self._comm, self._stages, routes, *sizes.open[:1])
         crossing: tuple[Routes, ...] = ()
         if routes.symbols:
-            crossing = tuple(cast.at(one, stage.module.training) for one in sizes.open)
+            training = stage.module.training
+            routes_of = {one: cast.at(one, training) for one in dict.fromkeys(sizes.open)}
+            crossing = tuple(routes_of[one] for one in sizes.open)
         elif cast is not routes:
             crossing = (cast,) * self._microbatches
         for each in self._stages.values():
