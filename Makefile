@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "$(PYTHON) lacks the venv module: install it (Debian and Ubuntu: apt-get install python3-venv)"; exit 1; }
 	@echo "== setting up $(VENV) (once; the first time downloads torch)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --progress-bar on --constraint constraints.txt --editable '.[dev,hf]' 2>$(VENV)/pip.err || { cat $(VENV)/pip.err; echo "the installation failed: is a package index reachable? See the lines above, then call make again"; exit 1; }
+	@$(BIN)/python -m pip install --progress-bar on --constraint constraints.txt --editable '.[dev,hf,solver]' 2>$(VENV)/pip.err || { cat $(VENV)/pip.err; echo "the installation failed: is a package index reachable? See the lines above, then call make again"; exit 1; }
 	@touch $@
 
 setup: $(STAMP)

@@ -47,11 +47,13 @@ FOR_TORCHRUN = [block for block in BLOCKS if "# torchrun" in block]
 
 
 @pytest.mark.slow
-def test_an_example_for_torchrun_runs_with_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("block", FOR_TORCHRUN, ids=lambda block: block.splitlines()[0][2:60])
+def test_examples_for_torchrun_run_with_it(block: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text(FOR_TORCHRUN[0])
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*launcher, str(script)]
+    script.write_text(block)
+    (processes,) = re.findall(r"with (\d+) processes", block.splitlines()[0]) or ["2"]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", processes]
+    command = [sys.executable, *launcher, str(script)]
     # in tmp_path, so that what an example writes is gone with the folder
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, cwd=tmp_path)
     assert result.returncode == 0, result.stderr

@@ -44,8 +44,9 @@ ROOMS = {
     "ddp": (("inner", "reducing"), ("replicas",), ("compiled", "forward_cut")),
     "pipelining": (
         ("interface", "frontends.cuts"),
+        ("recompute",),
         ("stages",),
-        ("blocks", "tied"),
+        ("blocks", "tied", "measuring"),
         ("steps",),
         ("training",),
         ("frontends.pipe",),

@@ -1,4 +1,6 @@
-"""Every check that CI runs, in one command: format, lint, types, tests (layers and names among them)."""
+"""Every check that CI runs, in one command: format, lint, types, tests (layers and names among them), and
+what somebody gets who installs partita.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,15 @@ from pathlib import Path
 
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).parent.parent
-WORKERS = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "1")
+WORKERS = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "0")
 CHECKS = (
     ("format", [str(BIN / "ruff"), "format", "--check", "."]),
     ("lint", [str(BIN / "ruff"), "check", "."]),
     ("types", [str(BIN / "mypy")]),
-    # Tests of one file stay together, since some share what is costly to set up. A worker that dies is
-    # replaced once: the new one runs the same test again.
+    # Tests of one file stay together, since some share what is costly to set up. A worker that dies is not
+    # replaced: pytest-xdist would wait for ever where the other one has ended already.
     ("tests", [sys.executable, "-m", "pytest", *WORKERS, "--durations", "10", *sys.argv[1:]]),
+    ("wheel", [sys.executable, str(ROOT / "tools" / "check_wheel.py")]),
 )
 
 

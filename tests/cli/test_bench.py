@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+from importlib.metadata import PackagePath
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,7 +27,8 @@ def test_names_are_listed_with_their_questions(
 def test_helpers_of_the_benchmarks_are_no_benchmarks() -> None:
     names = benchmark_names(ROOT / "benchmarks")
     assert "splitter" in names
-    assert not {"harness", "subjects", "__init__"} & names.keys()
+    assert not {"harness", "subjects", "__init__", "ddp-worker"} & names.keys()
+    assert all(question.endswith("?") for question in names.values())
 
 
 @pytest.mark.parametrize("written", ["pipeline-overhead", "pipeline_overhead"])
@@ -43,11 +47,34 @@ def test_an_unknown_name_is_answered_with_the_known_ones(monkeypatch: pytest.Mon
         bench("spliter")
 
 
-def test_without_the_source_the_message_says_where_benchmarks_are(tmp_path: Path) -> None:
-    with pytest.raises(
-        UsageError, match=r"there is no folder 'benchmarks' in .*: benchmarks are part of the source"
-    ):
+def test_without_the_folder_the_message_says_where_benchmarks_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("partita.cli.bench.files", lambda _name: None)
+    with pytest.raises(UsageError, match=r"there is no folder 'benchmarks' in .*: call this in a checkout"):
         find_benchmarks(tmp_path, tmp_path / "site-packages" / "partita" / "cli" / "bench.py")
+
+
+def test_an_installed_package_brings_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "share" / "partita" / "benchmarks"
+    folder.mkdir(parents=True)
+    (folder / "harness.py").touch()
+    installed = PackagePath("share/partita/benchmarks/harness.py")
+    installed.dist = SimpleNamespace(locate_file=tmp_path.joinpath)  # type: ignore[assignment]
+    monkeypatch.setattr("partita.cli.bench.files", lambda _name: [installed])
+    assert find_benchmarks(tmp_path, tmp_path / "partita" / "cli" / "bench.py") == folder
+
+
+def test_processes_that_a_benchmark_starts_find_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("PYTHONPATH", "before")
+    seen = []
+    monkeypatch.setattr("benchmarks.splitter.main", lambda **_options: seen.append(os.environ["PYTHONPATH"]))
+    bench("splitter")
+    assert seen == [f"{ROOT}{os.pathsep}before"]
+    assert os.environ["PYTHONPATH"] == "before"
 
 
 def test_the_checkout_is_found_from_elsewhere(tmp_path: Path) -> None:

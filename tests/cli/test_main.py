@@ -33,8 +33,8 @@ def test_help_lists_the_commands() -> None:
         (("demo", "--schedule", "nonsense"), "ScheduleError: there is no schedule class 'nonsense'"),
     ],
 )
-def test_an_error_is_one_message_and_status_1(arguments: tuple[str, ...], message: str) -> None:
+def test_what_can_not_be_used_is_one_message_and_status_2(arguments: tuple[str, ...], message: str) -> None:
     result = partita(*arguments)
-    assert result.returncode == 1
+    assert result.returncode == 2
     assert message in result.stderr
     assert "Traceback" not in result.stderr

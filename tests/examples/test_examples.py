@@ -44,7 +44,7 @@ def _run(script: Path, processes: int = 2) -> str:
 
 
 def test_there_are_examples() -> None:
-    assert {script.name for script in SCRIPTS} == {"gpt.py", "translation_hf.py", "unet.py"}
+    assert {script.name for script in SCRIPTS} == {"gpt.py", "planned.py", "translation_hf.py", "unet.py"}
 
 
 @pytest.mark.timeout(LIMIT_S + 10)

@@ -136,32 +136,27 @@ def _numbers(stages: Sequence[Any]) -> State:
     return {name: value.numpy().tobytes() for name, value in state_of(stages).items()}
 
 
-def check(training: Training) -> str:
-    """Lets it happen.
-
-    Returns:
-        What is wrong; nothing, where the weights are those of a training that nobody disturbed.
-    """
+def check(training: Training) -> None:
+    """Let it happen, and assert that the weights are those of a training that nobody disturbed."""
     with tempfile.TemporaryDirectory() as folder, patience(120.0):
         for leg in training.legs:
             pipe = pipe_of(len(leg.placement))
             ranks = max(leg.placement) + 1
             found = endings(ranks, _train, leg, training.saving, pipe, Path(folder))
             for rank, ending in enumerate(found):
-                wrong = _wrong(leg, rank, ending)
-                if wrong:
-                    return f"{leg}: rank {rank} {wrong}"
+                _check_ending(leg, rank, ending)
     expected = _expected()
     state = {name: value for ending in found for name, value in ending.result.items()}
-    if state.keys() != expected.keys():
-        return f"other names: {state.keys() ^ expected.keys()}"
-    return ", ".join(name for name, value in state.items() if value != expected[name])
+    assert state.keys() == expected.keys()
+    assert not [name for name, value in state.items() if value != expected[name]]
 
 
-def _wrong(leg: Leg, rank: int, ending: Ending) -> str:
+def _check_ending(leg: Leg, rank: int, ending: Ending) -> None:
+    where = f"{leg}: rank {rank}"
     if leg.victim is None:
-        return ending.text
-    if rank == leg.victim:
-        return "" if ending.exitcode == -signal.SIGKILL else f"was to be killed: {ending}"
-    named = isinstance(ending.error, PeerFailed) and ending.error.rank == leg.victim
-    return "" if named else f"was told {ending.error!r}"
+        assert not ending.text, f"{where}: {ending.text}"
+    elif rank == leg.victim:
+        assert ending.exitcode == -signal.SIGKILL, f"{where} was to be killed: {ending}"
+    else:
+        assert isinstance(ending.error, PeerFailed), f"{where} was told {ending.error!r}"
+        assert ending.error.rank == leg.victim, f"{where} was told {ending.error!r}"

@@ -31,13 +31,13 @@ def _held(schedule: Schedule, rank: int, ends: dict[Action, tuple[Action, ...]])
     return most
 
 
-def _all_ends(schedule: Schedule, held: int = 16) -> list[dict[Action, tuple[Action, ...]]]:
+def _all_ends(schedule: Schedule, most_unanswered: int = 16) -> list[dict[Action, tuple[Action, ...]]]:
     return [
         {
             send: one.answered.get(send, ()) + one.unanswered.get(send, ())
             for send in one.answered | one.unanswered
         }
-        for one in send_ends(schedule, held=held)
+        for one in send_ends(schedule, most_unanswered=most_unanswered)
     ]
 
 
@@ -79,7 +79,7 @@ def test_a_wait_that_would_never_end_is_left_out() -> None:
     )
     schedule = _schedule(rows)
     edges = {(0, 1), (1, 2), (0, 3), (2, 3)}
-    first, second, _ = send_ends(schedule, edges, held=2)
+    first, second, _ = send_ends(schedule, edges, most_unanswered=2)
     assert not first.unanswered
     assert not second.unanswered
     without_skip = {(0, 1), (1, 2), (2, 3)}
@@ -88,7 +88,7 @@ def test_a_wait_that_would_never_end_is_left_out() -> None:
         rows[1],
         "2RECV_F0,2F0,2RECV_F1,2F1,2RECV_F2,2F2,3F0,3F1,3F2",
     )
-    first, second, _ = send_ends(_schedule(rows), without_skip, held=2)
+    first, second, _ = send_ends(_schedule(rows), without_skip, most_unanswered=2)
     assert {str(send): list(map(str, ends)) for send, ends in first.unanswered.items()} == {
         "0SEND_F2": ["0SEND_F0"]
     }
@@ -101,7 +101,7 @@ def test_from_a_message_of_nothing_nothing_is_heard() -> None:
     """No gradients go back to a frozen stage: that it may go on says nothing about what it has sent."""
     schedule = lower(get_schedule("1F1B")(2, 6), {(0, 1)})
     assert send_ends(schedule, {(0, 1)})[0].answered
-    first, last = send_ends(schedule, {(0, 1)}, links={(0, 1)}, held=2)
+    first, last = send_ends(schedule, {(0, 1)}, links={(0, 1)}, most_unanswered=2)
     assert not first.answered
     assert _as_text(first.unanswered)["0SEND_F2"] == ["0SEND_F0"]
     assert not last.answered

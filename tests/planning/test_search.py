@@ -1,45 +1,151 @@
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
+from tests.planning.profiles import best_named_s, random_profile
 
 from partita.errors import InfeasiblePlan, PlanError, ScheduleError
-from partita.planning import Cluster, CostModel, StageCost, Unit, get_schedule, search, simulate
+from partita.planning import (
+    Cluster,
+    CostModel,
+    LinkLevel,
+    Plan,
+    StageCost,
+    Unit,
+    get_schedule,
+    plan_stages,
+    schedule_of,
+    search,
+    simulate,
+    validate,
+)
 
 UNITS = tuple(Unit(f"u{index}", 1.0, 2.0, parameter_bytes=10, activation_bytes=5) for index in range(8))
 COSTS = CostModel(UNITS, (4,) * 7)
 
 
 def test_the_fastest_comes_first() -> None:
-    found = search(COSTS, Cluster(4))
-    times = [candidate.makespan_s for candidate in found]
+    candidates = search(COSTS, Cluster(4))
+    times = [candidate.makespan_s for candidate in candidates]
     assert times == sorted(times)
-    assert {candidate.plan.schedule for candidate in found} >= {"GPipe", "1F1B", "ZBVZeroBubble"}
+    names = {candidate.plan.schedule for candidate in candidates}
+    assert names >= {"GPipe", "1F1B", "ZBVZeroBubble", "DualPipeV", "ListSchedule"}
 
 
-def test_a_candidate_is_what_its_plan_simulates_to() -> None:
-    for candidate in search(COSTS, Cluster(2, 8.0, 0.5)):
-        plan = candidate.plan
-        result = simulate(get_schedule(plan.schedule)(len(plan.stages), plan.microbatches, plan.ranks), plan)
-        assert (candidate.makespan_s, candidate.bubble, candidate.peak_bytes) == (
-            result.makespan_s,
-            result.bubble,
-            result.peak_bytes,
-        )
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        Cluster(2, 8.0, 0.5),
+        Cluster(3, latency_s=0.2, speeds=(1.0, 0.5, 2.0)),
+        Cluster(2, memory_bytes=190),
+        Cluster(4, memories=(None, 120, 110, 200)),
+        Cluster.of_nodes(2, 2, LinkLevel(latency_s=0.1), LinkLevel(latency_s=0.4, ports=1)),
+    ],
+)
+def test_a_candidate_is_what_its_plan_simulates_to(cluster: Cluster) -> None:
+    for candidate in search(COSTS, cluster, microbatches=4):
+        plan = Plan.from_json(candidate.plan.to_json())
+        schedule = schedule_of(plan)
+        validate(schedule)
+        result = simulate(schedule, plan)
+        assert candidate.makespan_s == pytest.approx(result.makespan_s)
+        assert candidate.bubble == pytest.approx(result.bubble)
+        assert candidate.span_bubble == pytest.approx(result.span_bubble)
+        assert candidate.peak_bytes == result.peak_bytes
+        for rank, peak in enumerate(result.peak_bytes):
+            limit = cluster.memory(rank)
+            assert limit is None or peak <= limit
 
 
 def test_every_candidate_fits_the_memory_and_uses_every_rank() -> None:
     cluster = Cluster(4, memory_bytes=140)
-    found = search(COSTS, cluster)
-    assert all(max(candidate.peak_bytes) <= 140 for candidate in found)
-    assert all(candidate.plan.ranks == 4 for candidate in found)
-    assert "GPipe" not in {candidate.plan.schedule for candidate in found}
+    candidates = search(COSTS, cluster, recompute=False)
+    assert all(max(candidate.peak_bytes) <= 140 for candidate in candidates)
+    assert all(candidate.plan.ranks == 4 for candidate in candidates)
+    assert "GPipe" not in {candidate.plan.schedule for candidate in candidates}
 
 
-def test_nothing_that_can_be_done_gives_every_reason() -> None:
-    with pytest.raises(
-        InfeasiblePlan, match=r"nothing that was tried can be done. GPipe with 2 stages: no cut into 2 stages"
-    ):
-        search(COSTS, Cluster(2, memory_bytes=1), schedules=["gpipe"])
+def test_recomputation_lets_gpipe_fit() -> None:
+    cluster = Cluster(4, memory_bytes=140)
+    candidates = {one.plan.schedule: one for one in search(COSTS, cluster)}
+    assert any(stage.recompute for stage in candidates["GPipe"].plan.stages)
+    assert max(candidates["GPipe"].peak_bytes) <= 140
+
+
+def test_zbv_that_fits_exactly_is_not_refused() -> None:
+    units = tuple(Unit(f"block{index}", 1.0, 2.0, activation_bytes=1) for index in range(16))
+    costs = CostModel(units, (0,) * 15)
+    plan = plan_stages(costs, 8, schedule="ZBVZeroBubble", microbatches=12)
+    limit = max(simulate(schedule_of(plan), plan).peak_bytes)
+    best = search(
+        costs, Cluster(4, memory_bytes=limit), microbatches=12, schedules=["ZBVZeroBubble"], recompute=False
+    )
+    assert max(best[0].peak_bytes) <= limit
+
+
+def test_the_same_arguments_give_the_same_plans() -> None:
+    first, second = (search(COSTS, Cluster(2, memory_bytes=190), microbatches=4) for _ in range(2))
+    assert first == second
+
+
+def test_one_rank_one_unit_and_no_time_at_all() -> None:
+    alone = search(CostModel((Unit("u", 0.0, 0.0),), ()), Cluster(1), microbatches=1)
+    assert alone[0].makespan_s == 0.0
+    huge = Unit("u", 1e300, 1e300, activation_bytes=10**18)
+    assert search(CostModel((huge,), ()), Cluster(1), microbatches=2)[0].makespan_s == 4e300
+
+
+def test_a_schedule_without_backward_passes_can_be_asked_for() -> None:
+    best = search(COSTS, Cluster(2, memory_bytes=200), schedules=["ForwardOnly"])[0]
+    assert best.plan.schedule == "ForwardOnly"
+    result = simulate(schedule_of(best.plan), best.plan)
+    assert (best.makespan_s, best.peak_bytes) == (pytest.approx(result.makespan_s), result.peak_bytes)
+
+
+def test_orders_of_its_own_can_be_asked_for_alone() -> None:
+    candidates = search(COSTS, Cluster(2), schedules=["ListSchedule"], microbatches=4)
+    assert {candidate.plan.schedule for candidate in candidates} == {"ListSchedule"}
+
+
+def test_progress_goes_from_nothing_to_all() -> None:
+    told: list[tuple[str, float]] = []
+    search(COSTS, Cluster(2), microbatches=2, progress=lambda what, part: told.append((what, part)))
+    parts = [part for _, part in told]
+    assert parts == sorted(parts)
+    assert (parts[0], parts[-1]) == (0.0, 1.0)
+
+
+def test_what_is_short_and_a_change_that_fits_stand_in_one_line() -> None:
+    """A stage of two units takes 2 * 40 bytes all the time and 10 for a microbatch."""
+    options = {"microbatches": 2, "recompute": False}
+    with pytest.raises(InfeasiblePlan) as caught:
+        search(COSTS, Cluster(4, memory_bytes=80), **options)  # type: ignore[arg-type]
+    message = str(caught.value)
+    assert "\n" not in message
+    assert len(message) < 250
+    assert re.search(r"rank \d \(stage \d, units 'u\d' to 'u\d'\) is short by 10 bytes of 80", message)
+    assert message.endswith("with 8 ranks it would fit")  # with fewer, one of them has two units
+    assert search(COSTS, Cluster(8, memory_bytes=80), **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("memory", "options", "change"),
+    [
+        (140, {"schedules": ["GPipe"], "recompute": False}, "with recompute=True it would fit"),
+        (110, {"schedules": ["GPipe"]}, "with other schedules (schedules=None) it would fit"),
+        (1, {}, "give smaller units or more memory"),
+    ],
+)
+def test_the_change_that_is_named(memory: int, options: dict[str, object], change: str) -> None:
+    with pytest.raises(InfeasiblePlan, match=f"{re.escape(change)}$"):
+        search(COSTS, Cluster(4, memory_bytes=memory), **options)  # type: ignore[arg-type]
+
+
+def test_more_ranks_than_units_are_refused() -> None:
+    with pytest.raises(InfeasiblePlan, match="9 stages for 9 ranks were asked for, but this model can be"):
+        search(COSTS, Cluster(9))
 
 
 def test_an_unknown_schedule_is_refused() -> None:
@@ -47,9 +153,22 @@ def test_an_unknown_schedule_is_refused() -> None:
         search(COSTS, Cluster(2), schedules=["x"])
 
 
-def test_a_number_out_of_range_is_refused() -> None:
-    with pytest.raises(PlanError, match="a number in stages_per_rank is 0"):
-        search(COSTS, Cluster(2), stages_per_rank=[0])
+def test_a_schedule_that_can_not_serve_the_numbers_says_why() -> None:
+    with pytest.raises(InfeasiblePlan, match="DualPipeV with 2 microbatches on 4 stages: give at least 4"):
+        search(COSTS, Cluster(2), schedules=["DualPipeV"], microbatches=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"stages_per_rank": [0]}, "a number in stages_per_rank is 0"),
+        ({"microbatches": 0}, "microbatches is 0"),
+        ({"parameter_copies": -1.0}, "parameter_copies is -1.0"),
+    ],
+)
+def test_a_number_out_of_range_is_refused(options: dict[str, object], text: str) -> None:
+    with pytest.raises(PlanError, match=text):
+        search(COSTS, Cluster(2), **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("sixteenths", "bubble"), [(10, 0.0813), (8, 0.1233)])
@@ -60,6 +179,30 @@ def test_a_budget_of_memory_costs_no_more_than_in_the_paper(sixteenths: int, bub
         simulate(get_schedule("1F1B")(8, 32), [StageCost(8.0, 16.0, activation_bytes=16)] * 8).peak_bytes
     )
     limit = whole * sixteenths // 16
-    best = search(CostModel(units, (0,) * 63), Cluster(8, memory_bytes=limit), microbatches=32)[0]
+    costs, cluster = CostModel(units, (0,) * 63), Cluster(8, memory_bytes=limit)
+    names = ["1F1B", "ZBVZeroBubble", "VHalf", "VMin"]
+    best = search(costs, cluster, microbatches=32, recompute=False, schedules=names)[0]
     assert round(best.bubble, 4) <= bubble
     assert max(best.peak_bytes) <= limit
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 5, 7])
+def test_no_named_schedule_that_fits_is_better(seed: int) -> None:
+    """`make fuzz` tries 300."""
+    profile = random_profile(seed, most_ranks=3)
+    try:
+        best = search(profile.costs, profile.cluster, microbatches=profile.microbatches)[0]
+    except InfeasiblePlan:
+        assert best_named_s(profile) == float("inf")
+        return
+    assert best.makespan_s <= best_named_s(profile) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_unequal_ranks_are_planned_for(seed: int) -> None:
+    profile = random_profile(4 * seed + 1, most_ranks=3)
+    speeds = tuple(1.0 if rank % 2 else 3.0 for rank in range(profile.cluster.ranks))
+    unequal = replace(profile.cluster, speeds=speeds)
+    best = search(profile.costs, unequal, microbatches=profile.microbatches)[0]
+    equal = search(profile.costs, profile.cluster, microbatches=profile.microbatches)[0].plan
+    assert best.makespan_s < simulate(schedule_of(equal), equal, unequal).makespan_s

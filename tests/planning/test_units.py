@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -23,6 +24,43 @@ def test_a_cost_model_survives_json() -> None:
 def test_gradients_are_as_large_as_values_where_nothing_else_is_said() -> None:
     assert CostModel(model().units, (16,)).gradient_bytes == (16,)
     assert model().gradient_bytes == (32,)
+
+
+def test_a_file_that_was_written_before_there_were_entries_and_spreads_is_still_read() -> None:
+    data = json.loads(model().to_json())
+    for unit in data["units"]:
+        for new in (
+            "spread",
+            "weight_activation_bytes",
+            "forward_workspace_bytes",
+            "backward_workspace_bytes",
+        ):
+            del unit[new]
+    del data["entry_bytes"], data["exit_bytes"]
+    assert CostModel.from_json(json.dumps(data)) == model()
+
+
+def test_a_stage_keeps_what_enters_and_leaves_it_too() -> None:
+    units = tuple(Unit(name, 1.0, 2.0, activation_bytes=10, weight_activation_bytes=12) for name in "abc")
+    costs = CostModel(units, (4, 4), entry_bytes=(1, 2), exit_bytes=(3, 4))
+    assert [costs.kept_bytes(0, 0), costs.kept_bytes(1, 1), costs.kept_bytes(2, 2)] == [13, 15, 12]
+    assert costs.kept_bytes(0, 2) == 30
+    assert costs.left_bytes(1, 2) == 25
+    assert CostModel(units, (4, 4)).kept_bytes(1, 1) == 10
+
+
+def test_where_the_models_inputs_need_no_gradient_w_of_the_first_stage_does_all() -> None:
+    first = Unit("a", 1.0, 2.0, activation_bytes=5, backward_input_s=0.0, backward_weight_s=2.0)
+    other = Unit("b", 1.0, 3.0, activation_bytes=5, backward_input_s=1.0, backward_weight_s=2.5)
+    other = dataclasses.replace(other, weight_activation_bytes=9)
+    costs = CostModel((first, other), (4,))
+    assert costs.split_backward_s(0, 1) == (0.0, 5.0)
+    assert costs.split_backward_s(1, 1) == (1.0, 2.5)
+    assert (costs.left_bytes(0, 1), costs.left_bytes(1, 1)) == (10, 9)
+    frozen = Unit("z", 1.0, 0.0, backward_input_s=0.0, backward_weight_s=0.0)
+    assert CostModel((frozen, other), (4,)).split_backward_s(0, 1) == (1.0, 2.5)
+    assert CostModel((frozen, first, other), (4, 4)).split_backward_s(0, 2) == (0.0, 5.0)
+    assert CostModel((Unit("a", 1.0, 2.0), other), (4,)).split_backward_s(0, 1) is None
 
 
 def test_a_negative_time_is_refused() -> None:

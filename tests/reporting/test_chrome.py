@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.reporting import RunReport, Timeline, TimelineSpan, chrome_trace
+from partita.planning import Cluster, StageCost, get_schedule, simulate
+from partita.reporting import RunReport, Timeline, TimelineSpan, chrome_trace, simulation_timeline
 
 Event = dict[str, Any]
 
@@ -97,6 +98,32 @@ def test_arrows_go_forward_in_time_between_slices_of_different_ranks(report: Run
                 one["tid"] == end["tid"] and one["ts"] <= end["ts"] <= one["ts"] + one["dur"]
                 for one in slices
             )
+
+
+def test_messages_that_overlap_in_part_get_threads_of_their_own() -> None:
+    # A rank sends to both of its neighbours at once, over two links.
+    ends = [(0.0, 2.0), (1.0, 3.0), (2.0, 4.0)]
+    messages = [
+        TimelineSpan(1, f"1SEND_F{number}", "comm", 1, number, *times) for number, times in enumerate(ends)
+    ]
+    found = events(Timeline.from_spans("t", messages))
+    lanes = [event["tid"] for event in found if event["ph"] == "X"]
+    assert lanes[0] == lanes[2] != lanes[1]
+    names = [event["args"]["name"] for event in found if event["name"] == "thread_name"]
+    assert names == ["rank 1 comm", "rank 1 comm 2"]
+
+
+def test_memory_is_a_counter_of_each_rank() -> None:
+    costs = [StageCost(1.0, 2.0, activation_bytes=8, send_bytes=1)] * 2
+    step = simulate(get_schedule("1F1B")(2, 2), costs, Cluster(2, 2.0))
+    timeline = simulation_timeline(step, transfers=True)
+    tree = json.loads(chrome_trace([timeline], memory=[dict(enumerate(step.memory))]))
+    counters = [event for event in tree["traceEvents"] if event["ph"] == "C"]
+    first = [(event["ts"], event["args"]["bytes"]) for event in counters if event["name"] == "rank 1 memory"]
+    assert first == [(time_s * 1e6, size) for time_s, size in step.memory[1]]
+    assert max(size for _, size in first) == step.peak_bytes[1]
+    assert {event["cat"] for event in tree["traceEvents"] if event["ph"] == "X"} >= {"forward", "backward"}
+    assert sum(event["name"].startswith(("0SEND", "1SEND")) for event in tree["traceEvents"]) == 4
 
 
 def test_arrows_can_be_left_out(report: RunReport) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.reporting import Timeline, TimelineSpan, timeline_text
+from partita.reporting import Timeline, TimelineSpan, timeline_drawing, timeline_text
 
 times = st.floats(0, 100)
 spans = st.builds(
@@ -60,3 +60,39 @@ def test_nothing_recorded_is_said() -> None:
 def test_a_width_that_holds_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match=r"width is 19; a timeline needs 20 characters or more"):
         timeline_text(Timeline("t", (), 0.0, 0.0), 19)
+
+
+def test_a_character_shows_what_takes_most_of_its_time() -> None:
+    made = [
+        TimelineSpan(0, "0F0", "F", 0, 0, 0.0, 0.2),
+        TimelineSpan(0, "0B0", "B", 0, 0, 0.2, 1.0),
+        TimelineSpan(0, "0F1", "F", 0, 1, 19.0, 20.0),
+    ]
+    lane = timeline_text(Timeline.from_spans("t", made), 28).splitlines()[1]
+    assert lane == "rank 0  B" + "." * 18 + "F"
+
+
+def test_a_legend_names_the_letters_and_second_stages_are_paler() -> None:
+    made = [
+        TimelineSpan(0, "0F0", "F", 0, 0, 0.0, 1.0),
+        TimelineSpan(0, "3F0", "F", 3, 0, 1.0, 2.0),
+        TimelineSpan(0, "0B0", "B", 0, 0, 2.0, 3.0),
+    ]
+    drawing = timeline_drawing(Timeline.from_spans("t", made), 68)
+    assert drawing.plain.splitlines()[-1] == "F forward  B backward  . waiting"
+    looks = [str(span.style) for span in drawing.spans if " on #" in str(span.style)]
+    assert len(set(looks[:3])) == 3
+
+
+def test_of_many_ranks_some_are_drawn_and_it_is_said() -> None:
+    made = [TimelineSpan(rank, "F", "F", rank, 0, 0.0, 1.0) for rank in range(50)]
+    timeline = Timeline.from_spans("t", made)
+    lines = timeline_drawing(timeline, 40, most_lanes=5).plain.splitlines()
+    assert [line.split()[1] for line in lines if line.startswith("rank")] == ["0", "12", "24", "37", "49"]
+    assert "5 of 50 ranks are shown" in lines
+
+
+@given(st.lists(spans, max_size=20), st.integers(20, 60), st.integers(1, 5))
+def test_no_line_of_a_drawing_is_too_long(made: list[TimelineSpan], width: int, most: int) -> None:
+    drawing = timeline_drawing(Timeline.from_spans("Measured", made), width, most_lanes=most)
+    assert all(len(line) <= width for line in drawing.plain.splitlines())

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 import partita
 from partita.errors import PartitaError
 from partita.pipelining import Pipe, Schedule1F1B, UncutReference, pipeline
-from partita.pipelining.blocks.host_generators import keyed_generators
 from partita.runtime import (
     Comm,
     InProcessWorld,
@@ -24,6 +23,7 @@ from partita.runtime import (
     keyed,
     merge,
 )
+from partita.runtime.host_generators import keyed_generators
 from partita.verification.tree import tensors
 
 __all__ = ["FRONTENDS", "MICROBATCHES", "SAMPLES", "Cuts", "EagerCuts"]

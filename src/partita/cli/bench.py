@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import Annotated
 
@@ -33,41 +37,69 @@ def bench(
     name = name.replace("_", "-")
     if name not in names:
         raise UsageError(f"no benchmark is called {name!r}; there are: {', '.join(names)}")
-    sys.path.insert(0, str(folder.parent))
-    try:
+    with _importable(folder.parent):
         module = importlib.import_module(f"benchmarks.{name.replace('-', '_')}")
         module.main(quick=quick, json_path=json_path)
+
+
+@contextmanager
+def _importable(parent: Path) -> Iterator[None]:
+    """Let this process and those that it starts import from a folder, before all others."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(parent), *([before] if before else [])])
+    sys.path.insert(0, str(parent))
+    try:
+        yield
     finally:
-        sys.path.remove(str(folder.parent))
+        sys.path.remove(str(parent))
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
 
 
 def find_benchmarks(directory: Path, this_file: Path) -> Path:
-    """Return the folder ``benchmarks`` of the current directory, or of the checkout that partita runs from.
+    """Return the folder ``benchmarks`` of the current directory, of the checkout that partita runs from, or
+    of the installed package.
 
     Raises:
-        UsageError: there is none; an installed package does not carry them.
+        UsageError: there is none.
     """
     candidates = [
         directory / "benchmarks",
         *(parent / "benchmarks" for parent in this_file.resolve().parents[:4]),
+        *_installed(),
     ]
     for folder in candidates:
         if (folder / "harness.py").is_file():
             return folder
     raise UsageError(
-        f"there is no folder 'benchmarks' in {directory}: benchmarks are part of the source, not of "
-        "the installed package; clone the repository and call this in it"
+        f"there is no folder 'benchmarks' in {directory}, and none was installed with partita: call this in "
+        "a checkout of the source, or install partita anew from its wheel"
     )
 
 
+def _installed() -> Iterator[Path]:
+    """The folder of the benchmarks among the files that were installed with partita."""
+    with suppress(PackageNotFoundError):
+        for path in files("partita") or ():
+            if path.name == "harness.py" and path.parent.name == "benchmarks":
+                yield Path(str(path.locate())).resolve().parent
+
+
 def benchmark_names(folder: Path) -> dict[str, str]:
-    """Return each benchmark of a folder with the first line of its docstring, importing nothing.
+    """Return each benchmark of a folder with the first paragraph of its docstring, importing nothing.
 
     A benchmark is called ``pipeline-overhead`` where its file is ``pipeline_overhead.py``.
     """
     questions = {}
     for path in sorted(folder.glob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        if any(isinstance(item, ast.FunctionDef) and item.name == "main" for item in tree.body):
-            questions[path.stem.replace("_", "-")] = (ast.get_docstring(tree) or "").partition("\n")[0]
+        if any(isinstance(item, ast.FunctionDef) and _is_benchmark(item) for item in tree.body):
+            paragraph = (ast.get_docstring(tree) or "").partition("\n\n")[0]
+            questions[path.stem.replace("_", "-")] = " ".join(paragraph.split())
     return questions
+
+
+def _is_benchmark(function: ast.FunctionDef) -> bool:
+    return function.name == "main" and "quick" in (argument.arg for argument in function.args.kwonlyargs)

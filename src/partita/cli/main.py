@@ -9,11 +9,11 @@ import typer
 from rich.console import Console
 
 from partita._version import __version__
-from partita.errors import PartitaError
+from partita.errors import ArgumentError, InfeasiblePlan, PartitaError, PlanError
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(name="partita", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(name="partita", no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def _version(wanted: bool) -> None:
@@ -31,16 +31,20 @@ def _root(
     """Cuts a PyTorch model's graph into pieces, runs them, and proves that they do what the whole did."""
 
 
-for _name in ("bench", "demo", "explain"):
+for _name in ("bench", "demo", "explain", "plan", "simulate"):
     app.command(_name)(getattr(import_module(f"partita.cli.{_name}"), _name))
 
 
 def main() -> None:
-    """Run the command. An error that partita raises on purpose is shown as a message, exit status 1."""
+    """Run the command. An error that partita raises on purpose is shown as a message.
+
+    The exit status is 2 where what was typed, or a file that was named, can't be used, and 1 for the others.
+    """
     console = Console(stderr=True)
     try:
         app()
     except PartitaError as error:
         console.print(f"[bold red]{type(error).__name__}[/]: ", end="")
         console.print(str(error), markup=False, highlight=False, soft_wrap=True)
-        sys.exit(1)
+        is_input = isinstance(error, ArgumentError | PlanError) and not isinstance(error, InfeasiblePlan)
+        sys.exit(2 if is_input else 1)

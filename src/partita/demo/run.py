@@ -32,7 +32,7 @@ from partita.reporting import LossPoint
 __all__ = ["DemoResult", "run_demo"]
 
 _REPEATS = 5
-"""How often each operation is timed; the fastest counts."""
+"""How often each unit is timed; the median counts."""
 
 
 @dataclass(frozen=True)

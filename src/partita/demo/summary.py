@@ -19,17 +19,15 @@ from partita.planning import Plan
 from partita.reporting import (
     LossPoint,
     RunReport,
-    StageRow,
     chrome_trace,
     format_bytes,
     format_count,
     format_loss,
     format_share,
     key_figures,
-    outermost_modules,
     plan_table,
     render_html,
-    summarise_modules,
+    stage_rows,
 )
 
 __all__ = ["build_report", "conclude", "introduce", "write_files"]
@@ -47,24 +45,7 @@ def introduce(console: Console, settings: DemoSettings, corpus: ByteCorpus, plan
         f"data: {corpus.files[0]} files of Python's standard library, {format_bytes(len(corpus.train))} to "
         f"train on, and {corpus.files[1]} others, {format_bytes(len(corpus.validation))}, to validate"
     )
-    console.print(plan_table(_rows(plan)))
-
-
-def _rows(plan: Plan) -> tuple[StageRow, ...]:
-    modules = outermost_modules([stage.modules for stage in plan.stages])
-    return tuple(
-        StageRow(
-            stage=stage.index,
-            rank=rank,
-            modules=summarise_modules(modules[stage.index]),
-            parameters=stage.parameters,
-            parameter_bytes=stage.parameter_bytes,
-            forward_s=stage.forward_s,
-            backward_s=stage.backward_s,
-            send_bytes=stage.send_bytes,
-        )
-        for stage, rank in zip(plan.stages, plan.placement, strict=True)
-    )
+    console.print(plan_table(stage_rows(plan)))
 
 
 def build_report(
@@ -86,7 +67,7 @@ def build_report(
             f"partita demo: {settings.steps} steps, {settings.schedule}, {settings.microbatches} "
             "microbatches, one thread a process"
         ),
-        stages=_rows(plan),
+        stages=stage_rows(plan),
         losses=_points(cut.losses, uncut.losses),
         measured=replace(measured, title="Measured (last step)"),
         simulated=simulated,

@@ -19,7 +19,7 @@ from partita.demo.data import ByteCorpus, read_corpus
 from partita.demo.events import EventWriter
 from partita.demo.model import ByteTransformer
 from partita.demo.settings import DemoSettings
-from partita.pipelining import UncutReference, get_schedule_class, keyed_graph, pipeline
+from partita.pipelining import UncutReference, keyed_graph, pipeline
 from partita.planning import Plan
 from partita.runtime import ProcessGroupComm, Tracer, gather
 
@@ -77,11 +77,10 @@ def train_rank(settings: DemoSettings, plan_text: str, folder: str) -> None:
     corpus = read_corpus()
     with ProcessGroupComm.from_group() as comm:
         pipe = pipeline(build_model(settings), (example(settings),), plan=Plan.from_json(plan_text))
-        stage = pipe.build_stage(rank, comm=comm)
+        schedule = pipe.schedule(next_byte_loss, comm=comm, seed=settings.seed)
+        stage = schedule.stages[rank]
         del pipe
         gc.collect()  # from here on only this stage's parameters are in memory
-        schedule_class = get_schedule_class(settings.schedule)
-        schedule = schedule_class(stage, settings.microbatches, next_byte_loss, seed=settings.seed)
         optimizer = torch.optim.AdamW(stage.module.parameters(), lr=settings.learning_rate)
         for step in range(settings.steps):
             last = step + 1 == settings.steps

@@ -1,1 +1,1 @@
-"""Analyses of an fx graph: effects, storages, regions, order, liveness, costs. Nothing is changed."""
+"""Analyses of an fx graph: effects, storages, regions, order, liveness. Nothing is changed."""

@@ -67,11 +67,11 @@ def stage_backward_input(
         output_grads = [torch.ones_like(output) for output in stage_outputs_or_loss]
     roots, seeds = _starts(stage_outputs_or_loss, output_grads)
     leaves = _leaves(input_values)
-    found = input_pass(roots, seeds, leaves)
-    for leaf, gradient in zip(leaves, found.gradients, strict=True):
+    result = input_pass(roots, seeds, leaves)
+    for leaf, gradient in zip(leaves, result.gradients, strict=True):
         if gradient is not None:
             leaf.grad = gradient if leaf.grad is None else leaf.grad + gradient
-    return _placed(input_values, leaves, found.gradients), [found.weights]
+    return _placed(input_values, leaves, result.gradients), [result.weights]
 
 
 def stage_backward_weight(

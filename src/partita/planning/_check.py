@@ -6,7 +6,14 @@ import sys
 
 from partita.errors import PlanError
 
-__all__ = ["require_amount", "require_count", "require_part", "require_seconds"]
+__all__ = [
+    "require_amount",
+    "require_bandwidth",
+    "require_count",
+    "require_part",
+    "require_rate",
+    "require_seconds",
+]
 
 
 def require_count(value: int, what: str, least: int = 1) -> None:
@@ -28,6 +35,19 @@ def require_seconds(value: float, what: str) -> None:
 def require_part(value: float, what: str) -> None:
     """Raise PlanError unless `value` is a part of something, such as 0.25; it may exceed 1."""
     _require_not_negative(value, what, "number")
+
+
+def require_bandwidth(value: float, what: str) -> None:
+    """Raise PlanError unless `value` is a number of bytes per second above 0; infinity is one."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise PlanError(f"{what} is {value!r:.60}: give a number above 0, or infinity")
+
+
+def require_rate(value: float, what: str) -> None:
+    """Raise PlanError unless `value` is a finite number above 0, such as a speed."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 < value <= sys.float_info.max:
+        raise PlanError(f"{what} is {value!r:.60}: give a finite number above 0")
 
 
 def _require_not_negative(value: float, what: str, kind: str) -> None:

@@ -45,6 +45,9 @@ class CutProblem:
         activations: for each place, the bytes that all units before it keep for one microbatch.
         in_flight: for each stage, the most microbatches that it keeps.
         memory: for each stage, the most bytes that it may hold; None where there is no limit.
+        entering: for each place, the bytes of what crosses it that a stage behind it keeps for one
+            microbatch; none at all where it is empty.
+        leaving: the same for a stage in front of it.
     """
 
     compute: tuple[int, ...]
@@ -57,6 +60,8 @@ class CutProblem:
     activations: tuple[int, ...]
     in_flight: tuple[int, ...]
     memory: tuple[int, ...] | None
+    entering: tuple[int, ...] = ()
+    leaving: tuple[int, ...] = ()
 
     @property
     def stages(self) -> int:
@@ -72,12 +77,30 @@ class CutProblem:
 
     def bytes_held(self, stage: int, start: int, end: int) -> int:
         """The memory of stage number `stage`, were it the one between two places."""
+        return self.least_held(stage, start, end) + self.in_flight[stage] * self._at_borders(start, end)
+
+    def least_held(self, stage: int, start: int, end: int) -> int:
+        """The same without what is kept of what crosses its borders: it grows with the stage."""
         kept = self.activations[end] - self.activations[start]
         return self.static[end] - self.static[start] + self.in_flight[stage] * kept
+
+    def _at_borders(self, start: int, end: int) -> int:
+        return (self.entering[start] if self.entering else 0) + (self.leaving[end] if self.leaving else 0)
 
     def fits(self, stage: int, start: int, end: int) -> bool:
         """Whether stage number `stage` may lie between two places."""
         return self.memory is None or self.bytes_held(stage, start, end) <= self.memory[stage]
+
+    def may_fit(self, stage: int, start: int, end: int) -> bool:
+        """Whether it may, or may where it is longer: false for a stage that is too large in any case."""
+        return self.memory is None or self.least_held(stage, start, end) <= self.memory[stage]
+
+    def is_as_small(self, stage: int, start: int, other: int) -> bool:
+        """Whether the stage that starts at `start` holds no more than the one that starts at `other`."""
+        if self.memory is None or not self.entering:
+            return True
+        more = self.in_flight[stage] * (self.entering[start] - self.entering[other])
+        return more <= self.least_held(stage, other, start)
 
     # A stage from i to j, both usable at T, is within T if and only if ends[j] - starts[i] <= T.
     @cached_property
@@ -195,10 +218,12 @@ def _even_cuts(problem: CutProblem, bound: int) -> Cuts | None:
             limit = bound + starts[start]
             for index in range(number[start] + 1, len(goods)):
                 end = goods[index]
-                if compute[end] > limit or not problem.fits(stage, start, end):
+                if compute[end] > limit or not problem.may_fit(stage, start, end):
                     break
                 pairs += 1
                 if ends[end] > limit or fewest[end] > left or len(goods) - 1 - index < left:
+                    continue
+                if not problem.fits(stage, start, end):
                     continue
                 value = (crossing + problem.crossing[end], squares + problem.time(start, end) ** 2)
                 if end not in following or value < following[end]:
@@ -254,18 +279,28 @@ def _next_layer(
     last = max(layer)
     for place in places:
         while window and (
-            compute[place] - starts[window[0][0]] > bound or not problem.fits(stage, window[0][0], place)
+            compute[place] - starts[window[0][0]] > bound or not problem.may_fit(stage, window[0][0], place)
         ):
             window.popleft()
         if not window and place > last:
             return
         lowest = ends[place] - bound
-        found = min((crossing for start, crossing in window if starts[start] >= lowest), default=None)
-        if found is not None:
-            yield place, found + problem.crossing[place]
+        within = (
+            crossing
+            for start, crossing in window
+            if starts[start] >= lowest and problem.fits(stage, start, place)
+        )
+        fewest = min(within, default=None)
+        if fewest is not None:
+            yield place, fewest + problem.crossing[place]
         if place in layer:
             crossing = layer[place]
-            while window and window[-1][1] >= crossing and starts[window[-1][0]] <= starts[place]:
+            while (
+                window
+                and window[-1][1] >= crossing
+                and starts[window[-1][0]] <= starts[place]
+                and problem.is_as_small(stage, place, window[-1][0])
+            ):
                 window.pop()
             window.append((place, crossing))
 
@@ -283,9 +318,13 @@ def _even_start(
             and problem.compute[end] - problem.compute[start] > bound
         ):
             break
-        if not problem.fits(stage, start, end):
+        if not problem.may_fit(stage, start, end):
             break
-        if before.get(start) == wanted and problem.time(start, end) <= bound:
+        if (
+            before.get(start) == wanted
+            and problem.time(start, end) <= bound
+            and problem.fits(stage, start, end)
+        ):
             best = min(best or (bound + share, start), (abs(problem.time(start, end) - share), start))
     if best is None:
         raise AssertionError("unreachable: the layer was made from such a start")

@@ -46,10 +46,10 @@ def read(text: str, kind: type[T], format_name: str) -> T:
         ) from error
     if not isinstance(data, dict):
         raise PlanError(f"expected a JSON object with format {format_name!r}, found {type(data).__name__}")
-    found = data.pop("format", None)
-    if found != format_name:
+    written = data.pop("format", None)
+    if written != format_name:
         raise PlanError(
-            f"the format is {found!r}, expected {format_name!r}: this is not a saved {kind.__name__}"
+            f"the format is {written!r}, expected {format_name!r}: this is not a saved {kind.__name__}"
         )
     version = data.pop("version", None)
     if version != VERSION:
@@ -79,15 +79,15 @@ def _hints(kind: Hashable) -> dict[str, Any]:
 def _decode_object(kind: type[T], data: Any, where: str) -> T:
     if not isinstance(data, Mapping):
         raise PlanError(f"{where} is {data!r:.60}: expected an object")
-    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
-    unknown = sorted(set(data) - set(known))
+    by_name = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
+    unknown = sorted(set(data) - set(by_name))
     if unknown:
         raise PlanError(
             f"{where} has the unknown field {unknown[0]!r}: remove it, or save again with to_json()"
         )
     arguments = {}
     hints = _hints(cast("Any", kind))
-    for name, field in known.items():
+    for name, field in by_name.items():
         if name in data:
             arguments[name] = _decode(hints[name], data[name], f"{where}.{name}")
         elif field.default is MISSING and field.default_factory is MISSING:

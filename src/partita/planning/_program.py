@@ -19,9 +19,29 @@ from partita.planning.actions import Action, ActionKind
 from partita.planning.edges import EdgeTable
 from partita.planning.schedule import Schedule
 
-__all__ = ["Key", "PlannedStep", "compile_steps", "describe_key", "message_of", "run", "step_compiler"]
+__all__ = [
+    "Key",
+    "PassKeys",
+    "PlannedStep",
+    "compile_steps",
+    "describe_key",
+    "message_of",
+    "pass_keys",
+    "run",
+    "step_compiler",
+]
 
 Key = tuple[str, int, int, int]
+OpenKey = tuple[str, int, int]
+"""A key without its microbatch."""
+
+
+class PassKeys(NamedTuple):
+    """What a pass of a stage waits for, makes and sends off, whatever its microbatch."""
+
+    needs: tuple[OpenKey, ...]
+    gives: tuple[OpenKey, ...]
+    sends: tuple[OpenKey, ...]
 
 
 class PlannedStep(NamedTuple):
@@ -81,6 +101,11 @@ def step_compiler(
     return _Compiler(schedule, table, schedule.is_lowered if lowered is None else lowered, blocking).step
 
 
+def pass_keys(schedule: Schedule, table: EdgeTable) -> Callable[[ActionKind, int], PassKeys]:
+    """The keys of a kind of pass and a stage, where no receive waits for its message."""
+    return _Compiler(schedule, table, schedule.is_lowered, blocking=False).keys
+
+
 def run(
     programs: Sequence[Sequence[PlannedStep]],
     on_step: Callable[[int, int, PlannedStep], None] = lambda *_: None,
@@ -125,7 +150,7 @@ class _Compiler:
         stages = range(schedule.stages)
         self._forward_needs = [self._inputs("F", stage, table.producers[stage]) for stage in stages]
         self._backward_needs = [
-            [("F", stage, stage), *self._inputs("G", stage, table.consumers[stage])] for stage in stages
+            (("F", stage, stage), *self._inputs("G", stage, table.consumers[stage])) for stage in stages
         ]
         self._forward_sends = [self._outputs("F>", stage, table.consumers[stage]) for stage in stages]
         self._backward_sends = [self._outputs("G>", stage, table.producers[stage]) for stage in stages]
@@ -137,18 +162,17 @@ class _Compiler:
         gives: list[Key] = []
         sends: list[Key] = []
         for part in action.passes:
-            stage, microbatch = part.stage, part.microbatch or 0
-            if part.kind is ActionKind.W:
-                needs.append(("G", stage, stage, microbatch))
-                continue
-            if part.kind is ActionKind.F:
-                produced, taken, sent = "F", self._forward_needs[stage], self._forward_sends[stage]
-            else:
-                produced, taken, sent = "G", self._backward_needs[stage], self._backward_sends[stage]
-            needs += [(what, source, target, microbatch) for what, source, target in taken]
-            gives.append((produced, stage, stage, microbatch))
-            sends += [(what, source, target, microbatch) for what, source, target in sent]
+            keys, microbatch = self.keys(part.kind, part.stage), part.microbatch or 0
+            for full, partly in zip((needs, gives, sends), keys, strict=True):
+                full += [(what, source, target, microbatch) for what, source, target in partly]
         return PlannedStep(action, tuple(needs), tuple(gives), tuple(sends))
+
+    def keys(self, kind: ActionKind, stage: int) -> PassKeys:
+        if kind is ActionKind.W:
+            return PassKeys((("G", stage, stage),), (), ())
+        if kind is ActionKind.F:
+            return PassKeys(self._forward_needs[stage], (("F", stage, stage),), self._forward_sends[stage])
+        return PassKeys(self._backward_needs[stage], (("G", stage, stage),), self._backward_sends[stage])
 
     def _communication(self, action: Action) -> PlannedStep:
         message = message_of(action)
@@ -159,15 +183,15 @@ class _Compiler:
             return PlannedStep(action, (), (), ())
         return PlannedStep(action, (message,), ((what[0] + "<", *message[1:]),), ())
 
-    def _inputs(self, what: str, stage: int, sources: tuple[int, ...]) -> list[tuple[str, int, int]]:
+    def _inputs(self, what: str, stage: int, sources: tuple[int, ...]) -> tuple[OpenKey, ...]:
         here = self._rank[stage]
-        return [
+        return tuple(
             (what, source, source) if self._rank[source] == here else (what + self._arrival, source, stage)
             for source in sources
-        ]
+        )
 
-    def _outputs(self, what: str, stage: int, targets: tuple[int, ...]) -> list[tuple[str, int, int]]:
+    def _outputs(self, what: str, stage: int, targets: tuple[int, ...]) -> tuple[OpenKey, ...]:
         if self._lowered:
-            return []
+            return ()
         here = self._rank[stage]
-        return [(what, stage, target) for target in targets if self._rank[target] != here]
+        return tuple((what, stage, target) for target in targets if self._rank[target] != here)

@@ -27,7 +27,7 @@ from partita.planning.schedule import Schedule
 
 __all__ = ["SendEnds", "send_ends"]
 
-_HELD = 16
+_MOST_UNANSWERED = 16
 """How many unanswered messages a rank holds on to."""
 
 
@@ -47,7 +47,7 @@ def send_ends(
     schedule: Schedule,
     edges: Iterable[tuple[int, int]] | None = None,
     *,
-    held: int = _HELD,
+    most_unanswered: int = _MOST_UNANSWERED,
     links: Collection[tuple[int, int]] | None = None,
 ) -> tuple[SendEnds, ...]:
     """The `SendEnds` of each rank. Sends that are left out are waited for at the end of the step.
@@ -55,7 +55,7 @@ def send_ends(
     Args:
         schedule: valid, with sends and receives written out.
         edges: as in `lower`.
-        held: after how many unanswered sends to wait for the oldest.
+        most_unanswered: after how many unanswered sends to wait for the oldest.
         links: from which stage to which something is sent; None: along all edges, both ways. From a message
             of nothing (no gradients go back to a frozen stage) nothing is heard.
 
@@ -71,20 +71,20 @@ def send_ends(
     clocks = _Clocks(programs, links)
     run(programs, clocks.step)
     answered, forced = [], []
-    for program, known in zip(programs, clocks.found, strict=True):
-        answered.append(_at_next_send(program, known))
-        forced.append(_after_others(program, known.keys(), held))
+    for program, answers in zip(programs, clocks.answers, strict=True):
+        answered.append(_at_next_send(program, answers))
+        forced.append(_after_others(program, answers.keys(), most_unanswered))
     if not _ends(_waiting(programs, forced)):
         forced = [{} for _ in programs]
     return tuple(map(SendEnds, answered, forced))
 
 
 def _at_next_send(
-    program: Sequence[PlannedStep], known: Mapping[Action, Action]
+    program: Sequence[PlannedStep], answers: Mapping[Action, Action]
 ) -> dict[Action, tuple[Action, ...]]:
-    """``known``: by send, the action at which its receipt is known."""
+    """``answers``: by send, the action at which its receipt is known."""
     by_action: dict[Action, list[Action]] = {}
-    for send, action in known.items():
+    for send, action in answers.items():
         by_action.setdefault(action, []).append(send)
     ends: dict[Action, tuple[Action, ...]] = {}
     ready: list[Action] = []
@@ -97,14 +97,14 @@ def _at_next_send(
 
 
 def _after_others(
-    program: Sequence[PlannedStep], known: Iterable[Action], held: int
+    program: Sequence[PlannedStep], answered: Iterable[Action], most_unanswered: int
 ) -> dict[Action, tuple[Action, ...]]:
-    known = set(known)
+    heard_of = set(answered)
     ends: dict[Action, tuple[Action, ...]] = {}
     unanswered: deque[Action] = deque()
     for step in program:
-        if step.action.is_send and step.action not in known:
-            if len(unanswered) == held:
+        if step.action.is_send and step.action not in heard_of:
+            if len(unanswered) == most_unanswered:
                 ends[step.action] = (unanswered.popleft(),)
             unanswered.append(step.action)
     return ends
@@ -136,7 +136,7 @@ class _Clocks:
     """``seen[a][b]``: how many actions of rank b have ended, as rank a knows.
 
     Attributes:
-        found: of each rank, by send, the action that can't have begun before the message was received.
+        answers: of each rank, by send, the action that can't have begun before the message was received.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class _Clocks:
             if key[0].endswith(">")
         }
         self._open: list[dict[int, deque[tuple[Action, int]]]] = [{} for _ in programs]
-        self.found: tuple[dict[Action, Action], ...] = tuple({} for _ in programs)
+        self.answers: tuple[dict[Action, Action], ...] = tuple({} for _ in programs)
 
     def step(self, rank: int, position: int, step: PlannedStep) -> None:
         """A rank does the next of its actions."""
@@ -174,11 +174,11 @@ class _Clocks:
     def _match_open_sends(self, rank: int, action: Action) -> None:
         """Messages to one rank are taken in any order, so all that are open are looked at."""
         for other, messages in self._open[rank].items():
-            known = self._seen[rank][other]
+            ended = self._seen[rank][other]
             left = deque[tuple[Action, int]]()
             for send, place in messages:
-                if place < known:
-                    self.found[rank][send] = action
+                if place < ended:
+                    self.answers[rank][send] = action
                 else:
                     left.append((send, place))
             self._open[rank][other] = left

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from partita.errors import PlanError
@@ -128,28 +128,20 @@ def plan_buckets(
 
 
 def _capped_ends(ordered: Sequence[Gradient], cap: int, first_cap: int) -> list[int]:
-    ends, held, limit = [], 0, first_cap
+    ends, filled, limit = [], 0, first_cap
     for index, gradient in enumerate(ordered, 1):
-        held += gradient.size_bytes
-        if held >= limit or index == len(ordered):
+        filled += gradient.size_bytes
+        if filled >= limit or index == len(ordered):
             ends.append(index)
-            held, limit = 0, cap
+            filled, limit = 0, cap
     return ends
-
-
-def _slower(cluster: Cluster, factor: float) -> Cluster:
-    return replace(
-        cluster,
-        bandwidth_bytes_per_s=cluster.bandwidth_bytes_per_s / factor,
-        latency_s=cluster.latency_s * factor,
-    )
 
 
 def _robust_ends(
     ordered: Sequence[Gradient], cluster: Cluster, margin: float, bucket_s: float
 ) -> Sequence[int]:
     """Of the best buckets for several speeds and several largest sizes, those that lose least."""
-    clusters = [cluster, _slower(cluster, 1 + margin), _slower(cluster, 1 / (1 + margin))]
+    clusters = [cluster, cluster.slowed(1 + margin), cluster.slowed(1 / (1 + margin))]
     best = [tuple(_fewest_ends(ordered, links)) for links in clusters]
     best_s = [_timed(ordered, ends, links).end_s[-1] for ends, links in zip(best, clusters, strict=True)]
     total = sum(gradient.size_bytes for gradient in ordered)

@@ -9,8 +9,10 @@ from partita.errors import PlanError
 from partita.planning import _json
 from partita.planning._check import require_amount, require_count, require_seconds
 from partita.planning.cluster import Cluster
+from partita.planning.schedule import Schedule
+from partita.planning.stage_cost import StageCost
 
-__all__ = ["Change", "Plan", "StagePlan"]
+__all__ = ["Change", "CutReason", "Plan", "StagePlan"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,15 @@ class StagePlan:
         activation_bytes: bytes kept from forward to backward.
         backward_input_s: seconds of the gradient of the inputs alone, where every unit has it.
         backward_weight_s: seconds of the gradient of the weights alone, where every unit has it.
+        weight_activation_bytes: what of `activation_bytes` the gradient of the inputs leaves for that of the
+            weights; all of it where it is not given.
+        forward_workspace_bytes: what the forward pass needs at most while it runs, beyond what it keeps.
+        backward_workspace_bytes: what the backward pass needs at most while it runs, beyond what is kept.
+        recompute: regions of neighbouring units, as (first, last) by index: only what enters a region is
+            kept, and the region is computed again in the backward pass. All other numbers here are those
+            without recomputation.
+        recomputed: what the stage costs with `recompute`, as `recomputed_cost` has worked it out; None where
+            nothing is computed again.
         time_s: seconds that the stage adds to each microbatch once the pipeline is full; the largest is the
             bottleneck.
         peak_bytes: parameters with their copies, and the activations of all the microbatches in flight.
@@ -51,6 +62,11 @@ class StagePlan:
     activation_bytes: int = 0
     backward_input_s: float | None = None
     backward_weight_s: float | None = None
+    weight_activation_bytes: int | None = None
+    forward_workspace_bytes: int = 0
+    backward_workspace_bytes: int = 0
+    recompute: tuple[tuple[int, int], ...] = ()
+    recomputed: StageCost | None = None
     time_s: float = 0.0
     peak_bytes: int = 0
 
@@ -75,6 +91,77 @@ class StagePlan:
             "peak_bytes",
         ):
             require_amount(getattr(self, what), f"{what} of stage {self.index}")
+        self._check_regions()
+
+    def _check_regions(self) -> None:
+        free = self.first_unit
+        for region in self.recompute:
+            if len(region) != 2 or not free <= region[0] <= region[1] <= self.last_unit:
+                raise PlanError(
+                    f"stage {self.index} recomputes {region}: give (first, last) within units "
+                    f"{self.first_unit} to {self.last_unit}, in order and apart"
+                )
+            free = region[1] + 1
+
+
+@dataclass(frozen=True)
+class CutReason:
+    """Why a cut is where it is: what the simulated step takes with it, and with the next best one.
+
+    Attributes:
+        border: the border that is cut: after the unit of this index.
+        before: the name of the unit before it.
+        after: the name of the unit after it.
+        crossing_bytes: what one microbatch carries forward across it.
+        makespan_s: seconds of the simulated step.
+        next_border: the next best border for this cut, the others being where they are; None where there is
+            no other that fits.
+        next_before: the name of the unit before that.
+        next_after: the name of the unit after that.
+        next_crossing_bytes: what one microbatch would carry forward across that.
+        next_makespan_s: seconds that the step would take.
+
+    >>> print(CutReason(3, "b", "c", 10, 2.0, 2, "a", "b", 40, 2.1))
+    between 'b' and 'c' (10 bytes): the step takes 2 s; cut between 'a' and 'b' (40 bytes), 2.1 s
+    """
+
+    border: int
+    before: str
+    after: str
+    crossing_bytes: int
+    makespan_s: float
+    next_border: int | None = None
+    next_before: str | None = None
+    next_after: str | None = None
+    next_crossing_bytes: int | None = None
+    next_makespan_s: float | None = None
+
+    def __str__(self) -> str:
+        here = f"between {self.before!r} and {self.after!r} ({self.crossing_bytes} bytes): the step takes "
+        if self.next_makespan_s is None:
+            return f"{here}{self.makespan_s:.4g} s; no other place fits"
+        return (
+            f"{here}{self.makespan_s:.4g} s; cut between {self.next_before!r} and {self.next_after!r} "
+            f"({self.next_crossing_bytes} bytes), {self.next_makespan_s:.4g} s"
+        )
+
+
+_COMPARED = (
+    "forward_s",
+    "backward_s",
+    "time_s",
+    "send_bytes",
+    "parameter_bytes",
+    "peak_bytes",
+    "recompute",
+)
+
+
+def _passes(order: Schedule | None) -> str:
+    """A few words on an order, which is too long for a table."""
+    if order is None:
+        return "as the schedule's name says"
+    return f"{sum(map(len, order.rows))} passes of its own"
 
 
 @dataclass(frozen=True)
@@ -96,14 +183,18 @@ class Plan:
     Attributes:
         stages: in pipeline order; together they hold every unit once.
         placement: the rank of each stage.
-        schedule: the name of the schedule, as `get_schedule` takes it.
+        schedule: the name of the schedule, as `get_schedule` takes it; any other text where there is an
+            `order`.
         microbatches: how many a step has.
-        bottleneck_s: the largest `time_s`; no plan of so many stages has a smaller one.
+        bottleneck_s: the largest `time_s`.
         parameter_copies: what each byte of parameters costs in memory, gradients and optimizer included.
         cluster: what the plan was made for; None where links and memory were left out of account.
+        order: what every rank does, where the name of the schedule does not say; `schedule_of` gives it
+            either way.
+        cuts: why each cut is where it is, in order; empty where that was not asked (`explain_cuts`).
 
     Raises:
-        PlanError: stages that leave a gap or overlap, or a placement that does not fit them.
+        PlanError: stages that leave a gap or overlap, or a placement or an order that does not fit them.
     """
 
     stages: tuple[StagePlan, ...]
@@ -113,6 +204,8 @@ class Plan:
     bottleneck_s: float
     parameter_copies: float = 1.0
     cluster: Cluster | None = None
+    order: Schedule | None = None
+    cuts: tuple[CutReason, ...] = ()
 
     def __post_init__(self) -> None:
         require_count(len(self.stages), "the number of stages")
@@ -135,6 +228,21 @@ class Plan:
             )
         for rank in self.placement:
             require_amount(rank, "a rank in placement")
+        self._check_order()
+
+    def _check_order(self) -> None:
+        if self.order is None:
+            return
+        if self.order.stage_ranks != self.placement:
+            raise PlanError(
+                f"the order has its stages on ranks {self.order.stage_ranks}, the placement on "
+                f"{self.placement}: give the two alike"
+            )
+        if self.order.microbatches != self.microbatches:
+            raise PlanError(
+                f"the order has {self.order.microbatches} microbatches, the plan {self.microbatches}: give "
+                "the two alike"
+            )
 
     @property
     def ranks(self) -> int:
@@ -164,6 +272,7 @@ class Plan:
                 "time_s": stage.time_s,
                 "send_bytes": stage.send_bytes,
                 "peak_bytes": stage.peak_bytes,
+                "recompute": ", ".join(f"{first}-{last}" for first, last in stage.recompute),
             }
             for stage, rank in zip(self.stages, self.placement, strict=True)
         ]
@@ -179,6 +288,8 @@ class Plan:
         for what in ("schedule", "microbatches", "parameter_copies", "cluster"):
             if getattr(self, what) != getattr(other, what):
                 yield Change(what, getattr(self, what), getattr(other, what))
+        if self.order != other.order:
+            yield Change("order", _passes(self.order), _passes(other.order))
         if len(self.stages) != len(other.stages):
             yield Change("stages", len(self.stages), len(other.stages))
         before, after = self.stage_of(), other.stage_of()
@@ -189,7 +300,7 @@ class Plan:
             if old != new:
                 yield Change(f"rank of stage {index}", old, new)
         for old_stage, new_stage in zip(self.stages, other.stages, strict=False):
-            for what in ("forward_s", "backward_s", "time_s", "send_bytes", "parameter_bytes", "peak_bytes"):
+            for what in _COMPARED:
                 if getattr(old_stage, what) != getattr(new_stage, what):
                     yield Change(
                         f"{what} of stage {old_stage.index}",

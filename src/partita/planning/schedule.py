@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from partita.errors import ScheduleError
 from partita.planning import _json
@@ -78,7 +79,7 @@ class Schedule:
         """Whether sends and receives are written out."""
         return any(action is not None and action.is_communication for row in self.rows for action in row)
 
-    @property
+    @cached_property
     def has_backward(self) -> bool:
         """Whether any backward pass is in it."""
         return any(part.kind is not ActionKind.F for _, part in self.passes())
@@ -95,13 +96,13 @@ class Schedule:
         """For each stage, the most microbatches that it holds at once (all 0 without a backward pass)."""
         if not self.has_backward:
             return (0,) * self.stages
-        held, most = [0] * self.stages, [0] * self.stages
+        current, most = [0] * self.stages, [0] * self.stages
         for _, part in self.passes():
             if part.kind is ActionKind.F:
-                held[part.stage] += 1
-                most[part.stage] = max(most[part.stage], held[part.stage])
+                current[part.stage] += 1
+                most[part.stage] = max(most[part.stage], current[part.stage])
             elif part.kind is not ActionKind.I:
-                held[part.stage] -= 1
+                current[part.stage] -= 1
         return tuple(most)
 
     def compute_only(self) -> Schedule:
@@ -188,16 +189,16 @@ def _parse_cell(cell: str, rank: int, position: int) -> Action | None:
 
 
 def _find_stage_ranks(rows: tuple[tuple[Action | None, ...], ...]) -> tuple[int, ...]:
-    found: dict[int, int] = {}
+    ranks: dict[int, int] = {}
     for rank, row in enumerate(rows):
         for action in row:
             for part in () if action is None else action.passes or (action,):
-                if found.setdefault(part.stage, rank) != rank:
+                if ranks.setdefault(part.stage, rank) != rank:
                     raise ScheduleError(
-                        f"stage {part.stage} is on rank {found[part.stage]} and on rank {rank} ({part}): "
+                        f"stage {part.stage} is on rank {ranks[part.stage]} and on rank {rank} ({part}): "
                         "keep all of its actions on one line"
                     )
-    missing = next((stage for stage in range(max(len(found), 1)) if stage not in found), None)
+    missing = next((stage for stage in range(max(len(ranks), 1)) if stage not in ranks), None)
     if missing is not None:
         raise ScheduleError(f"stage {missing} has no action: number the stages from 0, or give stage_ranks")
-    return tuple(found[stage] for stage in range(len(found)))
+    return tuple(ranks[stage] for stage in range(len(ranks)))

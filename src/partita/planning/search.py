@@ -1,37 +1,23 @@
-"""Try schedules and numbers of stages by simulation, and rank them."""
+"""Choose stages, placement, schedule and recomputation together, by the simulated step."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from partita.errors import InfeasiblePlan, PlanError
-from partita.planning._check import require_count
+from partita.errors import InfeasiblePlan
+from partita.planning._check import require_count, require_part
 from partita.planning.cluster import Cluster
+from partita.planning.cut_reasons import explain_cuts
 from partita.planning.generators.registry import get_schedule, schedule_names
-from partita.planning.plan import Plan
-from partita.planning.simulate import simulate
-from partita.planning.stages import plan_stages
+from partita.planning.searching.explore import explore
+from partita.planning.searching.explorer import LIST
+from partita.planning.searching.result import Candidate, candidate_of
+from partita.planning.searching.shortage import describe_shortage
+from partita.planning.searching.trial import Case
 from partita.planning.units import CostModel
 
 __all__ = ["Candidate", "search"]
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A plan and what its simulated step costs.
-
-    Attributes:
-        plan: the stages, their ranks and the schedule.
-        makespan_s: seconds of one step.
-        bubble: the fraction of the ranks' time in which they idle.
-        peak_bytes: for each rank, the most memory that it holds at once.
-    """
-
-    plan: Plan
-    makespan_s: float
-    bubble: float
-    peak_bytes: tuple[int, ...]
 
 
 def search(
@@ -42,50 +28,60 @@ def search(
     schedules: Sequence[str] | None = None,
     stages_per_rank: Sequence[int] = (1, 2),
     parameter_copies: float = 4.0,
+    recompute: bool = True,
+    progress: Callable[[str, float], None] | None = None,
 ) -> list[Candidate]:
     """The plans that use every rank of `cluster`, fastest first; of equally fast ones, least memory first.
 
+    Tried are, by simulated makespan and within the memory of each rank: the named schedules and orders made
+    for the very costs (list scheduling with memory, improved along the critical path); stages round the ranks
+    and in a V, with unequal ranks in several orders; cuts with the fastest slowest stage, cuts that give each
+    rank its share of the work, and cuts that fit the memory, all with borders moved for as long as that
+    helps; and recomputing as little of a stage as will do. How much is tried depends on the numbers of
+    stages and microbatches alone, so equal arguments give equal results.
+
     Args:
         costs: the units in order, for one microbatch.
-        cluster: ranks, links and memory. Schedules whose stages `plan_stages` can't fit into it are left out.
+        cluster: ranks, links and memory.
         microbatches: how many a step has.
-        schedules: names that `get_schedule` knows; all that train where they are not given.
+        schedules: names that `get_schedule` knows, and "ListSchedule" for orders that are made here; all of
+            them that train where they are not given.
         stages_per_rank: the numbers of stages on each rank to try.
         parameter_copies: as in `plan_stages`.
+        recompute: whether units may be computed again in the backward pass to save memory.
+        progress: called with what is done now and the part of all that is behind it, 0.0 to 1.0.
+
+    Returns:
+        One candidate for each schedule, shape of placement and number of stages that can be had. The plan of
+        the first says why each of its cuts is where it is (`Plan.cuts`).
 
     Raises:
-        InfeasiblePlan: nothing that was tried can be done; the message gives the reason of each.
+        InfeasiblePlan: nothing fits; the message says what is short by how much, and a change that would do.
         ScheduleError: a name that is unknown.
         PlanError: a number that is out of range.
+
+    >>> from partita.planning import Unit
+    >>> units = tuple(Unit(f"u{index}", 1.0, 2.0, parameter_bytes=8) for index in range(6))
+    >>> best = search(CostModel(units, (4,) * 5), Cluster(2), microbatches=4)[0]
+    >>> best.makespan_s  # 4 microbatches take each rank 36 s, and the last one gets its first input after 3
+    37.0
     """
     require_count(microbatches, "microbatches")
+    require_part(parameter_copies, "parameter_copies")
     for count in stages_per_rank:
         require_count(count, "a number in stages_per_rank")
-    kinds = [get_schedule(name) for name in schedules or schedule_names()]
+    names = list(schedules) if schedules is not None else [*schedule_names(), LIST]
+    kinds = [get_schedule(name) for name in names if name.lower() != LIST.lower()]
     if schedules is None:
         kinds = [kind for kind in kinds if kind.trains]
-    candidates: list[Candidate] = []
-    refused: list[str] = []
-    for kind in kinds:
-        for count in stages_per_rank:
-            stages = count * cluster.ranks
-            try:
-                plan = plan_stages(
-                    costs,
-                    stages,
-                    cluster=cluster,
-                    schedule=kind.name,
-                    microbatches=microbatches,
-                    parameter_copies=parameter_copies,
-                )
-                result = simulate(kind(stages, microbatches, plan.ranks), plan)
-            except PlanError as error:
-                refused.append(f"{kind.name} with {stages} stages: {error}")
-                continue
-            if plan.ranks == cluster.ranks:
-                candidates.append(Candidate(plan, result.makespan_s, result.bubble, result.peak_bytes))
-    if not candidates:
-        raise InfeasiblePlan(
-            "nothing that was tried can be done. " + ". ".join(refused or ["Nothing was tried"])
-        )
-    return sorted(candidates, key=lambda candidate: (candidate.makespan_s, max(candidate.peak_bytes)))
+    case = Case(costs, cluster, microbatches, parameter_copies, recompute)
+    with_lists = schedules is None or len(kinds) < len(names)
+    explorer = explore(case, kinds, stages_per_rank, with_lists=with_lists, progress=progress)
+    fitting = [trial for trial in explorer.ranked() if trial.fits]
+    if not fitting:
+        raise InfeasiblePlan(describe_shortage(case, explorer, kinds, stages_per_rank))
+    candidates = [candidate_of(case, trial) for trial in fitting]
+    candidates.sort(key=lambda one: (one.makespan_s, max(one.peak_bytes)))
+    best = candidates[0]
+    reasons = explain_cuts(costs, best.plan)
+    return [replace(best, plan=replace(best.plan, cuts=reasons)), *candidates[1:]]

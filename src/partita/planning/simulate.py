@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
 
-from partita.errors import PlanError, ScheduleError
+from partita.errors import PlanError
 from partita.planning import _json
-from partita.planning._program import Key, PlannedStep, describe_key, step_compiler
+from partita.planning._clock import StepTimes, step_times
+from partita.planning._step_program import COLLECTIVE, COMPUTE, TimedEdge
 from partita.planning.actions import Action, ActionKind
 from partita.planning.cluster import Cluster
-from partita.planning.edges import edge_table
-from partita.planning.plan import Plan
+from partita.planning.critical_path import Causes, IdleTime
+from partita.planning.memory import MemoryStep, memory_over_time, peak_bytes
+from partita.planning.plan import Plan, StagePlan
 from partita.planning.schedule import Schedule
+from partita.planning.span import Span
 from partita.planning.stage_cost import StageCost
 
 __all__ = ["Simulation", "Span", "peak_bytes", "simulate", "stage_costs"]
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """One action of one rank with the seconds, from the start of the step, at which it starts and ends."""
-
-    rank: int
-    action: Action
-    start_s: float
-    end_s: float
 
 
 @dataclass(frozen=True)
@@ -43,6 +34,10 @@ class Simulation:
         spans: the compute actions, in the order in which they start.
         transfers: the messages, as SEND_F and SEND_B actions of the sending rank, from the start of the
             transfer to its end, in the order in which they start.
+        collectives: the UNSHARD and REDUCE_GRAD actions that take time, likewise.
+        stage_ranks: the rank of each stage.
+        costs: what was simulated.
+        cluster: the ranks and links on which.
 
     A rank's span is its own part of the step, from the start of its first action to the end of its last one.
     The zero-bubble papers measure a bubble by the longest span: what follows a step, such as the optimizer's,
@@ -55,6 +50,51 @@ class Simulation:
     peak_bytes: tuple[int, ...]
     spans: tuple[Span, ...]
     transfers: tuple[Span, ...]
+    collectives: tuple[Span, ...] = ()
+    stage_ranks: tuple[int, ...] = ()
+    costs: tuple[StageCost, ...] = ()
+    cluster: Cluster | None = None
+
+    @cached_property
+    def memory(self) -> tuple[tuple[MemoryStep, ...], ...]:
+        """For each rank, how many bytes it holds from when on; the largest is its `peak_bytes`.
+
+        Raises:
+            PlanError: the simulation was saved without its costs.
+        """
+        self._require_costs()
+        return memory_over_time(self.spans, self.costs, self.stage_ranks, len(self.busy_s))
+
+    @cached_property
+    def critical_path(self) -> tuple[Span, ...]:
+        """The passes, messages and collectives that decide how long the step takes.
+
+        Each begins when the one before ends, so that their `Span.seconds` add up to the makespan. To make the
+        step shorter, one of them must become shorter.
+
+        Raises:
+            PlanError: the simulation was saved without its costs.
+        """
+        return self._causes.path()
+
+    @cached_property
+    def idle_times(self) -> tuple[IdleTime, ...]:
+        """Every time in which a rank waits before one of its passes, with what it waits for.
+
+        Raises:
+            PlanError: the simulation was saved without its costs.
+        """
+        return self._causes.idle_times()
+
+    @cached_property
+    def _causes(self) -> Causes:
+        cluster = self._require_costs()
+        return Causes(self.spans, self.transfers, self.collectives, self.stage_ranks, cluster)
+
+    def _require_costs(self) -> Cluster:
+        if self.cluster is None or len(self.costs) != len(self.stage_ranks):
+            raise PlanError("the simulation does not say what was simulated: simulate again")
+        return self.cluster
 
     @cached_property
     def rank_span_s(self) -> tuple[float, ...]:
@@ -102,17 +142,24 @@ def simulate(
 ) -> Simulation:
     """How long one step takes.
 
-    A rank does its actions in order, each as soon as what it takes is there. A message starts when its value
-    is made (in a schedule with sends written out: when the rank comes to the send) and travels while the
-    ranks compute; each link carries one message at a time in each direction, in the order in which they
-    start. The parts of an OVERLAP_F_B take the `StageCost.overlap_s` of the stage that runs forward, or as
-    long as one after the other. Actions that neither compute nor send take no time. The result depends on the
-    arguments alone.
+    A rank does its actions in order, each as soon as what it takes is there; a pass takes its seconds divided
+    by the speed of the rank. The parts of an OVERLAP_F_B take the `StageCost.overlap_s` of the stage that
+    runs forward, or as long as one after the other.
+
+    A message is ready when its value is made (in a schedule with sends written out: when the rank comes to
+    the send) and travels while the ranks compute. Each link carries one message at a time in each direction,
+    and so does a port that ranks share: the message that is ready first goes first, and of two that are ready
+    at the same time that of the lower rank. `Cluster` says who shares what.
+
+    UNSHARD and REDUCE_GRAD run beside the passes, one at a time on each rank, in order; a stage's first pass
+    after an UNSHARD waits for it, and the step ends when the last REDUCE_GRAD has. RESHARD takes no time. The
+    result depends on the arguments alone.
 
     Args:
         schedule: with or without sends and receives; its idle ticks are left out of account.
         costs: one a stage, or the plan that has them.
-        cluster: the links; the plan's own, or links that take no time, where it is not given.
+        cluster: speeds and links; the plan's own, or equal ranks with links that take no time, where it is
+            not given.
         edges: pairs (producer stage, consumer stage); without them, each stage feeds the next.
 
     Raises:
@@ -127,184 +174,88 @@ def simulate(
     if isinstance(costs, Plan):
         cluster = costs.cluster if cluster is None else cluster
         costs = stage_costs(costs)
-    if len(costs) != schedule.stages:
-        raise PlanError(f"there are {len(costs)} costs for {schedule.stages} stages: give one a stage")
     cluster = Cluster(schedule.ranks) if cluster is None else cluster
-    if cluster.ranks < schedule.ranks:
-        raise PlanError(
-            f"the schedule has {schedule.ranks} ranks, the cluster {cluster.ranks}: give it as many"
-        )
-    clock = _Clock(
-        schedule, costs, cluster, step_compiler(schedule, edge_table(schedule.stages, edges), blocking=False)
-    )
-    clock.run()
-    makespan = max((span.end_s for span in clock.spans), default=0.0)
-    busy = tuple(clock.busy)
+    times = step_times(schedule, costs, cluster, edges)
+    makespan = times.makespan_s
     return Simulation(
         makespan_s=makespan,
-        busy_s=busy,
-        bubble=1.0 - sum(busy) / (schedule.ranks * makespan) if makespan else 0.0,
+        busy_s=times.busy_s,
+        bubble=1.0 - sum(times.busy_s) / (schedule.ranks * makespan) if makespan else 0.0,
         peak_bytes=peak_bytes(schedule, costs),
-        spans=tuple(sorted(clock.spans, key=lambda span: (span.start_s, span.rank, span.end_s))),
-        transfers=tuple(sorted(clock.transfers, key=lambda span: (span.start_s, span.rank))),
+        spans=_in_order(_spans(times, COMPUTE)),
+        transfers=_in_order(_transfers(times, schedule)),
+        collectives=_in_order(_spans(times, COLLECTIVE)),
+        stage_ranks=schedule.stage_ranks,
+        costs=tuple(costs),
+        cluster=cluster,
     )
+
+
+def _in_order(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """By start, then by rank; those of a rank, or on a link, stay in their order."""
+    return tuple(sorted(spans, key=lambda span: (span.start_s, span.rank, span.end_s)))
+
+
+def _spans(times: StepTimes, role: int) -> Iterator[Span]:
+    program = times.program
+    for rank, (row, actions) in enumerate(zip(program.rows, program.actions, strict=True)):
+        yield from (
+            Span(rank, action, start_s, end_s)
+            for (operation, _), action, start_s, end_s in zip(
+                row, actions, times.starts[rank], times.ends[rank], strict=True
+            )
+            if operation.role == role
+        )
+
+
+def _transfers(times: StepTimes, schedule: Schedule) -> Iterator[Span]:
+    for edge in times.program.edges:
+        kind, peer, rank = _send_kind(edge), _send_peer(edge), schedule.stage_ranks[edge.sender]
+        for microbatch in range(schedule.microbatches):
+            leaves_s = times.sent[edge.first + microbatch]
+            if leaves_s >= 0.0:
+                action = Action(edge.sender, kind, microbatch, peer=peer)
+                yield Span(rank, action, leaves_s, times.ready[edge.first + microbatch])
+
+
+def _send_kind(edge: TimedEdge) -> ActionKind:
+    return ActionKind.SEND_F if edge.what == "F>" else ActionKind.SEND_B
+
+
+def _send_peer(edge: TimedEdge) -> int | None:
+    """The stage at the other end; None for the neighbour."""
+    neighbour = edge.sender + 1 if edge.what == "F>" else edge.sender - 1
+    return None if edge.receiver == neighbour else edge.receiver
 
 
 def stage_costs(plan: Plan) -> tuple[StageCost, ...]:
-    """The costs of a plan's stages, as the simulator takes them."""
-    return tuple(
-        StageCost(
-            forward_s=stage.forward_s,
-            backward_s=stage.backward_s,
-            backward_input_s=stage.backward_input_s,
-            backward_weight_s=stage.backward_weight_s,
-            send_bytes=stage.send_bytes,
-            send_grad_bytes=stage.send_grad_bytes,
-            activation_bytes=stage.activation_bytes,
-            static_bytes=round(plan.parameter_copies * stage.parameter_bytes),
-        )
-        for stage in plan.stages
-    )
+    """The costs of a plan's stages, with what they recompute, as the simulator takes them.
 
-
-class _Clock:
-    """Gives every action its time, in any order in which they can be run.
-
-    That order does not matter: a rank keeps its own, and a link carries the messages of one rank only.
+    Raises:
+        PlanError: a stage recomputes something, and the plan does not say what that costs.
     """
+    return tuple(_stage_cost(plan, stage) for stage in plan.stages)
 
-    def __init__(
-        self,
-        schedule: Schedule,
-        costs: Sequence[StageCost],
-        cluster: Cluster,
-        step: Callable[[Action], PlannedStep],
-    ) -> None:
-        self._ranks = schedule.stage_ranks
-        self._costs = costs
-        self._cluster = cluster
-        self._step = step
-        self._rows = [schedule.actions(rank) for rank in range(schedule.ranks)]
-        self._at = [0] * schedule.ranks
-        self._stopped: list[PlannedStep | None] = [None] * schedule.ranks
-        self._free_s = [0.0] * schedule.ranks
-        self._link_free_s: dict[tuple[int, int], float] = {}
-        self._ready_s: dict[Key, float] = {}
-        self._waiting: dict[Key, list[int]] = {}
-        self._seconds = {
-            (kind, stage): cost.seconds(kind) for stage, cost in enumerate(costs) for kind in _PASSES
-        }
-        self._edges: dict[tuple[str, int, int], _Edge] = {}
-        self.busy = [0.0] * schedule.ranks
-        self.spans: list[Span] = []
-        self.transfers: list[Span] = []
 
-    def run(self) -> None:
-        runnable = deque(range(len(self._rows)))
-        while runnable:
-            self._advance(runnable.popleft(), runnable)
-        for rank, step in enumerate(self._stopped):
-            if step is not None:
-                missing = next(key for key in step.needs if key not in self._ready_s)
-                raise ScheduleError(
-                    f"rank {rank} waits at action {self._at[rank]} ({step.action}) for "
-                    f"{describe_key(missing)}, for ever: validate() says who waits for whom"
-                )
-
-    def _advance(self, rank: int, runnable: deque[int]) -> None:
-        """Give times to the rank's actions up to one whose inputs have none yet."""
-        row, ready_s, waiting = self._rows[rank], self._ready_s, self._waiting
-        for at in range(self._at[rank], len(row)):
-            step = self._stopped[rank] or self._step(row[at])
-            start_s = self._free_s[rank]
-            for key in step.needs:
-                arrival_s = ready_s.get(key)
-                if arrival_s is None:
-                    self._at[rank], self._stopped[rank] = at, step
-                    waiting.setdefault(key, []).append(rank)
-                    return
-                start_s = max(start_s, arrival_s)
-            self._stopped[rank] = None
-            end_s = start_s
-            if step.action.is_compute:
-                seconds = self._compute_s(step.action)
-                end_s += seconds
-                self.busy[rank] += seconds
-                self.spans.append(Span(rank, step.action, start_s, end_s))
-            self._free_s[rank] = end_s
-            for key in step.gives:
-                ready_s[key] = end_s
-                runnable.extend(waiting.pop(key, ()))
-            for key in step.sends:
-                ready_s[key] = self._transfer(key, end_s)
-                runnable.extend(waiting.pop(key, ()))
-        self._at[rank] = len(row)
-
-    def _compute_s(self, action: Action) -> float:
-        if not action.parts:
-            return self._seconds[action.kind, action.stage]
-        forward = next((part.stage for part in action.parts if part.kind is ActionKind.F), None)
-        together_s = None if forward is None else self._costs[forward].overlap_s
-        if together_s is not None:
-            return together_s
-        return sum(self._seconds[part.kind, part.stage] for part in action.parts)
-
-    def _transfer(self, message: Key, now_s: float) -> float:
-        """Put `message` on its link, and return when it arrives."""
-        what, sender, receiver, microbatch = message
-        edge = self._edges.get((what, sender, receiver))
-        if edge is None:
-            edge = self._edges[what, sender, receiver] = self._edge(what, sender, receiver)
-        start_s = max(now_s, self._link_free_s.get(edge.link, 0.0))
-        end_s = start_s + edge.seconds
-        self._link_free_s[edge.link] = end_s
-        action = Action(sender, edge.kind, microbatch, peer=edge.peer)
-        self.transfers.append(Span(edge.link[0], action, start_s, end_s))
-        return end_s
-
-    def _edge(self, what: str, sender: int, receiver: int) -> _Edge:
-        forward = what == "F>"
-        neighbour = sender + 1 if forward else sender - 1
-        costs = self._costs
-        size = costs[sender].send_bytes if forward else costs[sender].gradient_bytes(costs[receiver])
-        return _Edge(
-            link=(self._ranks[sender], self._ranks[receiver]),
-            kind=ActionKind.SEND_F if forward else ActionKind.SEND_B,
-            peer=None if receiver == neighbour else receiver,
-            seconds=self._cluster.transfer_s(size),
+def _stage_cost(plan: Plan, stage: StagePlan) -> StageCost:
+    static_bytes = round(plan.parameter_copies * stage.parameter_bytes)
+    if stage.recomputed is not None:
+        return replace(stage.recomputed, static_bytes=static_bytes)
+    if stage.recompute:
+        raise PlanError(
+            f"stage {stage.index} recomputes units, and its `recomputed` is empty: set it to what "
+            "recomputed_cost() gives"
         )
-
-
-class _Edge(NamedTuple):
-    """What the messages along one edge in one direction have in common."""
-
-    link: tuple[int, int]
-    kind: ActionKind
-    peer: int | None
-    seconds: float
-
-
-_PASSES = (ActionKind.F, ActionKind.I, ActionKind.W, ActionKind.B)
-
-
-def peak_bytes(schedule: Schedule, costs: Sequence[StageCost]) -> tuple[int, ...]:
-    """The most memory that each rank holds. Its actions come one by one, so time does not matter."""
-    current = [0] * schedule.ranks
-    for stage, rank in enumerate(schedule.stage_ranks):
-        current[rank] += costs[stage].static_bytes
-    most = list(current)
-    trains = schedule.has_backward
-    changes: dict[tuple[ActionKind, int], int] = {}
-    for stage, cost in enumerate(costs):
-        whole, late = cost.activation_bytes, cost.weight_bytes
-        changes[ActionKind.B, stage] = -whole
-        changes[ActionKind.I, stage], changes[ActionKind.W, stage] = late - whole, -late
-    for rank, part in schedule.passes():
-        if part.kind is not ActionKind.F:
-            current[rank] += changes[part.kind, part.stage]
-            continue
-        size = costs[part.stage].activation_bytes
-        most[rank] = max(most[rank], current[rank] + size)
-        if trains:
-            current[rank] += size
-    return tuple(most)
+    return StageCost(
+        forward_s=stage.forward_s,
+        backward_s=stage.backward_s,
+        backward_input_s=stage.backward_input_s,
+        backward_weight_s=stage.backward_weight_s,
+        send_bytes=stage.send_bytes,
+        send_grad_bytes=stage.send_grad_bytes,
+        activation_bytes=stage.activation_bytes,
+        weight_activation_bytes=stage.weight_activation_bytes,
+        forward_workspace_bytes=stage.forward_workspace_bytes,
+        backward_workspace_bytes=stage.backward_workspace_bytes,
+        static_bytes=static_bytes,
+    )

@@ -26,10 +26,17 @@ class StageCost:
         activation_bytes: kept from the start of the forward pass to the end of the backward pass (of W, where
             it is split).
         static_bytes: there all the time: parameters, gradients, optimizer state.
-        weight_activation_bytes: what of `activation_bytes` is left from the end of I to the end of W; all
-            of it where it is not given.
+        weight_activation_bytes: what is left from the end of I to the end of W: activations, and the
+            gradients that I has caught on its way, so it may be more than `activation_bytes`; all that is
+            kept and recomputed where it is not given.
         overlap_s: seconds of the forward pass together with a backward pass of another stage, in an
             OVERLAP_F_B; as long as one after the other where it is not given.
+        forward_workspace_bytes: what the forward pass needs at most while it runs, beyond what it keeps.
+        backward_workspace_bytes: what B, I or W needs at most while it runs, beyond what is kept for it.
+        recompute_s: seconds of the forward pass of what is computed again, at the start of B or I.
+        recompute_bytes: what that brings back, kept to the end of B (of W, where it is split).
+        unshard_s: seconds to gather the parameters of a sharded stage.
+        reduce_grad_s: seconds to sum the gradients over the replicas of the stage.
 
     Raises:
         PlanError: a value that is negative or no number, or one half of the backward pass without the other.
@@ -48,42 +55,53 @@ class StageCost:
     static_bytes: int = 0
     weight_activation_bytes: int | None = None
     overlap_s: float | None = None
+    forward_workspace_bytes: int = 0
+    backward_workspace_bytes: int = 0
+    recompute_s: float = 0.0
+    recompute_bytes: int = 0
+    unshard_s: float = 0.0
+    reduce_grad_s: float = 0.0
 
     def __post_init__(self) -> None:
-        require_seconds(self.forward_s, "forward_s")
-        require_seconds(self.backward_s, "backward_s")
+        for what in ("forward_s", "backward_s", "recompute_s", "unshard_s", "reduce_grad_s"):
+            require_seconds(getattr(self, what), what)
         if (self.backward_input_s is None) != (self.backward_weight_s is None):
             raise PlanError("one of backward_input_s and backward_weight_s is given: give both or none")
         for what in ("backward_input_s", "backward_weight_s"):
             if getattr(self, what) is not None:
                 require_seconds(getattr(self, what), what)
-        for what in ("send_bytes", "activation_bytes", "static_bytes"):
+        for what in (
+            "send_bytes",
+            "activation_bytes",
+            "static_bytes",
+            "forward_workspace_bytes",
+            "backward_workspace_bytes",
+            "recompute_bytes",
+        ):
             require_amount(getattr(self, what), what)
         for what in ("send_grad_bytes", "weight_activation_bytes"):
             if getattr(self, what) is not None:
                 require_amount(getattr(self, what), what)
-        if self.weight_bytes > self.activation_bytes:
-            raise PlanError(
-                f"weight_activation_bytes is {self.weight_activation_bytes}, more than activation_bytes "
-                f"({self.activation_bytes}), of which it is a part: give at most as many"
-            )
         if self.overlap_s is not None:
             require_seconds(self.overlap_s, "overlap_s")
 
     @property
     def weight_bytes(self) -> int:
         """What I leaves to W, in bytes."""
-        return self.activation_bytes if self.weight_activation_bytes is None else self.weight_activation_bytes
+        if self.weight_activation_bytes is not None:
+            return self.weight_activation_bytes
+        return self.activation_bytes + self.recompute_bytes
 
     def gradient_bytes(self, producer: StageCost) -> int:
         """What the backward pass sends back along the edge from `producer`."""
         return producer.send_bytes if self.send_grad_bytes is None else self.send_grad_bytes
 
     def seconds(self, kind: ActionKind) -> float:
-        """How long an F, I, W or B of the stage takes."""
+        """How long an F, I, W or B of the stage takes, what is computed again included."""
         if kind is ActionKind.F:
             return self.forward_s
         if kind is ActionKind.B:
-            return self.backward_s
+            return self.backward_s + self.recompute_s
         split = self.backward_input_s if kind is ActionKind.I else self.backward_weight_s
-        return self.backward_s / 2 if split is None else split
+        seconds = self.backward_s / 2 if split is None else split
+        return seconds + self.recompute_s if kind is ActionKind.I else seconds

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 from partita.errors import InfeasiblePlan, PlanError
 from partita.planning._check import require_amount, require_count
-from partita.planning._cuts import CutProblem, find_cuts
+from partita.planning._cuts import CutProblem, Cuts, find_cuts
 from partita.planning._rank_memory import find_cuts_within
 from partita.planning.cluster import Cluster
+from partita.planning.cut_problem import PER_SECOND, make_cut_problem
 from partita.planning.generators.registry import ScheduleKind, get_schedule
-from partita.planning.plan import Plan, StagePlan
+from partita.planning.make_stage import make_stage
+from partita.planning.plan import Plan
+from partita.planning.searching.explorer import Explorer
+from partita.planning.searching.improve import Budget
+from partita.planning.searching.layouts import Layout
+from partita.planning.searching.trial import Case
 from partita.planning.units import CostModel
 
 __all__ = ["plan_stages"]
 
-_PER_SECOND = 10**15
-"""Times are compared in whole femtoseconds, so that what is equal on paper is equal here."""
+_MOST_TIMED, _MOST_PASSES = 400, 2_000_000
+"""So often the step may be timed, and so many passes in all."""
 
 
 def plan_stages(
@@ -31,10 +36,10 @@ def plan_stages(
     max_memory_bytes: int | None = None,
     parameter_copies: float = 4.0,
 ) -> Plan:
-    """Cut the units into `stages` runs of neighbours, so that the slowest stage is as fast as can be.
+    """Cut the units into `stages` runs of neighbours, for a schedule that has a name.
 
-    What a stage adds to each microbatch of a full pipeline is its forward and its backward time, and what it
-    sends:
+    Where each rank has one stage and all ranks are equal, the slowest stage is as fast as can be. What a
+    stage adds to each microbatch of a full pipeline is its forward and its backward time, and what it sends:
 
     - GPipe, LoopedBFS and forward-only pipelines have other microbatches to work on while a message travels,
       so a stage takes the largest of its compute time and of the times of its two messages.
@@ -45,10 +50,15 @@ def plan_stages(
     these the most even one (least sum of squared stage times; where a large problem leaves very many such
     cuts, a near one).
 
+    Where ranks have several stages, or speeds or memories of their own, the step of the schedule is simulated
+    for cuts with the fastest slowest stage and for cuts that give each rank its share of the work; then
+    borders move for as long as that shortens the step. Those cuts are good, not proven to be the best.
+    `search` tries more: other schedules, orders and placements, and recomputation.
+
     Memory: a stage holds `parameter_copies` times its parameters, and its activations for as many
     microbatches as the schedule has in flight there. The limit is for a rank: what its stages hold at the
-    same time has to fit. Where the best cut does not, what is given to each stage is tried in two ways: in
-    proportion to what it would hold in that cut, and evenly.
+    same time has to fit. Where several stages share it and the best cut does not fit, what is given to each
+    stage is tried in two ways: in proportion to what it would hold in that cut, and evenly.
 
     Args:
         costs: the units in order, and what crosses each border.
@@ -84,15 +94,34 @@ def plan_stages(
     ranks = _ranks(kind, stages, cluster)
     placement = kind.placement(stages, ranks)
     generated = kind(stages, microbatches, ranks)
-    problem = _problem(costs, cluster, kind, generated.in_flight(), parameter_copies)
-    cuts = find_cuts(problem) if limit is None else find_cuts_within(problem, generated, limit)
+    problem = make_cut_problem(
+        costs,
+        cluster,
+        generated.in_flight(),
+        parameter_copies,
+        hides_transfers=kind.hides_transfers,
+        trains=kind.trains,
+    )
+    if ranks < stages or (cluster is not None and not _has_equal_ranks(cluster)):
+        case = Case(costs, _limited(cluster, ranks, limit), microbatches, parameter_copies, recompute=False)
+        cuts = _cuts_by_simulation(case, kind, placement)
+    else:
+        cuts = find_cuts(problem) if limit is None else find_cuts_within(problem, generated, limit)
     if cuts is None and limit is not None:
         shares = replace(problem, memory=tuple(limit // placement.count(rank) for rank in placement))
         raise _too_little_memory(shares, costs, limit)
     if cuts is None:
         raise AssertionError("unreachable: without a limit every number of stages up to the most can be had")
     chosen = tuple(
-        _stage(costs, problem, index, first, end - 1) for index, (first, end) in enumerate(pairwise(cuts))
+        make_stage(
+            costs,
+            index,
+            start,
+            end - 1,
+            time_s=problem.time(start, end) / PER_SECOND / (1.0 if cluster is None else cluster.speed(rank)),
+            peak_bytes=problem.bytes_held(index, start, end),
+        )
+        for index, ((start, end), rank) in enumerate(zip(pairwise(cuts), placement, strict=True))
     )
     return Plan(
         stages=chosen,
@@ -127,63 +156,28 @@ def _ranks(kind: ScheduleKind, stages: int, cluster: Cluster | None) -> int:
     return stages if cluster is None else min(stages, cluster.ranks)
 
 
-def _problem(
-    costs: CostModel,
-    cluster: Cluster | None,
-    kind: ScheduleKind,
-    in_flight: tuple[int, ...],
-    parameter_copies: float,
-) -> CutProblem:
-    link = Cluster(1) if cluster is None else cluster
-    units = costs.units
-    computes = (_whole(unit.forward_s) + (_whole(unit.backward_s) if kind.trains else 0) for unit in units)
-    leave = [_whole(link.transfer_s(size)) for size in costs.crossing_bytes]
-    enter = [_whole(link.transfer_s(size)) if kind.trains else 0 for size in costs.gradient_bytes]
-    return CutProblem(
-        compute=_sums(computes),
-        leave=(0, *leave, 0),
-        enter=(0, *enter, 0),
-        hidden=kind.hides_transfers,
-        crossing=(0, *costs.crossing_bytes, 0),
-        places=(0, *(border + 1 for border in costs.allowed_borders), len(units)),
-        static=_sums(round(parameter_copies * unit.parameter_bytes) for unit in units),
-        activations=_sums(unit.activation_bytes for unit in units),
-        in_flight=in_flight,
-        memory=None,
-    )
+def _has_equal_ranks(cluster: Cluster) -> bool:
+    kinds = {(cluster.speed(rank), cluster.memory(rank)) for rank in range(cluster.ranks)}
+    return len(kinds) == 1
 
 
-def _whole(seconds: float) -> int:
-    return round(seconds * _PER_SECOND)
+def _limited(cluster: Cluster | None, ranks: int, limit: int | None) -> Cluster:
+    """The cluster with the limit that holds, of at least so many ranks."""
+    cluster = Cluster(ranks) if cluster is None else cluster
+    return cluster if cluster.memories is not None else replace(cluster, memory_bytes=limit)
 
 
-def _sums(values: Iterable[int]) -> tuple[int, ...]:
-    return tuple(accumulate(values, initial=0))
-
-
-def _stage(costs: CostModel, problem: CutProblem, index: int, first: int, last: int) -> StagePlan:
-    units = costs.units[first : last + 1]
-    inputs = [unit.backward_input_s for unit in units if unit.backward_input_s is not None]
-    weights = [unit.backward_weight_s for unit in units if unit.backward_weight_s is not None]
-    is_split = len(inputs) == len(units)
-    return StagePlan(
-        index=index,
-        first_unit=first,
-        last_unit=last,
-        units=tuple(unit.name for unit in units),
-        modules=tuple(module for unit in units for module in unit.modules),
-        parameters=sum(unit.parameters for unit in units),
-        parameter_bytes=sum(unit.parameter_bytes for unit in units),
-        forward_s=sum(unit.forward_s for unit in units),
-        backward_s=sum(unit.backward_s for unit in units),
-        send_bytes=costs.crossing_bytes[last] if last + 1 < len(costs.units) else 0,
-        send_grad_bytes=costs.gradient_bytes[first - 1] if first else 0,
-        activation_bytes=sum(unit.activation_bytes for unit in units),
-        backward_input_s=sum(inputs) if is_split else None,
-        backward_weight_s=sum(weights) if is_split else None,
-        time_s=problem.time(first, last + 1) / _PER_SECOND,
-        peak_bytes=problem.bytes_held(index, first, last + 1),
-    )
+def _cuts_by_simulation(case: Case, kind: ScheduleKind, placement: tuple[int, ...]) -> Cuts | None:
+    """The cuts with the shortest simulated step, borders moved; None where none was found that fits."""
+    passes = 3 * len(placement) * case.microbatches
+    budget = Budget(min(_MOST_TIMED * passes, _MOST_PASSES))
+    # Plans by name have no order of their own, so the one that costs make no difference to counts.
+    by_name = replace(kind, for_costs=None)
+    explorer = Explorer(case, budget, trains=kind.trains)
+    explorer.try_named(by_name, Layout(kind.shape, placement, tuple(range(max(placement) + 1))))
+    explorer.move_named_cuts()
+    best = explorer.ranked()[0]
+    return best.cuts if best.fits else None
 
 
 def _too_little_memory(problem: CutProblem, costs: CostModel, limit: int | None) -> InfeasiblePlan:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from partita.errors import PlanError
 from partita.planning import _json
-from partita.planning._check import require_amount, require_count, require_seconds
+from partita.planning._check import require_amount, require_count, require_part, require_seconds
 
 __all__ = ["CostModel", "Unit"]
 
@@ -26,6 +26,13 @@ class Unit:
         backward_input_s: seconds of the gradient of the inputs alone, where that was measured.
         backward_weight_s: seconds of the gradient of the weights alone; given together with
             `backward_input_s`.
+        weight_activation_bytes: what the gradient of the inputs leaves for that of the weights: activations,
+            and the gradients that it has caught on its way, so it may be more than `activation_bytes`; as
+            much as these where it is not given.
+        forward_workspace_bytes: what the forward pass needs at most while it runs, beyond what it keeps.
+        backward_workspace_bytes: what the backward pass needs at most while it runs, beyond what is kept.
+        spread: how far the repeats of a measurement lay apart: the longest less the shortest forward and
+            backward pass, over the median; 0.0 where nothing was measured.
 
     Raises:
         PlanError: a time or a size that is negative or no number, or one half of the backward pass without
@@ -41,12 +48,22 @@ class Unit:
     modules: tuple[str, ...] = ()
     backward_input_s: float | None = None
     backward_weight_s: float | None = None
+    weight_activation_bytes: int | None = None
+    forward_workspace_bytes: int = 0
+    backward_workspace_bytes: int = 0
+    spread: float = 0.0
 
     def __post_init__(self) -> None:
         of = f"of unit {self.name!r}"
         require_seconds(self.forward_s, f"forward_s {of}")
         require_seconds(self.backward_s, f"backward_s {of}")
-        for what in ("parameter_bytes", "parameters", "activation_bytes"):
+        for what in (
+            "parameter_bytes",
+            "parameters",
+            "activation_bytes",
+            "forward_workspace_bytes",
+            "backward_workspace_bytes",
+        ):
             require_amount(getattr(self, what), f"{what} {of}")
         if (self.backward_input_s is None) != (self.backward_weight_s is None):
             raise PlanError(
@@ -55,6 +72,16 @@ class Unit:
         if self.backward_input_s is not None and self.backward_weight_s is not None:
             require_seconds(self.backward_input_s, f"backward_input_s {of}")
             require_seconds(self.backward_weight_s, f"backward_weight_s {of}")
+        if self.weight_activation_bytes is not None:
+            require_amount(self.weight_activation_bytes, f"weight_activation_bytes {of}")
+        require_part(self.spread, f"spread {of}")
+
+    @property
+    def weight_bytes(self) -> int:
+        """What the gradient of the inputs leaves for that of the weights, in bytes."""
+        if self.weight_activation_bytes is None:
+            return self.activation_bytes
+        return self.weight_activation_bytes
 
 
 @dataclass(frozen=True)
@@ -69,6 +96,9 @@ class CostModel:
         crossing_grad_bytes: the same for the backward pass; None where the gradients are as large as the
             values.
         borders: the borders at which a cut is allowed; None where all are.
+        entry_bytes: one number a border: of what crosses it, what the stage after it keeps for its backward
+            pass beyond the `Unit.activation_bytes` of its units; None where that is nothing.
+        exit_bytes: the same for the stage before the border.
 
     Raises:
         PlanError: no units, a name used twice, or a length or a border that does not fit the units.
@@ -82,6 +112,8 @@ class CostModel:
     crossing_bytes: tuple[int, ...]
     crossing_grad_bytes: tuple[int, ...] | None = None
     borders: frozenset[int] | None = None
+    entry_bytes: tuple[int, ...] | None = None
+    exit_bytes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         require_count(len(self.units), "the number of units")
@@ -91,7 +123,7 @@ class CostModel:
                 raise PlanError(f"two units are named {unit.name!r}: give each its own name")
             seen.add(unit.name)
         between = len(self.units) - 1
-        for what in ("crossing_bytes", "crossing_grad_bytes"):
+        for what in ("crossing_bytes", "crossing_grad_bytes", "entry_bytes", "exit_bytes"):
             sizes = getattr(self, what)
             if sizes is None:
                 continue
@@ -117,6 +149,69 @@ class CostModel:
     def allowed_borders(self) -> tuple[int, ...]:
         """The borders at which a cut is allowed, in order."""
         return tuple(range(len(self.units) - 1)) if self.borders is None else tuple(sorted(self.borders))
+
+    def kept_bytes(self, first: int, last: int) -> int:
+        """What a stage of the units from `first` to `last` keeps from F to B, in bytes of one microbatch.
+
+        >>> units = tuple(Unit(name, 1.0, 2.0, activation_bytes=10) for name in "abc")
+        >>> CostModel(units, (4, 4), entry_bytes=(4, 0), exit_bytes=(0, 4)).kept_bytes(1, 1)
+        18
+        """
+        kept = sum(unit.activation_bytes for unit in self.units[first : last + 1])
+        if self.entry_bytes is not None and first:
+            kept += self.entry_bytes[first - 1]
+        if self.exit_bytes is not None and last + 1 < len(self.units):
+            kept += self.exit_bytes[last]
+        return kept
+
+    def left_bytes(self, first: int, last: int) -> int:
+        """What I of a stage of the units from `first` to `last` leaves to W, in bytes of one microbatch."""
+        if self._all_in_w(first, last):
+            return self.kept_bytes(first, last)
+        units = self.units[first : last + 1]
+        own = sum(unit.activation_bytes for unit in units)
+        return self.kept_bytes(first, last) - own + sum(unit.weight_bytes for unit in units)
+
+    def workspaces(self, first: int, last: int) -> tuple[int, int]:
+        """What F and B of a stage of the units from `first` to `last` need at most beyond what it keeps, in
+        bytes. While a unit runs, what the units behind it keep is not there yet, or no longer.
+
+        >>> units = (Unit("a", 1.0, 2.0, activation_bytes=5, backward_workspace_bytes=9),
+        ...          Unit("b", 1.0, 2.0, activation_bytes=4, backward_workspace_bytes=6))
+        >>> CostModel(units, (1,)).workspaces(0, 1)
+        (0, 6)
+        """
+        behind = forward = backward = 0
+        for unit in reversed(self.units[first : last + 1]):
+            forward = max(forward, unit.forward_workspace_bytes - behind)
+            backward = max(backward, unit.backward_workspace_bytes - behind)
+            behind += unit.activation_bytes
+        return forward, backward
+
+    def split_backward_s(self, first: int, last: int) -> tuple[float, float] | None:
+        """Seconds of I and of W of a stage of the units from `first` to `last`; None where a unit has none.
+
+        Where the model's inputs need no gradient, I of the first stage has nothing to do, and W does all.
+
+        >>> units = (Unit("a", 1.0, 2.0, backward_input_s=0.0, backward_weight_s=2.0),
+        ...          Unit("b", 1.0, 2.0, backward_input_s=1.5, backward_weight_s=1.0))
+        >>> costs = CostModel(units, (4,))
+        >>> costs.split_backward_s(0, 1), costs.split_backward_s(1, 1)
+        ((0.0, 4.0), (1.5, 1.0))
+        """
+        units = self.units[first : last + 1]
+        if self._all_in_w(first, last):
+            return 0.0, sum(unit.backward_s for unit in units)
+        inputs = [unit.backward_input_s for unit in units if unit.backward_input_s is not None]
+        weights = [unit.backward_weight_s for unit in units if unit.backward_weight_s is not None]
+        return (sum(inputs), sum(weights)) if len(inputs) == len(units) else None
+
+    def _all_in_w(self, first: int, last: int) -> bool:
+        """Whether a stage computes all of its gradients in W: nothing that enters the model needs one."""
+        units = self.units[first : last + 1]
+        measured = all(unit.backward_input_s is not None for unit in units)
+        trained = next((unit for unit in units if unit.backward_s > 0.0), None)
+        return measured and not first and trained is not None and not trained.backward_input_s
 
     def to_json(self) -> str:
         """JSON text that `from_json` reads back into an equal cost model."""

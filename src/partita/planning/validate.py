@@ -183,8 +183,8 @@ def _check_channels(schedule: Schedule) -> None:
 
 
 def _check_progress(schedule: Schedule, programs: list[list[PlannedStep]]) -> None:
-    made: set[Key] = set()
-    at = run(programs, lambda _, __, step: made.update(step.gives, step.sends))
+    available: set[Key] = set()
+    at = run(programs, lambda _, __, step: available.update(step.gives, step.sends))
     stuck = []
     for rank, program in enumerate(programs):
         if at[rank] < len(program):
@@ -192,7 +192,7 @@ def _check_progress(schedule: Schedule, programs: list[list[PlannedStep]]) -> No
             position = [index for index, action in enumerate(schedule.rows[rank]) if action is not None][
                 at[rank]
             ]
-            missing = next(key for key in step.needs if key not in made)
+            missing = next(key for key in step.needs if key not in available)
             stuck.append(
                 f"rank {rank} waits at position {position} ({step.action}) for {describe_key(missing)}"
             )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from partita.reporting.backward_pass import BackwardPass, ReducedBucket
 from partita.reporting.bucket_table import bucket_table
+from partita.reporting.candidates import CandidateRow, MemoryUnit, candidate_table, format_memory
 from partita.reporting.capture_html import render_capture_html
 from partita.reporting.capture_report import BreakRow, CaptureReport, GraphRow, LeftOutRow, RegionRow
 from partita.reporting.capture_tables import capture_tables
@@ -16,9 +17,20 @@ from partita.reporting.data import Figure, LossPoint, RunReport, StageRow, Timel
 from partita.reporting.figures import key_figures
 from partita.reporting.html import render_html
 from partita.reporting.modules import outermost_modules, summarise_modules
+from partita.reporting.plan_html import render_plan_html
+from partita.reporting.plan_report import CutRow, GainRow, MemoryLane, PlannedStageRow, PlanReport
+from partita.reporting.planned import (
+    critical_shares,
+    cut_rows,
+    memory_lanes,
+    planned_stage_rows,
+    recomputed_words,
+    stage_rows,
+)
 from partita.reporting.replication_report import backward_pass, replication_report
-from partita.reporting.tables import loss_table, plan_table
-from partita.reporting.text import timeline_text
+from partita.reporting.simulated import action_span, simulation_timeline
+from partita.reporting.tables import loss_table, plan_table, planned_table
+from partita.reporting.text import timeline_drawing, timeline_text
 from partita.reporting.units import (
     format_bytes,
     format_count,
@@ -31,36 +43,56 @@ from partita.reporting.units import (
 __all__ = [
     "BackwardPass",
     "BreakRow",
+    "CandidateRow",
     "CaptureReport",
+    "CutRow",
     "Figure",
+    "GainRow",
     "GraphRow",
     "LeftOutRow",
     "LossPoint",
+    "MemoryLane",
+    "MemoryUnit",
+    "PlanReport",
+    "PlannedStageRow",
     "ReducedBucket",
     "RegionRow",
     "RunReport",
     "StageRow",
     "Timeline",
     "TimelineSpan",
+    "action_span",
     "backward_pass",
     "bucket_table",
+    "candidate_table",
     "capture_tables",
     "chrome_trace",
+    "critical_shares",
+    "cut_rows",
     "format_bytes",
     "format_count",
     "format_loss",
+    "format_memory",
     "format_number",
     "format_seconds",
     "format_share",
     "key_figures",
     "loss_table",
+    "memory_lanes",
     "outermost_modules",
     "plan_table",
+    "planned_stage_rows",
+    "planned_table",
+    "recomputed_words",
     "render_capture_html",
     "render_html",
+    "render_plan_html",
     "replication_report",
     "report_from_json",
     "report_to_json",
+    "simulation_timeline",
+    "stage_rows",
     "summarise_modules",
+    "timeline_drawing",
     "timeline_text",
 ]

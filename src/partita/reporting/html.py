@@ -27,7 +27,7 @@ from partita.reporting.units import (
     format_share,
 )
 
-__all__ = ["render_html"]
+__all__ = ["figure_value", "render_html", "timeline_legend"]
 
 _WIDE, _NARROW = 1040.0, 372.0  # natural widths of the two drawings of the losses; styles choose one
 _MOST_MODULES = 8
@@ -44,7 +44,7 @@ def render_html(report: RunReport) -> str:
     timelines = (report.measured, report.simulated)
     return _ENVIRONMENT.get_template("report.html.j2").render(
         report=report,
-        figures=[(figure, _value(figure)) for figure in report.figures],
+        figures=[(figure, figure_value(figure)) for figure in report.figures],
         stages=_stage_views(report.stages),
         totals=_totals(report.stages),
         most_modules=_MOST_MODULES,
@@ -53,7 +53,7 @@ def render_html(report: RunReport) -> str:
         losses_narrow=Markup(loss_chart(report.losses, report.validation, width=_NARROW, height=200)),
         loss_rows=thin_out(report.losses, _MOST_LOSSES),
         gantt=Markup(gantt_chart(timelines, width=_WIDE)),
-        legend=_legend(timelines),
+        legend=timeline_legend(timelines),
         most_parameters=_MOST_PARAMETERS,
         bucket_figure=Markup(bucket_chart(report.backward, width=_WIDE)) if report.backward else "",
     )
@@ -107,12 +107,13 @@ def _share(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-def _value(figure: Figure) -> str:
+def figure_value(figure: Figure) -> str:
+    """Return a key figure's value as text."""
     return figure.value if isinstance(figure.value, str) else format_number(figure.value)
 
 
-def _legend(timelines: Sequence[Timeline]) -> list[tuple[str, str]]:
-    """Name and colour of each kind that occurs: the known ones in their order, then the others."""
+def timeline_legend(timelines: Sequence[Timeline]) -> list[tuple[str, str]]:
+    """Return name and colour of each kind that occurs: the known ones in their order, then the others."""
     kinds = {span.kind for timeline in timelines for span in timeline.spans} - {"idle"}
     ordered = [kind for kind in KINDS if kind in kinds] + sorted(kinds - set(KINDS))
     return [(style.name, hexadecimal(style.colour)) for style in map(kind_style, ordered)]

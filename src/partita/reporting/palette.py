@@ -47,6 +47,7 @@ KINDS: dict[str, KindStyle] = {
     "B": KindStyle("backward", Colour(230, 159, 0)),  # orange
     "I": KindStyle("gradient of inputs", Colour(213, 94, 0)),  # vermillion
     "W": KindStyle("gradient of weights", Colour(0, 158, 115)),  # bluish green
+    "OVERLAP_F_B": KindStyle("forward and backward together", Colour(86, 180, 233)),  # sky blue
     "comm": KindStyle("communication", Colour(204, 121, 167)),  # reddish purple
 }
 _OTHER = Colour(128, 132, 138)

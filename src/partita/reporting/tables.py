@@ -9,9 +9,10 @@ from rich.text import Text
 
 from partita.errors import ReportError
 from partita.reporting.data import LossPoint, StageRow
+from partita.reporting.plan_report import PlannedStageRow
 from partita.reporting.units import format_bytes, format_count, format_loss, format_number, format_seconds
 
-__all__ = ["loss_table", "plan_table"]
+__all__ = ["loss_table", "plan_table", "planned_table"]
 
 
 def plan_table(rows: Sequence[StageRow]) -> Table:
@@ -38,6 +39,34 @@ def plan_table(rows: Sequence[StageRow]) -> Table:
             format_seconds(row.backward_s),
             format_bytes(row.send_bytes) if row.send_bytes else "none",
         )
+    return table
+
+
+def planned_table(rows: Sequence[PlannedStageRow]) -> Table:
+    """Make the table of a plan that need not have run: a line a stage, however many modules it holds."""
+    table = Table(title="Plan", title_justify="left")
+    table.add_column("stage", justify="right", no_wrap=True)
+    table.add_column("rank", justify="right", no_wrap=True)
+    table.add_column("modules")  # the only one that gives way; its cells end in an ellipsis then
+    for name in ("F", "B", "parameters", "kept", "sends"):
+        table.add_column(name, justify="right", no_wrap=True)
+    has_recomputed = any(row.recomputed for row in rows)
+    if has_recomputed:
+        table.add_column("computed again", no_wrap=True)
+    for row in rows:
+        # Text: a name with brackets in it is no markup.
+        ends = row.modules if len(row.modules) < 3 else (row.modules[0], "…", row.modules[-1])
+        cells: list[str | Text] = [
+            str(row.stage),
+            str(row.rank),
+            Text(" ".join(ends), no_wrap=True, overflow="ellipsis"),
+            format_seconds(row.forward_s),
+            format_seconds(row.backward_s),
+            format_bytes(row.parameter_bytes),
+            format_bytes(row.kept_bytes),
+            format_bytes(row.send_bytes) if row.send_bytes else "none",
+        ]
+        table.add_row(*cells, *([row.recomputed] if has_recomputed else []))
     return table
 
 

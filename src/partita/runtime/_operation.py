@@ -123,8 +123,9 @@ class Operation:
             self._block_here()
 
     def _block_here(self) -> None:
+        assert self._work is not None
         try:
-            self.block()
+            self._work.wait(self.comm.timeout)
         except RuntimeError as error:
             raise self.explained(error) from error
         self.completed()
@@ -138,7 +139,8 @@ class Operation:
         """Release what it refers to, once it is done."""
         self._work = self._tensor = None
         self.comm.collectives.discard(self)
-        self._finished()
+        if self._finish is not None:
+            self._finished()
 
     def flush(self, timeout: timedelta) -> None:
         """Wait for at most `timeout`; raise gloo's own RuntimeError, unexplained."""

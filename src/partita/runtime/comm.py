@@ -15,7 +15,7 @@ import torch
 
 from partita.errors import ArgumentError
 
-__all__ = ["MAX_TAG", "Comm", "Handle", "check_peer", "check_ranks", "check_tag", "gather_through_rank_0"]
+__all__ = ["MAX_TAG", "Comm", "Handle", "check_peer", "check_ranks", "gather_through_rank_0"]
 
 MAX_TAG = 2**31 - 17
 """The largest tag a caller may use; the few above it carry a comm's own messages."""
@@ -132,16 +132,12 @@ class Comm(Protocol):
     ) -> None: ...
 
 
-def check_peer(rank: int, size: int, peer: int) -> None:
-    """Raise `ArgumentError` where `peer` is not another rank."""
+def check_peer(rank: int, size: int, peer: int, tag: int = 0) -> None:
+    """Raise `ArgumentError` where `peer` is not another rank, or `tag` not in ``0 .. MAX_TAG``."""
     if not 0 <= peer < size:
         raise ArgumentError(f"no rank {peer} here: this comm has ranks 0 to {size - 1}")
     if peer == rank:
         raise ArgumentError(f"rank {rank} sends to itself: hand the value over without the comm")
-
-
-def check_tag(tag: int) -> None:
-    """Raise `ArgumentError` where `tag` is not in ``0 .. MAX_TAG``."""
     if not 0 <= tag <= MAX_TAG:
         raise ArgumentError(f"tag ({tag}) must lie between 0 and {MAX_TAG}")
 

@@ -26,7 +26,7 @@ import torch
 from partita._torch.tensors.tensor_text import tensor_text
 from partita.errors import ArgumentError, ExecutionError, SignatureMismatch
 from partita.runtime._baton import Baton
-from partita.runtime.comm import Handle, check_peer, check_ranks, check_tag, gather_through_rank_0
+from partita.runtime.comm import Handle, check_peer, check_ranks, gather_through_rank_0
 
 __all__ = ["InProcessComm", "InProcessWorld"]
 
@@ -168,8 +168,7 @@ class InProcessComm:
         """Start to send `tensor`. As on a network, its value at the call or at the wait arrives: do not
         change it in between.
         """
-        check_peer(self.rank, self.size, dst)
-        check_tag(tag)
+        check_peer(self.rank, self.size, dst, tag)
         self._check_usable()
         message = _Message(tensor.detach().clone())
         self._board.sent[self.rank, dst, tag].append(message)
@@ -184,8 +183,7 @@ class InProcessComm:
 
     def recv(self, buffer: torch.Tensor, src: int, tag: int = 0) -> Handle:
         """Start to fill `buffer`; the wait raises `SignatureMismatch` for another shape or dtype."""
-        check_peer(self.rank, self.size, src)
-        check_tag(tag)
+        check_peer(self.rank, self.size, src, tag)
         self._check_usable()
         message = _Message(buffer.detach())
         self._board.wanted[src, self.rank, tag].append(message)

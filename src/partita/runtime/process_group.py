@@ -35,7 +35,7 @@ from partita.errors import ArgumentError, ExecutionError
 from partita.runtime._objects import HEADER_BYTES, as_tensor, pack, rest_bytes, unpack
 from partita.runtime._operation import Key, Operation, wait_all, words_of
 from partita.runtime._staging import as_bytes, copied_back, staged_for_receiving, staged_for_sending
-from partita.runtime.comm import MAX_TAG, Handle, check_peer, check_ranks, check_tag, gather_through_rank_0
+from partita.runtime.comm import MAX_TAG, Handle, check_peer, check_ranks, gather_through_rank_0
 from partita.runtime.failure import FailureRecord, ending_error
 from partita.runtime.failure_detector import FailureDetector, Team
 from partita.runtime.interruptible import interruptible
@@ -177,13 +177,11 @@ class ProcessGroupComm:
         self.synchronize()
 
     def send(self, tensor: torch.Tensor, dst: int, tag: int = 0) -> Handle:
-        check_peer(self.rank, self.size, dst)
-        check_tag(tag)
+        check_peer(self.rank, self.size, dst, tag)
         return self._send(tensor, dst, tag)
 
     def recv(self, buffer: torch.Tensor, src: int, tag: int = 0) -> Handle:
-        check_peer(self.rank, self.size, src)
-        check_tag(tag)
+        check_peer(self.rank, self.size, src, tag)
         return self._recv(buffer, src, tag)
 
     def send_object(self, obj: Any, dst: int) -> None:
@@ -282,7 +280,7 @@ class ProcessGroupComm:
 
     def _send(self, tensor: torch.Tensor, dst: int, tag: int) -> Operation:
         self._check_usable()
-        pair = self._groups.pair(self.rank, dst) if self._on_nccl(tensor) else None
+        pair = self._groups.pair(self.rank, dst) if self._use_nccl and self._on_nccl(tensor) else None
         staged = staged_for_sending(tensor, tensor.dtype, _CPU if pair is None else tensor.device)
         key = ("send to", dst, tag, self._begin(("sent", dst, tag)))
         try:
@@ -296,7 +294,7 @@ class ProcessGroupComm:
 
     def _recv(self, buffer: torch.Tensor, src: int, tag: int) -> Operation:
         self._check_usable()
-        pair = self._groups.pair(src, self.rank) if self._on_nccl(buffer) else None
+        pair = self._groups.pair(src, self.rank) if self._use_nccl and self._on_nccl(buffer) else None
         staged = staged_for_receiving(buffer, _CPU if pair is None else buffer.device)
         finish = copied_back(buffer, staged)
         key = ("recv from", src, tag, self._begin(("received", src, tag)))

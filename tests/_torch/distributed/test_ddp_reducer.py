@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-import torch.distributed as dist
+from tests.group_of_one import group_of_one
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -19,11 +19,9 @@ from partita._torch.distributed.ddp_reducer import (
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    store = dist.FileStore(str(tmp_path_factory.mktemp("store") / "file"), 1)
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+def _group() -> Iterator[None]:
+    with group_of_one():
+        yield
 
 
 class Asking(nn.Module):

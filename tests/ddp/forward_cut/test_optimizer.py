@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
+from tests.group_of_one import group_of_one
 from tests.own_functions import OwnFunctions
 from torch import nn
 from torch._dynamo.backends import distributed as theirs
@@ -28,11 +28,9 @@ SIDE = 512
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    store = dist.FileStore(str(tmp_path_factory.mktemp("store") / "file"), 1)
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+def _group() -> Iterator[None]:
+    with group_of_one():
+        yield
 
 
 class Seen:

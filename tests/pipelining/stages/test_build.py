@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
+from tests.group_of_one import group_of_one
 from tests.pipelining.models import PLAIN, TRANSFORMER
 from tests.pipelining.running import assert_equal, cut
 from torch import nn
@@ -34,15 +35,13 @@ def test_a_stage_from_the_function_is_that_of_the_pipe() -> None:
 
 def test_a_wrapped_module_stays_wrapped_and_its_tied_parameters_are_found() -> None:
     pipe = cut(TRANSFORMER, 2)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
+    with group_of_one():
         wrapped = nn.parallel.DistributedDataParallel(pipe.get_stage_module(0))
         stage = build_stage(wrapped, 0, pipe.info(), "cpu")
-    finally:
-        dist.destroy_process_group()
-    assert stage.module is wrapped
-    (group,) = stage.routes.tied
-    assert stage.parameter(group) is pipe.get_stage_module(0).get_parameter("embedding.weight")
+        assert stage.module is wrapped
+        (group,) = stage.routes.tied
+        assert stage.parameter(group) is pipe.get_stage_module(0).get_parameter("embedding.weight")
+        del stage, wrapped
 
 
 def test_info_is_data_and_text_and_keeps_no_module_alive() -> None:
@@ -61,12 +60,9 @@ def test_what_can_not_be_built_is_refused() -> None:
     pipe = cut(PLAIN, 2)
 
     def both(comm: Comm) -> None:
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        try:
-            with pytest.raises(ValueError, match="through a process group or a comm, not both"):
-                pipe.build_stage(0, "cpu", dist.group.WORLD, comm=comm)
-        finally:
-            dist.destroy_process_group()
+        both_given = pytest.raises(ValueError, match="through a process group or a comm, not both")
+        with group_of_one(), both_given:
+            pipe.build_stage(0, "cpu", dist.group.WORLD, comm=comm)
 
     InProcessWorld(1).run(both)
     with pytest.raises(IndexError, match="there is no stage 2: this pipe has stages 0 to 1"):

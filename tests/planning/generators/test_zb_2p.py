@@ -120,3 +120,21 @@ def test_without_costs_it_holds_no_more_than_twice_the_ranks(ranks: int, microba
     assert max(schedule.in_flight()) <= 2 * ranks
     if microbatches >= 2 * ranks:
         assert simulate(schedule, [StageCost(1.0, 2.0)] * ranks).span_s == 3 * microbatches
+
+
+def test_what_i_leaves_may_be_more_than_was_kept() -> None:
+    """Recomputed stages keep little, and W needs all of it: too little memory was taken for enough once."""
+    cost = StageCost(
+        1.0, 2.0, activation_bytes=2, weight_activation_bytes=7, recompute_bytes=6, recompute_s=1.0
+    )
+    with pytest.raises(ScheduleError, match="give at least 8"):
+        ZB2P(2, 4, costs=[cost] * 2, memory_bytes=6)
+    for memory in (8, 9, 20, None):
+        schedule = ZB2P(2, 4, costs=[cost] * 2, memory_bytes=memory)
+        assert memory is None or max(simulate(schedule, [cost] * 2).peak_bytes) <= memory
+
+
+def test_each_rank_has_its_own_memory() -> None:
+    costs = [StageCost(1.0, 2.0, activation_bytes=1)] * 2
+    schedule = ZB2P(2, 8, costs=costs, cluster=Cluster(2, memories=(2, 5)))
+    assert simulate(schedule, costs).peak_bytes[0] <= 2

@@ -9,6 +9,7 @@ import torch
 
 __all__ = [
     "carry_hooks",
+    "forward_hooks",
     "has_forward_hooks",
     "is_buffer",
     "is_guards_module",
@@ -53,6 +54,13 @@ def has_forward_hooks(module: torch.nn.Module) -> bool:
     if any(getattr(torch.nn.modules.module, name) for name in _GLOBAL_HOOKS):
         return True
     return "forward" in vars(module) or any(getattr(module, name, None) for name in _HOOKS)
+
+
+def forward_hooks(module: torch.nn.Module) -> Iterator[Any]:
+    """The hooks that a call of ``module`` runs around its ``forward``: its own, and those of all modules."""
+    for name in ("_forward_pre_hooks", "_forward_hooks"):
+        yield from getattr(module, name).values()
+        yield from getattr(torch.nn.modules.module, f"_global{name}").values()
 
 
 def carry_hooks(source: torch.nn.Module, target: torch.nn.Module) -> None:

@@ -2,54 +2,149 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-__all__ = ["roofline_seconds"]
+from partita._torch.tensors.storage import storage_key
+
+__all__ = ["ATTENTION_EFFICIENCY", "PRODUCT_EFFICIENCY", "FixedSpeeds", "Speeds", "roofline_seconds"]
+
+PRODUCT_EFFICIENCY = 0.85
+"""What products of matrices reach of a device's arithmetic: 80 to 90 % (Dao 2023, "FlashAttention-2")."""
+ATTENTION_EFFICIENCY = 0.62
+"""What fused attention reaches: 50 to 73 % on an A100 (the same paper)."""
+
+T = TypeVar("T")
 
 
-def roofline_seconds(run: Callable[[], Any], flops_per_s: float, bytes_per_s: float) -> tuple[Any, float]:
+class Speeds(Protocol):
+    """What a roofline needs to know of a device; `partita.planning.Device` has it."""
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Bytes that it reads and writes in a second."""
+
+    def flops(self, dtype: str) -> float:
+        """Its floating-point operations per second with numbers of a dtype, such as ``"bfloat16"``."""
+
+
+@dataclass(frozen=True)
+class FixedSpeeds:
+    """A device that computes equally fast with all dtypes.
+
+    Attributes:
+        flops_per_s: floating-point operations per second.
+        bytes_per_s: bytes that it reads and writes in a second.
+    """
+
+    flops_per_s: float = 100e12
+    bytes_per_s: float = 1e12
+
+    def flops(self, dtype: str) -> float:  # noqa: ARG002
+        """`flops_per_s`."""
+        return self.flops_per_s
+
+
+def roofline_seconds(run: Callable[[], T], speeds: Speeds) -> tuple[T, float]:
     """Call ``run`` and add up what its operators would take: each the longer of its arithmetic and its
     memory traffic (Williams, Waterman and Patterson 2009, "Roofline").
 
     Arithmetic is what torch's own counter of floating-point operations knows (products of matrices,
-    convolutions, attention); views take no time. The operators may run on the meta device.
+    convolutions, attention), at the efficiency that these reach. What returns memory that it was given (a
+    view) takes no time; a look-up in a table reads the rows that it returns, not the table. Neighbouring
+    element-wise operators count one by one: a compiler that fuses them is faster. The operators may run on
+    the meta device.
 
     Returns:
         What ``run`` returned, and seconds.
 
     >>> x = torch.empty(1000, 1000, device="meta")
-    >>> round(roofline_seconds(lambda: x @ x, 1e12, 1e12)[1], 6)
+    >>> round(roofline_seconds(lambda: x @ x, FixedSpeeds(1e12, 1e12))[1] * PRODUCT_EFFICIENCY, 6)
     0.002
     """
-    with _Roofline(flops_per_s, bytes_per_s) as mode:
+    with _Roofline(speeds) as mode:
         result = run()
     return result, mode.seconds
 
 
 class _Roofline(TorchDispatchMode):
-    def __init__(self, flops_per_s: float, bytes_per_s: float) -> None:
+    def __init__(self, speeds: Speeds) -> None:
         super().__init__()
         self.seconds = 0.0
-        self._flops_per_s = flops_per_s
-        self._bytes_per_s = bytes_per_s
+        self._speeds = speeds
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if not getattr(func, "is_view", False):
-            formula = flop_registry.get(func.overloadpacket)
-            flops = formula(*args, **kwargs, out_val=result) if formula is not None else 0
-            moved = sum(tensor.nbytes for tensor in _tensors((args, kwargs, result)))
-            self.seconds += max(flops / self._flops_per_s, moved / self._bytes_per_s)
+        traffic = _traffic_bytes(func, args, kwargs, result)
+        flops = _flops(func, args, kwargs, result)
+        arithmetic_s = 0.0
+        if flops:
+            dtype = next(tensor.dtype for tensor in _tensors((args, kwargs, result)))
+            arithmetic_s = flops / self._speeds.flops(str(dtype).removeprefix("torch."))
+        self.seconds += max(arithmetic_s, traffic / self._speeds.bytes_per_s)
         return result
+
+
+_ATEN = torch.ops.aten
+_LOOK_UPS = {_ATEN.embedding, _ATEN.index_select, _ATEN.gather, _ATEN.index}
+_UNWRITTEN = {_ATEN.empty, _ATEN.empty_like, _ATEN.empty_strided, _ATEN.new_empty, _ATEN.new_empty_strided}
+_CPU_ATTENTION = {
+    _ATEN._scaled_dot_product_flash_attention_for_cpu: (2, 0),
+    _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: (5, 1),
+}
+"""What torch's counter does not know: how many products of matrices it computes, and which argument has the
+queries; the keys are the next."""
+
+
+def _traffic_bytes(func: Any, args: Any, kwargs: Any, result: Any) -> int:
+    packet = func.overloadpacket
+    if packet in _UNWRITTEN:
+        return 0
+    results = list(_tensors(result))
+    if packet in _LOOK_UPS:
+        return 2 * sum(map(_bytes, results))
+    operands = list(_tensors((args, kwargs)))
+    if not func._schema.is_mutable:
+        memory = {storage_key(tensor) for tensor in operands}
+        if results and memory.issuperset(map(storage_key, results)):
+            return 0  # a view
+    return sum(map(_bytes, operands)) + sum(map(_bytes, results))
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    """What a kernel reads of it: of an expanded tensor no more than there is."""
+    if tensor.layout is not torch.strided:
+        return tensor.numel() * tensor.element_size()
+    distinct = math.prod(
+        size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride or not size
+    )
+    return distinct * tensor.element_size()
+
+
+def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> float:
+    """Floating-point operations, as many as would take the time of these at full speed."""
+    packet = func.overloadpacket
+    if packet in _CPU_ATTENTION:
+        products, first = _CPU_ATTENTION[packet]
+        query, key = args[first : first + 2]
+        causal = any(flag is True for flag in (*args, *kwargs.values()))
+        computed = 2.0 * products * query.numel() * key.size(-2)
+        return computed * (0.5 if causal else 1.0) / ATTENTION_EFFICIENCY
+    formula = flop_registry.get(packet)
+    if formula is None:
+        return 0.0
+    efficiency = ATTENTION_EFFICIENCY if "attention" in str(packet) else PRODUCT_EFFICIENCY
+    return float(formula(*args, **kwargs, out_val=result)) / efficiency
 
 
 def _tensors(tree: Any) -> Iterator[torch.Tensor]:

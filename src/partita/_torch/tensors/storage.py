@@ -6,7 +6,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-__all__ = ["WeakStorage", "has_memory", "storage_key"]
+__all__ = ["WeakStorage", "has_memory", "storage_key", "storage_of"]
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
@@ -18,16 +18,26 @@ def has_memory(tensor: torch.Tensor) -> bool:
     return tensor.device.type != "meta" and not isinstance(tensor, FakeTensor)
 
 
+def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    """The storage of a tensor; None for a sparse one and a subclass that have none of their own.
+
+    >>> storage_of(torch.ones(2, device="meta")).nbytes(), storage_of(torch.eye(2).to_sparse())
+    (8, None)
+    """
+    try:
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
 def storage_key(tensor: torch.Tensor) -> int:
     """A number equal for two living tensors exactly where they share a storage; works for fake and meta
     tensors too.
 
     A tensor subclass without a storage of its own is its own key.
     """
-    try:
-        return tensor.untyped_storage()._cdata
-    except (NotImplementedError, RuntimeError):
-        return id(tensor)
+    storage = storage_of(tensor)
+    return id(tensor) if storage is None else storage._cdata
 
 
 class WeakStorage:
@@ -45,6 +55,10 @@ class WeakStorage:
     def __init__(self, tensor: torch.Tensor) -> None:
         self._reference = StorageWeakRef(tensor.untyped_storage())
         self._device = tensor.device
+
+    def is_alive(self) -> bool:
+        """Whether somebody keeps it."""
+        return not self._reference.expired()
 
     def bytes(self) -> torch.Tensor | None:
         """All of it, as uint8; None once it is gone."""

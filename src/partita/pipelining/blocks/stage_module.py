@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from partita._torch.modules.calls import calls_watched, overridden_calls
 from partita._torch.modules.contents import named_tables, state_tables
 from partita.pipelining.blocks.cut import BlockCut
-from partita.pipelining.blocks.host_generators import keyed_generators, set_generators
 from partita.pipelining.blocks.memos import memos_cleared
 from partita.pipelining.blocks.packet import Packet
 from partita.pipelining.blocks.stage_pass import EndOfStage, StagePass, current_pass
+from partita.runtime.host_generators import keyed_generators, set_generators
 from partita.runtime.rng import enter_site
 
 __all__ = ["StageModule", "entering", "leaving", "named_tensors"]
@@ -56,6 +56,12 @@ class StageModule(nn.Module):
                 if of_others:
                     self._tables.append((table, of_others))
         self._hide_ghosts()
+
+    @property
+    def code_that_runs(self) -> nn.Module:
+        """The copy of the model whose code runs."""
+        root: nn.Module = vars(self)["root"]
+        return root
 
     @property
     def home(self) -> torch.device:

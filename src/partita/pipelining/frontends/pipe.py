@@ -8,18 +8,20 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from partita._torch.export.signature import Signature
 from partita._torch.graph_module.graph_copy import copy_graph
 from partita.capture.proof import UNASKED, Proof
-from partita.errors import StageIndexError
+from partita.errors import PlanError, StageIndexError
 from partita.pipelining.interface.loss import LossSpec, OutputLoss, checked_loss, loss_by_name
 from partita.pipelining.interface.pipe_info import PipeInfo
 from partita.pipelining.interface.routes import Routes
 from partita.pipelining.stages.flight import detached
 from partita.pipelining.stages.stage import Stage
+from partita.pipelining.steps.planned_schedule import planned_schedule, planned_stages
+from partita.pipelining.steps.schedules import PipelineSchedule
 from partita.planning import Plan
 from partita.runtime import Comm
 
@@ -45,6 +47,7 @@ class Pipe(nn.Module, ABC):
         signature: how arguments and results are flattened; None where the model's own code takes them.
         plan: how the cuts were chosen, or None where they were made by hand.
         proof: whether what was cut was compared with the model itself, and how.
+        recompute: the stages that are recomputed as a whole in the backward pass.
         loss_spec: which of the model's outputs is the loss, or None.
         loss: picks the loss out of the outputs, where there is a ``loss_spec``.
         step_loss: the loss of schedules without a ``loss_fn``: ``loss``, or without a ``loss_spec`` what the
@@ -66,6 +69,7 @@ class Pipe(nn.Module, ABC):
         self.signature = signature
         self.plan = plan
         self.proof = proof
+        self.recompute: frozenset[int] = frozenset()
         self.loss_spec: LossSpec | None = None
         self.loss: OutputLoss | None = None
         self.step_loss: OutputLoss | None = None
@@ -169,6 +173,39 @@ class Pipe(nn.Module, ABC):
             comm: the communication between the ranks.
         """
 
+    def schedule(
+        self,
+        loss_fn: Callable[..., Tensor] | None = None,
+        *,
+        device: torch.device | str | None = None,
+        group: dist.ProcessGroup | None = None,
+        comm: Comm | None = None,
+        **options: Any,
+    ) -> PipelineSchedule:
+        """Build the stages that the plan places on this rank, and the schedule that it names. Collective.
+
+        ``schedule.stages`` has the stages by index; delete the pipe, and only they stay in memory.
+
+        Args:
+            loss_fn: from (output, target) to a 0-d tensor.
+            device: where the stages run; see `build_stage`.
+            group: the process group of the pipeline's ranks; the default group if neither it nor ``comm`` is
+                given.
+            comm: the communication between the ranks.
+            options: those of `PipelineSchedule`, such as ``seed``.
+
+        Raises:
+            PlanError: the pipe was cut by hand, or for another number of ranks; on every rank.
+        """
+        if self.plan is None:
+            raise PlanError(
+                "this pipe was cut by hand, and no plan says where its stages run: cut it with plan='auto', "
+                "a plan or stages=N, or call build_stage() and make a schedule of your own choice"
+            )
+        own = planned_stages(self.plan, comm, group)
+        stages = [self.build_stage(index, device, group, comm=comm) for index in own]
+        return planned_schedule(self.plan, stages, loss_fn, **options)
+
     def info(self) -> PipeInfo:
         """Return a description that keeps none of the pipe's modules alive; see `PipeInfo`."""
         return PipeInfo(
@@ -181,11 +218,13 @@ class Pipe(nn.Module, ABC):
             homes=self._homes,
             text=str(self),
             proof=self.proof,
+            recompute=self.recompute,
         )
 
     def __str__(self) -> str:
         tied = [f"tied: {' = '.join(tied.names)} in stages {list(tied.stages)}" for tied in self.routes.tied]
-        return "\n".join([str(self.proof), *self._about_stages(), *tied, *self._remarks()])
+        again = [f"recomputed as a whole: stages {sorted(self.recompute)}"] if self.recompute else []
+        return "\n".join([str(self.proof), *self._about_stages(), *tied, *again, *self._remarks()])
 
     @abstractmethod
     def _about_stages(self) -> Iterator[str]:

@@ -10,14 +10,13 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from partita._torch.operators.roofline import Speeds
 from partita._torch.tensors.storage import has_memory
 from partita.capture import Captured, Modes, capture
 from partita.capture.modes import captured_mode, captures_training, copy_flags, drop_mode_check
 from partita.capture.proof import Prove
 from partita.errors import ArgumentError, InfeasiblePlan, NotProven
-from partita.graph.cost import NodeCost, estimate, measure
 from partita.graph.effects import analyse
-from partita.listing import listed
 from partita.pipelining.frontends.cuts.annotations import split_points
 from partita.pipelining.frontends.cuts.cuts import (
     Place,
@@ -27,9 +26,12 @@ from partita.pipelining.frontends.cuts.cuts import (
     cuts_at_points,
     stage_assignment,
 )
+from partita.pipelining.frontends.cuts.plan_request import PlanRequest
 from partita.pipelining.frontends.cuts.plans import planned_cuts, planned_units
+from partita.pipelining.frontends.cuts.recompute_option import Recompute, recompute_option
+from partita.pipelining.frontends.cuts.sources import check_sources, module_cuts
 from partita.pipelining.frontends.graph.branches import repeat_branches
-from partita.pipelining.frontends.graph.costs import cost_model, cost_models
+from partita.pipelining.frontends.graph.costs import REPEATS, cost_model, unit_ends, unit_names
 from partita.pipelining.frontends.graph.coverage import check_state
 from partita.pipelining.frontends.graph.multi_use import (
     MultiUseParameterConfig,
@@ -38,12 +40,16 @@ from partita.pipelining.frontends.graph.multi_use import (
 )
 from partita.pipelining.frontends.graph.other_mode import check_shared_buffers, matched_assignment
 from partita.pipelining.frontends.graph.pipe import GraphPipe
+from partita.pipelining.frontends.graph.planned_sizes import check_sizes
+from partita.pipelining.frontends.graph.recompute_regions import regions_of_modules, regions_of_units
+from partita.pipelining.frontends.graph.unit_runs import GraphLoss
 from partita.pipelining.frontends.graph.writes import check_writes
-from partita.pipelining.frontends.modules.frontend import ByPlan, cut_modules
+from partita.pipelining.frontends.modules.frontend import cut_modules
 from partita.pipelining.frontends.pipe import Pipe
 from partita.pipelining.interface.loss import LossSpec
 from partita.pipelining.interface.two_modes import ModeCut, TwoModes
 from partita.planning import Cluster, CostModel, Plan
+from partita.planning._sizes import read_bytes
 from partita.runtime import key_random_nodes
 from partita.splitter import Split, split
 
@@ -60,16 +66,18 @@ def pipeline(
     split_policy: SplitPolicy | None = None,
     *,
     stages: int | None = None,
-    plan: Plan | None = None,
+    plan: Plan | Literal["auto"] | None = None,
     cluster: Cluster | None = None,
-    schedule: str = "1F1B",
+    schedule: str | None = None,
     microbatches: int = 8,
+    memory_limit: int | str | None = None,
     loss_spec: LossSpec | None = None,
     multi_use_param_spec: MultiUseParamSpec = MultiUseParameterConfig.REPLICATE,
     dynamic_shapes: Any = None,
     modes: Modes = "both",
     frontend: Literal["export", "modules"] = "export",
     prove: Prove = True,
+    recompute: Recompute | None = None,
 ) -> Pipe:
     """Cut a model into pipeline stages. The model is not changed and can be cut again.
 
@@ -89,10 +97,13 @@ def pipeline(
         stages: how many stages to plan for, from costs measured now; for a model on the meta device, from
             the operations and bytes of its operators. Where ``torch.distributed`` is initialised this is
             collective over the default group: rank 0's plan is used by all.
-        plan: the plan to cut by.
+        plan: the plan to cut by; or ``"auto"``: search for the stages, placement, schedule and recomputation
+            that are the fastest on the ranks of ``torch.distributed`` (or of ``cluster``), from costs that
+            all of them measure now, at the same time. Collective, too. See `Pipe.schedule`.
         cluster: the links and memory that are planned for.
-        schedule: the schedule that is planned for.
+        schedule: the schedule that is planned for; without it 1F1B, and with ``plan="auto"`` any.
         microbatches: the number of microbatches that is planned for.
+        memory_limit: what a rank may hold, in bytes or as text (``"80GB"``).
         loss_spec: a tree like the model's output with True at the loss, where the model returns it: then a
             call of the pipe runs the backward pass too, and schedules need no ``loss_fn``. Without it a call
             of the pipe does what the model does, and schedules without a ``loss_fn`` take what the model's
@@ -111,12 +122,17 @@ def pipeline(
             gradients, buffers and random numbers. True compares bit for bit; ``"close"`` or a ``Tolerance``
             accepts a difference; False compares nothing. ``Pipe.proof`` says what was compared. Where that is
             not possible (on the meta device, or for lack of memory), a `NotProven` warning says so.
+        recompute: activation checkpointing, with the same results bit for bit. True: every stage keeps only
+            what enters it, and runs again at the start of its backward pass. A list: these stages, by index,
+            and submodules by name (``*`` stands for any one part of it: ``"blocks.*.mlp"``), each of which
+            is recomputed alone when its backward pass comes. None: what the plan says.
 
     Raises:
         ArgumentError: no source of the cuts was given, or more than one.
         CaptureError: the model can't be captured, the captured graph computes something else than the model,
             or the cut goes through memory that the model writes to.
-        InfeasiblePlan: there are more stages than the model can be cut into.
+        InfeasiblePlan: there are more stages than the model can be cut into, or no plan fits the memory.
+        PlanError: a plan for other units, or for more ranks than there are.
 
     >>> import torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
@@ -128,15 +144,16 @@ def pipeline(
     named = [name for name, value in sources.items() if value is not None]
     if len(named) > 1:
         raise ArgumentError(f"pipeline got {' and '.join(named)}: give one of them, each says where to cut")
-    by_plan = ByPlan(stages, plan, cluster, schedule, microbatches)
+    limit = None if memory_limit is None else read_bytes(memory_limit, "memory_limit")
+    request = PlanRequest(stages, plan, cluster, schedule, microbatches, limit)
     if frontend == "modules":
         others = {
             "multi_use_param_spec": multi_use_param_spec is not MultiUseParameterConfig.REPLICATE,
             "dynamic_shapes": dynamic_shapes is not None,
             "split_policy": split_policy is not None,
         }
-        where = _module_cuts(module, split_spec, by_plan, [name for name, used in others.items() if used])
-        return cut_modules(module, mb_args, mb_kwargs or {}, where, loss_spec, modes, prove)
+        where = module_cuts(module, split_spec, request, [name for name, used in others.items() if used])
+        return cut_modules(module, mb_args, mb_kwargs or {}, where, loss_spec, modes, prove, recompute)
     if frontend != "export":
         raise ArgumentError(f"frontend is {frontend!r}: choose 'export' or 'modules'")
     # Capture the model, in both modes where it takes another path in each.
@@ -147,16 +164,18 @@ def pipeline(
         warnings.warn(f"{type(module).__name__} is cut, but {captured.proof}", NotProven, stacklevel=2)
     # Find the cuts in the first graph.
     whole = captured.module if split_policy is None else split_policy(captured.module)
-    cuts = cuts_at_marks(whole)
+    cuts, ends, made = cuts_at_marks(whole), list[int](), None
     annotations = split_points(module)
-    _check_sources(named, cuts, list(annotations))
+    check_sources(named, cuts, list(annotations))
     if annotations:
         cuts = cuts_at_annotations(whole, module, annotations)
     elif split_spec is not None:
         cuts = cuts_at_points(whole, module, split_spec)
     elif stages is not None or plan is not None:
         flat = captured.signature.flatten(mb_args, mb_kwargs or {})
-        plan, cuts = _planned(whole, flat, by_plan)
+        made, cuts, ends = _planned(whole, flat, request)
+    again = recompute_option(recompute, made)
+    regions = [*regions_of_modules(whole, again.modules), *regions_of_units(whole, ends, again.units)]
     assignment = stage_assignment(whole, cuts)
     # The cuts of the second graph follow from those of the first, before that one is changed.
     other = None
@@ -165,19 +184,32 @@ def pipeline(
     repeat_branches(whole, assignment)
     transmit_parameters(whole, assignment, multi_use_param_spec)
     pipe = GraphPipe(
-        whole, _cut(whole, assignment), captured.signature, plan, loss_spec, other, proof=captured.proof
+        whole,
+        _cut(whole, assignment),
+        captured.signature,
+        made,
+        loss_spec,
+        other,
+        proof=captured.proof,
+        regions=regions,
     )
+    pipe.recompute |= again.whole_stages(pipe.num_stages)
     if other is not None or captured_mode(whole) is not None:
         _follow_flags(module, pipe)
     check_state(module, [pipe.get_stage_module(index) for index in range(pipe.num_stages)])
     return pipe
 
 
-def _planned(whole: GraphModule, flat: Sequence[Any], by_plan: ByPlan) -> tuple[Plan, list[int]]:
-    """The plan, made here where there is none yet, and its cuts."""
-    costs, ends = _units(whole, flat, by_plan.stages, by_plan.plan)
-    plan = by_plan.plan or by_plan.make(costs)
-    return plan, planned_cuts(plan, costs, ends)
+def _planned(
+    whole: GraphModule, flat: Sequence[Any], request: PlanRequest
+) -> tuple[Plan, list[int], list[int]]:
+    """The plan, made here where there is none yet, its cuts, and where its units end."""
+    ready = request.ready
+    ends, names = _units(whole, None if ready else request.least_units, ready)
+    plan = ready or request.planned(lambda: cost_model(whole, ends, flat))
+    cuts = planned_cuts(plan, names, ends)
+    check_sizes(plan, whole, ends)
+    return plan, cuts, ends
 
 
 def _cut_like(
@@ -220,86 +252,67 @@ def _follow_flags(model: nn.Module, pipe: GraphPipe) -> None:
     copy_flags(model, pipe.whole)
 
 
-def _module_cuts(
-    module: nn.Module, split_spec: Mapping[Place, SplitPoint] | None, by_plan: ByPlan, others: list[str]
-) -> Mapping[Place, Sequence[SplitPoint]] | ByPlan:
-    """The split points of ``frontend="modules"``, or what to plan the cuts from."""
-    if others:
-        raise ArgumentError(
-            f'frontend="modules" does not take {others[0]}: it runs the model\'s own code and has no graph; '
-            "give stages=N, a split_spec, or annotate_split_points"
-        )
-    annotations = split_points(module)
-    sources = {"split_spec": split_spec, "stages": by_plan.stages, "plan": by_plan.plan}
-    named = [name for name, value in sources.items() if value is not None]
-    _check_sources(named, [], list(annotations))
-    if annotations:
-        return dict(annotations.items())
-    if split_spec is None:
-        return by_plan
-    return {place: (point,) for place, point in split_spec.items()}
-
-
-def _check_sources(named: list[str], marks: list[int], annotated: list[str]) -> None:
-    if not named and not marks and not annotated:
-        raise ArgumentError(
-            "pipeline does not know where to cut: give stages=N, a split_spec, a split_policy or a plan, "
-            "annotate_split_points, or call pipe_split() in the model's forward"
-        )
-    if annotated and (named or marks):
-        other = f"pipeline got {named[0]}" if named else "its forward calls pipe_split()"
-        raise ArgumentError(
-            f"the model is annotated with split points at {listed(annotated)} and {other}: use one of the "
-            "two (clear_split_points(model) takes the annotations off)"
-        )
-    if named == ["split_policy"] and not marks:
-        raise ArgumentError(
-            "the split_policy returned a graph without pipe_split marks: put one where a stage ends"
-        )
-    if marks and named not in ([], ["split_policy"]):
-        raise ArgumentError(f"the model calls pipe_split() and pipeline got {named[0]}: use one of the two")
-
-
 def measure_units(
     module: nn.Module,
     mb_args: tuple[Any, ...],
     mb_kwargs: Mapping[str, Any] | None = None,
     *,
-    repeats: int = 3,
+    stages: int | None = None,
+    repeats: int = REPEATS,
+    device: Speeds | None = None,
+    loss_fn: Callable[..., Tensor] | None = None,
+    target: Any = None,
     progress: Callable[[float], None] | None = None,
     dynamic_shapes: Any = None,
+    prove: Prove = False,
 ) -> CostModel:
-    """Return the costs of a model's units on this machine, for `plan_stages`. For a model on the meta device,
-    seconds are estimated (see ``partita.graph.cost.estimate``) and good for ratios only.
+    """Return the costs of a model's units, for `plan_stages`: measured on this machine, or worked out for a
+    ``device`` from the operators and bytes of the model, which may be on the meta device.
+
+    Each unit is run alone, as a stage would run it: forward (F), backward (B), and backward in two halves,
+    for the gradients of inputs (I) and of weights (W). Units that are equal are run once. Every pass counts
+    with the median of the repeats. Where several ranks will compute at the same time on one machine, let them
+    measure at the same time too: they share its memory's bandwidth.
 
     Args:
-        repeats: every operation's time is the fastest of so many runs.
+        stages: how many stages are wanted at least: where large units are fewer, smaller ones are taken.
+        repeats: how many runs count, after one that does not.
+        device: what to work the seconds out for, such as ``partita.planning.get_device("H100")``. Without it,
+            a model on the meta device gets the seconds of no particular device, good for ratios only.
+        loss_fn: the loss that the schedule will compute, called with what the model returns and ``target``:
+            it is a part of the last unit. Without it the loss costs nothing.
+        target: of one microbatch.
         progress: called with the share of the work that is done, from 0.0 to 1.0.
-        dynamic_shapes: as for `pipeline`.
+        dynamic_shapes: as for `pipeline`; for a model on the meta device none stay open where it is None,
+            since it takes several times as long to trace with open sizes.
+        prove: as for `pipeline`, which proves the model that it cuts in any case.
     """
-    captured, _ = _by_mode(capture(module, mb_args, mb_kwargs, dynamic_shapes=dynamic_shapes))
-    flat = captured.signature.flatten(mb_args, mb_kwargs or {})
-    return cost_model(captured.module, _costs(captured.module, flat, repeats=repeats, progress=progress))[0]
+    if dynamic_shapes is None and not all(map(has_memory, module.parameters())):
+        dynamic_shapes = False
+    captured, _ = _by_mode(capture(module, mb_args, mb_kwargs, dynamic_shapes=dynamic_shapes, prove=prove))
+    loss = None if loss_fn is None else GraphLoss(loss_fn, target, captured.signature.unflatten)
+    return cost_model(
+        captured.module,
+        _units(captured.module, stages, None)[0],
+        captured.signature.flatten(mb_args, mb_kwargs or {}),
+        repeats=repeats,
+        speeds=device,
+        loss=loss,
+        progress=progress,
+    )
 
 
-def _costs(whole: GraphModule, flat: Sequence[Any], **options: Any) -> list[NodeCost]:
-    """Measured, or estimated where the model has no memory."""
-    tensors = (*whole.parameters(), *whole.buffers(), *flat)
-    if all(has_memory(tensor) for tensor in tensors if isinstance(tensor, Tensor)):
-        return measure(whole, flat, **options)
-    return estimate(whole, flat)
-
-
-def _units(
-    whole: GraphModule, flat: Sequence[Any], stages: int | None, plan: Plan | None
-) -> tuple[CostModel, list[int]]:
-    """The units to plan with, as large as ``stages`` allows; for a plan, those that it was made of."""
+def _units(whole: GraphModule, stages: int | None, plan: Plan | None) -> tuple[list[int], list[str]]:
+    """Where the units to plan with end, and their names: as large as ``stages`` allows; for a plan, those
+    that it was made of.
+    """
     tried = []
-    for costs, ends in cost_models(whole, _costs(whole, flat)):
-        tried.append((costs, ends))
-        fits = stages is not None and len(costs.units) >= stages
-        if fits or (plan is not None and planned_units(plan) == [unit.name for unit in costs.units]):
-            return costs, ends
+    for ends in unit_ends(whole):
+        names = unit_names(whole, ends)
+        tried.append((ends, names))
+        fits = stages is not None and len(names) >= stages
+        if fits or (plan is not None and planned_units(plan) == names):
+            return ends, names
     return tried[0 if stages is None else -1]  # planning refuses these, and says how many units there are
 
 

@@ -63,8 +63,11 @@ def empty_trailer(data: Sequence[Tensor]) -> Tensor:
     Args:
         data: tensors of the values' shapes.
     """
-    with torch.inference_mode(False):
-        return torch.empty(trailer_length(data), dtype=torch.int64, device="cpu")
+    length = trailer_length(data)
+    if torch.is_inference_mode_enabled():  # asked first: entering the other mode costs more than the memory
+        with torch.inference_mode(False):
+            return torch.empty(length, dtype=torch.int64, device="cpu")
+    return torch.empty(length, dtype=torch.int64, device="cpu")
 
 
 def trailer_of(values: Sequence[Tensor | None], data: Sequence[Tensor]) -> Tensor:

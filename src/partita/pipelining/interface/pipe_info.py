@@ -32,6 +32,7 @@ class PipeInfo:
         homes: the devices that the model was captured on.
         text: the listing.
         proof: whether the stages' graphs were compared with the model itself.
+        recompute: the stages that are recomputed as a whole in the backward pass.
     """
 
     graph: Graph = field(repr=False)
@@ -43,6 +44,7 @@ class PipeInfo:
     homes: frozenset[torch.device] = field(repr=False)
     text: str = field(repr=False)
     proof: Proof = UNASKED
+    recompute: frozenset[int] = frozenset()
 
     def __str__(self) -> str:
         return self.text

@@ -67,4 +67,5 @@ def build_stage(
     stage.module = stage_module
     stage.group = group
     stage.loss_fn = pipe_info.loss
+    stage.recompute = stage_index in pipe_info.recompute
     return stage

@@ -65,6 +65,26 @@ class GradientReduction:
         ddp = self._replicated
         return ddp is None or ddp.find_unused_parameters or ddp.static_graph
 
+    @property
+    def unwrapped(self) -> nn.Module:
+        """The module inside a replicated one."""
+        inner: nn.Module = self.module if self._replicated is None else self._replicated.module
+        return inner
+
+    def check_recompute(self, stage: int) -> None:
+        """Raise ExecutionError where a forward pass can't run again before the backward pass."""
+        if self._sharded:
+            raise ExecutionError(
+                f"stage {stage} is sharded with fully_shard and is to be recomputed as a whole, which would "
+                "gather its parameters once more: leave it out of recompute, and let its blocks call "
+                "torch.utils.checkpoint"
+            )
+        if self._replicated is not self.module:
+            raise ExecutionError(
+                f"stage {stage} is compiled around DistributedDataParallel and is to be recomputed: compile "
+                "the module inside, DistributedDataParallel(torch.compile(module)), or leave one of them out"
+            )
+
     def begin(self, microbatches: int) -> None:
         """Start a step of so many microbatches.
 

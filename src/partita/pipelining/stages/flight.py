@@ -11,6 +11,7 @@ from torch import Tensor
 
 from partita._torch.containers.pytree import tree_map
 from partita.errors import ExecutionError
+from partita.pipelining.recompute.checkpointed_pass import CheckpointedPass
 
 __all__ = ["Flight", "detached", "hand_to_caller", "roots_of"]
 
@@ -25,6 +26,7 @@ class Flight:
         sources: the caller's own tensors that require a gradient (stage 0 only).
         hooked: whether hooks were registered during the forward pass.
         loss: the last stage's loss, and the gradient that it starts with.
+        checkpointed: the forward pass, where it runs again before the backward pass.
     """
 
     leaves: dict[str, Tensor]
@@ -32,6 +34,7 @@ class Flight:
     sources: dict[str, Tensor]
     hooked: bool
     loss: tuple[Tensor, Tensor] | None = None
+    checkpointed: CheckpointedPass | None = None
 
 
 def roots_of(flight: Flight, gradients: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:

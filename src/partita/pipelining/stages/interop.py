@@ -50,10 +50,16 @@ def to_torch_stage(
 
     Raises:
         ArgumentError: a tied parameter, whose gradients torch's schedules do not sum; sizes that are open; a
-            model that returns something else than tensors, or that was cut with ``frontend="modules"``.
+            model that returns something else than tensors, or that was cut with ``frontend="modules"``; a
+            stage that is recomputed as a whole.
     """
     device = torch.device(device) if device is not None else stage.device
     group = group if group is not None else stage.group
+    if stage.recompute:
+        raise ArgumentError(
+            f"stage {stage.index} is to be recomputed, which torch's schedules don't do: leave it out of "
+            "recompute, or run it with a schedule of partita.pipelining"
+        )
     if isinstance(stage, PipelineStage):
         return TorchStage(stage.module, stage.index, stage.num_stages, device, group=group)
     if not isinstance(stage, GraphStage):

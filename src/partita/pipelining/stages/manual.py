@@ -27,7 +27,7 @@ from partita.pipelining.stages.input_key import input_key
 from partita.pipelining.stages.materialise import tensor_slots
 from partita.pipelining.stages.state_of_stage import stage_modules
 from partita.pipelining.stages.value_stage import ValueStage
-from partita.runtime import Comm, enter_site
+from partita.runtime import Comm
 
 __all__ = ["MOST_VALUES", "PipelineStage", "draft_routes", "tag_of"]
 
@@ -75,6 +75,7 @@ class PipelineStage(ValueStage):
         routes: from `draft_routes`, where parameters of several stages are tied; the same on every rank.
         bind: from what ``step()`` is given to the positional arguments that the module is called with (on the
             first stage); there are no keyword arguments then.
+        recompute: see `Stage`.
 
     Raises:
         ArgumentError: an index out of range, or both ``group`` and ``comm``.
@@ -101,6 +102,7 @@ class PipelineStage(ValueStage):
         comm: Comm | None = None,
         routes: Routes | None = None,
         bind: Bind | None = None,
+        recompute: bool = False,
     ) -> None:
         if not 0 <= stage_index < num_stages:
             raise ArgumentError(
@@ -110,6 +112,8 @@ class PipelineStage(ValueStage):
             raise ArgumentError("a stage talks through a process group or a comm, not both: give one of them")
         super().__init__(submodule, stage_index, routes or draft_routes(num_stages), comm=comm)
         self.bind = bind
+        self.recompute = recompute
+        self._site = stage_index
         self.dw_builder = dw_builder
         self.group = group
         self._device = torch.device(device)
@@ -165,7 +169,6 @@ class PipelineStage(ValueStage):
         incoming = self._incoming[microbatch]
         tensors = {value.name: tensor for value, tensor in zip(incoming.values, inputs, strict=True)}
         args = arguments_of(incoming.filled(tensors))
-        enter_site(self.index)
         output = self._called(*args, **self._keywords[microbatch])
         if self.is_last:
             self._result = output

@@ -16,6 +16,9 @@ from partita._torch.autograd.engine import hooks_made, run_backward
 from partita._torch.graph_module.lazy_module import LazyGraphModule
 from partita.errors import ExecutionError, SignatureMismatch
 from partita.pipelining.interface.routes import Routes, Tied
+from partita.pipelining.recompute.checkpointed_pass import CheckpointedPass
+from partita.pipelining.recompute.checkpointing import Checkpointing
+from partita.pipelining.recompute.runs_twice import check_hooks, check_wrapper, warn_of_python
 from partita.pipelining.stages.arrivals import Arrivals
 from partita.pipelining.stages.data_parallel import GradientReduction, gradient_reduction
 from partita.pipelining.stages.flight import Flight, hand_to_caller, roots_of
@@ -24,7 +27,7 @@ from partita.pipelining.stages.split_backward import WeightPass, input_pass
 from partita.pipelining.stages.step_count import StepCount
 from partita.pipelining.stages.tied_share import TiedShare, kept_apart
 from partita.planning import ActionKind
-from partita.runtime import Comm
+from partita.runtime import Comm, enter_site
 
 __all__ = ["Stage"]
 
@@ -48,6 +51,8 @@ class Stage(ABC):
         dw_builder: for a module that delays the gradients of its weights by itself: called after each
             backward pass (B or I), it returns a function that computes them, for W, or for the end of B.
         step_count: how many steps the last schedule that was made with the stage has run.
+        recompute: run the forward pass again at the start of each backward pass (of B or I), and keep only
+            what entered the stage until then. May be changed between two steps.
     """
 
     def __init__(
@@ -70,6 +75,10 @@ class Stage(ABC):
         self.hooks: dict[ActionKind, Callable[[], object]] = {}
         self.dw_builder: Callable[[], Callable[[], object]] | None = None
         self.step_count = StepCount()
+        self.recompute = False
+        self._checkpointing: Checkpointing | None = None
+        self._checkpointed: CheckpointedPass | None = None
+        self._site: int | None = None
         self.by_mode = routes
         self.follow(routes.in_mode(module.training))
         self._flights: dict[int, Flight] = {}
@@ -101,6 +110,7 @@ class Stage(ABC):
         )
         if self._inner not in module.modules():  # another one, and not a wrapper
             self._inner, self._saved = module, SavedBuffers(module)
+            self._checkpointing = None
 
     @property
     def submod(self) -> nn.Module:
@@ -167,6 +177,8 @@ class Stage(ABC):
         flight, handed = self._run(values, train=train)
         if train:
             flight.hooked = hooks_made() != before
+            if self._checkpointed is not None:
+                flight.checkpointed, self._checkpointed = self._checkpointed, None
             self._flights[microbatch] = flight
         return handed
 
@@ -176,10 +188,36 @@ class Stage(ABC):
 
     def _called(self, *args: Any, **kwargs: Any) -> Any:
         call = self._call if self._reduction is None else self._reduction.forward
+        if self._site is not None:
+            enter_site(self._site)
+        if self.recompute and torch.is_grad_enabled():
+            return self._called_for_now(call, args, kwargs)
         if self._saved.idle:
             return call(*args, **kwargs)
         with self._saved.kept():
             return call(*args, **kwargs)
+
+    def _called_for_now(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The same, when the forward pass will run again before the backward pass."""
+        if self._checkpointing is None:
+            # a `StageModule` runs a copy of the model
+            code = getattr(self._inner, "code_that_runs", self._inner)
+            self._checkpointing = Checkpointing(f"stage {self.index}", code)
+            if self._checkpointing.runs_python:
+                warn_of_python(self.index)
+        check_hooks(self.module, self.index)
+        if self._reduction is None:
+            check_wrapper(self.module, self._inner, self.index)
+        result, self._checkpointed = self._checkpointing.run(
+            call, args, kwargs, self._call_again, self.device
+        )
+        return result
+
+    def _call_again(self, *args: Any, **kwargs: Any) -> None:
+        if self._site is not None:
+            enter_site(self._site)
+        call = self._call if self._reduction is None else self._reduction.unwrapped
+        call(*args, **kwargs)
 
     def assemble(self) -> Any:
         """What the model returns for the microbatch that this stage, the last, has just run."""
@@ -220,6 +258,8 @@ class Stage(ABC):
 
     def _whole_backward(self, microbatch: int, gradients: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
         flight = self._flights.pop(microbatch)
+        if flight.checkpointed is not None:
+            flight.checkpointed.run_again()
         roots, seeds = roots_of(flight, gradients)
         shares = self._shares(gradients, roots, seeds)
         wanted = {name: leaf for name, leaf in flight.leaves.items() if leaf.requires_grad}
@@ -250,6 +290,8 @@ class Stage(ABC):
             self._late[microbatch] = self.dw_builder() if self.dw_builder is not None else WeightPass().run
             return results
         flight = self._flights.pop(microbatch)
+        if flight.checkpointed is not None:
+            flight.checkpointed.run_again()
         roots, seeds = roots_of(flight, gradients)
         shares = [share for share in self._shares(gradients, roots, seeds) if not share.owned]
         names = [name for name, leaf in flight.leaves.items() if leaf.requires_grad]
@@ -287,8 +329,15 @@ class Stage(ABC):
     def begin(self, microbatches: int) -> None:
         """Start a training step of so many microbatches."""
         self._reduction = gradient_reduction(self.module)
+        if self.recompute and self.dw_builder is not None:
+            raise ExecutionError(
+                f"stage {self.index} has a dw_builder and is to be recomputed: its module would delay the "
+                "gradients of its weights twice; leave one of the two out"
+            )
         if self._reduction is None:
             return
+        if self.recompute:
+            self._reduction.check_recompute(self.index)
         if self.dw_builder is not None:
             raise ExecutionError(
                 f"stage {self.index} has a dw_builder and is data parallel: gradients would be reduced "

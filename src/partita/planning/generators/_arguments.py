@@ -44,19 +44,19 @@ def place_in_v(
     """The V of stages; ScheduleError, with the way out in it, where `placement` is another."""
     if placement is not None:
         check_counts(name, stages, microbatches, 1)
-        given = check_placement(stages, placement)
-        if ranks is not None and ranks != max(given) + 1:
+        chosen = check_placement(stages, placement)
+        if ranks is not None and ranks != max(chosen) + 1:
             raise ScheduleError(
-                f"{name} with ranks={ranks} and a placement on {max(given) + 1} ranks: give one of the two"
+                f"{name} with ranks={ranks} and a placement on {max(chosen) + 1} ranks: give one of the two"
             )
-        ranks = max(given) + 1
-        if stages != 2 * ranks or given != v_placement(stages, ranks):
+        ranks = max(chosen) + 1
+        if stages != 2 * ranks or chosen != v_placement(stages, ranks):
             raise ScheduleError(
-                f"{name} with the placement {given}: it needs two stages on each rank, placed in a V, so cut "
+                f"{name} with the placement {chosen}: it needs two stages a rank, placed in a V, so cut "
                 f"the model into {2 * ranks} stages and build stages r and {2 * ranks - 1} - r on rank r, or "
                 "take InterleavedZeroBubble, which runs any placement"
             )
-        return given
+        return chosen
     ranks = stages // 2 if ranks is None else ranks
     check_counts(name, stages, microbatches, ranks)
     return v_placement(stages, ranks)

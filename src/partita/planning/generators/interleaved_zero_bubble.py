@@ -44,10 +44,10 @@ def _input_half(action: Action) -> Action:
 
 
 def _most_held(order: Sequence[Action]) -> int:
-    held = most = 0
+    in_flight = most = 0
     for action in order:
-        held += 1 if action.kind is ActionKind.F else -1
-        most = max(most, held)
+        in_flight += 1 if action.kind is ActionKind.F else -1
+        most = max(most, in_flight)
     return most
 
 
@@ -56,7 +56,7 @@ def _fill(orders: Sequence[Sequence[Action]], stages: int, allowance: int) -> Ro
     done = Done(stages)
     rows: list[list[Action | None]] = [[] for _ in orders]
     heads = [0] * len(orders)
-    held = [0] * len(orders)
+    in_flight = [0] * len(orders)
     late: list[deque[Action]] = [deque() for _ in orders]
     left = 2 * sum(len(order) for order in orders) - sum(
         a.kind is ActionKind.F for order in orders for a in order
@@ -65,16 +65,16 @@ def _fill(orders: Sequence[Sequence[Action]], stages: int, allowance: int) -> Ro
         tick: list[Action | None] = []
         for rank, order in enumerate(orders):
             head = order[heads[rank]] if heads[rank] < len(order) else None
-            full = head is not None and head.kind is ActionKind.F and held[rank] >= allowance
+            full = head is not None and head.kind is ActionKind.F and in_flight[rank] >= allowance
             if head is not None and done.allows(head) and not (full and late[rank]):
                 heads[rank] += 1
                 tick.append(head)
                 if head.kind is ActionKind.F:
-                    held[rank] += 1
+                    in_flight[rank] += 1
                 else:
                     late[rank].append(Action(head.stage, ActionKind.W, head.microbatch))
             elif late[rank]:
-                held[rank] -= 1
+                in_flight[rank] -= 1
                 tick.append(late[rank].popleft())
             else:
                 tick.append(None)

@@ -13,16 +13,17 @@ With F = I = W and no time for messages, 4 ranks and 8 microbatches::
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
-from itertools import pairwise
 
 from partita.errors import ScheduleError
-from partita.planning.actions import ActionKind
 from partita.planning.cluster import Cluster
 from partita.planning.generators._arguments import place
 from partita.planning.generators._clock import laid_out
-from partita.planning.generators._list_scheduler import ListScheduler, Outcome, Problem, Rule
+from partita.planning.generators._list_scheduler import ListScheduler, Outcome, Rule, least_capacity
+from partita.planning.generators._problem import Problem, scheduling_problem
 from partita.planning.generators.interleaved_zero_bubble import interleaved_zero_bubble
 from partita.planning.generators.zb_h1 import zb_h1
 from partita.planning.generators.zb_h2 import zb_h2
@@ -62,8 +63,8 @@ def zb_2p(
         costs: one a stage; where they are not given, F, I and W take equally long, I frees nothing, and a
             stage keeps one byte of a microbatch, so that `memory_bytes` is a number of microbatches.
         cluster: the links and the memory; links that take no time where it is not given.
-        memory_bytes: what each rank may hold, `StageCost.static_bytes` included; `cluster.memory_bytes`
-            where it is not given. Without either, a rank holds the activations of at most twice as many
+        memory_bytes: what each rank may hold, `StageCost.static_bytes` included; what the cluster says of
+            it where it is not given. Without either, a rank holds the activations of at most twice as many
             microbatches as there are ranks. Where the costs do not say what I leaves to W
             (`StageCost.weight_activation_bytes`), only those between F and I count, and W's come on top.
 
@@ -80,8 +81,6 @@ def zb_2p(
         raise ScheduleError(
             f"ZB2p on {max(stage_ranks) + 1} ranks, with a cluster of {cluster.ranks}: give it as many"
         )
-    if memory_bytes is None and cluster is not None:
-        memory_bytes = cluster.memory_bytes
     return _schedule(stage_ranks, microbatches, tuple(costs), cluster, memory_bytes)
 
 
@@ -95,10 +94,15 @@ def _schedule(
 ) -> Schedule:
     best = _best(_problem(stage_ranks, microbatches, costs, cluster, memory_bytes))
     queues, span_s = [[actions] for actions in best.actions()], best.span_s
+    limits = [memory_bytes] * (max(stage_ranks) + 1)
+    if memory_bytes is None and cluster is not None:
+        limits = [cluster.memory(rank) for rank in range(len(limits))]
     for handmade in (zb_h1, zb_h2, interleaved_zero_bubble):
         schedule = handmade(len(stage_ranks), microbatches, placement=stage_ranks)
         result = simulate(schedule, costs, cluster)
-        fits = memory_bytes is None or max(result.peak_bytes) <= memory_bytes
+        fits = all(
+            limit is None or peak <= limit for peak, limit in zip(result.peak_bytes, limits, strict=True)
+        )
         if fits and result.span_s < span_s * (1 - 1e-9):
             queues, span_s = [[list(schedule.actions(rank))] for rank in range(schedule.ranks)], result.span_s
     return Schedule("ZB2p", stage_ranks, microbatches, laid_out(queues, len(stage_ranks), "ZB2p"))
@@ -112,51 +116,42 @@ def _problem(
     memory_bytes: int | None,
 ) -> Problem:
     stages, ranks = len(stage_ranks), max(stage_ranks) + 1
-    down, up = [0.0] * stages, [0.0] * stages
-    for (stage, here), (after, there) in pairwise(enumerate(stage_ranks)):
-        if cluster is not None and here != there:
-            down[stage] = cluster.transfer_s(costs[stage].send_bytes)
-            up[after] = cluster.transfer_s(costs[after].gradient_bytes(costs[stage]))
-    sizes_given = all(cost.activation_bytes and cost.weight_activation_bytes is not None for cost in costs)
-    if memory_bytes is None and not sizes_given:
-        # Counted in passes, and without what W keeps, which is the smaller part.
-        kept, kept_for_weight, capacity = (1,) * stages, (0,) * stages, (2 * stages,) * ranks
-    else:
-        kept = tuple(cost.activation_bytes for cost in costs)
-        kept_for_weight = tuple(cost.weight_bytes for cost in costs)
-        capacity = _capacity(stage_ranks, costs, memory_bytes)
-    return Problem(
-        stage_ranks,
-        microbatches,
-        forward_s=tuple(cost.seconds(ActionKind.F) for cost in costs),
-        input_s=tuple(cost.seconds(ActionKind.I) for cost in costs),
-        weight_s=tuple(cost.seconds(ActionKind.W) for cost in costs),
-        down_s=tuple(down),
-        up_s=tuple(up),
-        kept=kept,
-        kept_for_weight=kept_for_weight,
-        capacity=capacity,
+    cluster = Cluster(ranks) if cluster is None else cluster
+    if memory_bytes is not None:
+        cluster = replace(cluster, memory_bytes=memory_bytes, memories=None)
+    problem = scheduling_problem(costs, stage_ranks, microbatches, cluster)
+    least = least_capacity(problem)
+    if min(problem.capacity) < math.inf:
+        _check_capacity(problem, least, [cluster.memory(rank) for rank in range(ranks)])
+        return problem
+    if all(cost.activation_bytes and cost.weight_activation_bytes is not None for cost in costs):
+        once = [0] * ranks
+        for rank, cost in zip(stage_ranks, costs, strict=True):
+            once[rank] += cost.activation_bytes
+        twice = tuple(max(2 * ranks * size, needed) for size, needed in zip(once, least, strict=True))
+        return replace(problem, capacity=twice)
+    # Counted in passes, and without what W keeps, which is the smaller part.
+    nothing = (0,) * stages
+    return replace(
+        problem,
+        kept=(1,) * stages,
+        kept_for_weight=nothing,
+        capacity=(2 * stages,) * ranks,
+        forward_extra=nothing,
+        backward_extra=nothing,
+        weight_extra=nothing,
     )
 
 
-def _capacity(
-    stage_ranks: tuple[int, ...], costs: Sequence[StageCost], memory_bytes: int | None
-) -> tuple[int, ...]:
-    """What each rank has for activations; ScheduleError where that is not enough for one microbatch."""
-    ranks = max(stage_ranks) + 1
-    static, once = [0] * ranks, [0] * ranks
-    for rank, cost in zip(stage_ranks, costs, strict=True):
-        static[rank] += cost.static_bytes
-        once[rank] += cost.activation_bytes
-    if memory_bytes is None:
-        return tuple(2 * ranks * size for size in once)
-    for rank, (always, needed) in enumerate(zip(static, once, strict=True)):
-        if always + needed > memory_bytes:
+def _check_capacity(problem: Problem, least: Sequence[float], limits: Sequence[int | None]) -> None:
+    """Raise ScheduleError where a rank has no memory for one microbatch."""
+    for rank, (limit, capacity, needed) in enumerate(zip(limits, problem.capacity, least, strict=True)):
+        if limit is not None and needed > capacity:
+            always = limit - capacity
             raise ScheduleError(
-                f"ZB2p with {memory_bytes} bytes a rank: rank {rank} takes {always} bytes all the time "
-                f"and {needed} for a microbatch; give at least {always + needed}"
+                f"ZB2p with {limit} bytes a rank: rank {rank} takes {always:.0f} bytes all the time "
+                f"and {needed:.0f} for a microbatch; give at least {always + needed:.0f}"
             )
-    return tuple(memory_bytes - always for always in static)
 
 
 def _best(problem: Problem) -> Outcome:

@@ -16,8 +16,10 @@ from partita._torch.autograd.region_switches import (
     EXIT_INFERENCE,
     SET_GRAD,
 )
+from partita.capture.modes import require_mode
 from partita.capture.module_paths import module_calls, module_paths
 from partita.errors import AssignmentError, ModuleNameError
+from partita.graph.conditions import require_condition
 
 __all__ = [
     "REGION_SWITCHES",
@@ -42,7 +44,8 @@ _MARKS = {str(_MARK), "pippy._pipe_split.default"}
 
 REGION_SWITCHES = frozenset({SET_GRAD, ENTER_AUTOCAST, EXIT_AUTOCAST, ENTER_INFERENCE, EXIT_INFERENCE})
 """Nodes that enter or leave a region and compute nothing: each stage enters and leaves regions on its own."""
-_COMPUTES_NOTHING = REGION_SWITCHES | {torch.is_grad_enabled}
+COMPUTES_NOTHING = REGION_SWITCHES | {torch.is_grad_enabled, require_mode, require_condition}
+"""These, and what reads or checks the mode and the conditions that a graph was captured under."""
 
 Place = str | tuple[str, int]
 """A submodule by its qualified name, ``"block"``; where it is called several times with the number of the
@@ -189,7 +192,7 @@ def stage_assignment(gm: GraphModule, cuts: Iterable[int]) -> dict[str, int]:
             cut = True
         if node.op in ("placeholder", "get_attr", "output"):
             continue
-        if node.target not in _COMPUTES_NOTHING:
+        if node.target not in COMPUTES_NOTHING:
             stage += cut and computed
             cut, computed = False, True
         assignment[node.name] = stage

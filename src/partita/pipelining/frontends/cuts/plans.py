@@ -1,16 +1,13 @@
-"""Cuts from a plan, and the same plan on all ranks."""
+"""Cuts from a plan."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch.distributed as dist
-
 from partita.errors import PlanError
-from partita.planning import CostModel, Plan
-from partita.runtime import ProcessGroupComm
+from partita.planning import Plan
 
-__all__ = ["planned_cuts", "planned_units", "same_on_all_ranks"]
+__all__ = ["planned_cuts", "planned_units"]
 
 
 def planned_units(plan: Plan) -> list[str]:
@@ -18,25 +15,18 @@ def planned_units(plan: Plan) -> list[str]:
     return [name for stage in plan.stages for name in stage.units]
 
 
-def same_on_all_ranks(plan: Plan) -> Plan:
-    """Return rank 0's plan: every rank measures other times, and a cut must be the same on all."""
-    if not dist.is_available() or not dist.is_initialized():
-        return plan
-    with ProcessGroupComm.from_group() as comm:
-        return Plan.from_json(comm.all_gather_object(plan.to_json())[0])
-
-
-def planned_cuts(plan: Plan, costs: CostModel, ends: Sequence[int]) -> list[int]:
+def planned_cuts(plan: Plan, units: Sequence[str], ends: Sequence[int]) -> list[int]:
     """Return those of ``ends`` at which a stage of the plan ends.
 
     Args:
+        units: the names of the model's units.
         ends: for each unit of the model but the last, the position at which it ends.
 
     Raises:
         PlanError: the plan has other units than the model.
     """
     planned = planned_units(plan)
-    measured = [unit.name for unit in costs.units]
+    measured = list(units)
     if planned != measured:
         missing = next(
             (name for name, other in zip(planned, measured, strict=False) if name != other), "its length"

@@ -19,6 +19,7 @@ from partita.capture.sizes import Sizes
 from partita.errors import CaptureError
 from partita.graph.effects import metadata
 from partita.pipelining.frontends.graph.coverage import check_operations, unused_state
+from partita.pipelining.frontends.graph.recompute_regions import Region, with_regions
 from partita.pipelining.frontends.graph.state_names import add_aliases, add_unused
 from partita.pipelining.frontends.graph.writes import reused_outputs, written_inputs
 from partita.pipelining.frontends.pipe import Pipe
@@ -61,9 +62,11 @@ class GraphPipe(Pipe):
         evaluation: ModeCut | None = None,
         *,
         proof: Proof = UNASKED,
+        regions: Sequence[Region] = (),
     ) -> None:
         drafts = split.pieces, () if evaluation is None else evaluation.split.pieces
         wholes = whole, None if evaluation is None else evaluation.whole
+        split, filled = with_regions(split, regions) if regions else (split, frozenset())
         if evaluation is not None:
             whole, split = joined(ModeCut(whole, split, signature), evaluation)
         modules = [piece.module for piece in split.pieces]
@@ -79,6 +82,7 @@ class GraphPipe(Pipe):
             routes = replace(routes, evaluation=other, signature=signature)
         homes = devices_of(whole, (metadata(node) for node in whole.graph.find_nodes(op="placeholder")))
         super().__init__(split.module, routes, signature, homes, plan, proof)
+        self.recompute = filled
         self.unused = unused
         self._pieces = split.pieces
         object.__setattr__(self, "whole", whole)  # the same parameters: not a second child

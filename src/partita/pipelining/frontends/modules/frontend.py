@@ -2,64 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
 from partita.capture import Modes
 from partita.capture.proof import Prove, tolerance_of
+from partita.errors import ArgumentError
+from partita.listing import listed
 from partita.pipelining.blocks.memos import discover_memos
 from partita.pipelining.frontends.cuts.cuts import Place, SplitPoint, find_submodule, place_of
-from partita.pipelining.frontends.cuts.plans import planned_cuts, same_on_all_ranks
+from partita.pipelining.frontends.cuts.plan_request import PlanRequest
+from partita.pipelining.frontends.cuts.plans import planned_cuts, planned_units
+from partita.pipelining.frontends.cuts.recompute_option import Recompute, RecomputeOption, recompute_option
 from partita.pipelining.frontends.modules.borders import CallEdge, plan_blocks
 from partita.pipelining.frontends.modules.borders import Place as BlockPlace
-from partita.pipelining.frontends.modules.costs import block_costs
+from partita.pipelining.frontends.modules.costs import Example, block_costs, unit_places
 from partita.pipelining.frontends.modules.pipe import ModulePipe
 from partita.pipelining.frontends.modules.proof import block_proof
 from partita.pipelining.frontends.modules.recording import RecordedPass, record
 from partita.pipelining.interface.loss import LossSpec
-from partita.planning import Cluster, CostModel, Plan, plan_stages
+from partita.planning import Plan
 
-__all__ = ["ByPlan", "cut_modules"]
+__all__ = ["cut_modules"]
 
 _ATTEMPTS = 8
 """How often the example is run at most, until no module is left out by chance (stochastic depth)."""
-
-
-@dataclass(frozen=True)
-class ByPlan:
-    """Arguments of `pipeline` from which the cuts are planned."""
-
-    stages: int | None
-    plan: Plan | None
-    cluster: Cluster | None
-    schedule: str
-    microbatches: int
-
-    def make(self, costs: CostModel) -> Plan:
-        """Return a new plan from these costs, the same on all ranks."""
-        assert self.stages is not None
-        return same_on_all_ranks(
-            plan_stages(
-                costs,
-                self.stages,
-                cluster=self.cluster,
-                schedule=self.schedule,
-                microbatches=self.microbatches,
-            )
-        )
 
 
 def cut_modules(
     model: nn.Module,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    where: Mapping[Place, Sequence[SplitPoint]] | ByPlan,
+    where: Mapping[Place, Sequence[SplitPoint]] | PlanRequest,
     loss_spec: LossSpec | None,
     modes: Modes = "both",
     prove: Prove = True,
+    recompute: Recompute | None = None,
 ) -> ModulePipe:
     """Cut ``model`` where its ``forward`` calls these submodules.
 
@@ -70,22 +50,27 @@ def cut_modules(
     Args:
         where: the sides of each module to cut at, or what to plan the cuts from.
         prove: see `pipeline`.
+        recompute: see `pipeline`; stages as a whole.
 
     Raises:
+        ArgumentError: parts of stages are to be recomputed.
         ModuleNameError: there is no submodule of that name.
         AssignmentError: a submodule is not called.
         CaptureError: stages would have to share buffers; the model can't be copied; or the stages together do
             not do what the model does, call after call.
     """
-    if not isinstance(where, ByPlan):
+    if not isinstance(where, PlanRequest):
         for place in where:
             find_submodule(model, place_of(place)[0])
     plan = None
     with discover_memos():
-        if isinstance(where, ByPlan):
-            plan, places = _planned(model, _passes(model, args, kwargs, modes)[0], where)
+        if isinstance(where, PlanRequest):
+            plan, places = _planned(
+                model, (args, kwargs), lambda: _passes(model, args, kwargs, modes)[0], where
+            )
         else:
             places = _places(where, model)
+        again = _whole_stages(recompute_option(recompute, plan))
         watch = {path for (path, _), _ in places}
         recordings = _passes(model, args, kwargs, modes, watch)
     block_plan = plan_blocks(model, recordings, places)
@@ -97,6 +82,7 @@ def cut_modules(
         pipe = ModulePipe(model, block_plan, recordings[0].output, plan, loss_spec)
     if tolerance is not None:
         pipe.proof = proof
+    pipe.recompute = again.whole_stages(pipe.num_stages)
     return pipe
 
 
@@ -145,12 +131,34 @@ def _places(
 
 
 def _planned(
-    model: nn.Module, recording: RecordedPass, where: ByPlan
+    model: nn.Module, example: Example, run: Callable[[], RecordedPass], request: PlanRequest
 ) -> tuple[Plan, list[tuple[BlockPlace, CallEdge]]]:
-    costs, events = block_costs(model, recording, where.stages)
-    plan = where.plan or where.make(costs)
-    cuts = planned_cuts(plan, costs, range(len(events)))
+    """The plan, made here where there is none yet, and its cuts.
+
+    Args:
+        run: records a pass of the example.
+    """
+    plan, recording = request.ready, run()
+    # as large units as the wanted stages allow; of a plan, those that it was made of
+    counts = [request.least_units] if plan is None else [None, len(plan.stages), 2 * plan.ranks]
+    for count in counts:
+        names, events = unit_places(model, recording, count)
+        if plan is not None and names == planned_units(plan):
+            break
+    if plan is None:
+        plan = request.planned(lambda: block_costs(model, example, run(), count)[0], whole_stages=True)
+    cuts = planned_cuts(plan, names, range(len(events)))
     return plan, [
         ((path, call), CallEdge.AFTER if ends else CallEdge.BEFORE)
         for path, call, ends in map(events.__getitem__, cuts)
     ]
+
+
+def _whole_stages(again: RecomputeOption) -> RecomputeOption:
+    parts = listed([*again.modules, *again.units])
+    if parts:
+        raise ArgumentError(
+            f'frontend="modules" recomputes stages as a whole, not parts of them ({parts}): name stages by '
+            "their index, or let the model call torch.utils.checkpoint"
+        )
+    return again

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
 
 from partita._torch.graph_module.lazy_module import lazy_module
-from partita.pipelining.blocks.host_generators import generator_states
 from partita.pipelining.blocks.packet import first_packet
 from partita.pipelining.blocks.stage import BlockStage, block_routes
 from partita.pipelining.blocks.stage_module import StageModule
@@ -26,6 +25,7 @@ from partita.pipelining.stages.relocate import devices_of
 from partita.pipelining.tied.tied_parameters import tied_parameters
 from partita.planning import Plan
 from partita.runtime import Comm
+from partita.runtime.host_generators import generator_states
 
 __all__ = ["ModulePipe"]
 
@@ -91,6 +91,7 @@ class ModulePipe(Pipe):
         stage = BlockStage(own, stage_index, self.routes, module.home, comm=comm)
         stage.group = group
         stage.loss_fn = self.step_loss
+        stage.recompute = stage_index in self.recompute
         return stage
 
     def _about_stages(self) -> Iterator[str]:

@@ -22,9 +22,9 @@ from partita.capture.proof import Proof
 from partita.capture.samples import Sample, samples
 from partita.capture.sizes import Sizes
 from partita.errors import CaptureError, ExecutionError
-from partita.pipelining.blocks.host_generators import generator_states, seed_generators, set_generators
 from partita.pipelining.frontends.modules.pipe import ModulePipe
 from partita.pipelining.frontends.modules.recording import cuda_devices, fresh_leaf, twin_of
+from partita.runtime.host_generators import generator_states, seed_generators, set_generators
 from partita.verification.compare import EXACT, Tolerance
 
 __all__ = ["block_proof", "check_against_model"]

@@ -24,11 +24,11 @@ from partita.capture.modes import in_mode
 from partita.errors import CaptureError
 from partita.pipelining.blocks.answers import all_tensors, tensors_in
 from partita.pipelining.blocks.cut import BlockCut, Event, Site
-from partita.pipelining.blocks.host_generators import generator_states, seed_generators, set_generators
 from partita.pipelining.blocks.memos import memos_cleared
 from partita.pipelining.blocks.packet import first_packet
 from partita.pipelining.blocks.stage_module import entering, leaving, named_tensors
 from partita.pipelining.blocks.stage_pass import StagePass
+from partita.runtime.host_generators import generator_states, seed_generators, set_generators
 
 __all__ = ["Moment", "RecordedPass", "cuda_devices", "fresh_leaf", "record", "twin_of"]
 

@@ -1,0 +1,56 @@
+"""The files that a command writes: checked before anything costs time, written at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from partita.errors import UsageError
+
+__all__ = ["check_outputs", "write_outputs"]
+
+
+def check_outputs(paths: Mapping[str, Path | None]) -> None:
+    """Refuse a path that can't be a file, or the same path for two options.
+
+    Args:
+        paths: by the option that each was given with.
+
+    Raises:
+        UsageError: a folder, a path through a file, or one path twice.
+    """
+    options: dict[Path, str] = {}
+    for option, path in paths.items():
+        if path is None:
+            continue
+        other = options.setdefault(path.absolute(), option)
+        if other != option:
+            raise UsageError(f"{other} and {option} are both {path}: give each a file of its own")
+        folder = next(parent for parent in path.absolute().parents if parent.exists())
+        if path.is_dir():
+            raise UsageError(f"{option} is {path}, a folder: give a file")
+        if not folder.is_dir():
+            raise UsageError(f"{option} is {path}, but {folder} is no folder: give another path")
+
+
+def write_outputs(texts: Sequence[tuple[Path | None, Callable[[], str]]]) -> tuple[Path, ...]:
+    """Write each text to its path as UTF-8, folders made; a path of None is left out.
+
+    Returns:
+        The paths that were written.
+
+    Raises:
+        UsageError: a path that can't be written to.
+    """
+    written = []
+    for path, text in texts:
+        if path is None:
+            continue
+        content = text()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"{path} can't be written ({error.strerror}): give another path") from error
+        written.append(path)
+    return tuple(written)

@@ -1,0 +1,162 @@
+"""``partita plan``: where to cut a model, and which schedule, for a cluster that need not be there."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+
+from partita.cli.model_source import choose_source
+from partita.cli.output_files import check_outputs, write_outputs
+from partita.cli.plan_options import (
+    LIST_SCHEDULE,
+    PlanOptions,
+    choose_cluster,
+    device_names,
+    measure_costs,
+    read_costs,
+)
+from partita.cli.plan_page import Planned, gains_of
+from partita.cli.progress import progress_bar
+from partita.planning import schedule_names
+from partita.reporting import (
+    candidate_table,
+    format_bytes,
+    planned_stage_rows,
+    planned_table,
+    render_plan_html,
+    simulation_timeline,
+    timeline_drawing,
+)
+
+__all__ = ["plan"]
+
+_MOST_LANES = 24
+_MOST_ROWS = 12
+
+
+def _complete_device(incomplete: str) -> list[str]:
+    count, times, name = incomplete.rpartition("x")
+    return [count + times + known for known in device_names() if known.lower().startswith(name.lower())]
+
+
+def _complete_schedule(incomplete: str) -> list[str]:
+    return [
+        name
+        for name in ("auto", LIST_SCHEDULE, *schedule_names())
+        if name.lower().startswith(incomplete.lower())
+    ]
+
+
+def plan(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="FILE.py:NAME, a function that returns (model, args) or (model, args, kwargs); hf:TYPE or "
+            "hf:FOLDER with a config.json; or a cost model that was saved (FILE.json)."
+        ),
+    ] = None,
+    devices: Annotated[
+        str | None,
+        typer.Option(help="What to plan for, such as 16xH100.", autocompletion=_complete_device),
+    ] = None,
+    nodes: Annotated[int | None, typer.Option(help="How many machines the devices are in.")] = None,
+    ranks: Annotated[
+        int | None, typer.Option(help="In place of devices: measure here, for so many processes.")
+    ] = None,
+    memory: Annotated[str | None, typer.Option(help="What a rank may hold, such as 80GB.")] = None,
+    device_file: Annotated[Path | None, typer.Option(help="A table of devices of your own (TOML).")] = None,
+    microbatches: Annotated[int, typer.Option(help="Microbatches of a step.")] = 8,
+    stages: Annotated[str, typer.Option(help="auto, or a multiple of the ranks.")] = "auto",
+    schedule: Annotated[
+        str, typer.Option(help="auto, or names between commas.", autocompletion=_complete_schedule)
+    ] = "auto",
+    parameter_copies: Annotated[
+        float, typer.Option(help="Parameters, gradients and optimizer state, as multiples of the parameters.")
+    ] = 4.0,
+    recompute: Annotated[
+        bool, typer.Option(help="Whether units may be computed again in the backward pass to save memory.")
+    ] = True,
+    config_json: Annotated[Path | None, typer.Option(help="A Hugging Face configuration.")] = None,
+    model_type: Annotated[str | None, typer.Option(help="A Hugging Face type, such as llama.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="name=value of the configuration; can be given again."),
+    ] = None,
+    architecture: Annotated[str | None, typer.Option(help="A Hugging Face model class.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Samples of a microbatch (default: 1).")] = None,
+    sequence: Annotated[
+        int | None, typer.Option(help="Tokens of a sample (default: what the model takes, at most 4096).")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="bfloat16, float16 or float32 (default: the configuration's).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write a page here too.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the plan here, for pipeline(plan=...).")] = None,
+    save_costs: Annotated[Path | None, typer.Option(help="Write the costs here, to plan from again.")] = None,
+) -> None:
+    """Choose stages, ranks and schedule of a pipeline, from costs measured here or worked out for devices.
+
+    Weights are never loaded, and nothing is downloaded.
+
+    \b
+    partita plan model.py:build --ranks 2 --out plan.json  # measured on this machine
+    partita plan hf:llama --set num_hidden_layers=80 --set hidden_size=8192 --devices 16xH100 --nodes 2
+    partita plan --config-json config.json --devices 8xA100 --memory 40GB --html plan.html  # a local file
+    partita plan model.py:build --devices 8xH100 --schedule 1F1B,ZBVZeroBubble --save-costs costs.json
+    partita plan costs.json --devices 16xH200 --microbatches 64  # the same costs, another cluster
+    """
+    # Whatever can be refused is refused before a model is made.
+    check_outputs({"--html": html, "--out": out, "--save-costs": save_costs})
+    cluster, device = choose_cluster(devices, ranks, nodes, memory, device_file)
+    request = PlanOptions.from_options(cluster, microbatches, stages, schedule, parameter_copies, recompute)
+    is_saved = model is not None and model.endswith(".json") and not model.startswith("hf:")
+    source = None
+    if not is_saved:
+        options = architecture, batch, sequence, dtype
+        source = choose_source(model, config_json, model_type, tuple(set_ or ()), *options)
+
+    # Costs, then plans, then what changes would bring.
+    if source is None:
+        costs = read_costs(Path(str(model)))
+    else:
+        with progress_bar("capturing and costing the model") as progress:
+            costs = measure_costs(source, device, cluster.ranks, request.stages, progress)
+    write_outputs([(save_costs, costs.to_json)])
+    title = str(model) if source is None else source.title
+    with progress_bar("searching") as progress:
+        planned = Planned.of(title, request, request.candidates(costs, progress))
+    with progress_bar("searching after changes") as progress:
+        gains = gains_of(request, costs, progress) if html is not None else ()
+
+    environment = {"devices": devices or f"{ranks} × this machine", "torch": torch.__version__}
+    written = write_outputs(
+        [
+            (out, planned.plan.to_json),
+            (html, lambda: render_plan_html(planned.report(gains, environment))),
+        ]
+    )
+    if as_json:
+        print(json.dumps(planned.as_dict(), indent=2))
+    else:
+        _show(Console(), planned)
+    for path in written:
+        print(f"wrote {path}", file=sys.stderr if as_json else sys.stdout)
+
+
+def _show(console: Console, planned: Planned) -> None:
+    least = min((limit for limit in planned.limits if limit is not None), default=None)
+    console.print(planned_table(planned_stage_rows(planned.plan)))
+    console.print(candidate_table(planned.rows()[:_MOST_ROWS], limit=least, title="Candidates"))
+    console.print()
+    timeline = simulation_timeline(planned.simulation, planned.plan.schedule)
+    console.print(timeline_drawing(timeline, max(20, console.width), most_lanes=_MOST_LANES), soft_wrap=True)
+    peaks = ", ".join(format_bytes(peak) for peak in planned.simulation.peak_bytes[:8])
+    more = len(planned.simulation.peak_bytes) - 8
+    console.print(f"peak memory by rank: {peaks}{f' and {more} more' if more > 0 else ''}", soft_wrap=True)

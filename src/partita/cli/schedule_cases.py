@@ -1,0 +1,226 @@
+"""Which schedules a simulation compares, and what becomes of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from partita.errors import PlanError, ScheduleError, UsageError
+from partita.planning import (
+    Cluster,
+    Plan,
+    Schedule,
+    Simulation,
+    StageCost,
+    get_schedule,
+    schedule_names,
+    schedule_of,
+    simulate,
+    stage_costs,
+)
+from partita.planning.generators.registry import ScheduleKind
+
+__all__ = [
+    "ScheduleCase",
+    "SimulatedSchedule",
+    "StageTimes",
+    "cases_from_plan",
+    "cases_from_times",
+    "schedule_kinds",
+    "simulate_cases",
+    "stages_a_rank",
+]
+
+_TWO_A_RANK = ("LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble")
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """What the command line says of the stages: times in seconds, one for all or one a stage.
+
+    Attributes:
+        forward_s: of F.
+        input_s: of I.
+        weight_s: of W.
+        activation_bytes: what a stage keeps of a microbatch, until W; None where it is not said, and a stage
+            then keeps one byte, so that memory is counted in microbatches.
+    """
+
+    forward_s: tuple[float, ...]
+    input_s: tuple[float, ...]
+    weight_s: tuple[float, ...]
+    activation_bytes: int | None = None
+
+    def costs(self, stages: int, divided_by: int = 1) -> tuple[StageCost, ...]:
+        """The cost of each stage; times and sizes are those of `divided_by` stages together."""
+        each = [
+            self._of_stages(option, values, stages, divided_by)
+            for option, values in (("--f", self.forward_s), ("--i", self.input_s), ("--w", self.weight_s))
+        ]
+        kept = 1 if self.activation_bytes is None else self.activation_bytes // divided_by
+        return tuple(
+            StageCost(
+                forward_s=forward,
+                backward_s=input_s + weight,
+                backward_input_s=input_s,
+                backward_weight_s=weight,
+                activation_bytes=kept,
+                weight_activation_bytes=kept,
+            )
+            for forward, input_s, weight in zip(*each, strict=True)
+        )
+
+    @staticmethod
+    def _of_stages(option: str, values: tuple[float, ...], stages: int, divided_by: int) -> tuple[float, ...]:
+        if len(values) == 1:
+            return (values[0] / divided_by,) * stages
+        if len(values) != stages:
+            raise UsageError(f"{option} has {len(values)} times for {stages} stages: give one or {stages}")
+        return values
+
+
+@dataclass(frozen=True)
+class ScheduleCase:
+    """A schedule to make and simulate.
+
+    Attributes:
+        name: of the schedule.
+        make: makes it; ScheduleError where it can't serve these numbers.
+        costs: one a stage.
+        cluster: the links.
+    """
+
+    name: str
+    make: Callable[[], Schedule]
+    costs: tuple[StageCost, ...]
+    cluster: Cluster | None
+
+
+@dataclass(frozen=True)
+class SimulatedSchedule:
+    """A schedule and its simulated step."""
+
+    case: ScheduleCase
+    schedule: Schedule
+    simulation: Simulation
+
+
+def schedule_kinds(names: str) -> tuple[ScheduleKind, ...]:
+    """The kinds that ``--schedule`` names, each once: names between commas, or ``all`` that train.
+
+    Raises:
+        UsageError: no name.
+        ScheduleError: an unknown one; the message has the names of all.
+    """
+    if names.strip().lower() == "all":
+        return tuple(kind for kind in map(get_schedule, schedule_names()) if kind.trains)
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    if not wanted:
+        raise UsageError(
+            f"--schedule is {names!r}: give all, or one or more of {', '.join(schedule_names())}"
+        )
+    return tuple(dict.fromkeys(map(get_schedule, wanted)))
+
+
+def stages_a_rank(kind: ScheduleKind) -> int:
+    """How many stages a rank has where nobody says: what the schedule was thought out for."""
+    return 2 if kind.shape == "V" or kind.name in _TWO_A_RANK else 1
+
+
+def cases_from_times(
+    kinds: Sequence[ScheduleKind],
+    times: StageTimes,
+    cluster: Cluster,
+    *,
+    stages: int | None,
+    microbatches: int,
+    memory: float | None,
+) -> list[ScheduleCase]:
+    """The cases for stages whose times are given.
+
+    Args:
+        kinds: the schedules.
+        times: of a stage; of all the stages of a rank together where `stages` is None.
+        cluster: ranks and links.
+        stages: how many; None for as many as each schedule was thought out for.
+        microbatches: how many a step has.
+        memory: what a rank may hold, in bytes, or in microbatches where `times` has no sizes.
+    """
+    cases = []
+    for kind in kinds:
+        each = stages_a_rank(kind) if stages is None else stages // cluster.ranks
+        count = cluster.ranks * each
+        costs = times.costs(count, each if stages is None else 1)
+        limit = memory
+        if memory is not None and times.activation_bytes is None:
+            limit = memory * each  # a stage keeps one byte, and a rank's stages together a microbatch
+        make = partial(
+            kind,
+            count,
+            microbatches,
+            cluster.ranks,
+            costs=costs,
+            cluster=cluster,
+            memory_bytes=None if limit is None else int(limit),
+        )
+        cases.append(ScheduleCase(kind.name, make, costs, cluster))
+    return cases
+
+
+def cases_from_plan(
+    plan: Plan,
+    kinds: Sequence[ScheduleKind] | None,
+    *,
+    cluster: Cluster | None,
+    microbatches: int | None,
+    memory: int | None,
+) -> list[ScheduleCase]:
+    """The cases for the stages and the placement of a plan: its own schedule, or `kinds`."""
+    costs = stage_costs(plan)
+    limit = memory if memory is not None or plan.cluster is None else plan.cluster.memory_bytes
+    cases = []
+    if kinds is None and microbatches in (None, plan.microbatches):
+        return [ScheduleCase(plan.schedule, partial(schedule_of, plan), costs, cluster or plan.cluster)]
+    for kind in kinds or (get_schedule(plan.schedule),):
+        make = partial(
+            kind,
+            len(plan.stages),
+            microbatches or plan.microbatches,
+            placement=plan.placement,
+            costs=costs,
+            cluster=cluster or plan.cluster,
+            memory_bytes=limit,
+        )
+        cases.append(ScheduleCase(kind.name, make, costs, cluster or plan.cluster))
+    return cases
+
+
+def simulate_cases(
+    cases: Sequence[ScheduleCase], progress: Callable[[float], None]
+) -> tuple[list[SimulatedSchedule], dict[str, str]]:
+    """Simulate each case.
+
+    Returns:
+        What could be simulated, and for the other names why not.
+
+    Raises:
+        ScheduleError: none could; where there was one case, it is that one's own error.
+    """
+    simulated: list[SimulatedSchedule] = []
+    refused: dict[str, str] = {}
+    for number, case in enumerate(cases):
+        progress(number / len(cases))
+        try:
+            schedule = case.make()
+            simulation = simulate(schedule, case.costs, case.cluster)
+        except PlanError as error:
+            if len(cases) == 1:
+                raise
+            refused[case.name] = str(error)
+            continue
+        simulated.append(SimulatedSchedule(case, schedule, simulation))
+    if not simulated:
+        first = next(iter(refused))
+        raise ScheduleError(f"none of the {len(cases)} schedules can be made: {first}: {refused[first]}")
+    return simulated, refused

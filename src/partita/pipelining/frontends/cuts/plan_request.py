@@ -1,0 +1,175 @@
+"""What `pipeline` is told to plan by, and the plan that comes of it, the same on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch.distributed as dist
+
+from partita.errors import ArgumentError, InfeasiblePlan, PlanError
+from partita.planning import Cluster, CostModel, Plan, plan_stages, search, stage_costs
+from partita.planning.plan_schedule import schedule_of
+from partita.planning.simulate import peak_bytes
+from partita.runtime import Comm, ProcessGroupComm
+from partita.runtime.publish_errors import publish_errors
+
+__all__ = ["PlanRequest"]
+
+_MOST_STAGES = 2
+"""How many stages a rank may get from ``plan="auto"``."""
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """Arguments of `pipeline` from which the cuts are planned.
+
+    Attributes:
+        stages: how many are wanted.
+        plan: made before, or ``"auto"``.
+        cluster: what is planned for.
+        schedule: what is planned for; None: any (with ``stages``, 1F1B).
+        microbatches: how many a step has.
+        memory_limit: the bytes that a rank may hold.
+    """
+
+    stages: int | None
+    plan: Plan | Literal["auto"] | None
+    cluster: Cluster | None
+    schedule: str | None
+    microbatches: int
+    memory_limit: int | None = None
+
+    def __post_init__(self) -> None:
+        if not (self.plan is None or isinstance(self.plan, Plan) or self.plan == "auto"):
+            raise ArgumentError(
+                f"plan is {self.plan!r:.40}: give a Plan of partita.planning (Plan.from_json reads one), or "
+                "'auto'"
+            )
+        self.check()  # before the model is captured
+
+    @property
+    def ready(self) -> Plan | None:
+        """The plan, where there is one already."""
+        return self.plan if isinstance(self.plan, Plan) else None
+
+    def check(self) -> None:
+        """Check that the ranks are there that are planned for, and have the memory.
+
+        Raises:
+            ArgumentError: ``plan="auto"`` for nobody knows how many ranks.
+            PlanError: there are fewer, or they may use less memory.
+        """
+        if self.plan == "auto":
+            _ = self._cluster
+        if not isinstance(self.plan, Plan):
+            return
+        ranks = _group_size()
+        if ranks is not None and self.plan.ranks > ranks:
+            raise PlanError(
+                f"the plan is for {self.plan.ranks} ranks and torch.distributed has {ranks}: start "
+                f"{self.plan.ranks} processes, or plan for {ranks}"
+            )
+        if self.memory_limit is not None:
+            peaks = peak_bytes(schedule_of(self.plan), stage_costs(self.plan))
+            rank = max(range(len(peaks)), key=peaks.__getitem__)
+            if peaks[rank] > self.memory_limit:
+                raise InfeasiblePlan(
+                    f"by the plan rank {rank} holds {peaks[rank]} bytes, and memory_limit is "
+                    f"{self.memory_limit}: plan again with that limit (plan='auto'), or raise it"
+                )
+
+    @property
+    def least_units(self) -> int | None:
+        """How many units the costs must have at least."""
+        return self.stages if self.plan is None else _MOST_STAGES * self._cluster.ranks
+
+    def planned(self, measure: Callable[[], CostModel], *, whole_stages: bool = False) -> Plan:
+        """Make the plan. Where ``torch.distributed`` is initialised this is collective: all ranks measure at
+        the same time, so that they share the machine as in a step, and rank 0's costs and plan count.
+
+        Args:
+            whole_stages: stages can be recomputed as a whole only.
+
+        Raises:
+            InfeasiblePlan: no plan fits; on every rank.
+            PlanError: numbers that can't be planned with; on every rank.
+        """
+        with ProcessGroupComm.from_group() if _group_size() is not None else nullcontext() as comm:
+            if comm is None:
+                return self._made(measure(), whole_stages=whole_stages)
+            with publish_errors(comm, "measuring a model for a plan"):
+                answer = self._answer(comm, measure, whole_stages=whole_stages)
+        if isinstance(answer, PlanError):
+            raise answer
+        return Plan.from_json(answer)
+
+    def _answer(self, comm: Comm, measure: Callable[[], CostModel], *, whole_stages: bool) -> str | PlanError:
+        """Rank 0's plan as text, or why it has none."""
+        comm.barrier()
+        costs = measure()
+        comm.barrier()
+        answer: str | PlanError | None = None
+        if comm.rank == 0:
+            try:
+                answer = self._made(costs, whole_stages=whole_stages).to_json()
+            except PlanError as error:
+                answer = error.with_traceback(None)
+        shared: str | PlanError = comm.all_gather_object(answer)[0]
+        return shared
+
+    def _made(self, costs: CostModel, *, whole_stages: bool) -> Plan:
+        if self.plan == "auto":
+            candidates = search(
+                costs,
+                self._cluster,
+                microbatches=self.microbatches,
+                schedules=None if self.schedule is None else [self.schedule],
+            )
+            plans = [candidate.plan for candidate in candidates]
+            possible = [plan for plan in plans if not whole_stages or _recomputes_whole_stages(plan)]
+            if not possible:
+                raise InfeasiblePlan(
+                    "every plan that fits recomputes parts of stages, and these stages can be recomputed as "
+                    "a whole only: raise memory_limit, or cut the model with frontend='export'"
+                )
+            return possible[0]
+        assert self.stages is not None
+        return plan_stages(
+            costs,
+            self.stages,
+            cluster=self.cluster,
+            schedule=self.schedule or "1F1B",
+            microbatches=self.microbatches,
+            max_memory_bytes=self.memory_limit,
+        )
+
+    @property
+    def _cluster(self) -> Cluster:
+        """What ``plan="auto"`` plans for."""
+        ranks = _group_size()
+        if self.cluster is None and ranks is None:
+            raise ArgumentError(
+                "plan='auto' does not know for how many ranks: initialise torch.distributed before, or give "
+                "cluster=Cluster(ranks)"
+            )
+        if self.cluster is not None and ranks is not None and self.cluster.ranks > ranks:
+            raise PlanError(
+                f"the cluster has {self.cluster.ranks} ranks and torch.distributed has {ranks}: start "
+                f"{self.cluster.ranks} processes, or plan for {ranks}"
+            )
+        cluster = self.cluster or Cluster(ranks or 1)
+        if self.memory_limit is None:
+            return cluster
+        return replace(cluster, memory_bytes=self.memory_limit, memories=None)
+
+
+def _group_size() -> int | None:
+    """How many ranks ``torch.distributed`` has; None where it is not initialised."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else None
+
+
+def _recomputes_whole_stages(plan: Plan) -> bool:
+    return all(stage.recompute in ((), ((stage.first_unit, stage.last_unit),)) for stage in plan.stages)

@@ -1,0 +1,167 @@
+"""Which unit keeps which memory from F to B, so that the units of a stage add up to what the stage keeps.
+
+A value that crosses borders may be needed by the backward passes of several units. Within a stage it is there
+once, so it is counted once, with the first unit that keeps it::
+
+    unit 0          unit 1             unit 2
+    h = relu(...)   a = linear(h)      b = linear(h) + a        h: with unit 0, which keeps its own result
+                                                                a: nobody keeps it
+
+A stage that begins behind unit 0 is sent a copy of `h`, and keeps that: the *entry* of the border. A stage
+holds on to what it has sent, too, so one that ends with unit 1 keeps `a`: the *exit* of the border.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from partita._torch.tensors.storage import storage_of
+from partita.pipelining.measuring.pass_memory import PassMemory
+
+__all__ = ["KeptMemory", "UnitValues", "kept_memory"]
+
+
+class UnitValues(Protocol):
+    """A unit with the names of the values that it takes and returns."""
+
+    @property
+    def inputs(self) -> Sequence[str]:
+        """One name for each of `PassMemory.keeps_input`."""
+
+    @property
+    def outputs(self) -> Sequence[str]:
+        """One name for each of `PassMemory.outputs`."""
+
+
+@dataclass(frozen=True)
+class KeptMemory:
+    """What a model keeps of one microbatch, in bytes.
+
+    Attributes:
+        activations: one number a unit.
+        left: one number a unit: what its I leaves to W.
+        entry: one number a border: what the stage behind it keeps of what crosses, beyond its units' own.
+        exit: the same for the stage in front of it.
+    """
+
+    activations: tuple[int, ...]
+    left: tuple[int, ...]
+    entry: tuple[int, ...]
+    exit: tuple[int, ...]
+
+
+@dataclass
+class _Memory:
+    """One storage that crosses borders.
+
+    Attributes:
+        maker: the unit that makes it; -1 for the model's inputs.
+        keeper: the first unit whose backward pass needs it; None: no unit's.
+        last: the last unit that is given it.
+        writer: the last unit that writes to it.
+    """
+
+    size: int
+    maker: int
+    keeper: int | None = None
+    last: int = -1
+    writer: int = -1
+
+
+def kept_memory(
+    units: Sequence[UnitValues],
+    memories: Sequence[PassMemory | None],
+    inputs: Mapping[str, Any],
+    *,
+    results: Collection[str] = (),
+    written: Sequence[Collection[str]] = (),
+) -> KeptMemory:
+    """Attribute each storage to the first unit that keeps it.
+
+    Args:
+        memories: of each unit; None for one that computes nothing.
+        inputs: the model's, by name. They are the caller's, and count only where they are sent on.
+        results: names of what the model returns: the last stage has it until its B, and so has the stage that
+            has made it. Where an early one goes straight to the last stage, stages in between count it too.
+        written: for each unit the names of the inputs that it writes to: a stage is sent these, and writes to
+            copies.
+    """
+    storages: dict[str, _Memory] = {
+        name: _Memory(_size(value), -1) for name, value in inputs.items() if isinstance(value, Tensor)
+    }
+    own = [0] * len(units)
+    left = [0] * len(units)
+    crossing = list(storages.values())
+    for number, (unit, memory) in enumerate(zip(units, memories, strict=True)):
+        if memory is None:
+            continue
+        own[number], left[number] = memory.own_bytes, memory.left_bytes
+        for name, keeps in zip(unit.inputs, memory.keeps_input, strict=True):
+            storage = storages.get(name)
+            if storage is None:  # a number
+                continue
+            storage.last = number
+            if written and name in written[number]:
+                storage.writer = number
+            if keeps and storage.keeper is None:
+                storage.keeper = number
+        own_outputs: dict[int, _Memory] = {}
+        for name, output in zip(unit.outputs, memory.outputs, strict=True):
+            if output is None:
+                continue
+            if output.of_input is not None and unit.inputs[output.of_input] in storages:
+                storages[name] = storages[unit.inputs[output.of_input]]
+                continue
+            storage = own_outputs.setdefault(output.number, _Memory(output.size, number))
+            storages[name] = storage
+            if output.is_kept:
+                storage.keeper = number
+        crossing += own_outputs.values()
+        if number == len(units) - 1:
+            results = {*results, *unit.outputs}
+    for name in results:
+        if (storage := storages.get(name)) is not None:
+            storage.last = len(units) - 1
+            if storage.keeper is None and storage.maker >= 0:
+                storage.keeper = storage.maker
+    for storage in crossing:
+        if storage.keeper is not None and storage.maker >= 0:
+            own[storage.keeper] += storage.size
+            if storage.keeper != storage.maker and left[storage.keeper]:
+                left[storage.keeper] += storage.size
+    borders = range(len(units) - 1)
+    return KeptMemory(
+        tuple(own),
+        tuple(left),
+        tuple(
+            sum(it.size * (_enters(it, border) + _is_copied(it, border)) for it in crossing)
+            for border in borders
+        ),
+        tuple(sum(it.size for it in crossing if _leaves(it, border)) for border in borders),
+    )
+
+
+def _enters(storage: _Memory, border: int) -> bool:
+    """Whether it is sent across, and no unit behind the border is the first to keep it."""
+    crosses = storage.maker <= border < storage.last
+    return crosses and (storage.maker < 0 or storage.keeper is None or storage.keeper <= border)
+
+
+def _is_copied(storage: _Memory, border: int) -> bool:
+    """Whether it is sent across to where it is written to."""
+    return storage.maker <= border < storage.writer
+
+
+def _leaves(storage: _Memory, border: int) -> bool:
+    """Whether it is made in front of the border and sent across, and no unit in front keeps it."""
+    crosses = 0 <= storage.maker <= border < storage.last
+    return crosses and (storage.keeper is None or storage.keeper > border)
+
+
+def _size(tensor: Tensor) -> int:
+    storage = storage_of(tensor)
+    return tensor.numel() * tensor.element_size() if storage is None else storage.nbytes()

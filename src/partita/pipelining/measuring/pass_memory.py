@@ -1,0 +1,182 @@
+"""What a unit keeps from F to B and from I to W, and what its passes need at most while they run.
+
+Whatever is still alive after a pass is kept, whoever keeps it: autograd's saved tensors, a custom function's
+own attributes, a gradient that I caught for W. So memory is not asked for but watched, by `LiveBytes`::
+
+    F   inputs ── unit ── outputs      dropped: inputs and outputs. What is alive then, autograd keeps.
+    I   ── gradients of inputs         dropped: these, and all that came in. What is alive then, W needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
+
+from partita._torch.autograd.engine import run_backward
+from partita._torch.containers.pytree import flatten, tree_map
+from partita._torch.operators.fused_attention import FusedAttention
+from partita._torch.tensors.live_bytes import LiveBytes
+from partita._torch.tensors.storage import WeakStorage, storage_key, storage_of
+from partita.pipelining.measuring.unit_run import UnitRun
+from partita.pipelining.stages.arrivals import Arrivals
+from partita.pipelining.stages.split_backward import input_pass
+
+__all__ = ["OutputMemory", "PassMemory", "pass_memory"]
+
+
+@dataclass(frozen=True)
+class OutputMemory:
+    """The memory of one output.
+
+    Attributes:
+        number: equal for outputs that share their memory.
+        size: its bytes.
+        of_input: the input whose memory it is; None where the unit made it.
+        is_kept: whether the unit's backward pass needs it.
+    """
+
+    number: int
+    size: int
+    of_input: int | None
+    is_kept: bool
+
+
+@dataclass(frozen=True)
+class PassMemory:
+    """The memory of a unit, in bytes of one microbatch.
+
+    Attributes:
+        own_bytes: kept from F to B, of what is neither an input nor an output.
+        keeps_input: for each input whether it is kept.
+        outputs: one an output; None for what is no tensor.
+        left_bytes: of what the unit made and caught, what is left between I and W.
+        forward_workspace_bytes: alive at most in F, beyond what is there when it ends.
+        backward_workspace_bytes: alive at most in B, beyond what is kept.
+    """
+
+    own_bytes: int
+    keeps_input: tuple[bool, ...]
+    outputs: tuple[OutputMemory | None, ...]
+    left_bytes: int
+    forward_workspace_bytes: int
+    backward_workspace_bytes: int
+
+
+def pass_memory(unit: UnitRun) -> PassMemory:
+    """Run a unit three times and watch its memory."""
+    unit.prepare_gradients()
+    try:
+        with FusedAttention():
+            own_bytes, keeps_input, outputs, forward_workspace = _kept(unit)
+            whole_workspace = _whole_workspace(unit)
+            kept = own_bytes + _kept_outputs(outputs)
+            left_bytes = _left(unit, kept)
+    finally:
+        unit.drop_gradients()
+    return PassMemory(
+        own_bytes,
+        keeps_input,
+        outputs,
+        left_bytes,
+        forward_workspace,
+        whole_workspace,
+    )
+
+
+def _kept(unit: UnitRun) -> tuple[int, tuple[bool, ...], tuple[OutputMemory | None, ...], int]:
+    """What is kept from F to B: own bytes, which inputs, which outputs; and the workspace of F."""
+    _, arguments = unit.leaves()
+    # Copies with a history, as within a stage: autograd keeps any leaf that wants a gradient.
+    arguments = [tree_map(_copied, argument) for argument in arguments]
+    input_tensors = [_tensors(argument) for argument in arguments]
+    input_of = {
+        storage_key(tensor): number for number, tensors in enumerate(input_tensors) for tensor in tensors
+    }
+    watched = [[WeakStorage(tensor) for tensor in tensors] for tensors in input_tensors]
+    del input_tensors
+    with LiveBytes() as live:
+        outputs = unit.call(*arguments)
+        keys, sizes = zip(*map(_memory_of, outputs), strict=True) if outputs else ((), ())
+        edges = [get_gradient_edge(it) for it in outputs if isinstance(it, Tensor) and it.requires_grad]
+        workspace = live.most - live.now()
+        del outputs, arguments
+        alive = live.alive()
+    keeps_input = tuple(any(storage.is_alive() for storage in storages) for storages in watched)
+    of_outputs = tuple(
+        None
+        if key is None
+        else OutputMemory(
+            keys.index(key),
+            size,
+            input_of.get(key),
+            keeps_input[input_of[key]] if key in input_of else key in alive,
+        )
+        for key, size in zip(keys, sizes, strict=True)
+    )
+    own = sum(size for key, size in alive.items() if key not in keys)
+    del edges
+    return own, keeps_input, of_outputs, workspace
+
+
+def _whole_workspace(unit: UnitRun) -> int:
+    """What B needs beyond what is kept."""
+    leaves, arguments = unit.leaves()
+    with LiveBytes() as live:
+        outputs = unit.call(*arguments)
+        before = live.start_anew()
+        roots, seeds = unit.roots(outputs)
+        if not roots:
+            return 0
+        arrivals = Arrivals(leaves)
+        run_backward(roots, seeds, accumulate=True)
+        arrivals.gradients()
+        return live.most - before
+
+
+def _left(unit: UnitRun, kept: int) -> int:
+    """What is left between I and W.
+
+    Args:
+        kept: what F keeps, of what the unit makes.
+    """
+    leaves, arguments = unit.leaves()
+    with LiveBytes() as live:
+        outputs = unit.call(*arguments)
+        roots, seeds = unit.roots(outputs)
+        if not roots:
+            return 0
+        # In a stage W of the units behind this one holds on to the nodes that they start from, and through
+        # these to all that is in front.
+        behind = [] if unit.is_last else [get_gradient_edge(root) for root in roots]
+        half = input_pass(roots, seeds, leaves)
+        weights = half.weights
+        del outputs, arguments, roots, seeds, half, leaves
+        left = kept if weights.is_empty and behind else live.now()
+        weights.run()
+        del behind
+        return left
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _kept_outputs(outputs: Sequence[OutputMemory | None]) -> int:
+    """The bytes of the outputs that are kept and that the unit made, those that share memory once."""
+    own_outputs = [it for it in outputs if it is not None and it.is_kept and it.of_input is None]
+    return sum({it.number: it.size for it in own_outputs}.values())
+
+
+def _tensors(tree: Any) -> Sequence[Tensor]:
+    """Those that have memory of their own, and be it on the meta device."""
+    leaves = flatten(tree)[0]
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and storage_of(leaf) is not None]
+
+
+def _memory_of(output: Any) -> tuple[int | None, int]:
+    storage = storage_of(output) if isinstance(output, Tensor) else None
+    return (None, 0) if storage is None else (storage_key(output), storage.nbytes())

@@ -1,0 +1,34 @@
+"""Sizes as people write them: ``80GB``, ``512MiB``, or a number of bytes."""
+
+from __future__ import annotations
+
+import re
+
+from partita.errors import PlanError
+from partita.planning._check import require_amount
+
+__all__ = ["read_bytes"]
+
+_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgtp", 1):
+    _UNITS |= {f"{_letter}b": 1000**_power, f"{_letter}ib": 1024**_power}
+_SIZE = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{0,18})?)\s*([A-Za-z]*)\s*")
+
+
+def read_bytes(size: int | str, what: str) -> int:
+    """How many bytes a size is; GB are 10⁹ of them, GiB 2³⁰.
+
+    Raises:
+        PlanError: text that is no size, or a number that is negative or not whole.
+
+    >>> read_bytes("1.5 KiB", "memory"), read_bytes("80GB", "memory"), read_bytes(7, "memory")
+    (1536, 80000000000, 7)
+    """
+    if not isinstance(size, str):
+        require_amount(size, what)
+        return size
+    parts = _SIZE.fullmatch(size)
+    unit = _UNITS.get(parts[2].lower()) if parts else None
+    if parts is None or unit is None:
+        raise PlanError(f"{what} is {size!r:.40}: write it like 80GB, 512MiB or 1000")
+    return round(float(parts[1]) * unit)

@@ -1,0 +1,1 @@
+"""What `partita.planning.search` is made of; see there."""

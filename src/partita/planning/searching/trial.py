@@ -1,0 +1,177 @@
+"""One combination that a search tries: a layout, cuts, what is recomputed, and an order of passes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from partita.planning._cuts import Cuts
+from partita.planning.cluster import Cluster
+from partita.planning.generators._problem import Problem, scheduling_problem
+from partita.planning.recompute import Regions, recompute_options, recomputed_cost
+from partita.planning.searching.clock import Pass, Rows, has_backward, overflow, run_rows
+from partita.planning.searching.layouts import Layout
+from partita.planning.stage_cost import StageCost
+from partita.planning.units import CostModel
+
+__all__ = ["Case", "Trial"]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What is tried, and what came of it.
+
+    Attributes:
+        name: of the schedule.
+        layout: which rank has which stage.
+        cuts: the places of all borders, ends included.
+        regions: for each stage, what it recomputes.
+        rows: for each rank its passes.
+        end_s: when the step ends; infinite where it never does.
+        total_s: the ends of all ranks added up.
+        over: for each rank, by how many bytes its memory is exceeded; 0 or less where it fits.
+    """
+
+    name: str
+    layout: Layout
+    cuts: Cuts
+    regions: tuple[Regions, ...]
+    rows: Rows
+    end_s: float
+    total_s: float
+    over: tuple[float, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether no rank exceeds its memory."""
+        return max(self.over) <= 0
+
+    @property
+    def key(self) -> tuple[float, float, float]:
+        """The smaller, the better: first what exceeds the memory, then time."""
+        return max(*self.over, 0.0), float(f"{self.end_s:.10g}"), self.total_s
+
+
+class Case:
+    """What is to be planned. Costs of stages are worked out once."""
+
+    def __init__(
+        self, costs: CostModel, cluster: Cluster, microbatches: int, parameter_copies: float, recompute: bool
+    ) -> None:
+        self.costs = costs
+        self.cluster = cluster
+        self.microbatches = microbatches
+        self.parameter_copies = parameter_copies
+        self.recompute = recompute
+        self._stages: dict[tuple[int, int, Regions], StageCost] = {}
+        self._options: dict[tuple[int, int], list[Regions]] = {}
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether any rank has a limit of memory."""
+        return any(self.cluster.memory(rank) is not None for rank in range(self.cluster.ranks))
+
+    def stage(self, start: int, end: int, regions: Regions = ()) -> StageCost:
+        """The cost of the stage between two places."""
+        key = (start, end, regions)
+        cost = self._stages.get(key)
+        if cost is None:
+            cost = self._stages[key] = recomputed_cost(
+                self.costs, start, end - 1, regions, self.parameter_copies
+            )
+        return cost
+
+    def options(self, start: int, end: int) -> list[Regions]:
+        """What the stage between two places may recompute, nothing included."""
+        options = self._options.get((start, end))
+        if options is None:
+            options = list(recompute_options(self.costs, start, end - 1)) if self.recompute else [()]
+            self._options[start, end] = options
+        return options
+
+    def stages(self, cuts: Cuts, regions: Sequence[Regions] | None = None) -> list[StageCost]:
+        """The cost of each stage."""
+        if regions is None:
+            return [self.stage(start, end) for start, end in pairwise(cuts)]
+        return [self.stage(*ends, chosen) for ends, chosen in zip(pairwise(cuts), regions, strict=True)]
+
+    def problem(self, layout: Layout, cuts: Cuts, regions: Sequence[Regions] | None = None) -> Problem:
+        """What has to be scheduled."""
+        stages = self.stages(cuts, regions)
+        return scheduling_problem(stages, layout.stage_ranks, self.microbatches, self.cluster)
+
+    def timed(
+        self, name: str, layout: Layout, cuts: Cuts, rows: Rows, regions: tuple[Regions, ...] | None = None
+    ) -> Trial:
+        """The trial of these rows; where they exceed the memory, as little as will do is recomputed."""
+        nothing: tuple[Regions, ...] = ((),) * (len(cuts) - 1)
+        chosen = nothing if regions is None else regions
+        problem = self.problem(layout, cuts, chosen)
+        over = overflow(problem, rows) if self.is_limited else [0.0] * len(rows)
+        if max(over) > 0 and self.recompute:
+            chosen = self._regions_that_fit(layout, cuts, rows, chosen, over)
+            problem = self.problem(layout, cuts, chosen)
+            over = overflow(problem, rows)
+        timing = run_rows(problem, rows)
+        end_s, total_s = (float("inf"),) * 2 if timing is None else (timing.end_s, timing.total_s)
+        return Trial(name, layout, cuts, chosen, rows, end_s, total_s, tuple(over))
+
+    def _regions_that_fit(
+        self,
+        layout: Layout,
+        cuts: Cuts,
+        rows: Rows,
+        regions: tuple[Regions, ...],
+        over: Sequence[float],
+    ) -> tuple[Regions, ...]:
+        """On each rank that holds too much, stage by stage, the cheapest option that will do."""
+        chosen = list(regions)
+        stage_ranks = layout.stage_ranks
+        for rank in (rank for rank, excess in enumerate(over) if excess > 0):
+            for stage in (stage for stage, at in enumerate(stage_ranks) if at == rank):
+                ends = cuts[stage], cuts[stage + 1]
+                rated = []
+                for option in self.options(*ends):
+                    chosen[stage] = option
+                    excess = self._excess(layout, cuts, chosen, rows[rank], rank)
+                    rated.append((max(excess, 0.0), self.stage(*ends, option).recompute_s, option))
+                least = min(rated)
+                chosen[stage] = least[2]
+                if not least[0]:
+                    break
+        return tuple(chosen)
+
+    def _excess(
+        self, layout: Layout, cuts: Cuts, regions: Sequence[Regions], row: Sequence[Pass], rank: int
+    ) -> float:
+        """By how many bytes one row exceeds the memory of its rank."""
+        limit = self.cluster.memory(rank)
+        return 0.0 if limit is None else self._peak(layout, cuts, regions, row, rank) - limit
+
+    def peaks(self, layout: Layout, cuts: Cuts, regions: Sequence[Regions], rows: Rows) -> tuple[int, ...]:
+        """For each rank, the most bytes that it holds."""
+        return tuple(self._peak(layout, cuts, regions, row, rank) for rank, row in enumerate(rows))
+
+    def _peak(
+        self, layout: Layout, cuts: Cuts, regions: Sequence[Regions], row: Sequence[Pass], rank: int
+    ) -> int:
+        during: dict[int, tuple[int, int, int, int]] = {}
+        after: dict[int, tuple[int, int, int, int]] = {}
+        current, trains = 0, has_backward(row)
+        for stage, at in enumerate(layout.stage_ranks):
+            if at == rank:
+                cost = self.stage(cuts[stage], cuts[stage + 1], regions[stage])
+                kept, left = cost.activation_bytes, cost.weight_bytes
+                backward = cost.recompute_bytes + cost.backward_workspace_bytes
+                forward = kept + cost.forward_workspace_bytes
+                during[stage] = (forward, backward, cost.backward_workspace_bytes, backward)
+                after[stage] = (kept if trains else 0, left - kept, -left, -kept)
+                current += cost.static_bytes
+        most = current
+        for kind, stage, _ in row:
+            peak = current + during[stage][kind]
+            if peak > most:
+                most = peak
+            current += after[stage][kind]
+        return most

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from partita._torch.operators.fused_attention import FusedAttention
+from partita._torch.tensors.live_bytes import LiveBytes
+
+ATTENTION = functional.scaled_dot_product_attention
+
+
+def meta(*sizes: int) -> torch.Tensor:
+    return torch.empty(*sizes, device="meta", requires_grad=True)
+
+
+def test_the_scores_are_not_kept() -> None:
+    q = meta(1, 2, 512, 8)
+    with FusedAttention(), LiveBytes() as live:
+        result = ATTENTION(q, q, q)
+        assert live.most < 512 * 512 * 4
+        assert live.now() == q.nbytes + 2 * 512 * 4  # the result, and one number a row
+        result.sum().backward()
+    assert q.grad is not None
+    assert q.grad.shape == q.shape
+
+
+def test_the_operator_of_a_captured_graph_is_taken_too() -> None:
+    q = meta(1, 2, 512, 8)
+    with FusedAttention(), LiveBytes() as live:
+        result = torch.ops.aten.scaled_dot_product_attention.default(q, q, q, None, 0.1, True)
+        assert live.most < 512 * 512 * 4
+    assert result.requires_grad
+
+
+def test_keys_that_serve_several_queries_are_not_repeated() -> None:
+    q, k, v = meta(1, 8, 16, 4), meta(1, 2, 16, 4), meta(1, 2, 16, 4)
+    with FusedAttention(), LiveBytes() as live:
+        result = ATTENTION(q, k, v, enable_gqa=True)
+        assert live.now() == q.nbytes + 8 * 16 * 4
+    result.sum().backward()
+    assert k.grad is not None
+    assert k.grad.shape == k.shape
+
+
+def test_what_has_memory_or_another_shape_is_computed_by_torch() -> None:
+    q = torch.randn(1, 2, 8, 4)
+    with FusedAttention():
+        assert torch.equal(ATTENTION(q, q, q), torch.nn.functional.scaled_dot_product_attention(q, q, q))
+        assert ATTENTION(meta(1, 2, 8, 4), meta(1, 2, 6, 4), meta(1, 2, 6, 3)).shape == (1, 2, 8, 3)
+        assert ATTENTION(meta(8, 4), meta(6, 4), meta(6, 4)).shape == (8, 4)
+
+
+def test_a_mask_that_is_learned_gets_its_gradient() -> None:
+    q, bias = meta(1, 2, 8, 4), meta(1, 2, 8, 8)
+    with FusedAttention():
+        ATTENTION(q, q, q, attn_mask=bias).sum().backward()
+    assert bias.grad is not None
+    assert bias.grad.shape == bias.shape

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from partita._torch.tensors.value_hash import same_hash, value_hash
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int8, torch.bool)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_other_values_have_another_hash(dtype: torch.dtype) -> None:
+    values = torch.tensor([0, 1, 1, 0, 1]).to(dtype)
+    other = torch.tensor([0, 1, 1, 0, 0]).to(dtype)
+    assert same_hash(value_hash(values), value_hash(values.clone()))
+    assert not same_hash(value_hash(values), value_hash(other))
+
+
+@pytest.mark.parametrize(
+    "tensor", [torch.zeros(0), torch.zeros(2, dtype=torch.complex64), torch.zeros(2, device="meta")]
+)
+def test_what_has_no_hash_is_not_compared(tensor: Tensor) -> None:
+    assert value_hash(tensor) is None
+    assert same_hash(None, value_hash(torch.ones(1)))
+
+
+def test_nobody_sees_it() -> None:
+    class Watch(TorchFunctionMode):
+        calls = 0
+
+        def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            self.calls += 1
+            return func(*args, **(kwargs or {}))
+
+    x = torch.ones(3, requires_grad=True)
+    with Watch() as watch:
+        first = value_hash(x)
+        assert same_hash(first, value_hash(x))
+    assert watch.calls == 0

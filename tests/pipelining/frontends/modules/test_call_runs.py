@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from partita.pipelining.frontends.modules.call_runs import CallRun, call_runs
+
+
+class Block(nn.Module):
+    def __init__(self, number: int, scale: float = 1.0) -> None:
+        super().__init__()
+        self.layer_idx, self.scale, self.layer = number, scale, nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, *, shift: float = 0.0) -> dict[str, Tensor]:
+        return {"x": self.layer(x) * self.scale + shift}
+
+
+class Model(nn.Module):
+    def __init__(self, *scales: float) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(number, scale) for number, scale in enumerate(scales))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x, shift=1.0)["x"]
+        return x
+
+
+def runs_of(model: nn.Module, x: Tensor, count: int) -> list[CallRun]:
+    wanted = [(f"blocks.{number}", 0) for number in range(count)]
+    calls = call_runs(model, (x,), {}, wanted, training=True)
+    return [calls[place] for place in wanted]
+
+
+def test_equal_blocks_share_a_run_whatever_their_number() -> None:
+    calls = runs_of(Model(1.0, 1.0, 1.0, 2.0), torch.randn(3, 8, requires_grad=True), 4)
+    assert calls[1].run is calls[2].run
+    assert calls[3].run is not calls[2].run
+
+
+def test_what_one_returns_is_what_the_next_takes() -> None:
+    first, second = runs_of(Model(1.0, 1.0), torch.randn(3, 8), 2)
+    assert first.outputs[0] == second.inputs[0]
+
+
+def test_a_call_can_be_run_again_on_what_it_was_given() -> None:
+    model, x = Model(2.0), torch.randn(3, 8)
+    (call,) = runs_of(model, x, 1)
+    assert torch.equal(call.run.call(*call.run.inputs)[0], model(x))
+    assert call.own_s > 0.0
+
+
+def test_only_wanted_calls_are_taken_down() -> None:
+    calls = call_runs(Model(1.0, 1.0), (torch.randn(2, 8),), {}, [("blocks.1", 0)], training=False)
+    assert list(calls) == [("blocks.1", 0)]

@@ -1,0 +1,120 @@
+"""What units keep, added up, is what a stage of the runtime really holds, however the model is cut."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from tests.pipelining.models import IN_PLACE, OUTPUTS, PLAIN, SKIP, TRANSFORMER, Case
+from torch import Tensor
+
+from partita._torch.tensors.live_bytes import LiveBytes
+from partita.pipelining import Pipe, pipeline
+from partita.pipelining.frontends.pipeline import measure_units
+from partita.pipelining.measuring.kept_memory import kept_memory
+from partita.pipelining.measuring.pass_memory import OutputMemory, PassMemory
+from partita.planning import plan_stages
+
+SAMPLES = 4
+
+
+@dataclass(frozen=True)
+class Values:
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+def memory(keeps: tuple[bool, ...], *outputs: OutputMemory | None, own: int = 0, left: int = 0) -> PassMemory:
+    return PassMemory(own, keeps, outputs, left, 0, 0)
+
+
+def test_a_value_counts_once_with_the_first_unit_that_keeps_it() -> None:
+    units = [Values(("x",), ("h",)), Values(("h",), ("a",)), Values(("h", "a"), ("y",))]
+    kept = kept_memory(
+        units,
+        [
+            memory((True,), OutputMemory(0, 100, None, True)),
+            memory((True,), OutputMemory(0, 10, None, False), own=1, left=2),
+            memory((True, True), OutputMemory(0, 7, None, False)),
+        ],
+        {"x": torch.empty(1000)},
+    )
+    assert kept.activations == (100, 1, 10 + 7)  # nobody keeps y, but it is there until B of the last stage
+    assert kept.entry == (100, 100)
+    assert kept.exit == (0, 10)
+    assert kept.left == (0, 2, 0)
+
+
+def test_the_models_inputs_are_the_callers_where_they_are_not_sent_on() -> None:
+    units = [Values(("x", "mask"), ("h",)), Values(("h", "mask"), ("y",))]
+    kept = kept_memory(
+        units,
+        [memory((True, False), OutputMemory(0, 8, None, False)), memory((False, True), None)],
+        {"x": torch.empty(4), "mask": torch.empty(16, dtype=torch.bool), "flag": True},
+    )
+    assert (kept.activations, kept.entry, kept.exit) == ((0, 0), (8 + 16,), (8,))
+
+
+def test_views_of_an_input_and_outputs_that_share_memory_count_once() -> None:
+    units = [Values(("x",), ("low", "high", "n")), Values(("low", "high"), ("view",)), Values(("view",), ())]
+    shared = OutputMemory(0, 64, None, False)
+    kept = kept_memory(
+        units,
+        [
+            memory((False,), shared, shared, None),
+            memory((False, False), OutputMemory(0, 64, 0, False)),
+            memory((True,)),
+        ],
+        {},
+    )
+    assert (kept.activations, kept.entry, kept.exit) == ((0, 0, 64), (0, 0), (64, 64))
+
+
+def test_a_unit_that_computes_nothing_keeps_nothing() -> None:
+    kept = kept_memory([Values((), ()), Values((), ())], [None, None], {})
+    assert (kept.activations, kept.left, kept.entry, kept.exit) == ((0, 0), (0, 0), (0,), (0,))
+
+
+def held(pipe: Pipe, case: Case) -> list[int]:
+    """What each stage holds after a forward pass, beside parameters and the caller's own tensors."""
+    args, kwargs, _ = case.data(SAMPLES)
+    first = pipe.build_stage(0)
+    values: dict[str, Tensor] = dict(first.accept(first.signature.flatten(args, kwargs), 0, train=True))  # type: ignore[attr-defined]
+    sizes = []
+    for index in range(pipe.num_stages):
+        stage = pipe.build_stage(index)
+        returned = stage.routes.result_names if stage.is_last else ()
+        names = {*stage.border.inputs, *(name for name in returned if name in values)}
+        taken = {name: values[name] for name in names}
+        with LiveBytes() as live:
+            if index:  # as they arrive from another rank
+                taken = {
+                    name: value.detach().clone().requires_grad_(value.requires_grad)
+                    for name, value in taken.items()
+                }
+            outputs = stage.forward(0, taken, train=True)
+            values |= {
+                name: value.detach().requires_grad_(value.requires_grad) for name, value in outputs.items()
+            }
+            del outputs, taken
+            sizes.append(live.now())
+    return sizes
+
+
+@pytest.mark.parametrize(
+    ("case", "stages"),
+    [
+        *((case, stages) for case in (PLAIN, SKIP, IN_PLACE, TRANSFORMER) for stages in (1, 2, 3)),
+        *((OUTPUTS, stages) for stages in (1, 2)),  # in between, early results count where they pass
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_units_add_up_to_what_a_stage_holds(case: Case, stages: int) -> None:
+    args, kwargs, _ = case.data(SAMPLES)
+    model = case.model()
+    costs = measure_units(model, args, kwargs, stages=stages, repeats=1, dynamic_shapes=False)
+    plan = plan_stages(costs, stages)
+    pipe = pipeline(model, args, kwargs, plan=plan, dynamic_shapes=False)
+    predicted = [costs.kept_bytes(stage.first_unit, stage.last_unit) for stage in plan.stages]
+    assert predicted == pytest.approx(held(pipe, case), rel=0.05)
