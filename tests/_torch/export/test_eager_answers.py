@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import functools
+import subprocess
+import sys
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling, is_exporting
 
 from partita._torch.export.eager_answers import eager_answers
 from partita.capture import capture
@@ -68,11 +71,51 @@ def test_a_cache_that_was_filled_before_keeps_what_it_has() -> None:
     assert _kept(3) is before
 
 
-def test_the_functions_are_put_back_after_a_failure() -> None:
-    asked = torch.compiler.is_exporting
+def test_the_functions_are_put_back_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.compiler, "_is_compiling_flag", True)
+    code = torch.compiler.is_compiling.__code__
     with pytest.raises(ZeroDivisionError), eager_answers():
-        raise ZeroDivisionError
-    assert torch.compiler.is_exporting is asked
+        _ = 1 / torch.compiler.is_compiling()
+    assert torch.compiler.is_compiling.__code__ is code
+    assert torch.compiler.is_compiling()
+
+
+def test_code_that_imported_the_question_by_name_is_answered_too() -> None:
+    class ByName(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 3 / 3 if is_compiling() or is_exporting() else x
+
+    targets = [node.target for node in capture(ByName(), (torch.ones(2),)).module.graph.nodes]
+    assert torch.ops.aten.mul.Tensor not in targets
+
+
+def test_an_answer_that_somebody_has_put_in_its_place_is_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = object()
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: mine)
+    closed = torch.compiler.is_compiling
+    with eager_answers():
+        assert torch.compiler.is_compiling is closed
+        assert closed() is mine
+
+
+_THEN_COMPILE = """
+import torch
+from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
+from partita.capture import capture
+
+class Attention(nn.Module):
+    def forward(self, x):
+        return flex_attention(x, x, x, score_mod=lambda score, b, h, q, k: score + (q - k))
+
+capture(Attention(), (torch.randn(2, 2, 16, 16),), prove=False)
+torch.compile(Attention(), backend="eager", fullgraph=True)(torch.randn(1, 1, 128, 16))
+"""
+
+
+def test_what_dynamo_meets_first_in_a_capture_compiles_whole_afterwards() -> None:
+    """Dynamo keeps what it knows of a function for the process's life: this one has to be new."""
+    subprocess.run([sys.executable, "-c", _THEN_COMPILE], check=True, timeout=120)
 
 
 def test_torch_itself_gets_the_true_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ keeps in a ``functools.lru_cache`` belong to the trace, so caches that were fill
 
 from __future__ import annotations
 
-import functools
 import sys
 import types
 from collections.abc import Callable, Collection, Iterator
@@ -44,27 +43,60 @@ def eager_answers(exempt: Collection[str] = ()) -> Iterator[None]:
     ...     torch.compiler.is_exporting()
     False
     """
-    before = {name: getattr(torch.compiler, name) for name in _QUESTIONS}
+    functions = [getattr(torch.compiler, name) for name in _QUESTIONS]
+    questions = [_Question(function) for function in functions if _is_plain(function)]
     caches = {id(cache): cache.cache_info().misses for cache in _caches()}
     try:
-        for name, function in before.items():
-            setattr(torch.compiler, name, _for_torch_only(function, exempt))
+        for question in questions:
+            question.answer_with(_for_torch_only(question.original(), exempt))
         torch._subclasses.__class__ = _Subclasses
         yield
     finally:
         torch._subclasses.__class__ = types.ModuleType
-        for name, function in before.items():
-            setattr(torch.compiler, name, function)
+        for question in questions:
+            question.put_back()
         for cache in _caches():
             if cache.cache_info().misses != caches.get(id(cache), 0):
                 cache.cache_clear()
 
 
+class _Question:
+    """A function of ``torch.compiler`` that can be made to answer something else.
+
+    The function itself stays: Dynamo knows it by identity, and keeps what it knows for the process's life, so
+    that one which had stood in its place while a model was traced would break every later graph. Code that
+    imported it by name is answered too.
+    """
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+        self._code, self._defaults = function.__code__, function.__defaults__
+
+    def original(self) -> Callable[[], bool]:
+        """Return a function that answers as this one did."""
+        return types.FunctionType(self._code, self._function.__globals__, argdefs=self._defaults)
+
+    def answer_with(self, answer: Callable[[], bool]) -> None:
+        """Answer with what ``answer`` returns."""
+        self._function.__code__, self._function.__defaults__ = _ask.__code__, (answer,)
+
+    def put_back(self) -> None:
+        self._function.__code__, self._function.__defaults__ = self._code, self._defaults
+
+
+def _is_plain(function: Any) -> bool:
+    """Return whether its code can be changed; what somebody has put in its place keeps its own answer."""
+    return isinstance(function, types.FunctionType) and not function.__closure__
+
+
+def _ask(answer: Callable[[], bool]) -> bool:
+    return answer()
+
+
 def _for_torch_only(function: Callable[[], bool], exempt: Collection[str]) -> Callable[[], bool]:
-    @functools.wraps(function)
     def answer() -> bool:
-        frame: FrameType | None = sys._getframe(1)
-        true = _of_torch(str(sys._getframe(1).f_globals.get("__name__", "")))
+        frame: FrameType | None = sys._getframe(2)
+        true = _of_torch(str(sys._getframe(2).f_globals.get("__name__", "")))
         for _ in range(_ASKERS):
             if true or frame is None:
                 break
