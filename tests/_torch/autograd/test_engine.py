@@ -80,7 +80,7 @@ def test_a_saved_tensor_with_a_hook_is_seen() -> None:
     assert is_opaque(checkpoint(linear, x, use_reentrant=False).grad_fn)
     with torch.autograd.graph.save_on_cpu():
         assert is_opaque(linear(x).grad_fn)
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.clone(), AsSaved()):
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: AsSaved.pack(tensor.clone()), AsSaved()):
         output = linear(x)
     assert not is_opaque(output.grad_fn)
     assert torch.equal(torch.autograd.grad(output.sum(), x)[0], linear.weight.sum(0).expand(2, -1))

@@ -17,7 +17,8 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from partita._torch.autograd.engine import hooks_made
+from partita._torch.autograd.engine import AsSaved, hooks_made
+from partita._torch.tensors.live_bytes import LiveBytes
 from partita.pipelining.stages.split_backward import input_pass
 
 WIDTH = 4
@@ -410,3 +411,50 @@ def test_a_group_normalisation_of_channels_last_goes_back() -> None:
     assert torch.equal(cut.gradients[0], x.grad)
     for parameter, other in zip(norm.parameters(), whole.parameters(), strict=True):
         assert torch.equal(parameter.grad, other.grad)
+
+
+def _forgetful() -> nn.Sequential:
+    """The input pass needs what the activations save; the weight pass the inputs of the linear layers."""
+    return nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Softmax(-1), nn.Tanh(), nn.Linear(64, 8), nn.GELU())
+
+
+def _bytes_around_the_input_pass(run: Callable[[nn.Module, Tensor], Tensor]) -> tuple[int, int]:
+    """What lives between F and I, and between I and W, of what these made; checks the gradients too."""
+    torch.manual_seed(0)
+    model, x = _forgetful(), torch.randn(16, 8, requires_grad=True)
+    expected = torch.autograd.grad(model(x).sum(), [x, *model.parameters()])
+    with LiveBytes() as live:
+        roots = [run(model, x)]
+        before = live.now() - roots[0].nbytes
+        half = input_pass(roots, [torch.ones(16, 8)], [x])
+        roots.clear()
+        (gradient,) = half.gradients
+        assert gradient is not None
+        assert torch.equal(gradient, expected[0])
+        after = live.now() - gradient.nbytes
+        half.weights.run()
+    assert all(torch.equal(p.grad, e) for p, e in zip(model.parameters(), expected[1:], strict=True))
+    return before, after
+
+
+def _with_hooks_that_give_back(model: nn.Module, x: Tensor) -> Tensor:
+    with torch.autograd.graph.saved_tensors_hooks(AsSaved.pack, AsSaved()):
+        return model(x)
+
+
+@pytest.mark.parametrize("run", [nn.Module.__call__, _with_hooks_that_give_back])
+def test_what_only_the_input_pass_needs_is_freed_after_it(run: Callable[[nn.Module, Tensor], Tensor]) -> None:
+    rows, wide, narrow = 16, 64, 8
+    before, after = _bytes_around_the_input_pass(run)
+    # GELU's and Softmax's input or output, Tanh's output (the second linear's input); the last GELU's input
+    assert before == 4 * rows * (3 * wide + narrow)
+    # Tanh's output (the model's own input is not its own), and what arrived at both linear layers
+    assert after == 4 * rows * (wide + wide + narrow)
+
+
+def test_a_graph_of_which_parts_were_freed_says_so() -> None:
+    model, x = _forgetful(), torch.randn(2, 8, requires_grad=True)
+    output = model(x)
+    input_pass([output], [torch.ones_like(output)], [x])
+    with pytest.raises(RuntimeError, match="go backward through a microbatch's graph once"):
+        output.sum().backward()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
 
@@ -21,6 +21,7 @@ __all__ = [
     "hooks_paused",
     "is_opaque",
     "leaf_of",
+    "let_go_of_saved",
     "run_backward",
     "sequence_number",
     "watch_gradient",
@@ -37,10 +38,21 @@ _NEVER_IN_PART = ("NativeGroupNormBackward0",)
 
 
 class AsSaved:
-    """For ``torch.autograd.graph.saved_tensors_hooks``: gives back what was packed, so it may run twice."""
+    """For ``torch.autograd.graph.saved_tensors_hooks``: gives back what `pack` has packed, so it may run
+    twice.
+    """
 
-    def __call__(self, tensor: Tensor) -> Tensor:
-        return tensor
+    @staticmethod
+    def pack(tensor: Tensor) -> list[Tensor]:
+        """Return what autograd is to keep for ``tensor``."""
+        return [tensor]
+
+    def __call__(self, packed: Any) -> Tensor:
+        return packed[0] if packed else _freed(packed)
+
+    def let_go(self, packed: Any) -> None:
+        """Free what was packed: its node does not run again."""
+        packed.clear()
 
 
 def run_backward(
@@ -91,6 +103,34 @@ def is_opaque(node: Node) -> bool:
     if isinstance(node, BackwardCFunction) or type(node).__name__ in ("CppFunction", *_NEVER_IN_PART):
         return True
     return any(_is_hooked(getattr(node, name)) for name in _saved_names(type(node)))
+
+
+def let_go_of_saved(node: Node) -> None:
+    """Free the tensors that a node has saved, as a backward pass does that does not keep the graph.
+
+    The node can't run again. What hooks of others have packed is theirs, and stays.
+    """
+    for name in _saved_names(type(node)):
+        saved = getattr(node, name)
+        for one in saved if isinstance(saved, (tuple, list)) else (saved,):
+            hook = getattr(one, "unpack_hook", None)
+            if hook is None:
+                # what is freed already, or was None, says so in this way only
+                with suppress(RuntimeError):
+                    one.register_hooks(_nothing, _freed)
+            elif isinstance(hook, AsSaved):
+                hook.let_go(one.data)
+
+
+def _nothing(_: Tensor) -> None:
+    return None
+
+
+def _freed(_: object) -> Tensor:
+    raise RuntimeError(
+        "a tensor that the backward pass of inputs needed was freed after it: go backward through a "
+        "microbatch's graph once"
+    )
 
 
 def accumulates_inside(node: Node) -> bool:

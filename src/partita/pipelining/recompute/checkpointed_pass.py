@@ -147,6 +147,9 @@ class _Recalled(AsSaved):
         tensor: Tensor = saved.recalled()
         return tensor
 
+    def let_go(self, saved: Any) -> None:
+        saved.tensor = None
+
 
 class _OnDemand:
     """Autograd's access to what is computed when it is asked for, and dropped when it has been."""

@@ -9,7 +9,13 @@ from typing import cast
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from partita._torch.autograd.engine import accumulates_inside, is_opaque, leaf_of, sequence_number
+from partita._torch.autograd.engine import (
+    accumulates_inside,
+    is_opaque,
+    leaf_of,
+    let_go_of_saved,
+    sequence_number,
+)
 
 __all__ = ["AutogradCut", "AutogradGraph", "Catch"]
 
@@ -96,6 +102,12 @@ class AutogradCut:
         self.early = [graph.leaves[node] for node in self._early]
         self.frontier = list(self._weight_children)
         self.private = self._find_private()
+
+    def let_go_of_saved(self) -> None:
+        """I has run: free what autograd has saved for it, but for what W needs as well."""
+        for node, nexts in self._graph.order:
+            if nexts and self.leads[node] and node not in self._weight_children:
+                let_go_of_saved(node)
 
     def branches(self, node: Node) -> list[GradientEdge]:
         """The edges, each once, from a node on the frontier to what W runs."""

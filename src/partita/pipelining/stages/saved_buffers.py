@@ -56,12 +56,12 @@ class SavedBuffers:
         before = {key: times_written(buffer) for key, buffer in buffers.items()}
         saved: set[int] = set()
 
-        def pack(tensor: Tensor) -> Tensor:
+        def pack(tensor: Tensor) -> list[Tensor]:
             key = storage_key(tensor)
-            if key not in buffers:
-                return tensor
-            saved.add(key)
-            return copied(tensor.detach())
+            if key in buffers:
+                saved.add(key)
+                tensor = copied(tensor.detach())
+            return AsSaved.pack(tensor)
 
         with torch.autograd.graph.saved_tensors_hooks(pack, AsSaved()):
             yield

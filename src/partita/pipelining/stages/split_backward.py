@@ -138,6 +138,8 @@ def input_pass(
                 accumulate=False,
                 keep_graph=bool(catches),
             )
+    if catches:
+        cut.let_go_of_saved()
     remaining = iter(computed)
     gradients, shares = list(islice(remaining, len(leaves))), list(islice(remaining, len(shared)))
     # W: roots that lead to weights alone, weights whose gradients are there already, and the caught nodes
