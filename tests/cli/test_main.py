@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -23,7 +26,44 @@ def test_the_version_is_printed() -> None:
 def test_help_lists_the_commands() -> None:
     result = partita("--help")
     assert result.returncode == 0
-    assert "demo" in result.stdout
+    for name in ("bench", "convert", "demo", "explain", "plan", "simulate"):
+        assert f"│ {name} " in result.stdout
+
+
+def test_python_m_partita_calls_itself_partita() -> None:
+    assert "Usage: partita simulate [OPTIONS]" in partita("simulate", "--help").stdout
+
+
+def test_completion_is_installed_and_completes_commands_and_values(tmp_path: Path) -> None:
+    # As `python -m partita` the installed file was for a command of that name, which no shell can complete.
+    script = tmp_path / "bin" / "partita"
+    script.parent.mkdir()
+    script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m partita "$@"\n')
+    script.chmod(0o755)
+    path = f"{script.parent}{os.pathsep}{os.environ['PATH']}"
+
+    def bash(*lines: str) -> str:
+        result = subprocess.run(
+            ["bash", "-c", "\n".join(lines)],
+            env={**os.environ, "HOME": str(tmp_path), "PATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    assert "bash completion installed" in bash(
+        f"{shlex.quote(sys.executable)} -m partita --install-completion", "exit $?"
+    )
+    completions = bash(
+        'source "$HOME/.bash_completions/partita.sh"',
+        "COMP_WORDS=(partita si) COMP_CWORD=1; _partita_completion partita; echo ${COMPREPLY[@]}",
+        "COMP_WORDS=(partita simulate --schedule ZB) COMP_CWORD=3; _partita_completion partita",
+        "echo ${COMPREPLY[@]}",
+    )
+    assert completions.splitlines() == ["simulate", "ZBH1 ZBH2 ZB2p ZBVZeroBubble"]
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def _root(
     """Cuts a PyTorch model's graph into pieces, runs them, and proves that they do what the whole did."""
 
 
-for _name in ("bench", "demo", "explain", "plan", "simulate"):
+for _name in ("bench", "convert", "demo", "explain", "plan", "simulate"):
     app.command(_name)(getattr(import_module(f"partita.cli.{_name}"), _name))
 
 
@@ -42,7 +42,7 @@ def main() -> None:
     """
     console = Console(stderr=True)
     try:
-        app()
+        app(prog_name="partita")  # under `python -m partita` too, so that a shell can complete it
     except PartitaError as error:
         console.print(f"[bold red]{type(error).__name__}[/]: ", end="")
         console.print(str(error), markup=False, highlight=False, soft_wrap=True)

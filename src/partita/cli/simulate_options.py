@@ -15,6 +15,7 @@ from partita.cli.schedule_cases import (
     cases_from_times,
     schedule_kinds,
 )
+from partita.cli.schedule_file import read_schedule_file
 from partita.cli.step_report import step_report
 from partita.errors import UsageError
 from partita.planning import Cluster, Plan, Schedule, validate
@@ -146,12 +147,8 @@ class SimulateOptions:
         """A plan, or a schedule."""
         if self.stages is not None:
             raise UsageError(f"--stages is given with {path}, which has its own: leave it out")
-        text = _read(path)
-        if not text.lstrip().startswith("{"):
-            return self._of_schedule(Schedule.from_csv(text, name=path.stem))
-        if '"partita.schedule"' in text[:200]:
-            return self._of_schedule(Schedule.from_json(text))
-        return self._of_plan(Plan.from_json(text), path)
+        read = read_schedule_file(path)
+        return self._of_plan(read, path) if isinstance(read, Plan) else self._of_schedule(read)
 
     def _of_schedule(self, schedule: Schedule) -> SimulationSubject:
         if self.schedule is not None or self.microbatches is not None:
@@ -202,12 +199,3 @@ class SimulateOptions:
 
     def _cluster(self, ranks: int) -> Cluster:
         return Cluster(ranks, latency_s=0.0 if self.comm is None else parse_seconds(self.comm, "--comm"))
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{path} can't be read ({error.strerror}): give a plan or a schedule") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is no text ({error.reason}): give a plan or a schedule") from error
