@@ -60,7 +60,7 @@ def test_errors_travel_between_processes(error: errors.PartitaError) -> None:
 
 INTERNAL = {
     "checked_reader.py": "becomes a CheckpointError that names the file",
-    "weight_files.py": "becomes a CheckpointError that names the index",
+    "safetensors_files.py": "becomes a CheckpointError that names the index",
     "savers.py": "travels to the ranks that wait, where it becomes a CheckpointError",
     "waiters.py": "becomes the failure of the comm",
     "connections.py": "is told as a rank that is gone",

@@ -72,6 +72,7 @@ COVERED_BY = {
     "pipelining/checkpoints/aliased_writer.py": "pipelining/checkpoints/test_savers.py",
     "pipelining/checkpoints/checkpoint_source.py": "pipelining/checkpoints/test_checkpoint.py",
     "pipelining/checkpoints/manifest_writer.py": "pipelining/checkpoints/test_writer_thread.py",
+    "pipelining/checkpoints/pretrained/safetensors_files.py": "pipelining/checkpoints/test_weight_files.py",
     "pipelining/checkpoints/staging.py": "pipelining/checkpoints/test_snapshots.py",
     "pipelining/frontends/cuts/plan_request.py": "pipelining/test_from_plan_to_run.py",
     "pipelining/frontends/cuts/recompute_option.py": "pipelining/test_recompute.py",

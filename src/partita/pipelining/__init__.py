@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from partita.pipelining.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from partita.pipelining.checkpoints.latest import latest_checkpoint
+from partita.pipelining.checkpoints.pretrained.export_pretrained import export_pretrained
+from partita.pipelining.checkpoints.pretrained.import_pretrained import import_pretrained
 from partita.pipelining.checkpoints.snapshots import Snapshots
 from partita.pipelining.checkpoints.state_report import state_report
 from partita.pipelining.checkpoints.weight_files import load_safetensors
@@ -73,7 +75,9 @@ __all__ = [
     "build_stage",
     "clear_split_points",
     "clip_grad_norm_",
+    "export_pretrained",
     "get_schedule_class",
+    "import_pretrained",
     "keyed_graph",
     "latest_checkpoint",
     "load_checkpoint",

@@ -14,7 +14,7 @@ from tests.pipelining.running import assert_equal
 from torch import Tensor, nn
 
 from partita.errors import CheckpointError
-from partita.pipelining.checkpoints import weight_files
+from partita.pipelining.checkpoints.pretrained.safetensors_files import SafetensorsFiles
 from partita.pipelining.checkpoints.weight_files import load_safetensors
 
 
@@ -60,11 +60,11 @@ def test_only_the_stages_own_tensors_are_read(tmp_path: Path, monkeypatch: pytes
     index = in_shards(values(), tmp_path)
     stage = stages_of(3, seed=5)[0][1].module
     read: list[str] = []
-    original = weight_files._Files.read
+    original = SafetensorsFiles.read
     monkeypatch.setattr(
-        weight_files._Files,
+        SafetensorsFiles,
         "read",
-        lambda self, item, device: (read.append(item.key), original(self, item, device))[1],
+        lambda self, key, device: (read.append(key), original(self, key, device))[1],
     )
     load_safetensors(stage, index)
     assert sorted(read) == sorted(stage.state_dict())

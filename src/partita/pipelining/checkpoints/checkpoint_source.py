@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.tensor import DTensor
 
+from partita._torch.distributed.checkpoint_metadata import storage_place
 from partita._torch.tensors.storage import has_memory
 from partita.errors import CheckpointError, PartitaError
 from partita.listing import listed
@@ -23,13 +25,22 @@ from partita.pipelining.checkpoints.replicas import under
 from partita.pipelining.checkpoints.torch_messages import quiet_alone, reason
 from partita.pipelining.stages.state_of_stage import StateValue, is_opaque
 
-__all__ = ["EXTRA", "CheckpointSource", "Incoming"]
+__all__ = ["EXTRA", "CheckpointSource", "Incoming", "StoredTensor"]
 
 Incoming = list[tuple[Tensor, Tensor]]
 """Tensors of a model, each with its new value."""
 
 EXTRA = "partita_extra"
 """The section of the user's own values."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor of a checkpoint: its shape, its dtype, and where its bytes lie, by which ties are known."""
+
+    size: torch.Size
+    dtype: torch.dtype
+    bytes_at: frozenset[tuple[str, int, int]]
 
 
 class CheckpointSource:
@@ -55,6 +66,21 @@ class CheckpointSource:
         self.identity = self._reader.identity
         manifest = self._reader.manifest
         self.steps = None if manifest is None else manifest.steps
+
+    def tensors(self) -> dict[str, StoredTensor]:
+        """All tensors of the checkpoint, of all its sections, by their names in it."""
+        places: dict[str, set[tuple[str, int, int]]] = {}
+        for index, info in self._reader.read_metadata().storage_data.items():
+            places.setdefault(index.fqn, set()).add(storage_place(info))
+        return {
+            name: StoredTensor(value.size, value.properties.dtype, frozenset(places.get(name, ())))
+            for name, value in self._there.items()
+            if isinstance(value, TensorStorageMetadata)
+        }
+
+    def values_without_shape(self) -> list[str]:
+        """The names of what is no tensor, of all sections."""
+        return [name for name, value in self._there.items() if not isinstance(value, TensorStorageMetadata)]
 
     def find(
         self, state: Sequence[StateValue], key: str, *, cast: bool
