@@ -22,7 +22,7 @@ LAYERS = (
     ("runtime",),
     ("ddp", "pipelining", "cudagraphs", "fsdp"),
     ("reporting",),
-    ("demo",),
+    ("demo", "integrations"),
     ("cli",),
     ("__main__",),
 )
