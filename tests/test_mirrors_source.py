@@ -59,6 +59,7 @@ COVERED_BY = {
     "graph/node_effect.py": "graph/test_effects.py",
     "graph/operators.py": "graph/test_truth.py",
     "graph/storages.py": "graph/test_effects.py",
+    "integrations/refused_arguments.py": "integrations/test_transformers.py",
     "pipelining/_backward.py": "pipelining/test_torchs_names.py",
     "pipelining/_utils.py": "pipelining/test_torchs_names.py",
     "pipelining/blocks/cut.py": "pipelining/frontends/modules/test_frontend.py",

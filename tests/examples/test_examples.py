@@ -44,14 +44,22 @@ def _run(script: Path, processes: int = 2) -> str:
 
 
 def test_there_are_examples() -> None:
-    assert {script.name for script in SCRIPTS} == {"gpt.py", "planned.py", "translation_hf.py", "unet.py"}
+    assert {script.name for script in SCRIPTS} == {
+        "gpt.py",
+        "planned.py",
+        "trainer_hf.py",
+        "translation_hf.py",
+        "unet.py",
+    }
 
 
 @pytest.mark.timeout(LIMIT_S + 10)
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 def test_an_example_ends_equal_to_the_uncut_model(script: Path) -> None:
-    if script.stem.endswith("_hf") and importlib.util.find_spec("transformers") is None:
-        pytest.skip("transformers is not installed: pip install 'partita[hf]'")
+    needs = {"trainer_hf": ("transformers", "accelerate"), "translation_hf": ("transformers",)}
+    for name in needs.get(script.stem, ()):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed: pip install 'partita[hf]'")
     text = _run(script)
     assert text.count("equal to the uncut model's, bit for bit") == 2
     assert "loss" in text
