@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from partita.cli.user_file import Built
 from partita.errors import UsageError
 
-__all__ = ["HuggingFaceModel", "build_hugging_face"]
+__all__ = ["LONGEST_SEQUENCE", "HuggingFaceModel", "build_hugging_face"]
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _HEADS = (
@@ -30,7 +30,7 @@ _HEADS = (
     "MODEL_MAPPING",
 )
 """Where a class is looked for, in this order; the names are those of ``transformers``."""
-_LONGEST_SEQUENCE = 4096
+LONGEST_SEQUENCE = 4096
 _OF_WHOLE_SAMPLES = ("ForSequenceClassification", "ForImageClassification", "ForAudioClassification")
 """Classes by the ends of their names, whose labels are one number a sample."""
 _WAY_OUT = "give a folder with config.json, --config-json FILE, or a type with --set, such as hf:llama"
@@ -49,8 +49,9 @@ class HuggingFaceModel:
         architecture: name of a class of ``transformers``; None for the configuration's first, or the one with
             a loss for language or images.
         batch: samples in a microbatch.
-        sequence: tokens in a sample; None for the model's own longest, 4096 at most.
+        sequence: tokens in a sample; None for the model's own longest, `longest` at most.
         dtype: ``bfloat16``, ``float16`` or ``float32``; None for the configuration's, or bfloat16.
+        longest: tokens in a sample where `sequence` is None and the model allows as many.
     """
 
     place: str | None = None
@@ -61,6 +62,7 @@ class HuggingFaceModel:
     batch: int = 1
     sequence: int | None = None
     dtype: str | None = None
+    longest: int = LONGEST_SEQUENCE
 
     def __post_init__(self) -> None:
         if self.dtype is not None and self.dtype not in _DTYPES:
@@ -278,7 +280,7 @@ def _inputs(
         pixels = _image_shape(config)
         inputs = {kind: torch.zeros(model.batch, *pixels, dtype=dtype, device=device)}
     elif kind == "input_ids":
-        length = _sequence(config, model.sequence)
+        length = _sequence(config, model.sequence, model.longest)
         inputs = {kind: torch.zeros(model.batch, length, dtype=torch.long, device=device)}
     else:
         raise UsageError(f"{name} takes {kind}: write a function that returns (model, args, kwargs)")
@@ -297,13 +299,13 @@ def _image_shape(config: Any) -> tuple[int, int, int]:
     return getattr(config, "num_channels", 3), height, width
 
 
-def _sequence(config: Any, sequence: int | None) -> int:
+def _sequence(config: Any, sequence: int | None, most: int) -> int:
     text = config.get_text_config()
     longest = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
     if not isinstance(longest, int) or longest < 1:
-        return _LONGEST_SEQUENCE if sequence is None else sequence
+        return most if sequence is None else sequence
     if sequence is None:
-        return min(longest, _LONGEST_SEQUENCE)
+        return min(longest, most)
     if sequence > longest:
         raise UsageError(
             f"--sequence is {sequence}, more than the {longest} positions of the model: give at most as "

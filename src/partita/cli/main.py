@@ -31,7 +31,7 @@ def _root(
     """Cuts a PyTorch model's graph into pieces, runs them, and proves that they do what the whole did."""
 
 
-for _name in ("bench", "convert", "demo", "explain", "plan", "simulate"):
+for _name in ("bench", "convert", "demo", "explain", "plan", "simulate", "verify"):
     app.command(_name)(getattr(import_module(f"partita.cli.{_name}"), _name))
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from partita._torch.containers.pytree import tree_map
-from partita.cli.hugging_face import HuggingFaceModel, build_hugging_face
+from partita.cli.hugging_face import LONGEST_SEQUENCE, HuggingFaceModel, build_hugging_face
 from partita.cli.user_file import Built, build_from
 from partita.errors import UsageError
 
@@ -64,6 +64,8 @@ def choose_source(
     batch: int | None = None,
     sequence: int | None = None,
     dtype: str | None = None,
+    *,
+    longest: int = LONGEST_SEQUENCE,
 ) -> ModelSource:
     """Find out what was named, from options as typed. Nothing is imported or built yet.
 
@@ -100,6 +102,7 @@ def choose_source(
         1 if batch is None else batch,
         sequence,
         dtype,
+        longest,
     )
     title = model.place or model.model_type or str(config_json)
     return ModelSource(", ".join([title, *settings]), hugging_face=model)

@@ -20,7 +20,7 @@ from partita.planning.searching.layouts import Layout
 from partita.planning.searching.trial import Case
 from partita.planning.units import CostModel
 
-__all__ = ["plan_stages"]
+__all__ = ["plan_stages", "too_many_stages"]
 
 _MOST_TIMED, _MOST_PASSES = 400, 2_000_000
 """So often the step may be timed, and so many passes in all."""
@@ -144,10 +144,15 @@ def _check_stages(costs: CostModel, stages: int) -> None:
             if costs.borders is None
             else f"{most - 1} borders where a cut is allowed"
         )
-        raise InfeasiblePlan(
-            f"{stages} stages were asked for, but this model can be cut into at most {most} ({why}): "
-            f"ask for {most} or fewer, or measure its costs by smaller units"
-        )
+        raise too_many_stages(stages, most, why)
+
+
+def too_many_stages(stages: int, most: int, why: str) -> InfeasiblePlan:
+    """The error for more stages than a model can be cut into."""
+    return InfeasiblePlan(
+        f"{stages} stages were asked for, but this model can be cut into at most {most} ({why}): "
+        f"ask for {most} or fewer, or measure its costs by smaller units"
+    )
 
 
 def _ranks(kind: ScheduleKind, stages: int, cluster: Cluster | None) -> int:

@@ -134,12 +134,17 @@ def test_two_split_points_on_one_place_are_one_cut() -> None:
     assert pipe.num_stages == 2
 
 
-def test_too_many_stages_name_the_limit() -> None:
+@pytest.mark.parametrize("frontend", ["export", "modules"])
+def test_too_many_stages_name_the_limit_before_anything_is_measured(
+    frontend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, args = _example(PLAIN)
+    for module in ("pipeline.cost_model", "modules.frontend.block_costs"):
+        monkeypatch.setattr(f"partita.pipelining.frontends.{module}", None)
     with pytest.raises(
         InfeasiblePlan, match="99 stages were asked for, but this model can be cut into at most"
     ):
-        pipeline(model, args, stages=99)
+        pipeline(model, args, stages=99, frontend=frontend)
 
 
 def test_a_plan_for_another_model_is_refused() -> None:

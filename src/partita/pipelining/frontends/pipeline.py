@@ -206,6 +206,7 @@ def _planned(
     """The plan, made here where there is none yet, its cuts, and where its units end."""
     ready = request.ready
     ends, names = _units(whole, None if ready else request.least_units, ready)
+    request.check_units(len(names))
     plan = ready or request.planned(lambda: cost_model(whole, ends, flat))
     cuts = planned_cuts(plan, names, ends)
     check_sizes(plan, whole, ends)

@@ -13,6 +13,7 @@ from partita.errors import ArgumentError, InfeasiblePlan, PlanError
 from partita.planning import Cluster, CostModel, Plan, plan_stages, search, stage_costs
 from partita.planning.plan_schedule import schedule_of
 from partita.planning.simulate import peak_bytes
+from partita.planning.stages import too_many_stages
 from partita.runtime import Comm, ProcessGroupComm
 from partita.runtime.publish_errors import publish_errors
 
@@ -85,6 +86,15 @@ class PlanRequest:
     def least_units(self) -> int | None:
         """How many units the costs must have at least."""
         return self.stages if self.plan is None else _MOST_STAGES * self._cluster.ranks
+
+    def check_units(self, units: int) -> None:
+        """Check the number of stages before units are measured, which takes long.
+
+        Raises:
+            InfeasiblePlan: there are fewer units.
+        """
+        if self.stages is not None and self.stages > units:
+            raise too_many_stages(self.stages, units, f"{units} units")
 
     def planned(self, measure: Callable[[], CostModel], *, whole_stages: bool = False) -> Plan:
         """Make the plan. Where ``torch.distributed`` is initialised this is collective: all ranks measure at

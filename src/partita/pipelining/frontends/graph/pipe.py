@@ -90,6 +90,11 @@ class GraphPipe(Pipe):
         self._find_loss(loss_spec, output, Named, partial(_starts_gradients, values))
         self.training = whole.training
 
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """What the graph was cut into, one piece a stage."""
+        return self._pieces
+
     def train(self, mode: bool = True) -> GraphPipe:
         """Set the mode of the pipe and of `whole`."""
         self.whole.train(mode)

@@ -146,6 +146,7 @@ def _planned(
         if plan is not None and names == planned_units(plan):
             break
     if plan is None:
+        request.check_units(len(names))
         plan = request.planned(lambda: block_costs(model, example, run(), count)[0], whole_stages=True)
     cuts = planned_cuts(plan, names, range(len(events)))
     return plan, [

@@ -1,0 +1,199 @@
+"""``partita verify``: a model, cut or compiled, compared with itself."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from partita.cli.cut_options import CutRequest
+from partita.cli.hugging_face_values import with_random_values
+from partita.cli.model_source import ModelSource, choose_source
+from partita.cli.progress import progress_bar
+from partita.cli.schedule_cases import stages_a_rank
+from partita.cli.user_file import Built
+from partita.cli.verify_checks import VerifyCheck, compare_compiled, compare_cut
+from partita.cli.verify_step_check import compare_step, step_schedule
+from partita.errors import UsageError
+from partita.planning import Schedule, get_schedule, schedule_names
+
+__all__ = ["verify"]
+
+_BACKENDS = ("aot_eager", "inductor")
+_TOKENS = 64
+"""So many of a sample where ``--sequence`` is not given: enough for a comparison."""
+
+
+def _complete_schedule(incomplete: str) -> list[str]:
+    return [name for name in schedule_names() if name.lower().startswith(incomplete.lower())]
+
+
+def _complete_backend(incomplete: str) -> list[str]:
+    return [name for name in _BACKENDS if name.startswith(incomplete)]
+
+
+def verify(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="FILE.py:NAME, a function that returns (model, args) or (model, args, kwargs); hf:TYPE or "
+            "hf:FOLDER with a config.json."
+        ),
+    ] = None,
+    stages: Annotated[int | None, typer.Option(help="Into how many stages to cut (default: 2).")] = None,
+    split_at: Annotated[
+        list[str] | None,
+        typer.Option(help="In place of it: a module at which a stage begins; can be given again."),
+    ] = None,
+    schedule: Annotated[
+        str | None,
+        typer.Option(help="The schedule of the step (default: 1F1B).", autocompletion=_complete_schedule),
+    ] = None,
+    microbatches: Annotated[
+        int | None, typer.Option(help="Microbatches of the step; 0 for none (default: 4).")
+    ] = None,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            "--compile",
+            help="Compare torch.compile with eager instead: aot_eager, or inductor.",
+            autocompletion=_complete_backend,
+        ),
+    ] = None,
+    rtol: Annotated[
+        float | None, typer.Option(help="With --compile: relative tolerance (inductor: by the dtype).")
+    ] = None,
+    atol: Annotated[
+        float | None, typer.Option(help="With --compile: absolute tolerance (inductor: by the dtype).")
+    ] = None,
+    config_json: Annotated[Path | None, typer.Option(help="A Hugging Face configuration.")] = None,
+    model_type: Annotated[str | None, typer.Option(help="A Hugging Face type, such as llama.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="name=value of the configuration; can be given again."),
+    ] = None,
+    architecture: Annotated[str | None, typer.Option(help="A Hugging Face model class.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Samples of a microbatch (default: 2).")] = None,
+    sequence: Annotated[int | None, typer.Option(help=f"Tokens of a sample (default: {_TOKENS}).")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="bfloat16, float16 or float32 (default: the configuration's).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
+    """Compare a model that is cut into stages with itself uncut, bit for bit.
+
+    Compared are forward, gradients and buffers, in training and in evaluation mode, and a training step under
+    a schedule with all ranks in this process. The exit status is 0 where all is equal and 1 where not.
+
+    \b
+    partita verify model.py:build  # two stages
+    partita verify model.py:build --split-at layers.4 --split-at head --schedule GPipe
+    partita verify model.py:build --stages 4 --schedule ZBVZeroBubble --microbatches 8
+    partita verify hf:gpt2 --set n_layer=2 --set n_embd=64 --set n_head=2 --dtype float32
+    partita verify model.py:build --compile aot_eager  # does torch.compile change what the model does?
+    """
+    source = choose_source(
+        model,
+        config_json,
+        model_type,
+        tuple(set_ or ()),
+        architecture,
+        _hugging_face_default(model, batch, 2),
+        sequence,
+        dtype,
+        longest=_TOKENS,
+    )
+    if backend is None:
+        for option, value in (("--rtol", rtol), ("--atol", atol)):
+            if value is not None:
+                raise UsageError(f"{option} is {value}, but stages are compared bit for bit: leave it out")
+        cut, order = _cut_options(stages, split_at, schedule, microbatches)
+        checks = _cut_checks(source, cut, order)
+        title = f"{source.title}, {cut.number} {'stage' if cut.number == 1 else 'stages'}"
+    else:
+        of_cuts = {"--stages": stages, "--split-at": split_at or None, "--schedule": schedule}
+        for name, given in {**of_cuts, "--microbatches": microbatches}.items():
+            if given is not None:
+                raise UsageError(f"{name} is given with --compile, which cuts nothing: leave one of them out")
+        tolerance = _compile_options(backend, rtol, atol)
+        checks = _compile_checks(source, backend, tolerance)
+        title = f"{source.title}, torch.compile with {backend}"
+    _show(title, list(checks), as_json)
+
+
+def _hugging_face_default(model: str | None, value: int | None, default: int) -> int | None:
+    return default if value is None and (model is None or model.startswith("hf:")) else value
+
+
+def _cut_options(
+    stages: int | None, split_at: list[str] | None, schedule: str | None, microbatches: int | None
+) -> tuple[CutRequest, Schedule | None]:
+    """Where to cut, and the step, which is made here so that its errors come before the model."""
+    name = schedule or "1F1B"
+    if stages is None and not split_at:
+        stages = 2 * stages_a_rank(get_schedule(name))
+    cut = CutRequest(stages, tuple(split_at or ()))
+    if microbatches == 0:
+        return cut, None
+    return cut, step_schedule(name, cut.number, 4 if microbatches is None else microbatches)
+
+
+def _compile_options(backend: str, rtol: float | None, atol: float | None) -> tuple[float, float] | None:
+    if backend not in _BACKENDS:
+        raise UsageError(f"--compile is {backend!r:.40}: give {' or '.join(_BACKENDS)}")
+    for option, value in (("--rtol", rtol), ("--atol", atol)):
+        if value is not None and not 0 <= value < 1:
+            raise UsageError(f"{option} is {value}: give a number from 0 to 1, such as 1e-5")
+    return None if rtol is None and atol is None else (rtol or 0.0, atol or 0.0)
+
+
+def _built(source: ModelSource) -> Built:
+    torch.manual_seed(0)  # the weights of a Hugging Face model
+    with redirect_stdout(sys.stderr):
+        built = source.build("cpu")
+    return built if source.hugging_face is None else with_random_values(built)
+
+
+def _cut_checks(source: ModelSource, cut: CutRequest, schedule: Schedule | None) -> Iterator[VerifyCheck]:
+    with progress_bar("cutting the model"):
+        built = _built(source)
+        pipe = cut.cut(built)
+    with progress_bar("comparing both modes") as progress:
+        for number, training in enumerate((True, False)):
+            yield compare_cut(pipe, built, training)
+            progress((number + 1) / 2)
+    if schedule is not None:
+        with progress_bar("comparing a step"):
+            yield compare_step(pipe, built, schedule)
+
+
+def _compile_checks(
+    source: ModelSource, backend: str, tolerance: tuple[float, float] | None
+) -> Iterator[VerifyCheck]:
+    built = _built(source)
+    with progress_bar("compiling and comparing both modes") as progress:
+        for number, training in enumerate((True, False)):
+            yield compare_compiled(built, training, backend, tolerance)
+            progress((number + 1) / 2)
+
+
+def _show(title: str, checks: list[VerifyCheck], as_json: bool) -> None:
+    """Print the outcome; the exit status says it too."""
+    equal = all(check.equal for check in checks)
+    if as_json:
+        answer = {"title": title, "equal": equal, "checks": [check.as_dict() for check in checks]}
+        print(json.dumps(answer, indent=2))
+    else:
+        print(title)
+        for check in checks:
+            print(f"{check.name}: {check.text}")
+        different = [check.name for check in checks if not check.equal]
+        print("equal" if equal else f"different in {', '.join(different)}")
+    if not equal:
+        raise typer.Exit(1)
