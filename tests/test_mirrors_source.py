@@ -28,6 +28,7 @@ COVERED_BY = {
     "capture/differing_node.py": "capture/test_proof.py",
     "capture/merge_branches.py": "capture/test_branches.py",
     "cli/demo.py": "cli/test_main.py",
+    "cli/hugging_face_config.py": "cli/test_hugging_face.py",
     "cudagraphs/facts/devices.py": "cudagraphs/regions/test_capturable.py",
     "cudagraphs/facts/fixed_addresses.py": "cudagraphs/recording/test_pool.py",
     "cudagraphs/facts/written_inputs.py": "cudagraphs/test_torch_is_wrong.py",

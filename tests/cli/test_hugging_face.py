@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from partita.cli.hugging_face import HuggingFaceModel, build_hugging_face, parse_settings
+from partita.cli.hugging_face import build_hugging_face
+from partita.cli.hugging_face_config import HuggingFaceModel, parse_settings
 from partita.cli.user_file import Built
 from partita.errors import UsageError
 
@@ -132,7 +133,7 @@ def test_a_model_that_transformers_can_not_import_is_told_with_its_cause(
     def broken(*_: object) -> None:
         raise ModuleNotFoundError("Could not import module") from RuntimeError("operator nms does not exist")
 
-    monkeypatch.setattr("partita.cli.hugging_face._imported_class", broken)
+    monkeypatch.setattr("partita.cli.hugging_face_config._imported_class", broken)
     with pytest.raises(
         UsageError, match="can't import its model for a LlamaConfig: RuntimeError: operator nms"
     ):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from partita.cli.hugging_face import HuggingFaceModel, build_hugging_face
+from partita.cli.hugging_face import build_hugging_face
+from partita.cli.hugging_face_config import HuggingFaceModel
 from partita.cli.hugging_face_values import with_random_values
 
 

@@ -46,6 +46,7 @@ def _run(script: Path, processes: int = 2) -> str:
 def test_there_are_examples() -> None:
     assert {script.name for script in SCRIPTS} == {
         "gpt.py",
+        "hugging_face.py",
         "planned.py",
         "trainer_hf.py",
         "translation_hf.py",
@@ -56,7 +57,11 @@ def test_there_are_examples() -> None:
 @pytest.mark.timeout(LIMIT_S + 10)
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 def test_an_example_ends_equal_to_the_uncut_model(script: Path) -> None:
-    needs = {"trainer_hf": ("transformers", "accelerate"), "translation_hf": ("transformers",)}
+    needs = {
+        "hugging_face": ("transformers",),
+        "trainer_hf": ("transformers", "accelerate"),
+        "translation_hf": ("transformers",),
+    }
     for name in needs.get(script.stem, ()):
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed: pip install 'partita[hf]'")

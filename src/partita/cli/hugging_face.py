@@ -2,79 +2,30 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from partita.cli.hugging_face_config import (
+    DTYPES,
+    HuggingFaceModel,
+    error_line,
+    find_model_class,
+    import_transformers,
+    read_config,
+)
 from partita.cli.user_file import Built
 from partita.errors import UsageError
 
-__all__ = ["LONGEST_SEQUENCE", "HuggingFaceModel", "build_hugging_face"]
+__all__ = ["build_hugging_face", "build_pretrained"]
 
-_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-_HEADS = (
-    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING",
-    "MODEL_FOR_MASKED_LM_MAPPING",
-    "MODEL_FOR_CAUSAL_LM_MAPPING",
-    "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING",
-    "MODEL_MAPPING",
-)
-"""Where a class is looked for, in this order; the names are those of ``transformers``."""
-LONGEST_SEQUENCE = 4096
 _OF_WHOLE_SAMPLES = ("ForSequenceClassification", "ForImageClassification", "ForAudioClassification")
 """Classes by the ends of their names, whose labels are one number a sample."""
-_WAY_OUT = "give a folder with config.json, --config-json FILE, or a type with --set, such as hf:llama"
-
-
-@dataclass(frozen=True)
-class HuggingFaceModel:
-    """What the command line says of a model.
-
-    Attributes:
-        place: what stands after ``hf:``, a model type or a folder with ``config.json``; None where one of the
-            next two says it.
-        config_json: a file with a configuration.
-        model_type: such as ``llama``; with a file, in place of the file's.
-        settings: ``name=value``, in place of what the configuration says.
-        architecture: name of a class of ``transformers``; None for the configuration's first, or the one with
-            a loss for language or images.
-        batch: samples in a microbatch.
-        sequence: tokens in a sample; None for the model's own longest, `longest` at most.
-        dtype: ``bfloat16``, ``float16`` or ``float32``; None for the configuration's, or bfloat16.
-        longest: tokens in a sample where `sequence` is None and the model allows as many.
-    """
-
-    place: str | None = None
-    config_json: Path | None = None
-    model_type: str | None = None
-    settings: tuple[str, ...] = ()
-    architecture: str | None = None
-    batch: int = 1
-    sequence: int | None = None
-    dtype: str | None = None
-    longest: int = LONGEST_SEQUENCE
-
-    def __post_init__(self) -> None:
-        if self.dtype is not None and self.dtype not in _DTYPES:
-            raise UsageError(f"--dtype is {self.dtype!r}: give {', '.join(_DTYPES)}")
-        for option, value in (("--batch", self.batch), ("--sequence", self.sequence)):
-            if value is not None and value < 1:
-                raise UsageError(f"{option} is {value}: give 1 or more")
-        if self.place is None and self.config_json is None and self.model_type is None:
-            raise UsageError(f"no model is named: {_WAY_OUT}")
-        if self.place is not None and (self.config_json is not None or self.model_type is not None):
-            raise UsageError(f"hf:{self.place} is given with --config-json or --model-type: give one of them")
-        parse_settings(self.settings)
 
 
 def build_hugging_face(model: HuggingFaceModel, device: str) -> Built:
@@ -84,180 +35,66 @@ def build_hugging_face(model: HuggingFaceModel, device: str) -> Built:
         UsageError: ``transformers`` is not installed, there is no such type, file, class or setting, or the
             configuration can't be used.
     """
-    transformers = _transformers()
-    config = _config(transformers, model)
-    model_class = _model_class(transformers, config, model.architecture)
+    transformers = import_transformers()
+    config = read_config(transformers, model)
+    _prepare_training(config)
+    model_class = find_model_class(transformers, config, model.architecture)
     dtype = _dtype(config, model.dtype)
-    try:
-        with torch.device(device), _default_dtype(dtype):
-            module = model_class(config)
-    except Exception as error:
-        raise UsageError(
-            f"{model_class.__name__} can't be made of this configuration: {_line(error)}"
-        ) from error
+    with _as_usage_error(model_class), torch.device(device), _default_dtype(dtype):
+        module = model_class(config)
     return Built(module.train(), (), _inputs(module, config, model, dtype, device))
 
 
-def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
-    """Read ``name=value`` texts. Values are JSON where they can be; what is no JSON is text.
+def build_pretrained(model: HuggingFaceModel) -> nn.Module:
+    """Make the model without memory, with its configuration as it is, for what ``from_pretrained`` reads.
 
-    >>> parse_settings(["num_hidden_layers=80", "hidden_act=gelu", "tie_word_embeddings=true"])
-    {'num_hidden_layers': 80, 'hidden_act': 'gelu', 'tie_word_embeddings': True}
+    Where ``generation_config.json`` lies beside the configuration, the model has it.
 
     Raises:
-        UsageError: no name or no ``=``.
+        UsageError: as `build_hugging_face`.
     """
-    values: dict[str, Any] = {}
-    for setting in settings:
-        name, equals, value = setting.partition("=")
-        if not equals or not name.strip():
-            raise UsageError(f"--set {setting!r:.60}: write name=value, such as num_hidden_layers=80")
-        try:
-            values[name.strip()] = json.loads(value)
-        except ValueError:
-            values[name.strip()] = value
-    return values
+    transformers = import_transformers()
+    config = read_config(transformers, model)
+    model_class = find_model_class(transformers, config, model.architecture)
+    with _as_usage_error(model_class), torch.device("meta"):
+        module: Any = model_class(config)
+        beside = _beside(model, "generation_config.json")
+        if beside is not None:
+            module.generation_config = transformers.GenerationConfig.from_pretrained(beside)
+    return module
 
 
-def _transformers() -> ModuleType:
+def _beside(model: HuggingFaceModel, name: str) -> Path | None:
+    """The folder of the model's configuration, if it holds a file of this name."""
+    folder = Path(model.place) if model.config_json is None and model.place else None
+    folder = model.config_json.parent if model.config_json is not None else folder
+    return folder if folder is not None and (folder / name).is_file() else None
+
+
+@contextmanager
+def _as_usage_error(model_class: type[nn.Module]) -> Iterator[None]:
     try:
-        return import_module("transformers")
-    except ImportError as error:
-        raise UsageError("Hugging Face models need transformers: pip install 'partita[hf]'") from error
-
-
-def _config(transformers: ModuleType, model: HuggingFaceModel) -> Any:
-    """The configuration, with what was set on the command line."""
-    values, model_type = _read_values(transformers, model)
-    try:
-        default = transformers.AutoConfig.for_model(model_type)
+        yield
     except Exception as error:
-        if model_type in transformers.CONFIG_MAPPING:
-            raise UsageError(
-                f"transformers can't make a {model_type} configuration: {_cause(error)}"
-            ) from error
-        raise _no_such_type(transformers, model_type) from error
-    settings = parse_settings(model.settings)
-    for name in settings:
-        if name.partition(".")[0] not in values and not hasattr(default, name.partition(".")[0]):
-            public = [known for known in dir(default) if not known.startswith("_")]
-            near = difflib.get_close_matches(name, public, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise UsageError(f"--set {name}: a {model_type} configuration has no {name!r}{hint}")
-    for name, value in settings.items():
-        _put(values, name, value)
-    try:
-        config = transformers.AutoConfig.for_model(model_type, **values)
-    except Exception as error:
-        raise UsageError(f"the {model_type} configuration can't be used: {_line(error)}") from error
+        raise UsageError(
+            f"{model_class.__name__} can't be made of this configuration: {error_line(error)}"
+        ) from error
+
+
+def _prepare_training(config: Any) -> None:
     if hasattr(config, "use_cache"):
         config.use_cache = False  # for generation only: in training it would travel from stage to stage
     starts = getattr(config, "decoder_start_token_id", None) is not None
     if getattr(config, "is_encoder_decoder", False) and not starts:
         # Labels are shifted behind it, and a type's own defaults don't name it.
         config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
-    return config
-
-
-def _read_values(transformers: ModuleType, model: HuggingFaceModel) -> tuple[dict[str, Any], str]:
-    """What a file says, and the model's type."""
-    path = model.config_json
-    if model.place is not None:
-        folder = Path(model.place)
-        path = folder / "config.json" if folder.is_dir() else None
-        if path is None:
-            if model.place not in transformers.CONFIG_MAPPING:
-                raise UsageError(
-                    f"{model.place!r} is no model type and no folder, and nothing is downloaded: {_WAY_OUT}"
-                )
-            return {}, model.place
-    if path is None:
-        return {}, model.model_type or ""
-    values = _read_json(path)
-    # `auto_map` names code to load from elsewhere.
-    for name in ("auto_map", "transformers_version", "use_cache"):
-        values.pop(name, None)
-    model_type = values.pop("model_type", None)
-    model_type = model_type if model.model_type is None else model.model_type
-    if not isinstance(model_type, str):
-        raise UsageError(f"{path} names no model_type: give it with --model-type")
-    return values, model_type
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{path} can't be read ({error.strerror}): {_WAY_OUT}") from error
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is no JSON ({error}): {_WAY_OUT}") from error
-    if not isinstance(values, dict):
-        raise UsageError(f"{path} holds a {type(values).__name__} and no configuration: {_WAY_OUT}")
-    return values
-
-
-def _no_such_type(transformers: ModuleType, model_type: str) -> UsageError:
-    near = difflib.get_close_matches(model_type, transformers.CONFIG_MAPPING, 3)
-    hint = f"; near are {', '.join(near)}" if near else ""
-    return UsageError(
-        f"there is no model type {model_type!r} in transformers {transformers.__version__}{hint}"
-    )
-
-
-def _put(values: dict[str, Any], name: str, value: Any) -> None:
-    """Set a value; ``a.b`` is ``b`` of the dictionary ``a``."""
-    first, dot, rest = name.partition(".")
-    if not dot:
-        values[first] = value
-        return
-    inner = values.get(first)
-    values[first] = dict(inner) if isinstance(inner, Mapping) else {}
-    _put(values[first], rest, value)
-
-
-def _model_class(transformers: ModuleType, config: Any, architecture: str | None) -> type[nn.Module]:
-    try:
-        return _imported_class(transformers, config, architecture)
-    except (ImportError, RuntimeError) as error:  # what it imports in turn may not fit this torch
-        raise UsageError(
-            f"transformers can't import its model for a {type(config).__name__}: {_cause(error)}"
-        ) from error
-
-
-def _cause(error: BaseException) -> str:
-    """What an error comes from, in a line."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return _line(error)
-
-
-def _imported_class(transformers: ModuleType, config: Any, architecture: str | None) -> type[nn.Module]:
-    named = architecture or next(iter(config.architectures or ()), None)
-    if named is not None:
-        model_class = getattr(transformers, str(named), None)
-        if (
-            inspect.isclass(model_class)
-            and issubclass(model_class, nn.Module)
-            and issubclass(model_class, transformers.PreTrainedModel)
-        ):
-            return model_class
-        if architecture is not None:
-            raise UsageError(f"--architecture is {architecture!r}: transformers has no such model class")
-    for head in _HEADS:
-        mapping = getattr(transformers, head)
-        if type(config) in mapping:
-            choice = mapping[type(config)]
-            return choice[0] if isinstance(choice, tuple) else choice
-    raise UsageError(
-        f"transformers has no model for a {type(config).__name__}: give its class with --architecture"
-    )
 
 
 def _dtype(config: Any, name: str | None) -> torch.dtype:
     if name is not None:
-        return _DTYPES[name]
+        return DTYPES[name]
     own = getattr(config, "dtype", None)
-    return own if isinstance(own, torch.dtype) else _DTYPES.get(str(own), torch.bfloat16)
+    return own if isinstance(own, torch.dtype) else DTYPES.get(str(own), torch.bfloat16)
 
 
 @contextmanager
@@ -312,8 +149,3 @@ def _sequence(config: Any, sequence: int | None, most: int) -> int:
             f"many, or --set max_position_embeddings={sequence}"
         )
     return sequence
-
-
-def _line(error: BaseException) -> str:
-    """An error in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]

@@ -31,8 +31,9 @@ def _root(
     """Cuts a PyTorch model's graph into pieces, runs them, and proves that they do what the whole did."""
 
 
-for _name in ("bench", "convert", "demo", "explain", "plan", "simulate", "verify"):
-    app.command(_name)(getattr(import_module(f"partita.cli.{_name}"), _name))
+_COMMANDS = ("bench", "convert", "demo", "explain", "export", "import_", "plan", "simulate", "verify")
+for _name in _COMMANDS:  # `import` is no name of Python's
+    app.command(_name.rstrip("_"))(getattr(import_module(f"partita.cli.{_name}"), _name))
 
 
 def main() -> None:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from partita._torch.containers.pytree import tree_map
-from partita.cli.hugging_face import LONGEST_SEQUENCE, HuggingFaceModel, build_hugging_face
+from partita.cli.hugging_face import build_hugging_face, build_pretrained
+from partita.cli.hugging_face_config import LONGEST_SEQUENCE, HuggingFaceModel
 from partita.cli.user_file import Built, build_from
 from partita.errors import UsageError
 
@@ -53,6 +54,16 @@ class ModelSource:
         _forget_memory(built.model)
         args, kwargs = tree_map(_without_memory, (built.args, built.kwargs))
         return Built(built.model, args, kwargs)
+
+    def names(self) -> nn.Module:
+        """Make the model on the meta device, for the names and shapes of its tensors and its configuration.
+
+        Raises:
+            UsageError: as `build`.
+        """
+        if self.hugging_face is not None:
+            return build_pretrained(self.hugging_face)
+        return self.build("meta").model
 
 
 def choose_source(

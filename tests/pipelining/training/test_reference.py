@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from tests.pipelining.models import MASK, PLAIN, REUSED, TRANSFORMER
 
 from partita.errors import SignatureMismatch
-from partita.pipelining import UncutReference, keyed_graph
+from partita.pipelining import Schedule1F1B, UncutReference, keyed_graph, pipeline
+from partita.runtime import Comm, InProcessWorld
 
 
 def test_without_random_numbers_it_is_the_model_over_microbatches() -> None:
@@ -54,6 +57,41 @@ def test_eval_makes_no_gradients_and_fills_losses_where_there_is_a_target() -> N
     reference.eval(*args, target=target, losses=losses)
     assert len(losses) == 4
     assert model.a.weight.grad is None
+
+
+class WithLoss(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        y = self.layer(x)
+        return {"loss": torch.nn.functional.mse_loss(y, labels), "y": y}
+
+
+def test_a_loss_in_the_models_output_is_trained_as_a_schedule_trains_it() -> None:
+    # The reference ran forward only, so that what it was compared with seemed to be wrong.
+    x, labels = torch.randn(8, 4), torch.randn(8, 4)
+    model = WithLoss()
+    trained, expected = copy.deepcopy(model), copy.deepcopy(model)
+    pipe = pipeline(trained, (x[:2], labels[:2]), stages=1)
+    theirs: list[torch.Tensor] = []
+
+    def step(comm: Comm) -> dict[str, int]:
+        schedule = Schedule1F1B(pipe.build_stage(0, comm=comm), 4)
+        schedule.step(x, labels, losses=theirs)
+        return schedule.state_dict()
+
+    assert InProcessWorld(1).run(step) == [{"steps": 1}]
+    for whole in (expected, keyed_graph(model, (x[:2], labels[:2]))):
+        losses: list[torch.Tensor] = []
+        reference = UncutReference(whole, 4)
+        reference.step(x, labels, losses=losses)
+        assert reference.state_dict() == {"steps": 1}
+        assert torch.equal(torch.stack(losses), torch.stack(theirs))
+    for one, two, three in zip(trained.parameters(), expected.parameters(), model.parameters(), strict=True):
+        assert torch.equal(one.grad, two.grad)
+        assert torch.equal(one.grad, three.grad)
 
 
 def test_outputs_that_lie_in_a_reused_buffer_are_kept_for_each_microbatch() -> None:

@@ -15,6 +15,7 @@ from partita._torch.containers.pytree import tree_map
 from partita._torch.export.signature import signature_of
 from partita.capture.sizes import Sizes, sizes_of
 from partita.graph.effects import metadata
+from partita.pipelining.interface.loss import loss_by_name
 from partita.pipelining.interface.routes import Constant, Value, accept
 from partita.pipelining.interface.two_modes import TwoModes
 from partita.pipelining.steps.loss_weights import LossWeights, checked_weights
@@ -35,7 +36,8 @@ class UncutReference:
         whole: the model itself; or its graph (``GraphPipe.whole`` or the result of `keyed_graph`), with which
             errors of the capture are not noticed.
         n_microbatches: into how many the batch is cut.
-        loss_fn: from (output, target) to one number.
+        loss_fn: from (output, target) to one number. Without one, the loss is what the model's output, if it
+            is a dict, holds under ``"loss"``, as in a schedule.
         seed: of the random numbers.
         graph: of a model that draws random numbers: ``GraphPipe.whole``, which has the site of each draw. Its
             results are not used.
@@ -84,13 +86,9 @@ class UncutReference:
         **kwargs: Any,
     ) -> Any:
         """Run forward and backward of one batch; gradients are added to ``.grad``. Returns the merged output.
-        Without ``loss_fn`` it is `eval`.
+        Where there is no loss, it is `eval`.
         """
-        if self.loss_fn is None:
-            return self.eval(*args, target=target, losses=losses, **kwargs)
-        outputs = self._run(args, kwargs, target, losses, loss_weights, loss_kwargs or {}, train=True)
-        self._steps += 1
-        return outputs
+        return self._run(args, kwargs, target, losses, loss_weights, loss_kwargs or {}, train=True)
 
     def eval(self, *args: Any, target: Any = None, losses: list[Tensor] | None = None, **kwargs: Any) -> Any:
         """Run forward of one batch without gradients. ``losses`` is filled where there is a target."""
@@ -119,8 +117,9 @@ class UncutReference:
             key = RandomKey(self.seed, self._steps, microbatch)
             with fresh_casts():
                 output = self._called(positional, named, key)
-            if self.loss_fn is not None and (train or target is not None):
-                loss = self.loss_fn(output, targets[microbatch], **loss_kwargs)
+            loss_fn = self.loss_fn or loss_by_name(output, _starts_gradients)
+            if loss_fn is not None and (train or target is not None):
+                loss = loss_fn(output, targets[microbatch], **loss_kwargs)
                 if train:
                     with nullcontext() if self._eager is None else self._eager.backward_pass():
                         torch.autograd.backward(loss, torch.full_like(loss, weights[microbatch]))
@@ -128,6 +127,7 @@ class UncutReference:
             outputs.append(tree_map(_copied, output))  # the next microbatch may write to it
         if losses is not None:
             losses[:] = step_losses
+        self._steps += train and bool(step_losses)
         return merge(outputs)
 
     def _called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: RandomKey) -> Any:
@@ -161,6 +161,10 @@ def graph_inputs(whole: GraphModule) -> tuple[Value | Constant, ...]:
         for node in whole.graph.nodes
         if node.op == "placeholder"
     )
+
+
+def _starts_gradients(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() == 0 and value.requires_grad
 
 
 def _copied(leaf: Any) -> Any:

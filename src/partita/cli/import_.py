@@ -1,0 +1,57 @@
+"""``partita import``: from a folder of safetensors files to a checkpoint that any cut loads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from partita.cli.model_source import choose_source
+from partita.cli.progress import progress_bar
+from partita.pipelining import import_pretrained
+from partita.reporting import format_bytes
+
+__all__ = ["import_"]
+
+
+def import_(
+    folder: Annotated[
+        Path, typer.Argument(help="What save_pretrained wrote: a folder, an index or a .safetensors file.")
+    ],
+    checkpoint: Annotated[Path, typer.Argument(help="The new checkpoint.")],
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="The model, to check names and shapes: hf:TYPE, hf:FOLDER with a config.json, or "
+            "FILE.py:NAME."
+        ),
+    ] = None,
+    config_json: Annotated[Path | None, typer.Option(help="A Hugging Face configuration.")] = None,
+    model_type: Annotated[str | None, typer.Option(help="A Hugging Face type, such as llama.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="name=value of the configuration; can be given again."),
+    ] = None,
+    architecture: Annotated[str | None, typer.Option(help="A Hugging Face model class.")] = None,
+    model_key: Annotated[
+        str, typer.Option(help="The prefix of the model's names in the checkpoint.")
+    ] = "model",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a checkpoint.")] = False,
+) -> None:
+    """Write the tensors of safetensors files as a checkpoint, for load_checkpoint with any number of stages.
+
+    Tensors are copied as they are, one after the other, and get checksums.
+
+    \b
+    partita import weights start  # then, on every rank: load_checkpoint("start", stage, cast=True)
+    partita import weights start hf:weights  # compared with the model of weights/config.json
+    """
+    module = None
+    if any((model, config_json, model_type, set_, architecture)):
+        module = choose_source(model, config_json, model_type, tuple(set_ or ()), architecture).names()
+    with progress_bar("importing") as progress:
+        imported = import_pretrained(
+            folder, checkpoint, module, model_key=model_key, overwrite=overwrite, progress=progress
+        )
+    print(f"wrote {checkpoint}: {imported.tensors} tensors, {format_bytes(imported.bytes)}")
