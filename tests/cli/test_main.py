@@ -26,7 +26,18 @@ def test_the_version_is_printed() -> None:
 def test_help_lists_the_commands() -> None:
     result = partita("--help")
     assert result.returncode == 0
-    for name in ("bench", "convert", "demo", "explain", "export", "import", "plan", "simulate", "verify"):
+    for name in (
+        "bench",
+        "convert",
+        "demo",
+        "explain",
+        "export",
+        "import",
+        "plan",
+        "simulate",
+        "split",
+        "verify",
+    ):
         assert f"│ {name} " in result.stdout
 
 

@@ -6,12 +6,12 @@ import sys
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 
-from partita.capture.proof import Prove
 from partita.cli.user_file import Built
 from partita.errors import UsageError
 from partita.listing import listed
-from partita.pipelining import Pipe, SplitPoint, pipeline
+from partita.pipelining import SplitPoint, pipeline
 from partita.pipelining.frontends.cuts.cuts import Place, find_submodule, place_of
+from partita.pipelining.frontends.graph.pipe import GraphPipe
 
 __all__ = ["CutRequest"]
 
@@ -50,8 +50,12 @@ class CutRequest:
         """How many stages are asked for."""
         return len(self.split_at) + 1 if self.stages is None else self.stages
 
-    def cut(self, built: Built, *, prove: Prove = True) -> Pipe:
+    def cut(self, built: Built, *, has_values: bool = True) -> GraphPipe:
         """Cut the model.
+
+        Args:
+            has_values: False for a model on the meta device, for which nothing can be proven, and for one
+                size of the batch only.
 
         Raises:
             ModuleNameError: there is no such module; before the model is captured.
@@ -66,8 +70,15 @@ class CutRequest:
             places[name] = SplitPoint.BEGINNING
         with redirect_stdout(sys.stderr):  # what the model prints is no part of the answer
             pipe = pipeline(
-                built.model, built.args, built.kwargs, places or None, stages=self.stages, prove=prove
+                built.model,
+                built.args,
+                built.kwargs,
+                places or None,
+                stages=self.stages,
+                prove=has_values,
+                dynamic_shapes=None if has_values else False,
             )
+        assert isinstance(pipe, GraphPipe)  # as frontend="export" makes it
         if pipe.num_stages != self.number:
             raise UsageError(
                 f"--split-at {listed(self.split_at)} makes {pipe.num_stages} "

@@ -31,7 +31,18 @@ def _root(
     """Cuts a PyTorch model's graph into pieces, runs them, and proves that they do what the whole did."""
 
 
-_COMMANDS = ("bench", "convert", "demo", "explain", "export", "import_", "plan", "simulate", "verify")
+_COMMANDS = (
+    "bench",
+    "convert",
+    "demo",
+    "explain",
+    "export",
+    "import_",
+    "plan",
+    "simulate",
+    "split",
+    "verify",
+)
 for _name in _COMMANDS:  # `import` is no name of Python's
     app.command(_name.rstrip("_"))(getattr(import_module(f"partita.cli.{_name}"), _name))
 

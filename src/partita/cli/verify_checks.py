@@ -13,7 +13,6 @@ from torch.fx import GraphModule
 
 from partita.cli.user_file import Built
 from partita.errors import UsageError
-from partita.pipelining import Pipe
 from partita.pipelining.frontends.graph.pipe import GraphPipe
 from partita.splitter import Piece
 from partita.verification import Difference, Verification, verify
@@ -72,7 +71,7 @@ class _CutGraph:
     pieces: tuple[Piece, ...]
 
 
-def compare_cut(pipe: Pipe, built: Built, training: bool) -> VerifyCheck:
+def compare_cut(pipe: GraphPipe, built: Built, training: bool) -> VerifyCheck:
     """Run all stages in this process, and the model itself; compare everything that can be observed.
 
     Where they differ, the pieces are compared with the whole graph too, which names the piece and the node.
@@ -82,7 +81,7 @@ def compare_cut(pipe: Pipe, built: Built, training: bool) -> VerifyCheck:
     name = _mode(training)
     with redirect_stdout(sys.stderr):
         check = VerifyCheck.of(name, verify(pipe, model, built.args, built.kwargs))
-        if check.equal or not isinstance(pipe, GraphPipe) or not isinstance(pipe.whole, GraphModule):
+        if check.equal or not isinstance(pipe.whole, GraphModule):
             return check
         cut = _CutGraph(pipe.split_gm, pipe.pieces)
         located = verify(cut, pipe.whole, built.args, built.kwargs)

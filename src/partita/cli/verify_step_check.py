@@ -19,7 +19,7 @@ from partita.cli.schedule_cases import stages_a_rank
 from partita.cli.user_file import Built
 from partita.cli.verify_checks import VerifyCheck
 from partita.errors import MicrobatchError, UsageError, VerificationFailed
-from partita.pipelining import Pipe, UncutReference, get_schedule_class, verify_step
+from partita.pipelining import UncutReference, get_schedule_class, verify_step
 from partita.pipelining.frontends.graph.pipe import GraphPipe
 from partita.planning import Schedule, get_schedule
 from partita.runtime import Comm, InProcessWorld
@@ -49,7 +49,7 @@ def step_schedule(name: str, stages: int, microbatches: int) -> Schedule:
     return kind(stages, microbatches, stages // each)
 
 
-def compare_step(pipe: Pipe, built: Built, schedule: Schedule) -> VerifyCheck:
+def compare_step(pipe: GraphPipe, built: Built, schedule: Schedule) -> VerifyCheck:
     """Make a step of a schedule, all ranks in this process, and compare it with the uncut model: outputs,
     losses, gradients, parameters and buffers.
 
@@ -63,9 +63,10 @@ def compare_step(pipe: Pipe, built: Built, schedule: Schedule) -> VerifyCheck:
     with redirect_stdout(sys.stderr):
         args, kwargs = example_batch(built, count)
         loss = _probe_loss if _has_gradients(built) else None
-        graph = pipe.whole if isinstance(pipe, GraphPipe) else None
         # Made before any rank runs: the stages hold the model's own parameters.
-        references = [UncutReference(copy.deepcopy(model), count, loss, graph=graph) for _ in range(ranks)]
+        references = [
+            UncutReference(copy.deepcopy(model), count, loss, graph=pipe.whole) for _ in range(ranks)
+        ]
         try:
             InProcessWorld(ranks).run(_rank(pipe, schedule, references, loss), args, kwargs)
         except VerificationFailed as error:
@@ -85,7 +86,7 @@ def _count(number: int, what: str) -> str:
 
 
 def _rank(
-    pipe: Pipe, schedule: Schedule, references: list[UncutReference], loss: Callable[..., Tensor] | None
+    pipe: GraphPipe, schedule: Schedule, references: list[UncutReference], loss: Callable[..., Tensor] | None
 ) -> Callable[..., None]:
     def run(comm: Comm, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         own = [stage for stage, rank in enumerate(schedule.stage_ranks) if rank == comm.rank]

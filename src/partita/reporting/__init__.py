@@ -29,6 +29,10 @@ from partita.reporting.planned import (
 )
 from partita.reporting.replication_report import backward_pass, replication_report
 from partita.reporting.simulated import action_span, simulation_timeline
+from partita.reporting.split_chart import split_chart
+from partita.reporting.split_html import render_split_html
+from partita.reporting.split_report import CrossingRow, PieceRow, StagesReport, TiedRow
+from partita.reporting.split_text import split_drawing, split_table
 from partita.reporting.tables import loss_table, plan_table, planned_table
 from partita.reporting.text import timeline_drawing, timeline_text
 from partita.reporting.units import (
@@ -45,6 +49,7 @@ __all__ = [
     "BreakRow",
     "CandidateRow",
     "CaptureReport",
+    "CrossingRow",
     "CutRow",
     "Figure",
     "GainRow",
@@ -53,12 +58,15 @@ __all__ = [
     "LossPoint",
     "MemoryLane",
     "MemoryUnit",
+    "PieceRow",
     "PlanReport",
     "PlannedStageRow",
     "ReducedBucket",
     "RegionRow",
     "RunReport",
     "StageRow",
+    "StagesReport",
+    "TiedRow",
     "Timeline",
     "TimelineSpan",
     "action_span",
@@ -87,10 +95,14 @@ __all__ = [
     "render_capture_html",
     "render_html",
     "render_plan_html",
+    "render_split_html",
     "replication_report",
     "report_from_json",
     "report_to_json",
     "simulation_timeline",
+    "split_chart",
+    "split_drawing",
+    "split_table",
     "stage_rows",
     "summarise_modules",
     "timeline_drawing",
