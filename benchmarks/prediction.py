@@ -168,7 +168,7 @@ def _row(
     rounds: int,
 ) -> Row:
     # Plan from costs that both ranks measure at once.
-    before = _costs(subject, comm)
+    before = _costs(subject, comm, SCHEDULES[schedule])
     plan = plan_stages(
         before, SCHEDULES[schedule], cluster=cluster, schedule=schedule, microbatches=_MICROBATCHES
     )
@@ -193,7 +193,7 @@ def _row(
     static = sum(2 * parameter.nbytes for stage in stages for parameter in stage.module.parameters())
     held = comm.all_gather_object((static, live.most))
     # Predict it.
-    costs = _average(before, _costs(subject, comm))
+    costs = _average(before, _costs(subject, comm, SCHEDULES[schedule]))
     stage_costs = _stage_costs(costs, plan)
     predicted = simulate(schedule_of(plan), stage_costs, cluster)
     peaks = predicted.peak_bytes
@@ -214,10 +214,12 @@ def _run(runner: Any, batch: tuple[Tensor, ...], target: Tensor) -> None:
     runner.step(*batch, target=target, return_outputs=False)
 
 
-def _costs(subject: Subject, comm: ProcessGroupComm) -> CostModel:
+def _costs(subject: Subject, comm: ProcessGroupComm, stages: int) -> CostModel:
     """The mean of what all ranks measure at the same time."""
     comm.barrier()
-    own = measure_units(subject.model, subject.args, loss_fn=subject.loss_fn, target=subject.target)
+    own = measure_units(
+        subject.model, subject.args, stages=stages, loss_fn=subject.loss_fn, target=subject.target
+    )
     models = [CostModel.from_json(text) for text in comm.all_gather_object(own.to_json())]
     total = models[0]
     for other in models[1:]:

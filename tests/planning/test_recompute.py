@@ -36,6 +36,10 @@ SPLIT = CostModel(
 )
 
 
+MESSAGES = 3 + 3 + 2 * 3
+"""What lies in a middle stage's memory for messages: a value and a gradient that come, two gradients that go."""
+
+
 def test_without_regions_it_is_the_sum_of_the_units() -> None:
     assert recomputed_cost(SPLIT, 1, 2) == StageCost(
         5.0,
@@ -46,7 +50,8 @@ def test_without_regions_it_is_the_sum_of_the_units() -> None:
         send_grad_bytes=3,
         activation_bytes=23,
         weight_activation_bytes=15,
-        forward_workspace_bytes=1,
+        forward_workspace_bytes=1 + MESSAGES,
+        backward_workspace_bytes=MESSAGES,
     )
 
 
@@ -58,7 +63,7 @@ def test_a_whole_stage_keeps_what_enters_and_its_weights_wait_as_before() -> Non
     assert (cost.seconds(ActionKind.I), cost.seconds(ActionKind.W)) == (11.0, 4.0)
     assert cost.recompute_bytes == 21
     assert cost.weight_bytes == 15
-    assert cost.forward_workspace_bytes == 11
+    assert cost.forward_workspace_bytes == 11 + MESSAGES
 
 
 def test_a_part_of_a_stage_does_its_weights_in_i() -> None:

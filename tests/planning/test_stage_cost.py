@@ -52,3 +52,23 @@ def test_two_passes_together_take_a_time_of_their_own() -> None:
 def test_a_cost_out_of_range_is_refused(options: dict[str, float], message: str) -> None:
     with pytest.raises(PlanError, match=message):
         StageCost(1.0, 2.0, **options)  # type: ignore[arg-type]
+
+
+def test_memory_during_and_after_each_pass() -> None:
+    cost = StageCost(
+        1.0,
+        2.0,
+        activation_bytes=10,
+        weight_activation_bytes=7,
+        forward_workspace_bytes=2,
+        backward_workspace_bytes=3,
+    )
+    f, i, w, b = ActionKind.F, ActionKind.I, ActionKind.W, ActionKind.B
+    assert [cost.bytes_during(kind) for kind in (f, i, w, b)] == [12, 3, 3, 3]
+    assert [cost.bytes_after(kind) for kind in (f, i, w, b)] == [10, -3, -7, -10]
+
+
+def test_an_input_pass_that_catches_more_than_it_frees_needs_that_while_it_runs() -> None:
+    cost = StageCost(1.0, 2.0, activation_bytes=10, weight_activation_bytes=14, backward_workspace_bytes=3)
+    assert cost.bytes_during(ActionKind.I) == 4 + 3
+    assert replace(cost, recompute_bytes=6).bytes_during(ActionKind.I) == 6 + 3

@@ -145,3 +145,11 @@ def test_text_that_is_not_json_is_an_error(text: str) -> None:
 def test_json_that_is_no_object_is_an_error() -> None:
     with pytest.raises(PlanError, match=r"expected a JSON object .*, found list"):
         CostModel.from_json("[]")
+
+
+def test_messages_take_memory_where_it_is_known_what_crosses() -> None:
+    units = tuple(Unit(name, 1.0, 2.0) for name in "abc")
+    known = CostModel(units, (5, 7), crossing_grad_bytes=(50, 70), entry_bytes=(0, 0), exit_bytes=(0, 0))
+    assert [known.message_bytes(at, at) for at in range(3)] == [50, 5 + 2 * 50 + 70, 7 + 2 * 70]
+    assert known.message_bytes(0, 2) == 0
+    assert CostModel(units, (5, 7)).message_bytes(1, 1) == 0

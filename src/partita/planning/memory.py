@@ -22,19 +22,12 @@ class MemoryStep(NamedTuple):
     bytes: int
 
 
-class _MemoryUse(NamedTuple):
-    """What one pass adds to its rank's memory: at most while it runs, and from its end on."""
-
-    during: int
-    after: int
-
-
 def peak_bytes(schedule: Schedule, costs: Sequence[StageCost]) -> tuple[int, ...]:
     """The most memory that each rank holds. Its actions come one by one, so time does not matter."""
     current = _static_bytes(schedule.stage_ranks, schedule.ranks, costs)
     most = list(current)
     trains = schedule.has_backward
-    uses = {kind: [_memory_use(kind, cost) for cost in costs] for kind in _PASSES}
+    uses = {kind: [(cost.bytes_during(kind), cost.bytes_after(kind)) for cost in costs] for kind in _PASSES}
     for rank, part in schedule.passes():
         during, after = uses[part.kind][part.stage]
         now = current[rank]
@@ -75,10 +68,9 @@ def _over(action: Action, now: int, costs: Sequence[StageCost], trains: bool) ->
     """The most that a rank holds during an action, and what it holds after it."""
     most = now
     for part in action.passes:
-        during, after = _memory_use(part.kind, costs[part.stage])
-        most = max(most, now + during)
+        most = max(most, now + costs[part.stage].bytes_during(part.kind))
         if trains:
-            now += after
+            now += costs[part.stage].bytes_after(part.kind)
     return max(most, now), now
 
 
@@ -93,16 +85,3 @@ def _static_bytes(stage_ranks: Sequence[int], ranks: int, costs: Sequence[StageC
     for rank, cost in zip(stage_ranks, costs, strict=True):
         static[rank] += cost.static_bytes
     return static
-
-
-def _memory_use(kind: ActionKind, cost: StageCost) -> _MemoryUse:
-    activation, workspace = cost.activation_bytes, cost.backward_workspace_bytes
-    if kind is ActionKind.F:
-        return _MemoryUse(activation + cost.forward_workspace_bytes, activation)
-    if kind is ActionKind.W:
-        return _MemoryUse(workspace, -cost.weight_bytes)
-    during = cost.recompute_bytes + workspace
-    if kind is ActionKind.I:  # it may catch more for W than it frees
-        after = cost.weight_bytes - activation
-        return _MemoryUse(max(during, after), after)
-    return _MemoryUse(during, -activation)

@@ -208,7 +208,7 @@ class _Model:
             (activations, kept),
             (left_over, left),
             (passes[0], int(problem.forward_extra[stage])),
-            (passes[1], int(problem.backward_extra[stage])),
+            (passes[1], int(problem.input_extra[stage])),
             (passes[2], int(problem.weight_extra[stage])),
         ]
 

@@ -73,13 +73,14 @@ def recomputed_cost(
         return plain
     if tuple(regions) == ((first_unit, last_unit),):
         return _whole(costs, first_unit, last_unit, plain)
-    return _parts(costs, first_unit, regions, plain)
+    return _parts(costs, first_unit, last_unit, tuple(regions), plain)
 
 
 def _plain_cost(costs: CostModel, first: int, last: int, parameter_copies: float) -> StageCost:
     units = costs.units[first : last + 1]
     split = costs.split_backward_s(first, last)
     forward_workspace, backward_workspace = costs.workspaces(first, last)
+    messages = costs.message_bytes(first, last)
     return StageCost(
         forward_s=sum(unit.forward_s for unit in units),
         backward_s=sum(unit.backward_s for unit in units),
@@ -89,8 +90,8 @@ def _plain_cost(costs: CostModel, first: int, last: int, parameter_copies: float
         send_grad_bytes=costs.gradient_bytes[first - 1] if first else 0,
         activation_bytes=costs.kept_bytes(first, last),
         weight_activation_bytes=costs.left_bytes(first, last),
-        forward_workspace_bytes=forward_workspace,
-        backward_workspace_bytes=backward_workspace,
+        forward_workspace_bytes=forward_workspace + messages,
+        backward_workspace_bytes=backward_workspace + messages,
         static_bytes=round(parameter_copies * sum(unit.parameter_bytes for unit in units)),
     )
 
@@ -113,12 +114,12 @@ def _whole(costs: CostModel, first: int, last: int, plain: StageCost) -> StageCo
         activation_bytes=entering,
         recompute_s=plain.forward_s,
         recompute_bytes=max(plain.activation_bytes - entry, 0),
-        forward_workspace_bytes=_passing(costs.units[first : last + 1]),
+        forward_workspace_bytes=_passing(costs.units[first : last + 1]) + costs.message_bytes(first, last),
     )
 
 
 def _parts(
-    costs: CostModel, first_unit: int, regions: Sequence[tuple[int, int]], plain: StageCost
+    costs: CostModel, first_unit: int, last_unit: int, regions: Regions, plain: StageCost
 ) -> StageCost:
     inside = [costs.units[first : last + 1] for first, last in regions]
     units = [unit for region in inside for unit in region]
@@ -135,6 +136,7 @@ def _parts(
     early_s = min(sum(_weight_s(unit, all_in_w) for unit in units), weight_s)
     left = plain.weight_bytes - entry
     left -= sum(unit.activation_bytes if all_in_w else unit.weight_bytes for unit in units)
+    messages = costs.message_bytes(first_unit, last_unit)
     return replace(
         plain,
         backward_input_s=input_s + early_s,
@@ -143,9 +145,9 @@ def _parts(
         weight_activation_bytes=max(left, 0),
         recompute_s=sum(unit.forward_s for unit in units),
         recompute_bytes=max(sum(unit.activation_bytes for unit in region) for region in inside),
-        forward_workspace_bytes=max(plain.forward_workspace_bytes, _passing(units)),
+        forward_workspace_bytes=max(plain.forward_workspace_bytes, _passing(units) + messages),
         backward_workspace_bytes=max(
-            plain.backward_workspace_bytes, *(unit.backward_workspace_bytes for unit in units)
+            plain.backward_workspace_bytes, *(unit.backward_workspace_bytes + messages for unit in units)
         ),
     )
 

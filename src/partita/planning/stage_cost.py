@@ -92,6 +92,25 @@ class StageCost:
             return self.weight_activation_bytes
         return self.activation_bytes + self.recompute_bytes
 
+    def bytes_during(self, kind: ActionKind) -> int:
+        """What an F, I, W or B adds to the memory of its rank at most while it runs."""
+        workspace = self.backward_workspace_bytes
+        if kind is ActionKind.F:
+            return self.activation_bytes + self.forward_workspace_bytes
+        if kind is ActionKind.W:
+            return workspace
+        if kind is ActionKind.I:  # it frees as it goes, and may catch more for W than that
+            return workspace + max(self.recompute_bytes, self.bytes_after(kind))
+        return self.recompute_bytes + workspace
+
+    def bytes_after(self, kind: ActionKind) -> int:
+        """What an F, I, W or B of a training step adds to the memory of its rank from its end on."""
+        if kind is ActionKind.F:
+            return self.activation_bytes
+        if kind is ActionKind.I:
+            return self.weight_bytes - self.activation_bytes
+        return -self.weight_bytes if kind is ActionKind.W else -self.activation_bytes
+
     def gradient_bytes(self, producer: StageCost) -> int:
         """What the backward pass sends back along the edge from `producer`."""
         return producer.send_bytes if self.send_grad_bytes is None else self.send_grad_bytes

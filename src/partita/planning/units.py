@@ -188,6 +188,18 @@ class CostModel:
             behind += unit.activation_bytes
         return forward, backward
 
+    def message_bytes(self, first: int, last: int) -> int:
+        """What lies in the memory of a stage of the units from `first` to `last` for messages, in bytes.
+
+        The runtime receives the values and the gradient of the next microbatch while it computes this one,
+        and holds two gradients that it has sent until it knows that they are there. Counted where it is known
+        what crosses (`entry_bytes`), for neighbours on other ranks.
+        """
+        if self.entry_bytes is None:
+            return 0
+        held = self.crossing_bytes[first - 1] + 2 * self.gradient_bytes[first - 1] if first else 0
+        return held + (self.gradient_bytes[last] if last + 1 < len(self.units) else 0)
+
     def split_backward_s(self, first: int, last: int) -> tuple[float, float] | None:
         """Seconds of I and of W of a stage of the units from `first` to `last`; None where a unit has none.
 

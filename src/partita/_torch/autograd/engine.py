@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -17,11 +17,11 @@ from torch.utils.hooks import RemovableHandle
 __all__ = [
     "AsSaved",
     "accumulates_inside",
+    "free_when_run",
     "hooks_made",
     "hooks_paused",
     "is_opaque",
     "leaf_of",
-    "let_go_of_saved",
     "run_backward",
     "sequence_number",
     "watch_gradient",
@@ -105,14 +105,23 @@ def is_opaque(node: Node) -> bool:
     return any(_is_hooked(getattr(node, name)) for name in _saved_names(type(node)))
 
 
-def let_go_of_saved(node: Node) -> None:
-    """Free the tensors that a node has saved, as a backward pass does that does not keep the graph.
+def free_when_run(node: Node) -> None:
+    """Free the tensors that a node has saved as soon as it has run, as a backward pass does that does not
+    keep the graph.
 
     The node can't run again. What hooks of others have packed is theirs, and stays.
     """
-    for name in _saved_names(type(node)):
-        saved = getattr(node, name)
-        for one in saved if isinstance(saved, (tuple, list)) else (saved,):
+    names = _saved_names(type(node))
+    if not names:
+        return
+    # The node holds the hook: without a reference to the saved tensors' owner there is no cycle.
+    saved = [getattr(node, name) for name in names]
+    node.register_hook(partial(_free, saved))
+
+
+def _free(saved: list[Any], *_: object) -> None:
+    for item in saved:
+        for one in item if isinstance(item, (tuple, list)) else (item,):
             hook = getattr(one, "unpack_hook", None)
             if hook is None:
                 # what is freed already, or was None, says so in this way only

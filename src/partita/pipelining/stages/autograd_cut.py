@@ -11,9 +11,9 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from partita._torch.autograd.engine import (
     accumulates_inside,
+    free_when_run,
     is_opaque,
     leaf_of,
-    let_go_of_saved,
     sequence_number,
 )
 
@@ -103,11 +103,11 @@ class AutogradCut:
         self.frontier = list(self._weight_children)
         self.private = self._find_private()
 
-    def let_go_of_saved(self) -> None:
-        """I has run: free what autograd has saved for it, but for what W needs as well."""
+    def free_when_run(self) -> None:
+        """Let I free what autograd has saved for it, as it goes, but for what W needs as well."""
         for node, nexts in self._graph.order:
             if nexts and self.leads[node] and node not in self._weight_children:
-                let_go_of_saved(node)
+                free_when_run(node)
 
     def branches(self, node: Node) -> list[GradientEdge]:
         """The edges, each once, from a node on the frontier to what W runs."""

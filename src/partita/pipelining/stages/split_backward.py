@@ -126,6 +126,8 @@ def input_pass(
     # I: what the leaves depend on, and the weights whose gradients are early
     cut = AutogradCut(graph, [*leaves, *shared], hooked=hooked)
     catches = [Catch(node) for node in cut.frontier]
+    if catches:  # else the graph goes with I
+        cut.free_when_run()
     sooner = cut.early
     computed: Sequence[Tensor | None] = (None,) * (len(leaves) + len(shared) + len(sooner))
     now = [number for number, start in enumerate(graph.starts) if cut.leads[start]]
@@ -138,8 +140,6 @@ def input_pass(
                 accumulate=False,
                 keep_graph=bool(catches),
             )
-    if catches:
-        cut.let_go_of_saved()
     remaining = iter(computed)
     gradients, shares = list(islice(remaining, len(leaves))), list(islice(remaining, len(shared)))
     # W: roots that lead to weights alone, weights whose gradients are there already, and the caught nodes

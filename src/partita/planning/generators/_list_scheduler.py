@@ -284,8 +284,10 @@ def _needs(problem: Problem, own: Sequence[int], whole: frozenset[int]) -> dict[
     needs: dict[int, float] = {}
     for stage in own:
         growth = problem.kept_for_weight[stage] - problem.kept[stage]
-        after = 0 if stage in whole else for_weight + max(growth, 0)
-        needs[stage] = max(problem.backward_extra[stage], after)
+        if stage in whole:
+            needs[stage] = problem.backward_extra[stage]
+        else:
+            needs[stage] = max(problem.input_extra[stage], for_weight + max(growth, 0))
     return needs
 
 

@@ -31,7 +31,8 @@ class Problem:
         capacity: for each rank, how much memory there is for that.
         whole_s: for each stage, seconds of B; those of I and W together where they are not given.
         forward_extra: for each stage, what F needs beyond `kept` while it runs.
-        backward_extra: for each stage, what I or B needs beyond what is kept while it runs.
+        input_extra: for each stage, what I needs beyond what is kept while it runs.
+        backward_extra: the same for B.
         weight_extra: for each stage, what W needs beyond what is kept while it runs.
     """
 
@@ -47,6 +48,7 @@ class Problem:
     capacity: tuple[float, ...]
     whole_s: tuple[float, ...] = ()
     forward_extra: tuple[float, ...] = ()
+    input_extra: tuple[float, ...] = ()
     backward_extra: tuple[float, ...] = ()
     weight_extra: tuple[float, ...] = ()
 
@@ -55,7 +57,7 @@ class Problem:
         if not self.whole_s:
             both = zip(self.input_s, self.weight_s, strict=True)
             object.__setattr__(self, "whole_s", tuple(one + other for one, other in both))
-        for what in ("forward_extra", "backward_extra", "weight_extra"):
+        for what in ("forward_extra", "input_extra", "backward_extra", "weight_extra"):
             if not getattr(self, what):
                 object.__setattr__(self, what, (0,) * self.stages)
 
@@ -118,8 +120,9 @@ def scheduling_problem(
         capacity=tuple(capacity),
         whole_s=seconds(ActionKind.B),
         forward_extra=tuple(cost.forward_workspace_bytes for cost in costs),
-        backward_extra=tuple(cost.recompute_bytes + cost.backward_workspace_bytes for cost in costs),
-        weight_extra=tuple(cost.backward_workspace_bytes for cost in costs),
+        input_extra=tuple(cost.bytes_during(ActionKind.I) for cost in costs),
+        backward_extra=tuple(cost.bytes_during(ActionKind.B) for cost in costs),
+        weight_extra=tuple(cost.bytes_during(ActionKind.W) for cost in costs),
     )
 
 

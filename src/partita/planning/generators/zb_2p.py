@@ -138,6 +138,7 @@ def _problem(
         kept_for_weight=nothing,
         capacity=(2 * stages,) * ranks,
         forward_extra=nothing,
+        input_extra=nothing,
         backward_extra=nothing,
         weight_extra=nothing,
     )

@@ -15,6 +15,7 @@ from partita.planning.generators._problem import Problem
 from partita.planning.schedule import Schedule
 
 __all__ = [
+    "PASS_KINDS",
     "Pass",
     "Rows",
     "Timing",
@@ -30,8 +31,9 @@ __all__ = [
 Pass = tuple[int, int, int]
 Rows = list[list[Pass]]
 
-_KINDS = (ActionKind.F, ActionKind.I, ActionKind.W, ActionKind.B)
-_NUMBER = {kind: number for number, kind in enumerate(_KINDS)}
+PASS_KINDS = (ActionKind.F, ActionKind.I, ActionKind.W, ActionKind.B)
+"""By their numbers in a `Pass`."""
+_NUMBER = {kind: number for number, kind in enumerate(PASS_KINDS)}
 _NEVER = -1.0
 
 
@@ -152,7 +154,7 @@ def _memory_tables(problem: Problem) -> tuple[tuple[Sequence[float], ...], tuple
     both = zip(kept, problem.forward_extra, strict=True)
     during = (
         tuple(one + other for one, other in both),
-        problem.backward_extra,
+        problem.input_extra,
         problem.weight_extra,
         problem.backward_extra,
     )
@@ -191,7 +193,7 @@ def make_schedule(
 ) -> Schedule:
     """The schedule of rows of numbers."""
     actions = tuple(
-        tuple(Action(stage, _KINDS[kind], number - stage * microbatches) for kind, stage, number in row)
+        tuple(Action(stage, PASS_KINDS[kind], number - stage * microbatches) for kind, stage, number in row)
         for row in rows
     )
     return Schedule(name, stage_ranks, microbatches, actions)

@@ -10,7 +10,7 @@ from partita.planning._cuts import Cuts
 from partita.planning.cluster import Cluster
 from partita.planning.generators._problem import Problem, scheduling_problem
 from partita.planning.recompute import Regions, recompute_options, recomputed_cost
-from partita.planning.searching.clock import Pass, Rows, has_backward, overflow, run_rows
+from partita.planning.searching.clock import PASS_KINDS, Pass, Rows, has_backward, overflow, run_rows
 from partita.planning.searching.layouts import Layout
 from partita.planning.stage_cost import StageCost
 from partita.planning.units import CostModel
@@ -156,17 +156,14 @@ class Case:
     def _peak(
         self, layout: Layout, cuts: Cuts, regions: Sequence[Regions], row: Sequence[Pass], rank: int
     ) -> int:
-        during: dict[int, tuple[int, int, int, int]] = {}
-        after: dict[int, tuple[int, int, int, int]] = {}
+        during: dict[int, tuple[int, ...]] = {}
+        after: dict[int, tuple[int, ...]] = {}
         current, trains = 0, has_backward(row)
         for stage, at in enumerate(layout.stage_ranks):
             if at == rank:
                 cost = self.stage(cuts[stage], cuts[stage + 1], regions[stage])
-                kept, left = cost.activation_bytes, cost.weight_bytes
-                backward = cost.recompute_bytes + cost.backward_workspace_bytes
-                forward = kept + cost.forward_workspace_bytes
-                during[stage] = (forward, backward, cost.backward_workspace_bytes, backward)
-                after[stage] = (kept if trains else 0, left - kept, -left, -kept)
+                during[stage] = tuple(map(cost.bytes_during, PASS_KINDS))
+                after[stage] = tuple(map(cost.bytes_after, PASS_KINDS)) if trains else (0, 0, 0, 0)
                 current += cost.static_bytes
         most = current
         for kind, stage, _ in row:
