@@ -37,7 +37,7 @@ SPLIT = CostModel(
 
 
 MESSAGES = 3 + 3 + 2 * 3
-"""What lies in a middle stage's memory for messages: a value and a gradient that come, two gradients that go."""
+"""What lies in a middle stage's memory: a value and a gradient that come, two gradients that go."""
 
 
 def test_without_regions_it_is_the_sum_of_the_units() -> None:
