@@ -14,6 +14,8 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node
 from torch.utils.hooks import RemovableHandle
 
+from partita.errors import ExecutionError
+
 __all__ = [
     "AsSaved",
     "accumulates_inside",
@@ -136,7 +138,7 @@ def _nothing(_: Tensor) -> None:
 
 
 def _freed(_: object) -> Tensor:
-    raise RuntimeError(
+    raise ExecutionError(
         "a tensor that the backward pass of inputs needed was freed after it: go backward through a "
         "microbatch's graph once"
     )
