@@ -34,7 +34,7 @@ from partita.pipelining import Pipe, SplitPoint, get_schedule_class, pipeline
 from partita.pipelining.schedules import PipelineSchedule
 from partita.planning import Schedule, get_schedule
 from partita.runtime import Handle, ProcessGroupComm
-from partita.runtime.waiters import Waiters
+from partita.runtime.comms.waiters import Waiters
 
 __all__ = ["Row", "main", "measure"]
 

@@ -34,8 +34,8 @@ from partita._torch.tensors.live_bytes import LiveBytes  # noqa: PLC2701 - what 
 from partita.pipelining import get_schedule_class, pipeline
 from partita.pipelining.frontends.pipeline import measure_units
 from partita.planning import Cluster, CostModel, Plan, StageCost, plan_stages, simulate
-from partita.planning.plan_schedule import schedule_of
-from partita.planning.recompute import recomputed_cost
+from partita.planning.costs.recompute import recomputed_cost
+from partita.planning.generators.plan_schedule import schedule_of
 from partita.runtime import ProcessGroupComm
 
 __all__ = ["SCHEDULES", "Row", "main", "summary"]

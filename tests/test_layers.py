@@ -26,6 +26,13 @@ LAYERS = (
     ("cli",),
     ("__main__",),
 )
+COMMANDS = tuple(
+    sorted(
+        path.stem
+        for path in (SOURCE / "cli").glob("*.py")
+        if path.stem not in ("__init__", "main", "plan_page", "split_rows")
+    )
+)
 # Likewise the rooms within a package; a file beside them counts as a room.
 ROOMS = {
     "_torch": (
@@ -42,6 +49,29 @@ ROOMS = {
         ("runner",),
     ),
     "ddp": (("inner", "reducing"), ("replicas",), ("compiled", "forward_cut")),
+    "planning": (
+        ("_check", "_json"),
+        ("hardware", "schedules"),
+        ("costs",),
+        ("plan",),
+        ("simulating",),
+        ("generators", "cutting"),
+        ("searching",),
+    ),
+    "runtime": (
+        ("failures",),
+        ("comms",),
+        ("rng", "microbatches", "piece_runner", "publish_errors", "same_settings", "trace"),
+        ("host_generators",),
+    ),
+    "reporting": (("drawing",), ("replication", "split", "capture"), ("step",), ("plan",)),
+    "cli": (
+        ("models", "output"),
+        ("options",),
+        ("verifying", "plan_page", "split_rows"),
+        COMMANDS,
+        ("main",),
+    ),
     "pipelining": (
         ("interface", "frontends.cuts"),
         ("recompute",),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.reporting.test_html import Page
+from tests.reporting.step.test_html import Page
 from typer.testing import CliRunner
 
 from partita.cli.main import app

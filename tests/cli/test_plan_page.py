@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from partita.cli.plan_options import PlanOptions
+from partita.cli.options.plan_options import PlanOptions
 from partita.cli.plan_page import Planned, gains_of
 from partita.planning import Cluster, CostModel, Unit
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.models import MODELS
-from tests.reporting.test_html import Page
+from tests.cli.user_models import MODELS
+from tests.reporting.step.test_html import Page
 from typer.testing import CliRunner
 
 from partita.cli.main import app

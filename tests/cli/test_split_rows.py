@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from partita.cli.cut_options import CutRequest
+from partita.cli.models.user_file import Built
+from partita.cli.options.cut_options import CutRequest
 from partita.cli.split_rows import split_report
-from partita.cli.user_file import Built
 
 
 class Other(nn.Module):

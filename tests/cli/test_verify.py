@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.cli.models import MODELS
+from tests.cli.user_models import MODELS
 from typer.testing import CliRunner
 
 from partita.cli.main import app

@@ -17,7 +17,7 @@ from tests.runtime.worlds import endings, patience
 from partita.errors import ArgumentError, InfeasiblePlan, PlanError
 from partita.pipelining import Pipe, SplitPoint, pipeline
 from partita.planning import Action, Cluster, CostModel, Plan, Schedule, Unit, plan_stages
-from partita.planning.plan_schedule import schedule_of
+from partita.planning.generators.plan_schedule import schedule_of
 from partita.runtime import Comm, InProcessWorld
 
 CASE = TRANSFORMER

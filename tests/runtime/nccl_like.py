@@ -19,7 +19,8 @@ from tests.runtime.worlds import endings
 from torch import Tensor
 
 from partita._torch.distributed.groups import RawGroup, RawWork, abort_gloo, gloo_group, group_store, prefixed
-from partita.runtime import Comm, ProcessGroupComm, own_groups
+from partita.runtime import Comm, ProcessGroupComm
+from partita.runtime.comms import own_groups
 
 TYPES = frozenset({
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),

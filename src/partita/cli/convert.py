@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from partita.cli.output_files import check_outputs, write_outputs
-from partita.cli.schedule_cases import stages_a_rank
-from partita.cli.schedule_file import read_schedule_file
+from partita.cli.options.schedule_cases import stages_a_rank
+from partita.cli.options.schedule_file import read_schedule_file
+from partita.cli.output.output_files import check_outputs, write_outputs
 from partita.errors import ScheduleError, UsageError
 from partita.planning import Plan, Schedule, get_schedule, lower, schedule_names, schedule_of, validate
 

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from partita._version import __version__
-from partita.cli.user_file import build_from
+from partita.cli.models.user_file import build_from
 from partita.cudagraphs import SavingModel
 from partita.cudagraphs import explain as explain_cudagraphs
 from partita.cudagraphs.explain import ExplainedGraph, Explanation

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from partita.cli.hugging_face_config import DTYPES
-from partita.cli.model_source import choose_source
-from partita.cli.progress import progress_bar
-from partita.cli.quantities import parse_bytes
+from partita.cli.models.hugging_face_config import DTYPES
+from partita.cli.models.model_source import choose_source
+from partita.cli.options.quantities import parse_bytes
+from partita.cli.output.progress import progress_bar
 from partita.errors import UsageError
 from partita.listing import listed
 from partita.pipelining import export_pretrained

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from partita.cli.model_source import choose_source
-from partita.cli.progress import progress_bar
+from partita.cli.models.model_source import choose_source
+from partita.cli.output.progress import progress_bar
 from partita.pipelining import import_pretrained
 from partita.reporting import format_bytes
 

@@ -11,9 +11,8 @@ import torch
 import typer
 from rich.console import Console
 
-from partita.cli.model_source import choose_source
-from partita.cli.output_files import check_outputs, write_outputs
-from partita.cli.plan_options import (
+from partita.cli.models.model_source import choose_source
+from partita.cli.options.plan_options import (
     LIST_SCHEDULE,
     PlanOptions,
     choose_cluster,
@@ -21,8 +20,9 @@ from partita.cli.plan_options import (
     measure_costs,
     read_costs,
 )
+from partita.cli.output.output_files import check_outputs, write_outputs
+from partita.cli.output.progress import progress_bar
 from partita.cli.plan_page import Planned, gains_of
-from partita.cli.progress import progress_bar
 from partita.planning import schedule_names
 from partita.reporting import (
     candidate_table,

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from partita.cli.plan_options import PlanOptions, Progress
-from partita.cli.step_report import step_report
+from partita.cli.options.plan_options import PlanOptions, Progress
+from partita.cli.output.step_report import step_report
 from partita.errors import PlanError
 from partita.planning import Candidate, CostModel, Plan, Simulation, schedule_of, simulate
 from partita.reporting import (

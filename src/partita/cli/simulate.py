@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from partita.cli.output_files import check_outputs, write_outputs
-from partita.cli.progress import progress_bar
-from partita.cli.schedule_cases import SimulatedSchedule, simulate_cases
-from partita.cli.simulate_options import SimulateOptions, SimulationSubject
+from partita.cli.options.schedule_cases import SimulatedSchedule, simulate_cases
+from partita.cli.options.simulate_options import SimulateOptions, SimulationSubject
+from partita.cli.output.output_files import check_outputs, write_outputs
+from partita.cli.output.progress import progress_bar
 from partita.planning import schedule_names
 from partita.reporting import candidate_table, render_plan_html, simulation_timeline, timeline_drawing
 

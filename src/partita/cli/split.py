@@ -11,10 +11,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from partita.cli.cut_options import CutRequest
-from partita.cli.model_source import choose_source
-from partita.cli.output_files import check_outputs, write_outputs
-from partita.cli.progress import progress_bar
+from partita.cli.models.model_source import choose_source
+from partita.cli.options.cut_options import CutRequest
+from partita.cli.output.output_files import check_outputs, write_outputs
+from partita.cli.output.progress import progress_bar
 from partita.cli.split_rows import split_report
 from partita.reporting import StagesReport, render_split_html, split_chart, split_drawing, split_table
 

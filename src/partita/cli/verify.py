@@ -12,14 +12,14 @@ from typing import Annotated
 import torch
 import typer
 
-from partita.cli.cut_options import CutRequest
-from partita.cli.hugging_face_values import with_random_values
-from partita.cli.model_source import ModelSource, choose_source
-from partita.cli.progress import progress_bar
-from partita.cli.schedule_cases import stages_a_rank
-from partita.cli.user_file import Built
-from partita.cli.verify_checks import VerifyCheck, compare_compiled, compare_cut
-from partita.cli.verify_step_check import compare_step, step_schedule
+from partita.cli.models.hugging_face_values import with_random_values
+from partita.cli.models.model_source import ModelSource, choose_source
+from partita.cli.models.user_file import Built
+from partita.cli.options.cut_options import CutRequest
+from partita.cli.options.schedule_cases import stages_a_rank
+from partita.cli.output.progress import progress_bar
+from partita.cli.verifying.verify_checks import VerifyCheck, compare_compiled, compare_cut
+from partita.cli.verifying.verify_step_check import compare_step, step_schedule
 from partita.errors import UsageError
 from partita.planning import Schedule, get_schedule, schedule_names
 

@@ -9,31 +9,31 @@
 
 from __future__ import annotations
 
-from partita.planning.actions import Action, ActionKind, overlap
-from partita.planning.arrivals import SendEnds, send_ends
-from partita.planning.buckets import BucketPlan, Gradient, plan_buckets
-from partita.planning.cluster import Cluster
-from partita.planning.critical_path import IdleTime
-from partita.planning.cut_reasons import explain_cuts
-from partita.planning.devices import Device, devices, get_device, parse_devices
+from partita.planning.costs.recompute import recomputed_cost
+from partita.planning.costs.stage_cost import StageCost
+from partita.planning.costs.units import CostModel, Unit
+from partita.planning.costs.whole_stage import with_reduce_grad, with_unshard
+from partita.planning.cutting.buckets import BucketPlan, Gradient, plan_buckets
+from partita.planning.generators.plan_schedule import schedule_of
 from partita.planning.generators.registry import ScheduleKind, get_schedule, schedule_names
-from partita.planning.links import LinkLevel, PairLink
-from partita.planning.lower import lower
-from partita.planning.memory import MemoryStep
-from partita.planning.merge_backward import merge_backward
-from partita.planning.optimal import OptimalSchedule, optimal_schedule
-from partita.planning.placement import loop_placement, v_placement
+from partita.planning.hardware.cluster import Cluster
+from partita.planning.hardware.devices import Device, devices, get_device, parse_devices
+from partita.planning.hardware.links import LinkLevel, PairLink
+from partita.planning.hardware.placement import loop_placement, v_placement
 from partita.planning.plan import Change, CutReason, Plan, StagePlan
-from partita.planning.plan_schedule import schedule_of
-from partita.planning.recompute import recomputed_cost
-from partita.planning.schedule import Schedule
-from partita.planning.search import Candidate, search
-from partita.planning.simulate import Simulation, Span, simulate, stage_costs
-from partita.planning.stage_cost import StageCost
-from partita.planning.stages import plan_stages
-from partita.planning.units import CostModel, Unit
-from partita.planning.validate import validate
-from partita.planning.whole_stage import with_reduce_grad, with_unshard
+from partita.planning.schedules.actions import Action, ActionKind, overlap
+from partita.planning.schedules.arrivals import SendEnds, send_ends
+from partita.planning.schedules.lower import lower
+from partita.planning.schedules.merge_backward import merge_backward
+from partita.planning.schedules.schedule import Schedule
+from partita.planning.schedules.validate import validate
+from partita.planning.searching.cut_reasons import explain_cuts
+from partita.planning.searching.optimal import OptimalSchedule, optimal_schedule
+from partita.planning.searching.search import Candidate, search
+from partita.planning.searching.stages import plan_stages
+from partita.planning.simulating.critical_path import IdleTime
+from partita.planning.simulating.memory import MemoryStep
+from partita.planning.simulating.simulate import Simulation, Span, simulate, stage_costs
 
 __all__ = [
     "Action",

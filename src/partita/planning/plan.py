@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from partita.errors import PlanError
 from partita.planning import _json
 from partita.planning._check import require_amount, require_count, require_seconds
-from partita.planning.cluster import Cluster
-from partita.planning.schedule import Schedule
-from partita.planning.stage_cost import StageCost
+from partita.planning.costs.stage_cost import StageCost
+from partita.planning.hardware.cluster import Cluster
+from partita.planning.schedules.schedule import Schedule
 
 __all__ = ["Change", "CutReason", "Plan", "StagePlan"]
 

@@ -5,37 +5,10 @@ The data are numbers and names (`RunReport` and its parts); nothing here knows t
 
 from __future__ import annotations
 
-from partita.reporting.backward_pass import BackwardPass, ReducedBucket
-from partita.reporting.bucket_table import bucket_table
-from partita.reporting.candidates import CandidateRow, MemoryUnit, candidate_table, format_memory
-from partita.reporting.capture_html import render_capture_html
-from partita.reporting.capture_report import BreakRow, CaptureReport, GraphRow, LeftOutRow, RegionRow
-from partita.reporting.capture_tables import capture_tables
-from partita.reporting.chrome import chrome_trace
-from partita.reporting.codec import report_from_json, report_to_json
-from partita.reporting.data import Figure, LossPoint, RunReport, StageRow, Timeline, TimelineSpan
-from partita.reporting.figures import key_figures
-from partita.reporting.html import render_html
-from partita.reporting.modules import outermost_modules, summarise_modules
-from partita.reporting.plan_html import render_plan_html
-from partita.reporting.plan_report import CutRow, GainRow, MemoryLane, PlannedStageRow, PlanReport
-from partita.reporting.planned import (
-    critical_shares,
-    cut_rows,
-    memory_lanes,
-    planned_stage_rows,
-    recomputed_words,
-    stage_rows,
-)
-from partita.reporting.replication_report import backward_pass, replication_report
-from partita.reporting.simulated import action_span, simulation_timeline
-from partita.reporting.split_chart import split_chart
-from partita.reporting.split_html import render_split_html
-from partita.reporting.split_report import CrossingRow, PieceRow, StagesReport, TiedRow
-from partita.reporting.split_text import split_drawing, split_table
-from partita.reporting.tables import loss_table, plan_table, planned_table
-from partita.reporting.text import timeline_drawing, timeline_text
-from partita.reporting.units import (
+from partita.reporting.capture.capture_html import render_capture_html
+from partita.reporting.capture.capture_report import BreakRow, CaptureReport, GraphRow, LeftOutRow, RegionRow
+from partita.reporting.capture.capture_tables import capture_tables
+from partita.reporting.drawing.units import (
     format_bytes,
     format_count,
     format_loss,
@@ -43,6 +16,33 @@ from partita.reporting.units import (
     format_seconds,
     format_share,
 )
+from partita.reporting.plan.candidates import CandidateRow, MemoryUnit, candidate_table, format_memory
+from partita.reporting.plan.modules import outermost_modules, summarise_modules
+from partita.reporting.plan.plan_html import render_plan_html
+from partita.reporting.plan.plan_report import CutRow, GainRow, MemoryLane, PlannedStageRow, PlanReport
+from partita.reporting.plan.planned import (
+    critical_shares,
+    cut_rows,
+    memory_lanes,
+    planned_stage_rows,
+    recomputed_words,
+    stage_rows,
+)
+from partita.reporting.plan.tables import loss_table, plan_table, planned_table
+from partita.reporting.replication.backward_pass import BackwardPass, ReducedBucket
+from partita.reporting.replication.bucket_table import bucket_table
+from partita.reporting.split.split_chart import split_chart
+from partita.reporting.split.split_html import render_split_html
+from partita.reporting.split.split_report import CrossingRow, PieceRow, StagesReport, TiedRow
+from partita.reporting.split.split_text import split_drawing, split_table
+from partita.reporting.step.chrome import chrome_trace
+from partita.reporting.step.codec import report_from_json, report_to_json
+from partita.reporting.step.data import Figure, LossPoint, RunReport, StageRow, Timeline, TimelineSpan
+from partita.reporting.step.figures import key_figures
+from partita.reporting.step.html import render_html
+from partita.reporting.step.replication_report import backward_pass, replication_report
+from partita.reporting.step.simulated import action_span, simulation_timeline
+from partita.reporting.step.text import timeline_drawing, timeline_text
 
 __all__ = [
     "BackwardPass",

@@ -4,10 +4,11 @@ traces.
 
 from __future__ import annotations
 
-from partita.runtime._operation import finish_all, wait_all
-from partita.runtime.comm import MAX_TAG, Comm, Handle
-from partita.runtime.failure import FailureRecord
-from partita.runtime.in_process import InProcessComm, InProcessWorld
+from partita.runtime.comms._operation import finish_all, wait_all
+from partita.runtime.comms.comm import MAX_TAG, Comm, Handle
+from partita.runtime.comms.in_process import InProcessComm, InProcessWorld
+from partita.runtime.comms.process_group import ProcessGroupComm
+from partita.runtime.failures.failure import FailureRecord
 from partita.runtime.microbatches import (
     CutBatch,
     MicrobatchPlan,
@@ -22,7 +23,6 @@ from partita.runtime.microbatches import (
     split_tree,
 )
 from partita.runtime.piece_runner import PieceRunner, PlainRunner
-from partita.runtime.process_group import ProcessGroupComm
 from partita.runtime.rng import RandomKey, enter_site, key_random_nodes, keyed, site_seed
 from partita.runtime.trace import (
     NULL_TRACER,

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from partita.errors import SignatureMismatch
-from partita.runtime.comm import Comm
-from partita.runtime.thread_activity import doing
+from partita.runtime.comms.comm import Comm
+from partita.runtime.failures.thread_activity import doing
 
 __all__ = ["closed_on_error", "publish_errors"]
 

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 
 from partita.errors import SignatureMismatch
-from partita.runtime.comm import Comm
+from partita.runtime.comms.comm import Comm
 
 __all__ = ["check_same", "digest", "refuse_differences", "short_digest"]
 

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from partita.errors import ArgumentError
-from partita.runtime.comm import Comm
+from partita.runtime.comms.comm import Comm
 
 __all__ = [
     "NULL_TRACER",

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partita.planning import CostModel, Unit, loop_placement
-from partita.planning.cut_problem import make_cut_problem
+from partita.planning.cutting.cut_problem import make_cut_problem
 from partita.planning.searching.balance import all_cuts, balanced_cuts, cut_moves, rank_work
 
 

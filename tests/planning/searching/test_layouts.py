@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from partita.planning import Cluster, CostModel, Unit
-from partita.planning.cut_problem import make_cut_problem
+from partita.planning.cutting.cut_problem import make_cut_problem
 from partita.planning.searching.layouts import layouts, rearranged, swapped
 
 

@@ -49,7 +49,7 @@ from partita.ddp.reducing.settings import ReducerSettings
 from partita.errors import ExecutionError
 from partita.planning import BucketPlan
 from partita.runtime import NULL_TRACER, Comm, Recorder
-from partita.runtime.thread_activity import doing
+from partita.runtime.failures.thread_activity import doing
 
 __all__ = ["Reducer"]
 

@@ -20,9 +20,9 @@ from partita.ddp.replicas.replication import Replication
 from partita.errors import ArgumentError
 from partita.planning import BucketPlan
 from partita.runtime import NULL_TRACER, Comm, ProcessGroupComm, Recorder
+from partita.runtime.comms.shared_memory import leave_shared_memory
+from partita.runtime.failures.thread_activity import doing
 from partita.runtime.publish_errors import closed_on_error
-from partita.runtime.shared_memory import leave_shared_memory
-from partita.runtime.thread_activity import doing
 
 __all__ = ["replicate"]
 

@@ -27,8 +27,8 @@ from partita.ddp.replicas.replicable import check_replicable
 from partita.errors import ExecutionError
 from partita.planning import BucketPlan, Cluster
 from partita.runtime import Comm, Recorder
+from partita.runtime.failures.thread_activity import doing
 from partita.runtime.same_settings import check_same
-from partita.runtime.thread_activity import doing
 
 __all__ = ["REPLICATIONS", "Replication"]
 

@@ -20,8 +20,8 @@ from partita.pipelining.checkpoints.writer_thread import writer_thread
 from partita.pipelining.stages.stage import Stage
 from partita.pipelining.stages.state_of_stage import Stages, listed_stages
 from partita.runtime import Comm, InProcessComm
+from partita.runtime.failures.thread_activity import doing
 from partita.runtime.publish_errors import publish_errors
-from partita.runtime.thread_activity import doing
 
 __all__ = ["Savers", "agree", "attempt", "savers_of"]
 

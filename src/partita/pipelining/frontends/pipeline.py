@@ -49,7 +49,7 @@ from partita.pipelining.frontends.pipe import Pipe
 from partita.pipelining.interface.loss import LossSpec
 from partita.pipelining.interface.two_modes import ModeCut, TwoModes
 from partita.planning import Cluster, CostModel, Plan
-from partita.planning._sizes import read_bytes
+from partita.planning.hardware._sizes import read_bytes
 from partita.runtime import key_random_nodes
 from partita.splitter import Split, split
 

@@ -13,7 +13,7 @@ from partita._torch.tensors.storage import has_memory
 from partita.errors import ExecutionError
 from partita.pipelining.stages.materialise import tensor_slots
 from partita.runtime import Comm, InProcessComm
-from partita.runtime.shared_memory import leave_shared_memory
+from partita.runtime.comms.shared_memory import leave_shared_memory
 
 __all__ = ["with_own_memory"]
 

@@ -199,7 +199,7 @@ class _Arrival:
     """The handle of a message: of its numbers, and of the trailer, which has been sent after them.
 
     The numbers are here when the trailer is. That is short, and so arrives whole or not at all: only for such
-    messages gloo reports reliably that a connection has ended (see ``partita.runtime.waiters``).
+    messages gloo reports reliably that a connection has ended (see ``partita.runtime.comms.waiters``).
     """
 
     numbers: list[Handle]

@@ -30,8 +30,8 @@ from partita.pipelining.tied.tied_parameters import TiedParameters
 from partita.pipelining.tied.tied_sum import TiedGradients, with_chains
 from partita.planning import Schedule, get_schedule
 from partita.runtime import NULL_TRACER, Comm, ProcessGroupComm, Recorder, merge
+from partita.runtime.failures.thread_activity import doing
 from partita.runtime.publish_errors import closed_on_error, publish_errors
-from partita.runtime.thread_activity import doing
 
 __all__ = ["PipelineSchedule", "ScheduleOptions"]
 

@@ -10,9 +10,9 @@ from torch.optim import Optimizer
 from partita._torch.autograd.grad_scaler import found_inf, set_found_inf
 from partita.errors import ExecutionError
 from partita.pipelining.steps.schedules import PipelineSchedule
+from partita.runtime.failures.thread_activity import doing
 from partita.runtime.publish_errors import publish_errors
 from partita.runtime.same_settings import check_same
-from partita.runtime.thread_activity import doing
 
 __all__ = ["GradScaler"]
 

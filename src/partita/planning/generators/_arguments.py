@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from partita.errors import ScheduleError
-from partita.planning.placement import check_placement, loop_placement, v_placement
+from partita.planning.hardware.placement import check_placement, loop_placement, v_placement
 
 __all__ = ["check_counts", "place", "place_in_v"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from partita.errors import ScheduleError
-from partita.planning.actions import Action, ActionKind
+from partita.planning.schedules.actions import Action, ActionKind
 
 __all__ = ["Done", "Rows", "forwards", "laid_out", "trimmed"]
 

@@ -25,8 +25,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from partita.planning.actions import Action, ActionKind
 from partita.planning.generators._problem import Problem
+from partita.planning.schedules.actions import Action, ActionKind
 
 __all__ = ["ListScheduler", "Outcome", "Rule", "Tails", "least_capacity"]
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from partita.planning.actions import ActionKind
-from partita.planning.cluster import Cluster
-from partita.planning.stage_cost import StageCost
+from partita.planning.costs.stage_cost import StageCost
+from partita.planning.hardware.cluster import Cluster
+from partita.planning.schedules.actions import ActionKind
 
 __all__ = ["Problem", "scheduling_problem", "travel_s"]
 

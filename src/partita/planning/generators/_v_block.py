@@ -18,8 +18,8 @@ from collections import deque
 from dataclasses import dataclass
 from itertools import count
 
-from partita.planning.actions import Action, ActionKind
 from partita.planning.generators._clock import Rows, trimmed
+from partita.planning.schedules.actions import Action, ActionKind
 
 __all__ = ["BlockTicks", "v_rows"]
 

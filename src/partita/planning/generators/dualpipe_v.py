@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from partita.errors import ScheduleError
-from partita.planning.actions import Action, ActionKind, overlap
 from partita.planning.generators._arguments import place_in_v
 from partita.planning.generators._clock import laid_out
-from partita.planning.schedule import Schedule
+from partita.planning.schedules.actions import Action, ActionKind, overlap
+from partita.planning.schedules.schedule import Schedule
 
 __all__ = ["dualpipe_v"]
 

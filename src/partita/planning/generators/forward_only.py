@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from partita.planning.actions import Action
 from partita.planning.generators._arguments import place
 from partita.planning.generators._clock import forwards, laid_out
-from partita.planning.schedule import Schedule
+from partita.planning.schedules.actions import Action
+from partita.planning.schedules.schedule import Schedule
 
 __all__ = ["forward_only"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from partita.planning.actions import Action, ActionKind
 from partita.planning.generators._arguments import place
 from partita.planning.generators._clock import Rows, laid_out
 from partita.planning.generators.one_f_one_b import one_f_one_b
-from partita.planning.placement import loop_placement
-from partita.planning.schedule import Schedule
+from partita.planning.hardware.placement import loop_placement
+from partita.planning.schedules.actions import Action, ActionKind
+from partita.planning.schedules.schedule import Schedule
 
 __all__ = ["interleaved_1f1b", "interleaved_rows"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from partita.errors import ScheduleError
-from partita.planning.cluster import Cluster
+from partita.planning.costs.stage_cost import StageCost
 from partita.planning.generators.dualpipe_v import dualpipe_v
 from partita.planning.generators.forward_only import forward_only
 from partita.planning.generators.gpipe import gpipe
@@ -21,9 +21,9 @@ from partita.planning.generators.zb_2p import zb_2p
 from partita.planning.generators.zb_h1 import zb_h1
 from partita.planning.generators.zb_h2 import zb_h2
 from partita.planning.generators.zbv_zero_bubble import zbv_zero_bubble
-from partita.planning.placement import loop_placement, v_placement
-from partita.planning.schedule import Schedule
-from partita.planning.stage_cost import StageCost
+from partita.planning.hardware.cluster import Cluster
+from partita.planning.hardware.placement import loop_placement, v_placement
+from partita.planning.schedules.schedule import Schedule
 
 __all__ = ["ScheduleKind", "get_schedule", "schedule_names"]
 

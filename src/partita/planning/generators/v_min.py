@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from partita.planning.generators._arguments import place_in_v
 from partita.planning.generators._v_block import BlockTicks, v_rows
-from partita.planning.schedule import Schedule
+from partita.planning.schedules.schedule import Schedule
 
 __all__ = ["v_min"]
 

@@ -19,7 +19,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from partita.errors import ScheduleError
-from partita.planning.cluster import Cluster
+from partita.planning.costs.stage_cost import StageCost
 from partita.planning.generators._arguments import place
 from partita.planning.generators._clock import laid_out
 from partita.planning.generators._list_scheduler import ListScheduler, Outcome, Rule, least_capacity
@@ -27,9 +27,9 @@ from partita.planning.generators._problem import Problem, scheduling_problem
 from partita.planning.generators.interleaved_zero_bubble import interleaved_zero_bubble
 from partita.planning.generators.zb_h1 import zb_h1
 from partita.planning.generators.zb_h2 import zb_h2
-from partita.planning.schedule import Schedule
-from partita.planning.simulate import simulate
-from partita.planning.stage_cost import StageCost
+from partita.planning.hardware.cluster import Cluster
+from partita.planning.schedules.schedule import Schedule
+from partita.planning.simulating.simulate import simulate
 
 __all__ = ["zb_2p"]
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from partita.planning.generators.zb_h1 import make_zero_bubble
-from partita.planning.schedule import Schedule
+from partita.planning.schedules.schedule import Schedule
 
 __all__ = ["zb_h2"]
 

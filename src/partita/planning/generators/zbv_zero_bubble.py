@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from partita.planning.actions import Action, ActionKind
 from partita.planning.generators._arguments import place_in_v
 from partita.planning.generators._clock import Done, Rows, laid_out
-from partita.planning.schedule import Schedule
+from partita.planning.schedules.actions import Action, ActionKind
+from partita.planning.schedules.schedule import Schedule
 
 __all__ = ["zbv_zero_bubble"]
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import combinations
 from math import comb
 
-from partita.planning._cuts import CutProblem, Cuts
+from partita.planning.cutting._cuts import CutProblem, Cuts
 
 __all__ = ["all_cuts", "balanced_cuts", "cut_moves", "fewer_places", "rank_work"]
 

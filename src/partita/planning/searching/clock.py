@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from partita.planning.actions import Action, ActionKind
 from partita.planning.generators._problem import Problem
-from partita.planning.schedule import Schedule
+from partita.planning.schedules.actions import Action, ActionKind
+from partita.planning.schedules.schedule import Schedule
 
 __all__ = [
     "PASS_KINDS",

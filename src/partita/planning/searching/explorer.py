@@ -8,12 +8,12 @@ from itertools import islice
 from random import Random
 
 from partita.errors import ScheduleError
-from partita.planning._cuts import CutProblem, Cuts, find_cuts
-from partita.planning._rank_memory import find_cuts_within
-from partita.planning.cut_problem import make_cut_problem
+from partita.planning.costs.recompute import Regions
+from partita.planning.cutting._cuts import CutProblem, Cuts, find_cuts
+from partita.planning.cutting._rank_memory import find_cuts_within
+from partita.planning.cutting.cut_problem import make_cut_problem
 from partita.planning.generators.registry import ScheduleKind
-from partita.planning.recompute import Regions
-from partita.planning.schedule import Schedule
+from partita.planning.schedules.schedule import Schedule
 from partita.planning.searching.balance import all_cuts, balanced_cuts, cut_moves, fewer_places
 from partita.planning.searching.clock import Rows, one_by_one, rows_of
 from partita.planning.searching.improve import Budget

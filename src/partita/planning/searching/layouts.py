@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import permutations
 from math import factorial
 
-from partita.planning._cuts import CutProblem, Cuts
-from partita.planning.cluster import Cluster
-from partita.planning.placement import loop_placement, v_placement
+from partita.planning.cutting._cuts import CutProblem, Cuts
+from partita.planning.hardware.cluster import Cluster
+from partita.planning.hardware.placement import loop_placement, v_placement
 
 __all__ = ["Layout", "layouts", "rearranged", "swapped"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from partita.planning.actions import ActionKind
 from partita.planning.generators._list_scheduler import ListScheduler, Outcome, Rule, Tails, least_capacity
 from partita.planning.generators._problem import Problem
+from partita.planning.schedules.actions import ActionKind
 from partita.planning.searching.clock import Rows, Timing, overflow, run_rows
 from partita.planning.searching.improve import Budget, improve, lower_bound_s
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from partita.planning._cuts import CutProblem, Cuts
-from partita.planning.recompute import Regions
+from partita.planning.costs.recompute import Regions
+from partita.planning.cutting._cuts import CutProblem, Cuts
 from partita.planning.searching.layouts import Layout
 from partita.planning.searching.trial import Case
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from partita.planning.actions import Action
+from partita.planning.cutting.make_stage import make_stage
+from partita.planning.generators.plan_schedule import schedule_of
 from partita.planning.generators.registry import get_schedule, schedule_names
-from partita.planning.make_stage import make_stage
 from partita.planning.plan import Plan
-from partita.planning.plan_schedule import schedule_of
-from partita.planning.schedule import Schedule
+from partita.planning.schedules.actions import Action
+from partita.planning.schedules.schedule import Schedule
 from partita.planning.searching.clock import make_schedule, run_rows
 from partita.planning.searching.layouts import Layout
 from partita.planning.searching.trial import Case, Trial
-from partita.planning.simulate import simulate
+from partita.planning.simulating.simulate import simulate
 
 __all__ = ["Candidate", "candidate_of"]
 

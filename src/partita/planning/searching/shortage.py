@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from partita.planning.cluster import Cluster
 from partita.planning.generators.registry import ScheduleKind, get_schedule, schedule_names
+from partita.planning.hardware.cluster import Cluster
 from partita.planning.searching.explore import explore
 from partita.planning.searching.explorer import Explorer
 from partita.planning.searching.trial import Case, Trial

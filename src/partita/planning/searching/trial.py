@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from partita.planning._cuts import Cuts
-from partita.planning.cluster import Cluster
+from partita.planning.costs.recompute import Regions, recompute_options, recomputed_cost
+from partita.planning.costs.stage_cost import StageCost
+from partita.planning.costs.units import CostModel
+from partita.planning.cutting._cuts import Cuts
 from partita.planning.generators._problem import Problem, scheduling_problem
-from partita.planning.recompute import Regions, recompute_options, recomputed_cost
+from partita.planning.hardware.cluster import Cluster
 from partita.planning.searching.clock import PASS_KINDS, Pass, Rows, has_backward, overflow, run_rows
 from partita.planning.searching.layouts import Layout
-from partita.planning.stage_cost import StageCost
-from partita.planning.units import CostModel
 
 __all__ = ["Case", "Trial"]
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from partita.errors import ArgumentError, CheckpointError, PlanError
 from partita.pipelining.checkpoints.pretrained.safetensors_files import DTYPES, INDEX, SINGLE
-from partita.planning._sizes import read_bytes
+from partita.planning.hardware._sizes import read_bytes
 
 __all__ = ["Weight", "shard_bytes", "write_shards"]
 

@@ -11,9 +11,9 @@ import torch.distributed as dist
 
 from partita.errors import ArgumentError, InfeasiblePlan, PlanError
 from partita.planning import Cluster, CostModel, Plan, plan_stages, search, stage_costs
-from partita.planning.plan_schedule import schedule_of
-from partita.planning.simulate import peak_bytes
-from partita.planning.stages import too_many_stages
+from partita.planning.generators.plan_schedule import schedule_of
+from partita.planning.searching.stages import too_many_stages
+from partita.planning.simulating.simulate import peak_bytes
 from partita.runtime import Comm, ProcessGroupComm
 from partita.runtime.publish_errors import publish_errors
 

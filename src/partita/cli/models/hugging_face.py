@@ -1,0 +1,151 @@
+"""A Hugging Face model from its configuration alone: random or no weights, nothing downloaded or executed."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from partita.cli.models.hugging_face_config import (
+    DTYPES,
+    HuggingFaceModel,
+    error_line,
+    find_model_class,
+    import_transformers,
+    read_config,
+)
+from partita.cli.models.user_file import Built
+from partita.errors import UsageError
+
+__all__ = ["build_hugging_face", "build_pretrained"]
+
+_OF_WHOLE_SAMPLES = ("ForSequenceClassification", "ForImageClassification", "ForAudioClassification")
+"""Classes by the ends of their names, whose labels are one number a sample."""
+
+
+def build_hugging_face(model: HuggingFaceModel, device: str) -> Built:
+    """Make the model on a device, ``meta`` for one without memory, with example inputs and labels.
+
+    Raises:
+        UsageError: ``transformers`` is not installed, there is no such type, file, class or setting, or the
+            configuration can't be used.
+    """
+    transformers = import_transformers()
+    config = read_config(transformers, model)
+    _prepare_training(config)
+    model_class = find_model_class(transformers, config, model.architecture)
+    dtype = _dtype(config, model.dtype)
+    with _as_usage_error(model_class), torch.device(device), _default_dtype(dtype):
+        module = model_class(config)
+    return Built(module.train(), (), _inputs(module, config, model, dtype, device))
+
+
+def build_pretrained(model: HuggingFaceModel) -> nn.Module:
+    """Make the model without memory, with its configuration as it is, for what ``from_pretrained`` reads.
+
+    Where ``generation_config.json`` lies beside the configuration, the model has it.
+
+    Raises:
+        UsageError: as `build_hugging_face`.
+    """
+    transformers = import_transformers()
+    config = read_config(transformers, model)
+    model_class = find_model_class(transformers, config, model.architecture)
+    with _as_usage_error(model_class), torch.device("meta"):
+        module: Any = model_class(config)
+        beside = _beside(model, "generation_config.json")
+        if beside is not None:
+            module.generation_config = transformers.GenerationConfig.from_pretrained(beside)
+    return module
+
+
+def _beside(model: HuggingFaceModel, name: str) -> Path | None:
+    """The folder of the model's configuration, if it holds a file of this name."""
+    folder = Path(model.place) if model.config_json is None and model.place else None
+    folder = model.config_json.parent if model.config_json is not None else folder
+    return folder if folder is not None and (folder / name).is_file() else None
+
+
+@contextmanager
+def _as_usage_error(model_class: type[nn.Module]) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise UsageError(
+            f"{model_class.__name__} can't be made of this configuration: {error_line(error)}"
+        ) from error
+
+
+def _prepare_training(config: Any) -> None:
+    if hasattr(config, "use_cache"):
+        config.use_cache = False  # for generation only: in training it would travel from stage to stage
+    starts = getattr(config, "decoder_start_token_id", None) is not None
+    if getattr(config, "is_encoder_decoder", False) and not starts:
+        # Labels are shifted behind it, and a type's own defaults don't name it.
+        config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
+
+
+def _dtype(config: Any, name: str | None) -> torch.dtype:
+    if name is not None:
+        return DTYPES[name]
+    own = getattr(config, "dtype", None)
+    return own if isinstance(own, torch.dtype) else DTYPES.get(str(own), torch.bfloat16)
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _inputs(
+    module: Any, config: Any, model: HuggingFaceModel, dtype: torch.dtype, device: str
+) -> dict[str, Tensor]:
+    """Tokens or pixels of one microbatch, and labels, so that the loss is part of the model."""
+    kind = module.main_input_name
+    name = type(module).__name__
+    if kind == "pixel_values":
+        pixels = _image_shape(config)
+        inputs = {kind: torch.zeros(model.batch, *pixels, dtype=dtype, device=device)}
+    elif kind == "input_ids":
+        length = _sequence(config, model.sequence, model.longest)
+        inputs = {kind: torch.zeros(model.batch, length, dtype=torch.long, device=device)}
+    else:
+        raise UsageError(f"{name} takes {kind}: write a function that returns (model, args, kwargs)")
+    if "labels" in inspect.signature(module.forward).parameters:
+        shape = inputs[kind].shape[:1] if name.endswith(_OF_WHOLE_SAMPLES) else inputs[kind].shape
+        inputs["labels"] = torch.zeros(shape, dtype=torch.long, device=device)
+    elif name.endswith("ForQuestionAnswering"):
+        for end in ("start_positions", "end_positions"):
+            inputs[end] = torch.zeros(model.batch, dtype=torch.long, device=device)
+    return inputs
+
+
+def _image_shape(config: Any) -> tuple[int, int, int]:
+    size = getattr(config, "image_size", 224)
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    return getattr(config, "num_channels", 3), height, width
+
+
+def _sequence(config: Any, sequence: int | None, most: int) -> int:
+    text = config.get_text_config()
+    longest = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
+    if not isinstance(longest, int) or longest < 1:
+        return most if sequence is None else sequence
+    if sequence is None:
+        return min(longest, most)
+    if sequence > longest:
+        raise UsageError(
+            f"--sequence is {sequence}, more than the {longest} positions of the model: give at most as "
+            f"many, or --set max_position_embeddings={sequence}"
+        )
+    return sequence

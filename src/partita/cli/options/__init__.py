@@ -1,0 +1,1 @@
+"""What users type: quantities, cuts, schedules, clusters."""

@@ -1,0 +1,222 @@
+"""What ``partita plan`` is asked for: checked before a model is made, then carried out."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from partita.cli.models.model_source import ModelSource
+from partita.cli.options.quantities import parse_bytes
+from partita.cli.options.schedule_cases import schedule_kinds
+from partita.errors import UsageError
+from partita.pipelining.frontends.pipeline import measure_units
+from partita.planning import Candidate, Cluster, CostModel, Device, devices, parse_devices, search
+
+__all__ = ["PlanOptions", "choose_cluster", "device_names", "measure_costs", "plan_schedules", "read_costs"]
+
+Progress = Callable[[float], None]
+
+LIST_SCHEDULE = "ListSchedule"
+"""What `search` calls the orders that it makes for the very costs."""
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """What is to be chosen, and within what.
+
+    Attributes:
+        cluster: ranks, links and memory.
+        microbatches: how many a step has.
+        stages: how many, a multiple of the ranks; None for one or two a rank, whichever is faster.
+        schedules: names; None for all that train.
+        parameter_copies: what a byte of parameters costs, gradients and optimizer included.
+        recompute: whether units may be computed again in the backward pass.
+
+    Raises:
+        UsageError: a number that is out of range.
+        ScheduleError: a schedule that is unknown.
+    """
+
+    cluster: Cluster
+    microbatches: int
+    stages: int | None = None
+    schedules: tuple[str, ...] | None = None
+    parameter_copies: float = 4.0
+    recompute: bool = True
+
+    def __post_init__(self) -> None:
+        ranks = self.cluster.ranks
+        if self.microbatches < 1:
+            raise UsageError(f"--microbatches is {self.microbatches}: give 1 or more")
+        if not 0 <= self.parameter_copies < 1000:
+            raise UsageError(
+                f"--parameter-copies is {self.parameter_copies}: give 1 for inference, 4 for Adam"
+            )
+        if self.stages is not None and (self.stages < 1 or self.stages % ranks):
+            near = max(1, self.stages // ranks) * ranks
+            raise UsageError(
+                f"--stages is {self.stages} for {ranks} ranks: give auto or a multiple of the ranks, such as "
+                f"{near} or {near + ranks}"
+            )
+
+    @classmethod
+    def from_options(
+        cls,
+        cluster: Cluster,
+        microbatches: int,
+        stages: str,
+        schedule: str,
+        parameter_copies: float,
+        recompute: bool,
+    ) -> PlanOptions:
+        """Read ``--stages`` and ``--schedule``, of which each may be ``auto``."""
+        if stages != "auto" and not stages.isdecimal():
+            raise UsageError(f"--stages is {stages!r:.40}: give auto or a number")
+        names = None
+        if schedule.lower() not in ("auto", "all"):
+            names = plan_schedules(schedule)
+        count = None if stages == "auto" else int(stages)
+        return cls(cluster, microbatches, count, names, parameter_copies, recompute)
+
+    def candidates(self, costs: CostModel, progress: Progress | None = None) -> list[Candidate]:
+        """Search, the best first; `progress` gets the share that is done.
+
+        Raises:
+            InfeasiblePlan: nothing fits; the message says what is short.
+        """
+        ranks = self.cluster.ranks
+        return search(
+            costs,
+            self.cluster,
+            microbatches=self.microbatches,
+            schedules=self.schedules,
+            stages_per_rank=(1, 2) if self.stages is None else (self.stages // ranks,),
+            parameter_copies=self.parameter_copies,
+            recompute=self.recompute,
+            progress=None if progress is None else lambda _, share: progress(share),
+        )
+
+    def with_one_more_rank(self) -> PlanOptions:
+        """The same for a cluster with one more rank like the last; as many stages a rank."""
+        cluster = self.cluster
+        more = replace(
+            cluster,
+            ranks=cluster.ranks + 1,
+            speeds=cluster.speeds and (*cluster.speeds, cluster.speeds[-1]),
+            memories=cluster.memories and (*cluster.memories, cluster.memories[-1]),
+        )
+        stages = None if self.stages is None else self.stages // cluster.ranks * more.ranks
+        return replace(self, cluster=more, stages=stages)
+
+
+def plan_schedules(names: str) -> tuple[str, ...]:
+    """The names in ``--schedule``: those of `schedule_kinds`, and the one for orders made for the costs.
+
+    >>> plan_schedules("1f1b,listschedule")
+    ('1F1B', 'ListSchedule')
+    """
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    named = [name for name in wanted if name.lower() != LIST_SCHEDULE.lower()]
+    kinds = schedule_kinds(",".join(named)) if named or not wanted else ()
+    return (*(kind.name for kind in kinds), *((LIST_SCHEDULE,) if len(named) < len(wanted) else ()))
+
+
+def choose_cluster(
+    kinds: str | None, ranks: int | None, nodes: int | None, memory: str | None, file: Path | None
+) -> tuple[Cluster, Device | None]:
+    """The cluster, and the device that costs are worked out for; None where they are measured here.
+
+    Args:
+        kinds: devices, such as ``16xH100``.
+        ranks: of this machine's kind, in place of devices.
+        nodes: how many machines the devices are in.
+        memory: what a rank may hold, such as ``80GB``.
+        file: a table of devices of the user's own.
+
+    Raises:
+        UsageError: both or none of devices and ranks, or an option without the one that it belongs to.
+        PlanError: a device that is unknown, or devices that can't be shared out among the nodes.
+    """
+    if kinds is None and ranks is None:
+        raise UsageError(
+            "there is neither --devices nor --ranks: give --devices, such as 16xH100, or --ranks, to measure "
+            "on this machine"
+        )
+    if kinds is not None and ranks is not None:
+        raise UsageError(f"--ranks is {ranks}, and --devices say it too: leave one of them out")
+    size = None if memory is None else parse_bytes(memory, "--memory")
+    if kinds is not None:
+        cluster = Cluster.of_devices(kinds, nodes=nodes, memory=size, path=file)
+        return cluster, parse_devices(kinds, file)[0]
+    if nodes is not None or file is not None:
+        raise UsageError("--nodes and --device-file go with --devices: give these, or leave them out")
+    if ranks is None or ranks < 1:
+        raise UsageError(f"--ranks is {ranks}: give 1 or more")
+    return Cluster(ranks, memory_bytes=size), None
+
+
+def device_names(file: Path | None = None) -> list[str]:
+    """The names that ``--devices`` knows."""
+    return sorted(devices(file))
+
+
+def read_costs(path: Path) -> CostModel:
+    """Read a cost model that was saved.
+
+    Raises:
+        UsageError: the file can't be read.
+        PlanError: it is no cost model.
+    """
+    try:
+        return CostModel.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} can't be read ({error}): give a saved cost model, or a model") from error
+
+
+def measure_costs(
+    source: ModelSource, device: Device | None, ranks: int, stages: int | None, progress: Progress
+) -> CostModel:
+    """Make the model and cost its units: worked out for a device, without memory, or measured here.
+
+    Args:
+        source: the model.
+        device: what to work the costs out for; None to measure on this machine.
+        ranks: how many processes will share this machine, with one thread each, as torchrun starts them;
+            ``OMP_NUM_THREADS`` says another number.
+        stages: how many are wanted at least; smaller units are taken where it needs them.
+        progress: called with the share that is done.
+    """
+    with redirect_stdout(sys.stderr):  # what the model prints is no part of the plan
+        if device is None:
+            built = source.build("cuda" if torch.cuda.is_available() else "cpu")
+            with _threads_of_a_rank(ranks):
+                return measure_units(built.model, built.args, built.kwargs, stages=stages, progress=progress)
+        built = source.build("meta")
+        # Nothing can be proven without numbers, and one size of the batch is all that costs are for.
+        return measure_units(
+            built.model,
+            built.args,
+            built.kwargs,
+            stages=stages,
+            device=device,
+            progress=progress,
+            prove=False,
+            dynamic_shapes=False,
+        )
+
+
+@contextmanager
+def _threads_of_a_rank(ranks: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    if ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,201 @@
+"""What ``partita simulate`` is asked for, and what it compares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from partita.cli.options.quantities import parse_bytes, parse_count, parse_seconds, parse_seconds_list
+from partita.cli.options.schedule_cases import (
+    ScheduleCase,
+    SimulatedSchedule,
+    StageTimes,
+    cases_from_plan,
+    cases_from_times,
+    schedule_kinds,
+)
+from partita.cli.options.schedule_file import read_schedule_file
+from partita.cli.output.step_report import step_report
+from partita.errors import UsageError
+from partita.planning import Cluster, Plan, Schedule, validate
+from partita.reporting import CandidateRow, MemoryUnit, PlanReport, chrome_trace, simulation_timeline
+
+__all__ = ["SimulateOptions", "SimulationSubject"]
+
+
+@dataclass(frozen=True)
+class SimulationSubject:
+    """What is simulated, and how its memory is counted."""
+
+    cases: list[ScheduleCase]
+    unit: MemoryUnit
+    limit: float | None
+    title: str
+
+    def peak(self, one: SimulatedSchedule) -> float:
+        """The most that a rank holds, in the unit."""
+        return max(one.simulation.peak_bytes) / self.divided_by(one)
+
+    def divided_by(self, one: SimulatedSchedule) -> float:
+        """How many bytes of the simulation are one of the unit: a byte a stage is a microbatch a rank."""
+        return 1.0 if self.unit == "bytes" else one.schedule.stages / one.schedule.ranks
+
+    def fits(self, one: SimulatedSchedule) -> bool:
+        """Whether that is within the limit."""
+        return self.limit is None or self.peak(one) <= self.limit
+
+    def order(self, one: SimulatedSchedule) -> tuple[bool, float, float]:
+        """What fits comes first, then what is faster, then what holds less."""
+        return not self.fits(one), one.simulation.makespan_s, self.peak(one)
+
+    def row(self, one: SimulatedSchedule) -> CandidateRow:
+        """A row of the table."""
+        step = one.simulation
+        times = step.makespan_s, step.bubble, step.span_s, step.span_bubble
+        return CandidateRow(one.case.name, one.schedule.stages, *times, self.peak(one), self.fits(one))
+
+    def report(self, ranked: list[SimulatedSchedule], refused: dict[str, str]) -> PlanReport:
+        """The page of the first of these."""
+        best = ranked[0]
+        schedule = best.schedule
+        return step_report(
+            best.simulation,
+            [self.row(one) for one in ranked],
+            title=self.title,
+            subtitle=f"{schedule.ranks} ranks, {schedule.microbatches} microbatches, "
+            f"{len(ranked)} {'schedule' if len(ranked) == 1 else 'schedules'} simulated",
+            unit=self.unit,
+            limits=[self.limit] * schedule.ranks,
+            divided_by=self.divided_by(best),
+            left_out=refused,
+        )
+
+    def trace(self, one: SimulatedSchedule) -> str:
+        """The step as a Chrome trace, with memory where it is known in bytes."""
+        timeline = simulation_timeline(one.simulation, one.case.name, transfers=True)
+        memory = [dict(enumerate(one.simulation.memory))] if self.unit == "bytes" else []
+        return chrome_trace([timeline], memory=memory)
+
+    def as_dict(self, ranked: list[SimulatedSchedule], refused: dict[str, str]) -> dict[str, Any]:
+        """All that was simulated, as plain values."""
+        return {
+            "best": ranked[0].case.name,
+            "memory_limit": self.limit,
+            "memory_unit": self.unit,
+            "schedules": [
+                {
+                    "schedule": one.case.name,
+                    "stages": one.schedule.stages,
+                    "ranks": one.schedule.ranks,
+                    "microbatches": one.schedule.microbatches,
+                    "makespan_s": one.simulation.makespan_s,
+                    "bubble": one.simulation.bubble,
+                    "span_s": one.simulation.span_s,
+                    "span_bubble": one.simulation.span_bubble,
+                    "peak": self.peak(one),
+                    "fits": self.fits(one),
+                }
+                for one in ranked
+            ],
+            "left_out": refused,
+        }
+
+
+@dataclass(frozen=True)
+class SimulateOptions:
+    """The options, as typed."""
+
+    ranks: int | None
+    stages: int | None
+    microbatches: int | None
+    schedule: str | None
+    times: tuple[str | None, str | None, str | None]
+    comm: str | None
+    activation: str | None
+    memory: str | None
+
+    def __post_init__(self) -> None:
+        for name in ("ranks", "stages", "microbatches"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"--{name} is {value}: give 1 or more")
+
+    def of_times(self) -> SimulationSubject:
+        """Stages whose times are given."""
+        if self.ranks is None:
+            raise UsageError("there is neither a file nor --ranks: give one, such as --ranks 8")
+        if self.stages is not None and self.stages % self.ranks:
+            near = max(1, self.stages // self.ranks) * self.ranks
+            raise UsageError(
+                f"--stages is {self.stages} on {self.ranks} ranks: give a multiple of the ranks, such as "
+                f"{near} or {near + self.ranks}"
+            )
+        kinds = schedule_kinds(self.schedule or "all")
+        unit, limit = self._memory()
+        cases = cases_from_times(
+            kinds,
+            self._stage_times(),
+            self._cluster(self.ranks),
+            stages=self.stages,
+            microbatches=self.microbatches or 8,
+            memory=limit,
+        )
+        return SimulationSubject(cases, unit, limit, "Schedules of a pipeline")
+
+    def of_file(self, path: Path) -> SimulationSubject:
+        """A plan, or a schedule."""
+        if self.stages is not None:
+            raise UsageError(f"--stages is given with {path}, which has its own: leave it out")
+        read = read_schedule_file(path)
+        return self._of_plan(read, path) if isinstance(read, Plan) else self._of_schedule(read)
+
+    def _of_schedule(self, schedule: Schedule) -> SimulationSubject:
+        if self.schedule is not None or self.microbatches is not None:
+            raise UsageError("--schedule or --microbatches is given with a schedule: leave it out")
+        validate(schedule)
+        unit, limit = self._memory()
+        costs = self._stage_times().costs(schedule.stages)
+        case = ScheduleCase(
+            schedule.name, lambda: schedule, costs, self._cluster(self.ranks or schedule.ranks)
+        )
+        return SimulationSubject([case], unit, limit, schedule.name)
+
+    def _of_plan(self, plan: Plan, path: Path) -> SimulationSubject:
+        if any(self.times) or self.comm is not None or self.activation is not None:
+            raise UsageError(
+                f"--f, --i, --w, --comm or --activation is given with {path}, which has its own: leave it out"
+            )
+        limit = plan.cluster.memory_bytes if plan.cluster is not None else None
+        if self.memory is not None:
+            limit = parse_bytes(self.memory, "--memory")
+        if self.ranks is not None and self.ranks < plan.ranks:
+            raise UsageError(f"--ranks is {self.ranks}, and the plan needs {plan.ranks}: give it as many")
+        kinds = None if self.schedule is None else schedule_kinds(self.schedule)
+        cases = cases_from_plan(plan, kinds, cluster=None, microbatches=self.microbatches, memory=limit)
+        return SimulationSubject(cases, "bytes", limit, str(path))
+
+    def _memory(self) -> tuple[MemoryUnit, float | None]:
+        if self.activation is not None:
+            return "bytes", None if self.memory is None else parse_bytes(self.memory, "--memory")
+        if self.memory is None:
+            return "microbatches", None
+        if not self.memory.strip().replace(".", "", 1).isdigit():
+            raise UsageError(
+                f"--memory is {self.memory!r:.40} and --activation is not given: give a number of "
+                "microbatches, such as 4.5, or say with --activation what a stage keeps of one"
+            )
+        return "microbatches", parse_count(self.memory, "--memory")
+
+    def _stage_times(self) -> StageTimes:
+        f, i, w = self.times
+        forward = parse_seconds_list("1ms" if f is None else f, "--f")
+        return StageTimes(
+            forward,
+            forward if i is None else parse_seconds_list(i, "--i"),
+            forward if w is None else parse_seconds_list(w, "--w"),
+            None if self.activation is None else parse_bytes(self.activation, "--activation"),
+        )
+
+    def _cluster(self, ranks: int) -> Cluster:
+        return Cluster(ranks, latency_s=0.0 if self.comm is None else parse_seconds(self.comm, "--comm"))

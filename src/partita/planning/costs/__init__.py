@@ -1,0 +1,1 @@
+"""What parts of a model cost: time, memory, bytes that cross."""

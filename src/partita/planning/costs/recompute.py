@@ -1,0 +1,206 @@
+"""What a stage costs where some of its units are computed again in the backward pass.
+
+(T. Chen et al., "Training deep nets with sublinear memory cost", 2016.)
+
+A region is a run of neighbouring units of a stage of which only what enters is kept. A region that is the
+whole stage is computed again as a whole at the start of B or I, and what W needs of it stays until W. A
+region that is a part of a stage is computed again by itself, the last one first, and its gradients are then
+all computed, those of its weights too, before the next one is::
+
+    units          u0 u1 u2 u3          regions ((1, 2),)
+    F keeps        u0, what enters u1, u3
+    I              u3 backward, u1 and u2 forward, both backward with their weights, u0 backward
+    W              the weights of u0 and u3
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from partita.errors import PlanError
+from partita.planning.costs.stage_cost import StageCost
+from partita.planning.costs.units import CostModel, Unit
+
+__all__ = ["Regions", "recompute_options", "recomputed_cost"]
+
+Regions = tuple[tuple[int, int], ...]
+"""(first unit, last unit) of each region, in order and apart."""
+
+_PARTS = (2, 4, 8)
+"""Into so many parts a stage is divided for a choice among them."""
+
+
+def recomputed_cost(
+    costs: CostModel,
+    first_unit: int,
+    last_unit: int,
+    regions: Sequence[tuple[int, int]] = (),
+    parameter_copies: float = 1.0,
+) -> StageCost:
+    """The cost of the stage of the units from `first_unit` to `last_unit`, of which `regions` are recomputed.
+
+    Args:
+        costs: the units of the model.
+        first_unit: index of the stage's first unit.
+        last_unit: index of its last one.
+        regions: (first, last) of each region, in order and apart; none: nothing is computed again.
+        parameter_copies: as in `plan_stages`, for `StageCost.static_bytes`.
+
+    Raises:
+        PlanError: units that do not exist, or regions that overlap or are not in the stage.
+
+    >>> units = tuple(Unit(name, 1.0, 2.0, activation_bytes=10) for name in "abcd")
+    >>> cost = recomputed_cost(CostModel(units, (3, 3, 3)), 1, 3, [(1, 3)])
+    >>> cost.activation_bytes, cost.recompute_s, cost.recompute_bytes
+    (3, 3.0, 30)
+    """
+    if not 0 <= first_unit <= last_unit < len(costs.units):
+        raise PlanError(
+            f"units {first_unit} to {last_unit} are no stage: give two of 0 to {len(costs.units) - 1}"
+        )
+    free = first_unit
+    for first, last in regions:
+        if not free <= first <= last <= last_unit:
+            raise PlanError(
+                f"region ({first}, {last}) is not in units {free} to {last_unit}: give regions within the "
+                "stage, in order and apart"
+            )
+        free = last + 1
+    plain = _plain_cost(costs, first_unit, last_unit, parameter_copies)
+    if not regions:
+        return plain
+    if tuple(regions) == ((first_unit, last_unit),):
+        return _whole(costs, first_unit, last_unit, plain)
+    return _parts(costs, first_unit, last_unit, tuple(regions), plain)
+
+
+def _plain_cost(costs: CostModel, first: int, last: int, parameter_copies: float) -> StageCost:
+    units = costs.units[first : last + 1]
+    split = costs.split_backward_s(first, last)
+    forward_workspace, backward_workspace = costs.workspaces(first, last)
+    messages = costs.message_bytes(first, last)
+    return StageCost(
+        forward_s=sum(unit.forward_s for unit in units),
+        backward_s=sum(unit.backward_s for unit in units),
+        backward_input_s=None if split is None else split[0],
+        backward_weight_s=None if split is None else split[1],
+        send_bytes=costs.crossing_bytes[last] if last + 1 < len(costs.units) else 0,
+        send_grad_bytes=costs.gradient_bytes[first - 1] if first else 0,
+        activation_bytes=costs.kept_bytes(first, last),
+        weight_activation_bytes=costs.left_bytes(first, last),
+        forward_workspace_bytes=forward_workspace + messages,
+        backward_workspace_bytes=backward_workspace + messages,
+        static_bytes=round(parameter_copies * sum(unit.parameter_bytes for unit in units)),
+    )
+
+
+def _entering(costs: CostModel, unit: int) -> int:
+    """What enters a region that starts at `unit`; the model's own inputs are there all the time."""
+    return costs.crossing_bytes[unit - 1] if unit else 0
+
+
+def _passing(units: Sequence[Unit]) -> int:
+    """What a forward pass that keeps nothing needs while it runs."""
+    return max(unit.activation_bytes + unit.forward_workspace_bytes for unit in units)
+
+
+def _whole(costs: CostModel, first: int, last: int, plain: StageCost) -> StageCost:
+    entering = _entering(costs, first)
+    entry = costs.entry_bytes[first - 1] if costs.entry_bytes is not None and first else 0
+    return replace(
+        plain,
+        activation_bytes=entering,
+        recompute_s=plain.forward_s,
+        recompute_bytes=max(plain.activation_bytes - entry, 0),
+        forward_workspace_bytes=_passing(costs.units[first : last + 1]) + costs.message_bytes(first, last),
+    )
+
+
+def _parts(
+    costs: CostModel, first_unit: int, last_unit: int, regions: Regions, plain: StageCost
+) -> StageCost:
+    inside = [costs.units[first : last + 1] for first, last in regions]
+    units = [unit for region in inside for unit in region]
+    # The stage's own input is kept whole where its first region starts there, in place of a part of it.
+    entry = 0
+    if regions[0][0] == first_unit and first_unit and costs.entry_bytes is not None:
+        entry = costs.entry_bytes[first_unit - 1]
+    kept = plain.activation_bytes - entry - sum(unit.activation_bytes for unit in units)
+    kept += sum(_entering(costs, first) for first, _ in regions)
+    # The weights of the regions are done in I.
+    input_s = plain.backward_s / 2 if plain.backward_input_s is None else plain.backward_input_s
+    weight_s = plain.backward_s / 2 if plain.backward_weight_s is None else plain.backward_weight_s
+    all_in_w = plain.backward_input_s == 0.0
+    early_s = min(sum(_weight_s(unit, all_in_w) for unit in units), weight_s)
+    left = plain.weight_bytes - entry
+    left -= sum(unit.activation_bytes if all_in_w else unit.weight_bytes for unit in units)
+    messages = costs.message_bytes(first_unit, last_unit)
+    return replace(
+        plain,
+        backward_input_s=input_s + early_s,
+        backward_weight_s=max(weight_s - early_s, 0.0),
+        activation_bytes=max(kept, 0),
+        weight_activation_bytes=max(left, 0),
+        recompute_s=sum(unit.forward_s for unit in units),
+        recompute_bytes=max(sum(unit.activation_bytes for unit in region) for region in inside),
+        forward_workspace_bytes=max(plain.forward_workspace_bytes, _passing(units) + messages),
+        backward_workspace_bytes=max(
+            plain.backward_workspace_bytes, *(unit.backward_workspace_bytes + messages for unit in units)
+        ),
+    )
+
+
+def _weight_s(unit: Unit, all_in_w: bool) -> float:
+    if all_in_w:
+        return unit.backward_s
+    return unit.backward_s / 2 if unit.backward_weight_s is None else unit.backward_weight_s
+
+
+def recompute_options(costs: CostModel, first_unit: int, last_unit: int) -> Iterator[Regions]:
+    """Regions worth a try for a stage, from none to all of it.
+
+    The stage is divided at the borders with the fewest bytes across into a few parts of about equal time, of
+    which the first, the first two and so on up to all are recomputed; then the whole stage as one region.
+    """
+    yield ()
+    offered: set[Regions] = {()}
+    for parts in _PARTS:
+        pieces = _divided(costs, first_unit, last_unit, parts)
+        if len(pieces) > 1:
+            # What frees most bytes for its time goes first.
+            order = sorted(range(len(pieces)), key=lambda piece: -_saved_per_second(costs, pieces[piece]))
+            for count in range(1, len(pieces) + 1):
+                regions = tuple(sorted(pieces[piece] for piece in order[:count]))
+                if regions not in offered:
+                    offered.add(regions)
+                    yield regions
+    if ((first_unit, last_unit),) not in offered:
+        yield ((first_unit, last_unit),)
+
+
+def _saved_per_second(costs: CostModel, region: tuple[int, int]) -> float:
+    units = costs.units[region[0] : region[1] + 1]
+    saved = sum(unit.activation_bytes for unit in units) - _entering(costs, region[0])
+    return saved / max(sum(unit.forward_s for unit in units), 1e-12)
+
+
+def _divided(costs: CostModel, first: int, last: int, parts: int) -> Regions:
+    """The stage in up to `parts` runs of about equal forward time, divided where few bytes cross."""
+    share = sum(unit.forward_s for unit in costs.units[first : last + 1]) / parts
+    borders: list[int] = []
+    passed_s = 0.0
+    window: list[tuple[int, float, int]] = []
+    for unit in range(first, last):
+        passed_s += costs.units[unit].forward_s
+        place = len(borders) + 1
+        if (costs.borders is None or unit in costs.borders) and abs(passed_s - place * share) <= share / 2:
+            window.append((costs.crossing_bytes[unit], abs(passed_s - place * share), unit))
+        if passed_s > (place + 0.5) * share and window:
+            borders.append(min(window)[2])
+            window = []
+    if window and len(borders) < parts - 1:
+        borders.append(min(window)[2])
+    edges = [first, *(border + 1 for border in borders), last + 1]
+    return tuple((start, end - 1) for start, end in pairwise(edges))

@@ -1,0 +1,126 @@
+"""What one stage costs for one microbatch, as the simulator and the schedules that know times take it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from partita.errors import PlanError
+from partita.planning._check import require_amount, require_seconds
+from partita.planning.schedules.actions import ActionKind
+
+__all__ = ["StageCost"]
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """What one stage costs for one microbatch.
+
+    Attributes:
+        forward_s: seconds of the forward pass.
+        backward_s: seconds of the whole backward pass.
+        backward_input_s: seconds of I; half of `backward_s` where it is not given.
+        backward_weight_s: seconds of W; half of `backward_s` where it is not given. Both or none.
+        send_bytes: what the forward pass sends along each edge that leaves the stage.
+        send_grad_bytes: what the backward pass sends back along each edge that enters the stage; where it is
+            not given, as much as came along the edge.
+        activation_bytes: kept from the start of the forward pass to the end of the backward pass (of W, where
+            it is split).
+        static_bytes: there all the time: parameters, gradients, optimizer state.
+        weight_activation_bytes: what is left from the end of I to the end of W: activations, and the
+            gradients that I has caught on its way, so it may be more than `activation_bytes`; all that is
+            kept and recomputed where it is not given.
+        overlap_s: seconds of the forward pass together with a backward pass of another stage, in an
+            OVERLAP_F_B; as long as one after the other where it is not given.
+        forward_workspace_bytes: what the forward pass needs at most while it runs, beyond what it keeps.
+        backward_workspace_bytes: what B, I or W needs at most while it runs, beyond what is kept for it.
+        recompute_s: seconds of the forward pass of what is computed again, at the start of B or I.
+        recompute_bytes: what that brings back, kept to the end of B (of W, where it is split).
+        unshard_s: seconds to gather the parameters of a sharded stage.
+        reduce_grad_s: seconds to sum the gradients over the replicas of the stage.
+
+    Raises:
+        PlanError: a value that is negative or no number, or one half of the backward pass without the other.
+
+    >>> StageCost(1.0, 2.0, activation_bytes=10, weight_activation_bytes=4).weight_bytes
+    4
+    """
+
+    forward_s: float
+    backward_s: float
+    backward_input_s: float | None = None
+    backward_weight_s: float | None = None
+    send_bytes: int = 0
+    send_grad_bytes: int | None = None
+    activation_bytes: int = 0
+    static_bytes: int = 0
+    weight_activation_bytes: int | None = None
+    overlap_s: float | None = None
+    forward_workspace_bytes: int = 0
+    backward_workspace_bytes: int = 0
+    recompute_s: float = 0.0
+    recompute_bytes: int = 0
+    unshard_s: float = 0.0
+    reduce_grad_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for what in ("forward_s", "backward_s", "recompute_s", "unshard_s", "reduce_grad_s"):
+            require_seconds(getattr(self, what), what)
+        if (self.backward_input_s is None) != (self.backward_weight_s is None):
+            raise PlanError("one of backward_input_s and backward_weight_s is given: give both or none")
+        for what in ("backward_input_s", "backward_weight_s"):
+            if getattr(self, what) is not None:
+                require_seconds(getattr(self, what), what)
+        for what in (
+            "send_bytes",
+            "activation_bytes",
+            "static_bytes",
+            "forward_workspace_bytes",
+            "backward_workspace_bytes",
+            "recompute_bytes",
+        ):
+            require_amount(getattr(self, what), what)
+        for what in ("send_grad_bytes", "weight_activation_bytes"):
+            if getattr(self, what) is not None:
+                require_amount(getattr(self, what), what)
+        if self.overlap_s is not None:
+            require_seconds(self.overlap_s, "overlap_s")
+
+    @property
+    def weight_bytes(self) -> int:
+        """What I leaves to W, in bytes."""
+        if self.weight_activation_bytes is not None:
+            return self.weight_activation_bytes
+        return self.activation_bytes + self.recompute_bytes
+
+    def bytes_during(self, kind: ActionKind) -> int:
+        """What an F, I, W or B adds to the memory of its rank at most while it runs."""
+        workspace = self.backward_workspace_bytes
+        if kind is ActionKind.F:
+            return self.activation_bytes + self.forward_workspace_bytes
+        if kind is ActionKind.W:
+            return workspace
+        if kind is ActionKind.I:  # it frees as it goes, and may catch more for W than that
+            return workspace + max(self.recompute_bytes, self.bytes_after(kind))
+        return self.recompute_bytes + workspace
+
+    def bytes_after(self, kind: ActionKind) -> int:
+        """What an F, I, W or B of a training step adds to the memory of its rank from its end on."""
+        if kind is ActionKind.F:
+            return self.activation_bytes
+        if kind is ActionKind.I:
+            return self.weight_bytes - self.activation_bytes
+        return -self.weight_bytes if kind is ActionKind.W else -self.activation_bytes
+
+    def gradient_bytes(self, producer: StageCost) -> int:
+        """What the backward pass sends back along the edge from `producer`."""
+        return producer.send_bytes if self.send_grad_bytes is None else self.send_grad_bytes
+
+    def seconds(self, kind: ActionKind) -> float:
+        """How long an F, I, W or B of the stage takes, what is computed again included."""
+        if kind is ActionKind.F:
+            return self.forward_s
+        if kind is ActionKind.B:
+            return self.backward_s + self.recompute_s
+        split = self.backward_input_s if kind is ActionKind.I else self.backward_weight_s
+        seconds = self.backward_s / 2 if split is None else split
+        return seconds + self.recompute_s if kind is ActionKind.I else seconds

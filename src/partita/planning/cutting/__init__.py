@@ -1,0 +1,1 @@
+"""Where to cut: consecutive units into stages, gradients into buckets."""

@@ -1,0 +1,52 @@
+"""A run of neighbouring units as a stage of a plan."""
+
+from __future__ import annotations
+
+from partita.planning.costs.recompute import Regions, recomputed_cost
+from partita.planning.costs.units import CostModel
+from partita.planning.plan import StagePlan
+
+__all__ = ["make_stage"]
+
+
+def make_stage(
+    costs: CostModel,
+    index: int,
+    first_unit: int,
+    last_unit: int,
+    *,
+    regions: Regions = (),
+    time_s: float = 0.0,
+    peak_bytes: int = 0,
+) -> StagePlan:
+    """Stage number `index`, of the units from `first_unit` to `last_unit`, of which `regions` are recomputed.
+
+    Args:
+        time_s: see `StagePlan`.
+        peak_bytes: see `StagePlan`.
+    """
+    units = costs.units[first_unit : last_unit + 1]
+    cost = recomputed_cost(costs, first_unit, last_unit)
+    return StagePlan(
+        index=index,
+        first_unit=first_unit,
+        last_unit=last_unit,
+        units=tuple(unit.name for unit in units),
+        modules=tuple(module for unit in units for module in unit.modules),
+        parameters=sum(unit.parameters for unit in units),
+        parameter_bytes=sum(unit.parameter_bytes for unit in units),
+        forward_s=cost.forward_s,
+        backward_s=cost.backward_s,
+        send_bytes=cost.send_bytes,
+        send_grad_bytes=cost.send_grad_bytes or 0,
+        activation_bytes=cost.activation_bytes,
+        backward_input_s=cost.backward_input_s,
+        backward_weight_s=cost.backward_weight_s,
+        weight_activation_bytes=cost.weight_activation_bytes,
+        forward_workspace_bytes=cost.forward_workspace_bytes,
+        backward_workspace_bytes=cost.backward_workspace_bytes,
+        recompute=regions,
+        recomputed=recomputed_cost(costs, first_unit, last_unit, regions) if regions else None,
+        time_s=time_s,
+        peak_bytes=peak_bytes,
+    )

@@ -1,0 +1,1 @@
+"""Schedules as data: actions, their order, and what is wrong with one."""

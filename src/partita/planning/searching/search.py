@@ -1,0 +1,87 @@
+"""Choose stages, placement, schedule and recomputation together, by the simulated step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from partita.errors import InfeasiblePlan
+from partita.planning._check import require_count, require_part
+from partita.planning.costs.units import CostModel
+from partita.planning.generators.registry import get_schedule, schedule_names
+from partita.planning.hardware.cluster import Cluster
+from partita.planning.searching.cut_reasons import explain_cuts
+from partita.planning.searching.explore import explore
+from partita.planning.searching.explorer import LIST
+from partita.planning.searching.result import Candidate, candidate_of
+from partita.planning.searching.shortage import describe_shortage
+from partita.planning.searching.trial import Case
+
+__all__ = ["Candidate", "search"]
+
+
+def search(
+    costs: CostModel,
+    cluster: Cluster,
+    *,
+    microbatches: int = 8,
+    schedules: Sequence[str] | None = None,
+    stages_per_rank: Sequence[int] = (1, 2),
+    parameter_copies: float = 4.0,
+    recompute: bool = True,
+    progress: Callable[[str, float], None] | None = None,
+) -> list[Candidate]:
+    """The plans that use every rank of `cluster`, fastest first; of equally fast ones, least memory first.
+
+    Tried are, by simulated makespan and within the memory of each rank: the named schedules and orders made
+    for the very costs (list scheduling with memory, improved along the critical path); stages round the ranks
+    and in a V, with unequal ranks in several orders; cuts with the fastest slowest stage, cuts that give each
+    rank its share of the work, and cuts that fit the memory, all with borders moved for as long as that
+    helps; and recomputing as little of a stage as will do. How much is tried depends on the numbers of
+    stages and microbatches alone, so equal arguments give equal results.
+
+    Args:
+        costs: the units in order, for one microbatch.
+        cluster: ranks, links and memory.
+        microbatches: how many a step has.
+        schedules: names that `get_schedule` knows, and "ListSchedule" for orders that are made here; all of
+            them that train where they are not given.
+        stages_per_rank: the numbers of stages on each rank to try.
+        parameter_copies: as in `plan_stages`.
+        recompute: whether units may be computed again in the backward pass to save memory.
+        progress: called with what is done now and the part of all that is behind it, 0.0 to 1.0.
+
+    Returns:
+        One candidate for each schedule, shape of placement and number of stages that can be had. The plan of
+        the first says why each of its cuts is where it is (`Plan.cuts`).
+
+    Raises:
+        InfeasiblePlan: nothing fits; the message says what is short by how much, and a change that would do.
+        ScheduleError: a name that is unknown.
+        PlanError: a number that is out of range.
+
+    >>> from partita.planning import Unit
+    >>> units = tuple(Unit(f"u{index}", 1.0, 2.0, parameter_bytes=8) for index in range(6))
+    >>> best = search(CostModel(units, (4,) * 5), Cluster(2), microbatches=4)[0]
+    >>> best.makespan_s  # 4 microbatches take each rank 36 s, and the last one gets its first input after 3
+    37.0
+    """
+    require_count(microbatches, "microbatches")
+    require_part(parameter_copies, "parameter_copies")
+    for count in stages_per_rank:
+        require_count(count, "a number in stages_per_rank")
+    names = list(schedules) if schedules is not None else [*schedule_names(), LIST]
+    kinds = [get_schedule(name) for name in names if name.lower() != LIST.lower()]
+    if schedules is None:
+        kinds = [kind for kind in kinds if kind.trains]
+    case = Case(costs, cluster, microbatches, parameter_copies, recompute)
+    with_lists = schedules is None or len(kinds) < len(names)
+    explorer = explore(case, kinds, stages_per_rank, with_lists=with_lists, progress=progress)
+    fitting = [trial for trial in explorer.ranked() if trial.fits]
+    if not fitting:
+        raise InfeasiblePlan(describe_shortage(case, explorer, kinds, stages_per_rank))
+    candidates = [candidate_of(case, trial) for trial in fitting]
+    candidates.sort(key=lambda one: (one.makespan_s, max(one.peak_bytes)))
+    best = candidates[0]
+    reasons = explain_cuts(costs, best.plan)
+    return [replace(best, plan=replace(best.plan, cuts=reasons)), *candidates[1:]]

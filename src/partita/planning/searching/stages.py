@@ -1,0 +1,198 @@
+"""Choose the stages of a pipeline from measured costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+from partita.errors import InfeasiblePlan, PlanError
+from partita.planning._check import require_amount, require_count
+from partita.planning.costs.units import CostModel
+from partita.planning.cutting._cuts import CutProblem, Cuts, find_cuts
+from partita.planning.cutting._rank_memory import find_cuts_within
+from partita.planning.cutting.cut_problem import PER_SECOND, make_cut_problem
+from partita.planning.cutting.make_stage import make_stage
+from partita.planning.generators.registry import ScheduleKind, get_schedule
+from partita.planning.hardware.cluster import Cluster
+from partita.planning.plan import Plan
+from partita.planning.searching.explorer import Explorer
+from partita.planning.searching.improve import Budget
+from partita.planning.searching.layouts import Layout
+from partita.planning.searching.trial import Case
+
+__all__ = ["plan_stages", "too_many_stages"]
+
+_MOST_TIMED, _MOST_PASSES = 400, 2_000_000
+"""So often the step may be timed, and so many passes in all."""
+
+
+def plan_stages(
+    costs: CostModel,
+    stages: int,
+    *,
+    cluster: Cluster | None = None,
+    schedule: str = "1F1B",
+    microbatches: int = 8,
+    max_memory_bytes: int | None = None,
+    parameter_copies: float = 4.0,
+) -> Plan:
+    """Cut the units into `stages` runs of neighbours, for a schedule that has a name.
+
+    Where each rank has one stage and all ranks are equal, the slowest stage is as fast as can be. What a
+    stage adds to each microbatch of a full pipeline is its forward and its backward time, and what it sends:
+
+    - GPipe, LoopedBFS and forward-only pipelines have other microbatches to work on while a message travels,
+      so a stage takes the largest of its compute time and of the times of its two messages.
+    - In 1F1B and its kin, a stage waits for a microbatch to go to the end and back before it starts another.
+      Each message on the way counts, so a stage takes the sum.
+
+    Among the cuts with the smallest bottleneck, those with the fewest bytes across all cuts are kept, and of
+    these the most even one (least sum of squared stage times; where a large problem leaves very many such
+    cuts, a near one).
+
+    Where ranks have several stages, or speeds or memories of their own, the step of the schedule is simulated
+    for cuts with the fastest slowest stage and for cuts that give each rank its share of the work; then
+    borders move for as long as that shortens the step. Those cuts are good, not proven to be the best.
+    `search` tries more: other schedules, orders and placements, and recomputation.
+
+    Memory: a stage holds `parameter_copies` times its parameters, and its activations for as many
+    microbatches as the schedule has in flight there. The limit is for a rank: what its stages hold at the
+    same time has to fit. Where several stages share it and the best cut does not fit, what is given to each
+    stage is tried in two ways: in proportion to what it would hold in that cut, and evenly.
+
+    Args:
+        costs: the units in order, and what crosses each border.
+        stages: how many stages are wanted.
+        cluster: links, memory and the number of ranks; stages go round the ranks (or down and back up, if the
+            schedule wants it). Without it, each stage has its own rank (each two, in a V), links take no time
+            and memory has no limit.
+        schedule: a name that `get_schedule` knows.
+        microbatches: how many a step has.
+        max_memory_bytes: what one rank may hold; `cluster.memory_bytes` where it is not given.
+        parameter_copies: 1 for inference, 2 with gradients, 3 with momentum, 4 with Adam.
+
+    Raises:
+        InfeasiblePlan: more stages than the units can be cut into, or not enough memory.
+        ScheduleError: the schedule can't serve so many stages, microbatches or ranks.
+        PlanError: a number that is out of range.
+
+    >>> from partita.planning.costs.units import Unit
+    >>> times = {"a": 1.0, "b": 1.0, "c": 1.0, "d": 3.0}
+    >>> units = tuple(Unit(name, forward_s=time, backward_s=2 * time) for name, time in times.items())
+    >>> plan = plan_stages(CostModel(units, crossing_bytes=(8, 8, 8)), stages=2)
+    >>> [stage.units for stage in plan.stages], plan.bottleneck_s
+    ([('a', 'b', 'c'), ('d',)], 9.0)
+    """
+    kind = get_schedule(schedule)
+    require_count(microbatches, "microbatches")
+    limit = cluster.memory_bytes if max_memory_bytes is None and cluster is not None else max_memory_bytes
+    if limit is not None:
+        require_amount(limit, "max_memory_bytes")
+    if parameter_copies < 0:
+        raise PlanError(f"parameter_copies is {parameter_copies}: give 0 or more")
+    _check_stages(costs, stages)
+    ranks = _ranks(kind, stages, cluster)
+    placement = kind.placement(stages, ranks)
+    generated = kind(stages, microbatches, ranks)
+    problem = make_cut_problem(
+        costs,
+        cluster,
+        generated.in_flight(),
+        parameter_copies,
+        hides_transfers=kind.hides_transfers,
+        trains=kind.trains,
+    )
+    if ranks < stages or (cluster is not None and not _has_equal_ranks(cluster)):
+        case = Case(costs, _limited(cluster, ranks, limit), microbatches, parameter_copies, recompute=False)
+        cuts = _cuts_by_simulation(case, kind, placement)
+    else:
+        cuts = find_cuts(problem) if limit is None else find_cuts_within(problem, generated, limit)
+    if cuts is None and limit is not None:
+        shares = replace(problem, memory=tuple(limit // placement.count(rank) for rank in placement))
+        raise _too_little_memory(shares, costs, limit)
+    if cuts is None:
+        raise AssertionError("unreachable: without a limit every number of stages up to the most can be had")
+    chosen = tuple(
+        make_stage(
+            costs,
+            index,
+            start,
+            end - 1,
+            time_s=problem.time(start, end) / PER_SECOND / (1.0 if cluster is None else cluster.speed(rank)),
+            peak_bytes=problem.bytes_held(index, start, end),
+        )
+        for index, ((start, end), rank) in enumerate(zip(pairwise(cuts), placement, strict=True))
+    )
+    return Plan(
+        stages=chosen,
+        placement=placement,
+        schedule=kind.name,
+        microbatches=microbatches,
+        bottleneck_s=max(stage.time_s for stage in chosen),
+        parameter_copies=float(parameter_copies),
+        cluster=cluster,
+    )
+
+
+def _check_stages(costs: CostModel, stages: int) -> None:
+    if isinstance(stages, bool) or not isinstance(stages, int) or stages < 1:
+        raise InfeasiblePlan(f"stages is {stages!r}: give a whole number of at least 1")
+    most = len(costs.allowed_borders) + 1
+    if stages > most:
+        why = (
+            f"{len(costs.units)} units"
+            if costs.borders is None
+            else f"{most - 1} borders where a cut is allowed"
+        )
+        raise too_many_stages(stages, most, why)
+
+
+def too_many_stages(stages: int, most: int, why: str) -> InfeasiblePlan:
+    """The error for more stages than a model can be cut into."""
+    return InfeasiblePlan(
+        f"{stages} stages were asked for, but this model can be cut into at most {most} ({why}): "
+        f"ask for {most} or fewer, or measure its costs by smaller units"
+    )
+
+
+def _ranks(kind: ScheduleKind, stages: int, cluster: Cluster | None) -> int:
+    if kind.shape == "V":
+        return max(stages // 2, 1)
+    return stages if cluster is None else min(stages, cluster.ranks)
+
+
+def _has_equal_ranks(cluster: Cluster) -> bool:
+    kinds = {(cluster.speed(rank), cluster.memory(rank)) for rank in range(cluster.ranks)}
+    return len(kinds) == 1
+
+
+def _limited(cluster: Cluster | None, ranks: int, limit: int | None) -> Cluster:
+    """The cluster with the limit that holds, of at least so many ranks."""
+    cluster = Cluster(ranks) if cluster is None else cluster
+    return cluster if cluster.memories is not None else replace(cluster, memory_bytes=limit)
+
+
+def _cuts_by_simulation(case: Case, kind: ScheduleKind, placement: tuple[int, ...]) -> Cuts | None:
+    """The cuts with the shortest simulated step, borders moved; None where none was found that fits."""
+    passes = 3 * len(placement) * case.microbatches
+    budget = Budget(min(_MOST_TIMED * passes, _MOST_PASSES))
+    # Plans by name have no order of their own, so the one that costs make no difference to counts.
+    by_name = replace(kind, for_costs=None)
+    explorer = Explorer(case, budget, trains=kind.trains)
+    explorer.try_named(by_name, Layout(kind.shape, placement, tuple(range(max(placement) + 1))))
+    explorer.move_named_cuts()
+    best = explorer.ranked()[0]
+    return best.cuts if best.fits else None
+
+
+def _too_little_memory(problem: CutProblem, costs: CostModel, limit: int | None) -> InfeasiblePlan:
+    shares = problem.memory or (0,)
+    heaviest = max(
+        range(len(costs.units)), key=lambda unit: problem.bytes_held(problem.stages - 1, unit, unit + 1)
+    )
+    needs = problem.bytes_held(problem.stages - 1, heaviest, heaviest + 1)
+    return InfeasiblePlan(
+        f"no cut into {problem.stages} stages fits into {limit} bytes a rank ({min(shares)} bytes a stage): "
+        f"unit {costs.units[heaviest].name!r} alone takes {needs} bytes at the last stage; "
+        "give more memory or stages, fewer microbatches or parameter_copies, or another schedule"
+    )

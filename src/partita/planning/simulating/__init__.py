@@ -1,0 +1,1 @@
+"""A schedule run on the clock of a cluster: times, memory, the critical path."""

@@ -1,0 +1,277 @@
+"""A schedule with its costs and links as plain tuples of numbers, which the clock goes through.
+
+A value has a number: its kind's and stage's first number plus the microbatch. So every pass of a stage is the
+same tuple with another microbatch, and what is there already is a list of times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from partita.errors import ScheduleError
+from partita.listing import first_few
+from partita.planning.costs.stage_cost import StageCost
+from partita.planning.hardware.cluster import Cluster
+from partita.planning.schedules._program import PassKeys, message_of, pass_keys
+from partita.planning.schedules.actions import Action, ActionKind
+from partita.planning.schedules.edges import edge_table
+from partita.planning.schedules.schedule import Schedule
+
+__all__ = ["COLLECTIVE", "COMPUTE", "SEND", "StepProgram", "TimedAction", "TimedEdge", "step_program"]
+
+COMPUTE, SEND, COLLECTIVE = range(3)
+_PASSES = (ActionKind.F, ActionKind.I, ActionKind.W, ActionKind.B)
+_RECEIVES = (ActionKind.RECV_F, ActionKind.RECV_B)
+
+
+class TimedAction(NamedTuple):
+    """What an action does; the microbatch is added to each number of a value.
+
+    Attributes:
+        role: COMPUTE, SEND (in a schedule that has sends of its own) or COLLECTIVE.
+        seconds: on its own rank.
+        needs: values that it waits for.
+        gives: values that are there when it ends.
+        sends: values that it sends, each with the number of its edge.
+    """
+
+    role: int
+    seconds: float
+    needs: tuple[int, ...]
+    gives: tuple[int, ...]
+    sends: tuple[tuple[int, int], ...]
+
+
+class TimedEdge(NamedTuple):
+    """What the messages from one stage to another have in common.
+
+    Attributes:
+        what: ``"F>"`` or ``"G>"``.
+        sender: the stage that sends.
+        receiver: the stage that receives.
+        first: the number of its message of microbatch 0.
+        seconds: of each message.
+        links: numbers of the links that each message occupies.
+    """
+
+    what: str
+    sender: int
+    receiver: int
+    first: int
+    seconds: float
+    links: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StepProgram:
+    """What every rank does.
+
+    Attributes:
+        rows: for each rank, its operations, each with its microbatch.
+        actions: for each rank, the action of each operation.
+        edges: every kind of message.
+        links: how many links there are.
+        values: how many values there are.
+        in_time_order: whether messages of several ranks compete for a link, so that it matters which comes
+            first.
+    """
+
+    rows: tuple[list[tuple[TimedAction, int]], ...]
+    actions: tuple[list[Action], ...]
+    edges: tuple[TimedEdge, ...]
+    links: int
+    values: int
+    in_time_order: bool
+
+
+def step_program(
+    schedule: Schedule,
+    costs: Sequence[StageCost],
+    cluster: Cluster,
+    edges: Iterable[tuple[int, int]] | None = None,
+) -> StepProgram:
+    """Work out what the clock needs to know."""
+    return _Writer(schedule, costs, cluster, edges).write()
+
+
+class _Writer:
+    def __init__(
+        self,
+        schedule: Schedule,
+        costs: Sequence[StageCost],
+        cluster: Cluster,
+        edges: Iterable[tuple[int, int]] | None,
+    ) -> None:
+        self._schedule = schedule
+        self._costs = costs
+        self._cluster = cluster
+        table = edge_table(schedule.stages, edges)
+        self._keys = pass_keys(schedule, table)
+        self._values = 2 * schedule.stages * schedule.microbatches
+        self._edges = self._number_edges(
+            [(before, after) for before, all_after in enumerate(table.consumers) for after in all_after]
+        )
+        self._passes = {
+            kind: [self._pass(kind, stage) for stage in range(schedule.stages)] for kind in _PASSES
+        }
+
+    def write(self) -> StepProgram:
+        written = [self._row(rank, row) for rank, row in enumerate(self._schedule.rows)]
+        edges = [edge for _, edge in self._edges.values()]
+        senders = {(link, self._schedule.stage_ranks[edge.sender]) for edge in edges for link in edge.links}
+        links = {link for link, _ in senders}
+        return StepProgram(
+            rows=tuple(row for row, _ in written),
+            actions=tuple(actions for _, actions in written),
+            edges=tuple(edges),
+            links=max(links, default=-1) + 1,
+            values=self._values,
+            in_time_order=len(senders) > len(links) or any(len(edge.links) > 1 for edge in edges),
+        )
+
+    def _row(
+        self, rank: int, row: Iterable[Action | None]
+    ) -> tuple[list[tuple[TimedAction, int]], list[Action]]:
+        operations: list[tuple[TimedAction, int]] = []
+        actions: list[Action] = []
+        gathered: dict[int, int] = {}
+        for action in row:
+            if action is None or action.kind in _RECEIVES:
+                continue
+            of_stage = self._passes.get(action.kind)
+            if of_stage is not None and not gathered:
+                self._require_place(action, rank)
+                operations.append((of_stage[action.stage], action.microbatch or 0))
+            else:
+                operation = self._other(action, rank, gathered)
+                if operation is None:
+                    continue
+                operations.append((operation, 0))
+            actions.append(action)
+        return operations, actions
+
+    def _require_place(self, action: Action, rank: int) -> None:
+        schedule = self._schedule
+        if action.stage >= schedule.stages or schedule.stage_ranks[action.stage] != rank:
+            raise ScheduleError(
+                f"rank {rank} has {action}, whose stage it has not: stages are on the ranks "
+                f"{first_few(map(str, schedule.stage_ranks))}"
+            )
+        if (action.microbatch or 0) >= schedule.microbatches:
+            raise ScheduleError(
+                f"rank {rank} has {action}: microbatches are 0 to {schedule.microbatches - 1}"
+            )
+
+    def _other(self, action: Action, rank: int, gathered: dict[int, int]) -> TimedAction | None:
+        """What is no single pass, or a pass that may have to wait until its parameters are gathered.
+
+        Args:
+            gathered: the stages whose next pass does, with the value that it waits for; changed.
+        """
+        for part in action.passes or (action,):
+            self._require_place(part, rank)
+        if action.is_communication:
+            what, sender, receiver, microbatch = message_of(action)
+            if (what, sender, receiver) not in self._edges:
+                raise ScheduleError(
+                    f"rank {rank} has {action}, and no edge goes to stage {receiver} from there"
+                )
+            number, edge = self._edges[what, sender, receiver]
+            local = self._number((what[0], sender, sender)) + microbatch
+            return TimedAction(SEND, 0.0, (local,), (), ((edge.first + microbatch, number),))
+        if action.is_whole_stage:
+            return self._collective(action, gathered)
+        parts = [
+            (self._passes[part.kind][part.stage], part.microbatch or 0, part.stage) for part in action.passes
+        ]
+        waits = [gathered.pop(stage) for _, _, stage in parts if stage in gathered]
+        return TimedAction(
+            COMPUTE,
+            self._together_s(action),
+            (*waits, *(need + microbatch for one, microbatch, _ in parts for need in one.needs)),
+            tuple(give + microbatch for one, microbatch, _ in parts for give in one.gives),
+            tuple((first + mb, edge) for one, mb, _ in parts for first, edge in one.sends),
+        )
+
+    def _collective(self, action: Action, gathered: dict[int, int]) -> TimedAction | None:
+        cost = self._costs[action.stage]
+        if action.kind is ActionKind.REDUCE_GRAD and cost.reduce_grad_s:
+            return TimedAction(COLLECTIVE, cost.reduce_grad_s, (), (), ())
+        if action.kind is ActionKind.UNSHARD and cost.unshard_s:
+            gathered[action.stage] = self._values
+            self._values += 1
+            return TimedAction(COLLECTIVE, cost.unshard_s, (), (gathered[action.stage],), ())
+        return None
+
+    def _together_s(self, action: Action) -> float:
+        if not action.parts:
+            return self._passes[action.kind][action.stage].seconds
+        forward = next((part.stage for part in action.parts if part.kind is ActionKind.F), None)
+        together_s = None if forward is None else self._costs[forward].overlap_s
+        if together_s is None or forward is None:
+            return sum(self._passes[part.kind][part.stage].seconds for part in action.parts)
+        return together_s / self._cluster.speed(self._schedule.stage_ranks[forward])
+
+    def _pass(self, kind: ActionKind, stage: int) -> TimedAction:
+        keys: PassKeys = self._keys(kind, stage)
+        speed = self._cluster.speed(self._schedule.stage_ranks[stage])
+        sends = [self._edges[key] for key in keys.sends]
+        return TimedAction(
+            COMPUTE,
+            self._costs[stage].seconds(kind) / speed,
+            tuple(map(self._number, keys.needs)),
+            tuple(map(self._number, keys.gives)),
+            tuple((edge.first, number) for number, edge in sends),
+        )
+
+    def _number(self, key: tuple[str, int, int]) -> int:
+        """Of the value of microbatch 0."""
+        what, stage, _ = key
+        if what in ("F>", "G>"):
+            return self._edges[key][1].first
+        return (stage + (self._schedule.stages if what == "G" else 0)) * self._schedule.microbatches
+
+    def _number_edges(
+        self, pairs: Sequence[tuple[int, int]]
+    ) -> dict[tuple[str, int, int], tuple[int, TimedEdge]]:
+        """Every message's kind with its number, its edge and the links that it competes for."""
+        ranks, keys = self._schedule.stage_ranks, []
+        for before, after in pairs:
+            if ranks[before] != ranks[after]:
+                keys += [("F>", before, after), ("G>", after, before)]
+        names = _needed_links([self._cluster.links(ranks[sender], ranks[to]) for _, sender, to in keys])
+        links = {name: number for number, name in enumerate(dict.fromkeys(n for one in names for n in one))}
+        edges = {}
+        for number, (key, own) in enumerate(zip(keys, names, strict=True)):
+            what, sender, receiver = key
+            size = (
+                self._costs[sender].send_bytes
+                if what == "F>"
+                else self._costs[sender].gradient_bytes(self._costs[receiver])
+            )
+            seconds = self._cluster.transfer_s(size, ranks[sender], ranks[receiver])
+            edge = TimedEdge(*key, self._values, seconds, tuple(links[name] for name in own))
+            edges[key] = number, edge
+            self._values += self._schedule.microbatches
+        return edges
+
+
+def _needed_links(names: Sequence[tuple[Hashable, ...]]) -> list[tuple[Hashable, ...]]:
+    """The links of each edge without those that another one of its links keeps free: all their messages go
+    through that one too, one at a time.
+    """
+    users: dict[Hashable, set[int]] = {}
+    for number, own in enumerate(names):
+        for name in own:
+            users.setdefault(name, set()).add(number)
+    needed = []
+    for own in names:
+        largest = sorted(dict.fromkeys(own), key=lambda name: -len(users[name]))
+        kept: list[Hashable] = []
+        for name in largest:
+            if not any(users[name] <= users[other] for other in kept):
+                kept.append(name)
+        needed.append(tuple(kept))
+    return needed

@@ -1,0 +1,87 @@
+"""How much memory each rank of a step holds: at most, and over time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from partita.planning.costs.stage_cost import StageCost
+from partita.planning.schedules.actions import Action, ActionKind
+from partita.planning.schedules.schedule import Schedule
+from partita.planning.simulating.span import Span
+
+__all__ = ["MemoryStep", "memory_over_time", "peak_bytes"]
+
+_PASSES = (ActionKind.F, ActionKind.I, ActionKind.W, ActionKind.B)
+
+
+class MemoryStep(NamedTuple):
+    """From `time_s` until the next step, a rank holds so many `bytes`."""
+
+    time_s: float
+    bytes: int
+
+
+def peak_bytes(schedule: Schedule, costs: Sequence[StageCost]) -> tuple[int, ...]:
+    """The most memory that each rank holds. Its actions come one by one, so time does not matter."""
+    current = _static_bytes(schedule.stage_ranks, schedule.ranks, costs)
+    most = list(current)
+    trains = schedule.has_backward
+    uses = {kind: [(cost.bytes_during(kind), cost.bytes_after(kind)) for cost in costs] for kind in _PASSES}
+    for rank, part in schedule.passes():
+        during, after = uses[part.kind][part.stage]
+        now = current[rank]
+        if now + during > most[rank]:
+            most[rank] = now + during
+        if trains:
+            current[rank] = now + after
+    return tuple(most)
+
+
+def memory_over_time(
+    spans: Sequence[Span], costs: Sequence[StageCost], stage_ranks: Sequence[int], ranks: int
+) -> tuple[tuple[MemoryStep, ...], ...]:
+    """For each rank, how much it holds from when on, from the start of the step to its end.
+
+    While a pass runs, its rank holds what the pass needs at most, workspaces and what is computed again
+    included; from its end on, what stays. Of the parts of an OVERLAP_F_B, which run together, one is counted
+    after the other, as in `peak_bytes`.
+
+    Args:
+        spans: the passes; those of a rank in its order.
+        costs: one a stage.
+        stage_ranks: the rank of each stage.
+        ranks: how many ranks there are.
+    """
+    current = _static_bytes(stage_ranks, ranks, costs)
+    steps = [[MemoryStep(0.0, size)] for size in current]
+    trains = any(part.kind is not ActionKind.F for span in spans for part in span.action.passes)
+    for span in spans:
+        most, after = _over(span.action, current[span.rank], costs, trains)
+        current[span.rank] = after
+        _append(steps[span.rank], span.start_s, most)
+        _append(steps[span.rank], span.end_s, after)
+    return tuple(map(tuple, steps))
+
+
+def _over(action: Action, now: int, costs: Sequence[StageCost], trains: bool) -> tuple[int, int]:
+    """The most that a rank holds during an action, and what it holds after it."""
+    most = now
+    for part in action.passes:
+        most = max(most, now + costs[part.stage].bytes_during(part.kind))
+        if trains:
+            now += costs[part.stage].bytes_after(part.kind)
+    return max(most, now), now
+
+
+def _append(steps: list[MemoryStep], time_s: float, size: int) -> None:
+    """Add a step, unless nothing changes. One that takes no time stays, for it may be the peak."""
+    if steps[-1].bytes != size:
+        steps.append(MemoryStep(time_s, size))
+
+
+def _static_bytes(stage_ranks: Sequence[int], ranks: int, costs: Sequence[StageCost]) -> list[int]:
+    static = [0] * ranks
+    for rank, cost in zip(stage_ranks, costs, strict=True):
+        static[rank] += cost.static_bytes
+    return static

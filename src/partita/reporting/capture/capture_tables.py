@@ -1,0 +1,98 @@
+"""Tables for the terminal: what is captured, what is not, and where graphs end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from partita.listing import first_few
+from partita.reporting.capture.capture_report import CaptureReport, GraphRow, LeftOutRow
+from partita.reporting.drawing.units import format_seconds, format_share
+
+__all__ = ["break_table", "capture_tables", "left_out_table", "operator_list", "region_table"]
+
+_MOST_OPERATORS = 3
+
+
+def capture_tables(report: CaptureReport) -> list[Table]:
+    """Make the tables of a report that have rows, in order."""
+    tables = [region_table(report.graphs)]
+    if any(graph.left_out for graph in report.graphs):
+        tables.append(left_out_table(report.graphs))
+    if report.breaks:
+        tables.append(break_table(report))
+    return tables
+
+
+def region_table(graphs: Sequence[GraphRow]) -> Table:
+    """Make a table with one row a region, and a footer with what is saved of all launches."""
+    saved = sum(graph.launches_saved for graph in graphs)
+    nodes = sum(graph.nodes for graph in graphs)
+    captured = sum(graph.captured_nodes for graph in graphs)
+    share = format_share(captured / nodes) if nodes else "none"
+    table = Table(title="Captured", title_justify="left", show_footer=True)
+    table.add_column("graph", footer="all")
+    table.add_column("region", footer="")
+    table.add_column("nodes", justify="right", footer=f"{captured} of {nodes}\n({share})", no_wrap=True)
+    table.add_column("launches", justify="right", footer="", no_wrap=True)
+    table.add_column("saved", justify="right", footer=str(saved), no_wrap=True)
+    table.add_column("copies", justify="right", footer="", no_wrap=True)
+    table.add_column("time saved\n(assumed)", justify="right", footer="", no_wrap=True)
+    for graph in graphs:
+        if not graph.regions:
+            table.add_row(Text(graph.name), "none", f"0 of {graph.nodes}", *[""] * 4)
+        for region in graph.regions:
+            time = format_seconds(region.saved_s) if region.saved_s >= 0 else "costs time"
+            table.add_row(
+                Text(graph.name),
+                Text(f"{region.name} on {region.device}" if region.captured else "not worth it"),
+                str(region.nodes),
+                str(region.launches),
+                str(region.launches - 1) if region.captured else "0",
+                str(region.copies),
+                time,
+                style="" if region.captured else "dim",
+            )
+    return table
+
+
+def left_out_table(graphs: Sequence[GraphRow]) -> Table:
+    """Make a table of the lines of the user's code with something that can't be captured."""
+    table = Table(title="Not captured", title_justify="left", show_lines=True)
+    table.add_column("graph")
+    table.add_column("where", overflow="fold", ratio=2)
+    table.add_column("what", overflow="fold", ratio=1)
+    table.add_column("why", overflow="fold", ratio=2)
+    table.add_column("what to do", overflow="fold", ratio=2)
+    for graph in graphs:
+        for row in graph.left_out:
+            table.add_row(
+                Text(graph.name),
+                Text(row.source or "no line is known"),
+                Text(operator_list(row)),
+                Text(row.reason),
+                Text(row.way_out),
+            )
+    return table
+
+
+def break_table(report: CaptureReport) -> Table:
+    """Make a table of the places where a graph ends."""
+    table = Table(title="torch.compile ends a graph", title_justify="left", show_lines=True)
+    table.add_column("where", overflow="fold", ratio=2)
+    table.add_column("why", overflow="fold", ratio=2)
+    table.add_column("what to do", overflow="fold", ratio=2)
+    for row in report.breaks:
+        table.add_row(Text(row.source or "no line is known"), Text(row.reason), Text(row.way_out))
+    return table
+
+
+def operator_list(row: LeftOutRow) -> str:
+    """Return the first operators of a line, and how many there are besides.
+
+    >>> operator_list(LeftOutRow("", ("a", "b", "c", "d", "e"), "", ""))
+    'a, b, c and 2 more'
+    """
+    return first_few(row.operators, _MOST_OPERATORS)

@@ -1,0 +1,1 @@
+"""A plan: its candidates, its memory, its page."""

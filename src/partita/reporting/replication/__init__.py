@@ -1,0 +1,1 @@
+"""A data parallel backward pass: its buckets as a table and a chart."""

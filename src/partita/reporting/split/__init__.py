@@ -1,0 +1,1 @@
+"""What the splitter made: pieces as a table, a drawing, a page."""

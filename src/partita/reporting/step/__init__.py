@@ -1,0 +1,1 @@
+"""A pipeline step: its data, its timeline, its page."""

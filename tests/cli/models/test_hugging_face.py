@@ -1,0 +1,140 @@
+"""Hugging Face models from their configuration alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from partita.cli.models.hugging_face import build_hugging_face
+from partita.cli.models.hugging_face_config import HuggingFaceModel, parse_settings
+from partita.cli.models.user_file import Built
+from partita.errors import UsageError
+
+pytest.importorskip("transformers")
+LLAMA = (
+    "num_hidden_layers=2",
+    "hidden_size=16",
+    "intermediate_size=32",
+    "num_attention_heads=2",
+    "num_key_value_heads=1",
+    "vocab_size=64",
+)
+SMALL = ("hidden_size=24", "intermediate_size=32", "vocab_size=64", "max_position_embeddings=8")
+
+
+def build(device: str = "meta", **options: Any) -> Built:
+    return build_hugging_face(HuggingFaceModel(**options), device)
+
+
+def test_a_type_and_settings_make_a_model_without_memory_and_with_its_loss() -> None:
+    built = build(place="llama", settings=LLAMA, batch=2, sequence=8)
+    assert type(built.model).__name__ == "LlamaForCausalLM"
+    assert {parameter.device.type for parameter in built.model.parameters()} == {"meta"}
+    assert {parameter.dtype for parameter in built.model.parameters()} == {torch.bfloat16}
+    assert torch.get_default_dtype() is torch.float32
+    assert built.kwargs["input_ids"].shape == built.kwargs["labels"].shape == (2, 8)
+
+
+def test_a_local_folder_is_read_and_names_no_code(tmp_path: Path) -> None:
+    settings = {
+        **parse_settings(LLAMA),
+        "model_type": "llama",
+        "auto_map": {"AutoConfig": "evil--code.Config"},
+    }
+    (tmp_path / "config.json").write_text(json.dumps({**settings, "dtype": "float16"}))
+    for options in ({"place": str(tmp_path)}, {"config_json": tmp_path / "config.json"}):
+        built = build(**options, settings=("num_hidden_layers=3",))
+        assert len(built.model.model.layers) == 3
+        assert next(built.model.parameters()).dtype is torch.float16
+        assert not hasattr(built.model.config, "auto_map")
+    named = build(
+        config_json=tmp_path / "config.json", architecture="LlamaForSequenceClassification", batch=3
+    )
+    assert named.kwargs["labels"].shape == (3,)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "name"),
+    [
+        (
+            "t5",
+            ("num_layers=1", "d_model=8", "d_ff=8", "vocab_size=64"),
+            "T5ForConditionalGeneration",
+        ),
+        ("bert", ("num_hidden_layers=1", *SMALL), "BertForMaskedLM"),
+        ("vit", ("num_hidden_layers=1", "image_size=32", "hidden_size=24"), "ViTForImageClassification"),
+        ("gpt2", ("num_hidden_layers=1", "n_embd=24", "vocab_size=64", "n_positions=8"), "GPT2LMHeadModel"),
+    ],
+)
+def test_each_kind_gets_its_inputs_and_labels(kind: str, settings: tuple[str, ...], name: str) -> None:
+    built = build("cpu", place=kind, settings=settings, batch=2, sequence=8, dtype="float32")
+    assert type(built.model).__name__ == name
+    assert torch.isfinite(built.model(**built.kwargs).loss)
+
+
+def test_on_the_cpu_it_runs() -> None:
+    built = build("cpu", place="llama", settings=LLAMA, sequence=4, dtype="float32")
+    assert torch.isfinite(built.model(**built.kwargs).loss)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"place": "meta-llama/Llama-3.1-70B"}, "is no model type and no folder, and nothing is download"),
+        ({"model_type": "lama"}, "there is no model type 'lama' in transformers .*near are .*llama"),
+        ({"place": "llama", "settings": ("num_hidden_layer=2",)}, "did you mean 'num_hidden_layers'"),
+        (
+            {"place": "llama", "settings": ("num_hidden_layers",)},
+            "write name=value, such as num_hidden_layers",
+        ),
+        (
+            {"place": "llama", "settings": ("hidden_size=lots",)},
+            "llama configuration can't be used|can't be made",
+        ),
+        ({"place": "llama", "dtype": "int4"}, "--dtype is 'int4': give bfloat16, float16, float32"),
+        ({"place": "llama", "batch": 0}, "--batch is 0: give 1 or more"),
+        ({"place": "llama", "sequence": 10**6}, "--sequence is 1000000, more than the 2048 positions"),
+        ({"place": "llama", "architecture": "os"}, "--architecture is 'os': transformers has no such model"),
+        (
+            {"place": "whisper", "architecture": "WhisperModel"},
+            "WhisperModel takes input_features: write a fu",
+        ),
+        ({"config_json": Path("nowhere.json")}, r"nowhere.json can't be read \(No such file"),
+    ],
+)
+def test_what_can_not_be_used_is_one_line(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as raised:
+        build(**options)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{", "is no JSON"), ("[1]", "holds a list and no configuration"), ("{}", "names no model_type")],
+)
+def test_a_file_that_is_no_configuration_is_one_line(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UsageError, match=message):
+        build(place=str(tmp_path))
+
+
+def test_a_dotted_name_sets_an_inner_value(tmp_path: Path) -> None:
+    built = build(place="llama", settings=(*LLAMA, "rope_parameters.rope_theta=500000.0"), sequence=4)
+    assert built.model.config.rope_parameters["rope_theta"] == 500000.0
+
+
+def test_a_model_that_transformers_can_not_import_is_told_with_its_cause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: object) -> None:
+        raise ModuleNotFoundError("Could not import module") from RuntimeError("operator nms does not exist")
+
+    monkeypatch.setattr("partita.cli.models.hugging_face_config._imported_class", broken)
+    with pytest.raises(
+        UsageError, match="can't import its model for a LlamaConfig: RuntimeError: operator nms"
+    ):
+        build(place="llama", settings=LLAMA)

@@ -1,0 +1,27 @@
+"""Paths are checked before anything costs time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from partita.cli.output.output_files import check_outputs, write_outputs
+from partita.errors import UsageError
+
+
+def test_a_check_touches_nothing_and_writing_makes_folders(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b.txt"
+    check_outputs({"--csv": path, "--html": None})
+    assert not path.parent.exists()
+    assert write_outputs([(path, lambda: "µ"), (None, lambda: "never")]) == (path,)
+    assert path.read_text(encoding="utf-8") == "µ"
+
+
+def test_what_can_not_be_written_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"{tmp_path} can't be written"):
+        write_outputs([(tmp_path, lambda: "")])
+    with pytest.raises(UsageError, match="a folder: give a file"):
+        check_outputs({"--html": tmp_path})
+    with pytest.raises(UsageError, match="--html and --csv are both"):
+        check_outputs({"--html": tmp_path / "x", "--csv": tmp_path / "x"})
