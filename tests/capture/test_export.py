@@ -11,7 +11,7 @@ from torch.distributions import Normal, kl_divergence
 from torch.nn import functional
 
 from partita.capture import capture
-from partita.capture.sizes import Sizes, Symbol
+from partita.capture.open_sizes.sizes import Sizes, Symbol
 from partita.errors import CaptureError
 
 

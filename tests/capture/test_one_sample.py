@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from partita.capture import capture
-from partita.capture.sizes import Sizes
+from partita.capture.open_sizes.sizes import Sizes
 
 WIDTH = 64
 """Enough numbers that another order of a sum is seen in some, whatever the weights."""

@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
+from partita.graph.effect_rules.node_effect import PURE, NodeEffect
 from partita.graph.effects import analyse
-from partita.graph.node_effect import PURE, NodeEffect
 from partita.graph.order import order_edges
 
 __all__ = ["edges_of", "effect_of", "graph_of", "names"]

@@ -14,9 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule
 from torch.nn import functional
 
+from partita.graph.effect_rules.functions import function_rule
+from partita.graph.effect_rules.node_effect import PURE
 from partita.graph.effects import analyse
-from partita.graph.functions import function_rule
-from partita.graph.node_effect import PURE
 
 aten = torch.ops.aten
 WRITES: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [

@@ -13,8 +13,8 @@ from torch.fx import Graph
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves, tree_map
 
-from partita.graph.functions import function_rule, method_rule
-from partita.graph.node_effect import PURE, NodeEffect
+from partita.graph.effect_rules.functions import function_rule, method_rule
+from partita.graph.effect_rules.node_effect import PURE, NodeEffect
 
 aten = torch.ops.aten
 

@@ -21,7 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import partita
 from partita._torch.operators.schemas import operator_facts
 from partita.errors import ExecutionError
-from partita.graph.functions import function_rule
+from partita.graph.effect_rules.functions import function_rule
 from partita.splitter import split_module
 
 X = torch.linspace(-1.0, 2.0, 16).reshape(4, 4)

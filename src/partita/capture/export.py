@@ -16,20 +16,28 @@ from partita._torch.export.conditions import Answers, answers_given
 from partita._torch.export.export import Way, export_module
 from partita._torch.export.open_sizes import forget_sizes
 from partita._torch.export.signature import Signature, signature_of
-from partita.capture.batch import Example, examples, without_repeats
-from partita.capture.blame import summary, users_line
-from partita.capture.branches import Traced, all_ways
-from partita.capture.host_draws import HostGenerators
-from partita.capture.merge import merge_modes
-from partita.capture.modes import captures_training, copy_flags, in_mode, mode_flag, require_mode
-from partita.capture.other_mode import OtherMode
-from partita.capture.proof import UNASKED, Disproof, Proof, Prove, prove_batch_of_one, proven, tolerance_of
-from partita.capture.relative_regions import make_regions_relative
-from partita.capture.sizes import Sizes
-from partita.capture.specialise_sizes import specialise_sizes
-from partita.capture.unchanged import rehearsal, unchanged
+from partita.capture.merging.branches import Traced, all_ways
+from partita.capture.merging.merge_modes import merge_modes
+from partita.capture.merging.modes import captures_training, copy_flags, in_mode, mode_flag, require_mode
+from partita.capture.merging.other_mode import OtherMode
+from partita.capture.open_sizes.batch import Example, examples, without_repeats
+from partita.capture.open_sizes.sizes import Sizes
+from partita.capture.open_sizes.specialise_sizes import specialise_sizes
+from partita.capture.proving.proof import (
+    UNASKED,
+    Disproof,
+    Proof,
+    Prove,
+    prove_batch_of_one,
+    proven,
+    tolerance_of,
+)
+from partita.capture.tracing.blame import summary, users_line
+from partita.capture.tracing.host_draws import HostGenerators
+from partita.capture.tracing.relative_regions import make_regions_relative
+from partita.capture.tracing.unchanged import rehearsal, unchanged
 from partita.errors import CaptureError
-from partita.verification.compare import Tolerance
+from partita.verification.comparing.compare import Tolerance
 
 __all__ = ["Captured", "Modes", "capture"]
 
@@ -85,7 +93,7 @@ def capture(
             example's sizes, and ``Sizes.of(module).fixed`` says why. False: none.
         modes: ``"train"`` or ``"eval"`` to capture one mode only, whatever mode the model is in.
         prove: compare the graphs with the model itself, on the example and on other samples of its kind; see
-            `partita.capture.proof`. Where they differ, another way of tracing is tried.
+            `partita.capture.proving.proof`. Where they differ, another way of tracing is tried.
 
     Raises:
         CaptureError: ``torch.export`` can't trace the model, or what it traces is not the model; the message

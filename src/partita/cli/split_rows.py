@@ -9,7 +9,7 @@ import torch
 from torch.fx import Graph
 
 from partita._version import __version__
-from partita.capture.module_paths import module_path
+from partita.capture.tracing.module_paths import module_path
 from partita.cli.models.user_file import Built
 from partita.pipelining.frontends.graph.pipe import GraphPipe
 from partita.pipelining.interface.routes import Routes, Value

@@ -4,11 +4,11 @@ still runs.
 
 from __future__ import annotations
 
+from partita.ddp.buckets.bucket_report import BucketRow, BucketTimes, PassTimes
+from partita.ddp.buckets.comm_hooks import CommHook, bf16_compress, fp16_compress
 from partita.ddp.compiled.backend import partita_ddp
 from partita.ddp.forward_cut.buckets import Bucket
 from partita.ddp.forward_cut.optimizer import DDPOptimizer, use_partita_ddp_optimizer
-from partita.ddp.reducing.bucket_report import BucketRow, BucketTimes, PassTimes
-from partita.ddp.reducing.comm_hooks import CommHook, bf16_compress, fp16_compress
 from partita.ddp.reducing.tuning import measure_links
 from partita.ddp.replicas.replicate import replicate
 from partita.ddp.replicas.replicated import Replicated

@@ -32,9 +32,9 @@ from partita._torch.autograd.region_switches import (
 from partita._torch.operators.schemas import is_higher_order, is_operator, operator_facts
 from partita._torch.tensors.storage import storage_key
 from partita.graph.attributes import lookup
-from partita.graph.functions import function_rule, method_rule
-from partita.graph.modules import module_effect
-from partita.graph.node_effect import PURE, NodeEffect, Rule, combined, opaque
+from partita.graph.effect_rules.functions import function_rule, method_rule
+from partita.graph.effect_rules.modules import module_effect
+from partita.graph.effect_rules.node_effect import PURE, NodeEffect, Rule, combined, opaque
 from partita.graph.storages import find_storages, metadata
 
 __all__ = ["Effects", "analyse", "metadata"]

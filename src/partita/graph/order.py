@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from partita._torch.tensors.storage import storage_key
+from partita.graph.effect_rules.node_effect import PURE
 from partita.graph.effects import Effects
-from partita.graph.node_effect import PURE
 
 __all__ = ["OrderEdge", "order_edges", "written_storages"]
 

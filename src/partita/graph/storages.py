@@ -23,7 +23,7 @@ from partita._torch.fake.shapes import tracing_mode_of
 from partita._torch.operators.schemas import always_aliased
 from partita._torch.tensors.storage import storage_key
 from partita.graph.attributes import lookup
-from partita.graph.node_effect import PURE, NodeEffect
+from partita.graph.effect_rules.node_effect import PURE, NodeEffect
 
 __all__ = ["find_storages", "may_hold_memory", "metadata"]
 

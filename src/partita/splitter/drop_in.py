@@ -11,10 +11,10 @@ from torch.fx import Graph, GraphModule, Node
 
 from partita._torch.modules.contents import named_state
 from partita.errors import GraphError
-from partita.splitter.analysis import analyse_split
-from partita.splitter.collection import collection_paused
-from partita.splitter.cut import CutOptions
-from partita.splitter.rebinding import make_rebinding_explicit
+from partita.splitter.building.collection import collection_paused
+from partita.splitter.building.cut import CutOptions
+from partita.splitter.building.rebinding import make_rebinding_explicit
+from partita.splitter.decisions.analysis import analyse_split
 from partita.splitter.result import Split
 from partita.splitter.split import SplitBuilder
 

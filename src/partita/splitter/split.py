@@ -15,15 +15,15 @@ from partita.graph.attributes import attribute, lookup
 from partita.graph.casts import outermost_autocast
 from partita.graph.effects import metadata
 from partita.graph.liveness import tensor_bytes
-from partita.splitter.analysis import Analysis, analyse_split
-from partita.splitter.assignment import Assignment
-from partita.splitter.collection import collection_paused
-from partita.splitter.cut import CutOptions, cut_piece
-from partita.splitter.flow import SharedState, piece_flows, place_attributes
-from partita.splitter.install import attributes_of, install, renamed
-from partita.splitter.rebinding import make_rebinding_explicit
+from partita.splitter.building.collection import collection_paused
+from partita.splitter.building.cut import CutOptions, cut_piece
+from partita.splitter.building.install import attributes_of, install, renamed
+from partita.splitter.building.rebinding import make_rebinding_explicit
+from partita.splitter.building.stitch import SharedCache, stitch
+from partita.splitter.decisions.analysis import Analysis, analyse_split
+from partita.splitter.decisions.assignment import Assignment
+from partita.splitter.decisions.flow import SharedState, piece_flows, place_attributes
 from partita.splitter.result import Edge, Piece, Split, SplitReport
-from partita.splitter.stitch import SharedCache, stitch
 
 __all__ = ["SplitBuilder", "split"]
 

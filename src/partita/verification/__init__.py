@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from partita.verification.compare import Tolerance
+from partita.verification.comparing.compare import Tolerance
 from partita.verification.result import Difference, DifferenceKind, Verification
 from partita.verification.verify import verify
 

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 
 from partita.errors import ArgumentTypeError
-from partita.verification.compare import Mismatch, Tolerance, compare_values
-from partita.verification.observe import observe
+from partita.verification.comparing.compare import Mismatch, Tolerance, compare_values
+from partita.verification.observing.observe import observe
+from partita.verification.observing.subject import SplitLike, Subject
 from partita.verification.result import Difference
-from partita.verification.subject import SplitLike, Subject
 from partita.verification.tree import tensors
 
 __all__ = ["explain", "explainable"]

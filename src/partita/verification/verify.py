@@ -8,14 +8,14 @@ from typing import Any
 
 from partita._torch.autograd import global_settings as ambient
 from partita.errors import ArgumentError, ArgumentTypeError
-from partita.verification.compare import Tolerance
+from partita.verification.comparing.compare import Tolerance
+from partita.verification.comparing.judge import Judge
+from partita.verification.comparing.state_comparison import StateComparison
 from partita.verification.explain import explain as locate
 from partita.verification.explain import explainable
-from partita.verification.judge import Judge
-from partita.verification.observe import observe
+from partita.verification.observing.observe import observe
+from partita.verification.observing.subject import subject_of
 from partita.verification.result import Verification
-from partita.verification.state_comparison import StateComparison
-from partita.verification.subject import subject_of
 
 __all__ = ["verify"]
 

@@ -10,12 +10,12 @@ import torch
 from tests.ddp.alone import alone
 from torch import nn
 
+from partita.ddp.buckets.bucket_set import BucketSet
+from partita.ddp.buckets.settings import ReducerSettings
 from partita.ddp.reducing.arrivals import GradientArrivals
-from partita.ddp.reducing.bucket_set import BucketSet
 from partita.ddp.reducing.consensus import Consensus
 from partita.ddp.reducing.gradient import Arrival, ParameterGradient
 from partita.ddp.reducing.pass_state import PassState
-from partita.ddp.reducing.settings import ReducerSettings
 
 Check = Callable[[GradientArrivals, PassState, list[nn.Parameter]], None]
 

@@ -40,8 +40,8 @@ from torch.distributed.fsdp import fully_shard
 
 from partita.errors import ArgumentError, CheckpointError
 from partita.pipelining import Schedule1F1B, latest_checkpoint
-from partita.pipelining.checkpoints import manifest_writer
 from partita.pipelining.checkpoints.checkpoint import load_checkpoint, save_checkpoint
+from partita.pipelining.checkpoints.files import manifest_writer
 from partita.runtime import Comm, InProcessWorld
 
 

@@ -12,8 +12,8 @@ from torch import nn
 
 from partita.errors import CheckpointError
 from partita.pipelining.checkpoints.checkpoint import load_checkpoint, save_checkpoint
+from partita.pipelining.checkpoints.files.manifest import MANIFEST
 from partita.pipelining.checkpoints.latest import latest_checkpoint
-from partita.pipelining.checkpoints.manifest import MANIFEST
 from partita.runtime import Comm
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from partita.errors import ArgumentError, CheckpointError, PeerFailed
 from partita.pipelining import Schedule1F1B, Snapshots, latest_checkpoint, load_checkpoint
-from partita.pipelining.checkpoints import manifest_writer
+from partita.pipelining.checkpoints.files import manifest_writer
 from partita.runtime import Comm, InProcessWorld
 
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from partita._torch.containers.pytree import flatten, unflatten
-from partita.capture.samples import samples
-from partita.capture.sizes import Sizes
+from partita.capture.open_sizes.sizes import Sizes
+from partita.capture.proving.samples import samples
 from partita.cli.models.user_file import Built
 from partita.cli.options.schedule_cases import stages_a_rank
 from partita.cli.verifying.verify_checks import VerifyCheck

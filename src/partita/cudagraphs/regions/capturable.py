@@ -21,8 +21,8 @@ from partita.cudagraphs.facts.devices import DATA_DEPENDENT, ValueFacts, value_f
 from partita.cudagraphs.facts.source_line import source_line
 from partita.errors import ArgumentError
 from partita.graph.attributes import lookup
+from partita.graph.effect_rules.node_effect import PURE, NodeEffect, nodes_in
 from partita.graph.effects import Effects, metadata
-from partita.graph.node_effect import PURE, NodeEffect, nodes_in
 
 __all__ = ["CaptureRules", "CaptureRulings", "Neutral", "Refusal"]
 

@@ -17,9 +17,9 @@ from torch.fx import GraphModule, Node
 from partita.cudagraphs.regions.capturable import CaptureRules, CaptureRulings, Neutral, Refusal
 from partita.cudagraphs.regions.coloured_partition import in_rounds
 from partita.cudagraphs.regions.launch_savings import SavingModel
+from partita.graph.effect_rules.node_effect import PURE, nodes_in
 from partita.graph.effects import Effects, analyse, metadata
 from partita.graph.liveness import tensor_bytes
-from partita.graph.node_effect import PURE, nodes_in
 from partita.graph.order import order_edges
 
 __all__ = ["Region", "RegionPlan", "find_regions"]

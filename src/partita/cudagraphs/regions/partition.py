@@ -14,9 +14,9 @@ from partita.cudagraphs.regions.capturable import CaptureRules
 from partita.cudagraphs.regions.grouping import RegionPlan, find_regions
 from partita.errors import GraphError
 from partita.graph.effects import analyse
-from partita.splitter.analysis import analyse_split
-from partita.splitter.cut import CutOptions
-from partita.splitter.install import attributes_of, install
+from partita.splitter.building.cut import CutOptions
+from partita.splitter.building.install import attributes_of, install
+from partita.splitter.decisions.analysis import analyse_split
 from partita.splitter.result import Split
 from partita.splitter.split import SplitBuilder
 

@@ -21,8 +21,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from partita._torch.tensors.storage import storage_key
+from partita.graph.effect_rules.node_effect import PURE
 from partita.graph.effects import Effects, analyse, metadata
-from partita.graph.node_effect import PURE
 
 __all__ = ["joined_over_writes"]
 

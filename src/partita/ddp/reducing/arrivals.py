@@ -12,14 +12,14 @@ from collections.abc import Sequence
 import torch
 
 from partita._torch.autograd.running_pass import grad_version
-from partita.ddp.reducing.bucket_layout import BucketLayout
-from partita.ddp.reducing.bucket_set import BucketSet
-from partita.ddp.reducing.comm_hooks import CommHook
+from partita.ddp.buckets.bucket_layout import BucketLayout
+from partita.ddp.buckets.bucket_set import BucketSet
+from partita.ddp.buckets.comm_hooks import CommHook
+from partita.ddp.buckets.reduction import PassFlags, Reduction
 from partita.ddp.reducing.consensus import Consensus
 from partita.ddp.reducing.gradient import ParameterGradient
 from partita.ddp.reducing.pass_errors import another_gradient, failed_everywhere, sparse_gradient
 from partita.ddp.reducing.pass_state import PassState
-from partita.ddp.reducing.reduction import PassFlags, Reduction
 from partita.runtime import Comm
 
 __all__ = ["GradientArrivals"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from partita.ddp.buckets.reduction import Reduction
 from partita.ddp.reducing.gradient import Arrival
-from partita.ddp.reducing.reduction import Reduction
 
 __all__ = ["PassState"]
 

@@ -35,17 +35,17 @@ from partita._torch.autograd.running_pass import (
     inside_another_pass,
     will_reach,
 )
+from partita.ddp.buckets.bucket_layout import BucketLayout
+from partita.ddp.buckets.bucket_report import PassTimes, record_spans
+from partita.ddp.buckets.bucket_set import BucketSet
+from partita.ddp.buckets.settings import ReducerSettings
 from partita.ddp.reducing.agreement import GraphFingerprint
 from partita.ddp.reducing.arrivals import GradientArrivals
-from partita.ddp.reducing.bucket_layout import BucketLayout
-from partita.ddp.reducing.bucket_report import PassTimes, record_spans
-from partita.ddp.reducing.bucket_set import BucketSet
 from partita.ddp.reducing.compiled_runs import CompiledRuns
 from partita.ddp.reducing.consensus import Consensus
 from partita.ddp.reducing.gradient import Arrival, ParameterGradient
 from partita.ddp.reducing.pass_errors import failed_everywhere, raised_on_some, unfinished_pass
 from partita.ddp.reducing.pass_state import PassState
-from partita.ddp.reducing.settings import ReducerSettings
 from partita.errors import ExecutionError
 from partita.planning import BucketPlan
 from partita.runtime import NULL_TRACER, Comm, Recorder

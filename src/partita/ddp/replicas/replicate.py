@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import nn
 
 from partita._torch.modules.compiled import inside_compiled
+from partita.ddp.buckets.comm_hooks import CommHook
+from partita.ddp.buckets.settings import MIB, ReducerSettings
 from partita.ddp.inner import InnerCompiler
-from partita.ddp.reducing.comm_hooks import CommHook
-from partita.ddp.reducing.settings import MIB, ReducerSettings
 from partita.ddp.replicas.replicated import Replicated, replicated_class, turn_into
 from partita.ddp.replicas.replication import Replication
 from partita.errors import ArgumentError

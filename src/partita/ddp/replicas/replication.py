@@ -13,12 +13,12 @@ from torch import nn
 
 from partita._torch.autograd.running_pass import current_pass
 from partita._torch.tensors.tensor_text import short_name
+from partita.ddp.buckets.bucket_report import BucketRow, PassTimes, bucket_rows, bucket_table
+from partita.ddp.buckets.settings import ReducerSettings, describe_plan
 from partita.ddp.inner import InnerCompiler, check_inner
 from partita.ddp.reducing.agreement import check_same_replicas
-from partita.ddp.reducing.bucket_report import BucketRow, PassTimes, bucket_rows, bucket_table
 from partita.ddp.reducing.pass_errors import failed_everywhere
 from partita.ddp.reducing.reducer import Reducer
-from partita.ddp.reducing.settings import ReducerSettings, describe_plan
 from partita.ddp.reducing.tuning import MARGIN, measure_links_of, plan_from_samples, tune_itself
 from partita.ddp.replicas.broadcast import StateBroadcast
 from partita.ddp.replicas.module_watch import ModuleWatch

@@ -21,11 +21,15 @@ from torch.optim import Optimizer
 
 from partita.errors import CheckpointError, ExecutionError
 from partita.listing import listed
-from partita.pipelining.checkpoints.all_or_nothing import put, unchanged_on_error
-from partita.pipelining.checkpoints.checkpoint_source import CheckpointSource, Incoming
-from partita.pipelining.checkpoints.manifest_writer import ManifestWriter
-from partita.pipelining.checkpoints.optimizer_state import Names, Restore, names_of, prepare_optimizer
-from partita.pipelining.checkpoints.prepare import (
+from partita.pipelining.checkpoints.contents.all_or_nothing import put, unchanged_on_error
+from partita.pipelining.checkpoints.contents.checkpoint_source import CheckpointSource, Incoming
+from partita.pipelining.checkpoints.contents.optimizer_state import (
+    Names,
+    Restore,
+    names_of,
+    prepare_optimizer,
+)
+from partita.pipelining.checkpoints.contents.prepare import (
     Optimizers,
     Request,
     all_names,
@@ -33,10 +37,11 @@ from partita.pipelining.checkpoints.prepare import (
     prepare,
     refuse_second,
 )
-from partita.pipelining.checkpoints.replicas import Replicas
-from partita.pipelining.checkpoints.savers import Savers, agree, attempt, savers_of
-from partita.pipelining.checkpoints.shared_folder import check_shared
-from partita.pipelining.checkpoints.torch_messages import reason
+from partita.pipelining.checkpoints.contents.replicas import Replicas
+from partita.pipelining.checkpoints.files.manifest_writer import ManifestWriter
+from partita.pipelining.checkpoints.together.savers import Savers, agree, attempt, savers_of
+from partita.pipelining.checkpoints.together.shared_folder import check_shared
+from partita.pipelining.checkpoints.together.torch_messages import reason
 from partita.pipelining.stages.stage import Stage
 from partita.pipelining.stages.state_of_stage import (
     Stages,

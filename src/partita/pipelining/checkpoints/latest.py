@@ -10,8 +10,8 @@ from pathlib import Path
 import torch.distributed as dist
 
 from partita.errors import CheckpointError
-from partita.pipelining.checkpoints.manifest import MANIFEST, Manifest, read_manifest
-from partita.pipelining.checkpoints.savers import Savers, agree, attempt, savers_of
+from partita.pipelining.checkpoints.files.manifest import MANIFEST, Manifest, read_manifest
+from partita.pipelining.checkpoints.together.savers import Savers, agree, attempt, savers_of
 
 __all__ = ["latest_checkpoint"]
 

@@ -13,13 +13,13 @@ from typing import Any
 import torch.distributed as dist
 
 from partita.errors import ArgumentError
-from partita.pipelining.checkpoints.manifest import MANIFEST
-from partita.pipelining.checkpoints.manifest_writer import ManifestWriter
-from partita.pipelining.checkpoints.prepare import Optimizers, Request, prepare
-from partita.pipelining.checkpoints.replicas import Replicas
-from partita.pipelining.checkpoints.savers import Savers, agree, attempt, savers_of
-from partita.pipelining.checkpoints.shared_folder import check_shared
-from partita.pipelining.checkpoints.staging import SnapshotBuffers
+from partita.pipelining.checkpoints.contents.prepare import Optimizers, Request, prepare
+from partita.pipelining.checkpoints.contents.replicas import Replicas
+from partita.pipelining.checkpoints.contents.staging import SnapshotBuffers
+from partita.pipelining.checkpoints.files.manifest import MANIFEST
+from partita.pipelining.checkpoints.files.manifest_writer import ManifestWriter
+from partita.pipelining.checkpoints.together.savers import Savers, agree, attempt, savers_of
+from partita.pipelining.checkpoints.together.shared_folder import check_shared
 from partita.pipelining.stages.state_of_stage import Stages
 
 __all__ = ["Snapshots"]

@@ -15,7 +15,7 @@ from pathlib import Path
 from partita._torch.tensors.storage import has_memory
 from partita.errors import CheckpointError
 from partita.listing import listed
-from partita.pipelining.checkpoints.all_or_nothing import put, unchanged_on_error
+from partita.pipelining.checkpoints.contents.all_or_nothing import put, unchanged_on_error
 from partita.pipelining.checkpoints.pretrained.safetensors_files import SafetensorsFiles
 from partita.pipelining.stages.state_of_stage import (
     Stages,

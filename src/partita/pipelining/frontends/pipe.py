@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 
 from partita._torch.export.signature import Signature
 from partita._torch.graph_module.graph_copy import copy_graph
-from partita.capture.proof import UNASKED, Proof
+from partita.capture.proving.proof import UNASKED, Proof
 from partita.errors import PlanError, StageIndexError
 from partita.pipelining.interface.loss import LossSpec, OutputLoss, checked_loss, loss_by_name
 from partita.pipelining.interface.pipe_info import PipeInfo

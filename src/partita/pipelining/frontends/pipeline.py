@@ -13,8 +13,8 @@ from torch.fx import GraphModule
 from partita._torch.operators.roofline import Speeds
 from partita._torch.tensors.storage import has_memory
 from partita.capture import Captured, Modes, capture
-from partita.capture.modes import captured_mode, captures_training, copy_flags, drop_mode_check
-from partita.capture.proof import Prove
+from partita.capture.merging.modes import captured_mode, captures_training, copy_flags, drop_mode_check
+from partita.capture.proving.proof import Prove
 from partita.errors import ArgumentError, InfeasiblePlan, NotProven
 from partita.graph.effects import analyse
 from partita.pipelining.frontends.cuts.annotations import split_points

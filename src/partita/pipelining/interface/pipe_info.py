@@ -8,7 +8,7 @@ import torch
 from torch.fx import Graph
 
 from partita._torch.export.signature import Signature
-from partita.capture.proof import UNASKED, Proof
+from partita.capture.proving.proof import UNASKED, Proof
 from partita.pipelining.interface.loss import OutputLoss
 from partita.pipelining.interface.routes import Routes
 

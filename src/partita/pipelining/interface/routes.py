@@ -22,7 +22,7 @@ from torch import Tensor
 
 from partita._torch.export.signature import Signature
 from partita._torch.tensors.tensor_text import dtype_and_shape
-from partita.capture.sizes import Size, Sizes, Symbol, evaluated, sizes_of
+from partita.capture.open_sizes.sizes import Size, Sizes, Symbol, evaluated, sizes_of
 from partita.errors import SignatureMismatch
 
 __all__ = [

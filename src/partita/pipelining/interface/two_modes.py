@@ -1,8 +1,8 @@
 """One module with two graphs over one state, for models whose operations differ in training and evaluation.
 
-Where the modes differ in constants only, one graph serves both (see ``partita.capture.merge``). Where they
-differ in operations (an auxiliary head, stochastic depth, ``if self.training:``), this module runs the graph
-of its mode::
+Where the modes differ in constants only, one graph serves both (`partita.capture.merging.merge_modes`). Where
+they differ in operations (an auxiliary head, stochastic depth, ``if self.training:``), this module runs the
+graph of its mode::
 
     TwoModes.training ── True ──>  graph of training    ─┐
                       └─ False ─>  graph of evaluation  ─┴─> self.blocks.0.weight, ... (one state)
@@ -24,7 +24,7 @@ from partita._torch.graph_module.lazy_module import LazyGraphModule, lazy_module
 from partita.errors import ExecutionError
 from partita.graph.attributes import Attribute
 from partita.splitter import Split
-from partita.splitter.install import attributes_of, install
+from partita.splitter.building.install import attributes_of, install
 
 __all__ = ["ModeCut", "TwoModes", "graphs_in", "joined"]
 

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from partita._torch.containers.pytree import TreeSpec, flatten, flatten_with_path, unflatten
 from partita._torch.fake_module import run_on_fakes
-from partita.capture.sizes import evaluated
+from partita.capture.open_sizes.sizes import evaluated
 from partita.errors import ExecutionError, SignatureMismatch
 from partita.pipelining.interface.routes import Constant, Value, describe
 from partita.pipelining.stages.input_key import input_key

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage as TorchStage
 
 from partita._torch.fake.call import fake_call
-from partita.capture.sizes import evaluated
+from partita.capture.open_sizes.sizes import evaluated
 from partita.errors import ArgumentError
 from partita.pipelining.interface.routes import Constant, Named, Routes, Value, accept
 from partita.pipelining.stages.graph_stage import GraphStage, named_outputs

@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 
 from partita._torch.containers.pytree import tree_map
 from partita._torch.export.signature import signature_of
-from partita.capture.sizes import Sizes, sizes_of
+from partita.capture.open_sizes.sizes import Sizes, sizes_of
 from partita.graph.effects import metadata
 from partita.pipelining.interface.loss import loss_by_name
 from partita.pipelining.interface.routes import Constant, Value, accept

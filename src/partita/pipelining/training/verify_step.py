@@ -12,7 +12,7 @@ from partita.errors import VerificationFailed
 from partita.pipelining.steps.schedules import PipelineSchedule
 from partita.pipelining.training.reference import UncutReference
 from partita.runtime.publish_errors import publish_errors
-from partita.verification.compare import EXACT, Mismatch, Tolerance, compare_values
+from partita.verification.comparing.compare import EXACT, Mismatch, Tolerance, compare_values
 
 __all__ = ["verify_step"]
 

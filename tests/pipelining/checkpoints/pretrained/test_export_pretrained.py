@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from partita.errors import ArgumentError, CheckpointError
 from partita.pipelining import export_pretrained, load_checkpoint, load_safetensors, save_checkpoint
-from partita.pipelining.checkpoints.torch_messages import quiet_alone
+from partita.pipelining.checkpoints.together.torch_messages import quiet_alone
 
 
 def tensors_in(folder: Path) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from torch import nn
 
 from partita.errors import CheckpointError
 from partita.pipelining import export_pretrained, import_pretrained, load_checkpoint, save_checkpoint
-from partita.pipelining.checkpoints.torch_messages import quiet_alone
+from partita.pipelining.checkpoints.together.torch_messages import quiet_alone
 
 
 @pytest.mark.parametrize("shard_size", ["5GB", "4KB"])

@@ -11,7 +11,7 @@ from torch import nn
 
 from partita.errors import CheckpointError
 from partita.pipelining import export_pretrained, save_checkpoint
-from partita.pipelining.checkpoints.manifest import MANIFEST
+from partita.pipelining.checkpoints.files.manifest import MANIFEST
 
 
 def test_an_interrupted_export_leaves_what_was_there(tmp_path: Path) -> None:

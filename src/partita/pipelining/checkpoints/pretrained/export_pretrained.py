@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 from partita.errors import ArgumentError, CheckpointError
 from partita.listing import listed
-from partita.pipelining.checkpoints.checkpoint_source import EXTRA, CheckpointSource, StoredTensor
+from partita.pipelining.checkpoints.contents.checkpoint_source import EXTRA, CheckpointSource, StoredTensor
+from partita.pipelining.checkpoints.contents.replicas import under
+from partita.pipelining.checkpoints.files.manifest_writer import METADATA
 from partita.pipelining.checkpoints.latest import latest_checkpoint
-from partita.pipelining.checkpoints.manifest_writer import METADATA
 from partita.pipelining.checkpoints.pretrained.model_names import match_model
 from partita.pipelining.checkpoints.pretrained.new_folder import check_replaceable, new_folder
 from partita.pipelining.checkpoints.pretrained.safetensors_files import INDEX
 from partita.pipelining.checkpoints.pretrained.shards import Weight, shard_bytes, write_shards
-from partita.pipelining.checkpoints.replicas import under
 
 __all__ = ["Exported", "export_pretrained"]
 

@@ -18,13 +18,13 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from partita.errors import CheckpointError
 from partita.listing import listed
-from partita.pipelining.checkpoints.manifest import MANIFEST, UNFINISHED
-from partita.pipelining.checkpoints.manifest_writer import METADATA, ManifestWriter
+from partita.pipelining.checkpoints.contents.replicas import under
+from partita.pipelining.checkpoints.files.manifest import MANIFEST, UNFINISHED
+from partita.pipelining.checkpoints.files.manifest_writer import METADATA, ManifestWriter
 from partita.pipelining.checkpoints.pretrained.model_names import match_model
 from partita.pipelining.checkpoints.pretrained.new_folder import check_replaceable, new_folder
 from partita.pipelining.checkpoints.pretrained.safetensors_files import SafetensorsFiles
-from partita.pipelining.checkpoints.replicas import under
-from partita.pipelining.checkpoints.torch_messages import quiet_alone, reason
+from partita.pipelining.checkpoints.together.torch_messages import quiet_alone, reason
 
 __all__ = ["Imported", "import_pretrained"]
 

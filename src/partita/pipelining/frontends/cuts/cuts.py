@@ -16,10 +16,10 @@ from partita._torch.autograd.region_switches import (
     EXIT_INFERENCE,
     SET_GRAD,
 )
-from partita.capture.modes import require_mode
-from partita.capture.module_paths import module_calls, module_paths
+from partita.capture.merging.modes import require_mode
+from partita.capture.tracing.module_paths import module_calls, module_paths
 from partita.errors import AssignmentError, ModuleNameError
-from partita.graph.conditions import require_condition
+from partita.graph.effect_rules.conditions import require_condition
 
 __all__ = [
     "REGION_SWITCHES",

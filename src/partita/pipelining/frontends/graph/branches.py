@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 
 from partita.errors import CaptureError
 from partita.graph.attributes import lookup
-from partita.graph.conditions import OnlyIf, depends_on_branch
+from partita.graph.effect_rules.conditions import OnlyIf, depends_on_branch
 from partita.graph.effects import metadata
 
 __all__ = ["branch_nodes", "repeat_branches"]

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from partita._torch.operators.roofline import Speeds
-from partita.capture.module_paths import module_path
-from partita.capture.sizes import Sizes
+from partita.capture.open_sizes.sizes import Sizes
+from partita.capture.tracing.module_paths import module_path
 from partita.graph.attributes import lookup
 from partita.graph.liveness import Border, borders
 from partita.pipelining.frontends.cuts.cuts import COMPUTES_NOTHING

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 
 from torch.fx import GraphModule, Node
 
-from partita.capture.module_paths import module_path
+from partita.capture.tracing.module_paths import module_path
 from partita.errors import CaptureError
 from partita.graph.attributes import attribute
 

@@ -14,8 +14,8 @@ from torch.fx import GraphModule, Node
 
 from partita._torch.export.signature import Signature
 from partita._torch.fake.shapes import fake_values
-from partita.capture.proof import UNASKED, Proof
-from partita.capture.sizes import Sizes
+from partita.capture.open_sizes.sizes import Sizes
+from partita.capture.proving.proof import UNASKED, Proof
 from partita.errors import CaptureError
 from partita.graph.effects import metadata
 from partita.pipelining.frontends.graph.coverage import check_operations, unused_state

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from torch.fx import GraphModule, Node
 
-from partita.capture.module_paths import module_calls
+from partita.capture.tracing.module_paths import module_calls
 from partita.errors import ModuleNameError
 from partita.graph.effects import analyse
 from partita.pipelining.frontends.cuts.cuts import REGION_SWITCHES

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from partita.capture import Modes
-from partita.capture.proof import Prove, tolerance_of
+from partita.capture.proving.proof import Prove, tolerance_of
 from partita.errors import ArgumentError
 from partita.listing import listed
 from partita.pipelining.blocks.memos import discover_memos

@@ -17,15 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from partita._torch.containers.pytree import flatten, tree_map
-from partita.capture.modes import in_mode
-from partita.capture.proof import Proof
-from partita.capture.samples import Sample, samples
-from partita.capture.sizes import Sizes
+from partita.capture.merging.modes import in_mode
+from partita.capture.open_sizes.sizes import Sizes
+from partita.capture.proving.proof import Proof
+from partita.capture.proving.samples import Sample, samples
 from partita.errors import CaptureError, ExecutionError
 from partita.pipelining.frontends.modules.pipe import ModulePipe
 from partita.pipelining.frontends.modules.recording import cuda_devices, fresh_leaf, twin_of
 from partita.runtime.host_generators import generator_states, seed_generators, set_generators
-from partita.verification.compare import EXACT, Tolerance
+from partita.verification.comparing.compare import EXACT, Tolerance
 
 __all__ = ["block_proof", "check_against_model"]
 

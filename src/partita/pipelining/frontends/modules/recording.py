@@ -20,7 +20,7 @@ from partita._torch.modules.calls import (
     watch_calls,
 )
 from partita._torch.tensors.versions import times_written
-from partita.capture.modes import in_mode
+from partita.capture.merging.modes import in_mode
 from partita.errors import CaptureError
 from partita.pipelining.blocks.answers import all_tensors, tensors_in
 from partita.pipelining.blocks.cut import BlockCut, Event, Site

@@ -1,0 +1,1 @@
+"""The sizes that a captured graph leaves open, such as that of the batch."""

@@ -1,0 +1,288 @@
+"""Proving that a captured graph equals its model: both run on the same samples, and everything is compared.
+
+A capture can be wrong without an error: the tracer takes another branch than the eager model, loses a custom
+backward, or keeps a number that depends on data. Only a comparison with the eager model shows that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from partita._torch.containers.pytree import flatten
+from partita._torch.export.open_sizes import is_symbolic
+from partita._torch.graph_module.lazy_module import generate_code
+from partita._torch.tensors.free_memory import free_bytes
+from partita._torch.tensors.storage import has_memory
+from partita.capture.merging.modes import in_mode
+from partita.capture.open_sizes.sizes import Sizes, sizes_of
+from partita.capture.proving.differing_node import differing_node
+from partita.capture.proving.samples import Sample, samples, single_samples
+from partita.errors import ArgumentError
+from partita.graph.effects import metadata
+from partita.verification import Verification, verify
+from partita.verification.comparing.compare import EXACT, Tolerance
+
+__all__ = ["CLOSE", "UNASKED", "Disproof", "Proof", "Prove", "prove_batch_of_one", "proven", "tolerance_of"]
+
+CLOSE = Tolerance(rtol=1e-4, atol=1e-5)
+"""What ``prove="close"`` accepts."""
+
+_IGNORED = ("attribute", "printed text")
+"""What no graph keeps: Python attributes that ``forward`` sets, and what it prints."""
+
+_NUDGE = 1.0625
+_SHOWN = 3
+
+Prove = bool | Literal["close"] | Tolerance
+"""True: equal bit for bit; ``"close"``: within `CLOSE`; or within a tolerance; False: no proof."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The outcome of proving a captured graph.
+
+    Attributes:
+        holds: whether the graph was compared with the eager model and was equal.
+        text: what was compared, or why nothing was.
+    """
+
+    holds: bool
+    text: str
+
+    def __str__(self) -> str:
+        return f"{'proven' if self.holds else 'not proven'}: {self.text}"
+
+
+UNASKED = Proof(False, "it was not asked for")
+
+
+class Disproof(Exception):
+    """A captured graph differs from the model. The text names the sample, the difference and the node.
+
+    Attributes:
+        training: the mode in which they differ.
+    """
+
+    def __init__(self, training: bool, text: str) -> None:
+        super().__init__(text)
+        self.training = training
+
+
+def tolerance_of(prove: Prove) -> Tolerance | None:
+    """Return the tolerance for ``prove``; None where nothing is to be proven.
+
+    Raises:
+        ArgumentError: another value.
+    """
+    if isinstance(prove, Tolerance):
+        return prove
+    if prove == "close":
+        return CLOSE
+    if prove is True or prove is False:
+        return EXACT if prove else None
+    raise ArgumentError(
+        f'prove is {prove!r}: give True (bit for bit), "close", a Tolerance(rtol=..., atol=...), or False'
+    )
+
+
+def proven(
+    model: nn.Module,
+    graphs: Mapping[bool, GraphModule],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    tolerance: Tolerance | None,
+) -> Proof:
+    """Compare graphs with their model: outputs, gradients of parameters and inputs, buffers, random numbers.
+
+    Args:
+        graphs: by mode; the same one twice where one serves both.
+        args: of the example.
+        kwargs: of the example.
+        tolerance: None: nothing is compared.
+
+    Raises:
+        Disproof: they differ.
+    """
+    if tolerance is None:
+        return UNASKED
+    reason = _obstacle(model, graphs, args, kwargs)
+    if reason:
+        return Proof(False, reason)
+    seen: list[str] = []
+    for training, graph in graphs.items():
+        generate_code(graph)  # for all of its copies
+        names = [node.name for node in graph.graph.find_nodes(op="placeholder", sort=True)]
+        for sample in samples(args, kwargs, Sizes.of(graph), names):
+            nudged = _nudged(model) if sample.other_weights else nullcontext()
+            with in_mode(model, training), in_mode(graph, training), nudged:
+                outcome = _compared(model, graph, sample, tolerance)
+            if isinstance(outcome, Proof):
+                return outcome
+            if isinstance(outcome, str):
+                raise Disproof(training, f"on {outcome}")
+            if outcome is not None:
+                seen.append(outcome.kind)
+    kinds = ", ".join(dict.fromkeys(seen))
+    exact = "bit for bit" if tolerance.exact else f"within rtol={tolerance.rtol:g}, atol={tolerance.atol:g}"
+    modes = " and ".join("training" if training else "evaluation" for training in graphs)
+    return Proof(True, f"equal to the eager model {exact} in {modes} on {kinds}")
+
+
+def prove_batch_of_one(
+    model: nn.Module,
+    graphs: Mapping[bool, GraphModule],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    proof: Proof,
+    tolerance: Tolerance | None,
+) -> None:
+    """Let the graphs take a batch of one if they equal the model for one; see `Condition.strict`.
+
+    Else they get the model's own, strict conditions, in place.
+
+    Args:
+        proof: of the graphs.
+        tolerance: of that proof.
+
+    Raises:
+        Disproof: the example is a batch of one, and there is no proof for that.
+    """
+    if not any(Sizes.of(graph).waived for graph in graphs.values()):
+        return
+    shown = proof.holds and all(
+        _is_model_for_one(model, training, graph, args, kwargs, tolerance)
+        for training, graph in graphs.items()
+    )
+    flat = flatten((args, dict(kwargs)))[0]
+    for training, graph in graphs.items():
+        if shown:
+            Sizes.of(graph).with_one().attach(graph)
+            continue
+        sizes = Sizes.of(graph).strictly()
+        names = [node.name for node in graph.graph.find_nodes(op="placeholder", sort=True)]
+        at = sizes_of(sizes.symbols, names, flat)
+        for condition in sizes.conditions:
+            if not condition.holds(at):
+                raise Disproof(training, f"the example does not meet {condition.text}: {condition.where}")
+        sizes.attach(graph)
+
+
+def _is_model_for_one(
+    model: nn.Module,
+    training: bool,
+    graph: GraphModule,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    tolerance: Tolerance | None,
+) -> bool:
+    sizes = Sizes.of(graph)
+    if not sizes.waived:
+        return True
+    if tolerance is None:
+        return False
+    names = [node.name for node in graph.graph.find_nodes(op="placeholder", sort=True)]
+    for sample in single_samples(args, kwargs, sizes, names):
+        nudged = _nudged(model) if sample.other_weights else nullcontext()
+        with in_mode(model, training), in_mode(graph, training), nudged:
+            if not isinstance(_compared(model, graph, sample, tolerance), Sample):
+                return False
+    return True
+
+
+def _compared(
+    model: nn.Module, graph: GraphModule, sample: Sample, tolerance: Tolerance
+) -> Sample | str | Proof | None:
+    """The sample where both are equal, a text where they differ, a `Proof` that fails where none is possible.
+
+    None where the model, or the graph by an error of its own, refuses the sample.
+    """
+    # Compare.
+    try:
+        verification = _verify(graph, model, sample, tolerance)
+    except TypeError as error:  # it runs copies
+        return Proof(False, f"the model can't be copied ({error})")
+    if verification.raised is not None:
+        return _compared(model, graph, sample.gentle, tolerance) if sample.gentle else None
+    differences = [one for one in verification.differences if one.kind not in _IGNORED]
+    if not differences:
+        return sample
+    # One of the two may refuse the sample, or the model may not even equal itself.
+    if any(one.kind == "exception" and _refused(one.message) for one in differences):
+        return None
+    if any(one.kind == "exception" and "candidate: none" in one.message for one in differences):
+        # the model does not take this sample, the graph does
+        return _compared(model, graph, sample.gentle, tolerance) if sample.gentle else None
+    again = _verify(model, model, sample, tolerance)
+    if not again.ok and {one.where for one in differences} <= {one.where for one in again.differences}:
+        return Proof(False, f"two runs of the model itself differ in {again.differences[0].where}")
+    # Describe the differences.
+    lines = [f"{sample.kind}: {one}" for one in differences[:_SHOWN]]
+    if len(differences) > _SHOWN:
+        lines.append(f"and {len(differences) - _SHOWN} more differences")
+    return "\n    ".join([*lines, *differing_node(graph, model, sample, differences[0])])
+
+
+def _verify(candidate: nn.Module, model: nn.Module, sample: Sample, tolerance: Tolerance) -> Verification:
+    return verify(
+        candidate,
+        model,
+        sample.args,
+        sample.kwargs,
+        rtol=tolerance.rtol,
+        atol=tolerance.atol,
+        explain=False,
+    )
+
+
+def _refused(message: str) -> bool:
+    """Whether the graph refused such data by an error of its own."""
+    return "candidate: ExecutionError" in message or "candidate: SignatureMismatch" in message
+
+
+@contextmanager
+def _nudged(model: nn.Module) -> Iterator[None]:
+    """Change the values of parameters and buffers: numbers that the trace read from them are wrong then."""
+    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}.values()
+    before = [(tensor, tensor.data) for tensor in tensors if tensor.is_floating_point()]
+    try:
+        for tensor, values in before:
+            tensor.data = values * _NUDGE
+        yield
+    finally:
+        for tensor, values in before:
+            tensor.data = values
+
+
+def _obstacle(
+    model: nn.Module, graphs: Mapping[bool, GraphModule], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> str:
+    """Why nothing can be compared; empty where it can."""
+    state = [*model.parameters(), *model.buffers()]
+    tensors = [*state, *(leaf for leaf in flatten((args, dict(kwargs)))[0] if isinstance(leaf, Tensor))]
+    if not all(map(has_memory, tensors)):
+        return "the model, or its example, is on the meta device or fake, and can't run"
+    state_bytes = sum(tensor.numel() * tensor.element_size() for tensor in state)
+    value_bytes = max(sum(_bytes(graph)) for graph in graphs.values())
+    # two copies of the state with their gradients; values, and what autograd saves of them
+    needed = 5 * state_bytes + 3 * value_bytes
+    for device in {tensor.device for tensor in tensors}:
+        free = free_bytes(device)
+        if free is not None and needed > free:
+            return f"it would take about {needed >> 20:,} MiB on {device}, and {free >> 20:,} MiB are free"
+    return ""
+
+
+def _bytes(graph: GraphModule) -> Iterator[int]:
+    for node in graph.graph.nodes:
+        value = metadata(node)
+        if node.op.startswith("call_") and isinstance(value, torch.Tensor):
+            elements = value.numel()
+            if not is_symbolic(elements):  # else it depends on data
+                yield elements * value.element_size()

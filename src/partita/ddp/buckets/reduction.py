@@ -1,0 +1,167 @@
+"""One bucket on its way: filled from gradients, averaged over all ranks, handed back.
+
+fill    view of weight  <- gradient / ranks       (one pass over the memory)
+launch  all_reduce(flat)                          runs while backward goes on
+wait    for the mean
+hand back   parameter.grad = view of weight       no copy where there was no gradient before
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
+
+import torch
+
+from partita._torch.autograd.running_pass import storage_users
+from partita.ddp.buckets.bucket_layout import BucketLayout, Slot
+from partita.ddp.buckets.comm_hooks import CommHook
+from partita.runtime import Comm, Handle
+
+__all__ = ["BucketMemory", "PassFlags", "Reduction"]
+
+
+@dataclass(frozen=True)
+class PassFlags:
+    """What a rank says of its pass in the last bucket.
+
+    Attributes:
+        has_news: it has compiled what the others do not know of.
+        raised: the pass was ended by an exception.
+        went_well: it was not.
+    """
+
+    has_news: bool = False
+    raised: bool = False
+    went_well: bool = False
+
+
+_FLAGS = len(astuple(PassFlags()))
+
+
+class BucketMemory:
+    """The flat memory of one bucket, used again where nobody else has kept a part of it."""
+
+    def __init__(self, layout: BucketLayout) -> None:
+        self.layout = layout
+        self._flat: torch.Tensor | None = None
+
+    def take(self, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return memory for all gradients, a flag for each, and those of the pass; not initialised.
+
+        Gradients that lie in it already, at their places, stay where they are.
+        """
+        if self._flat is not None:
+            flat = self._flat
+            inside = 0
+            for slot in self.layout.slots:
+                gradient = parameters[slot.index].grad
+                if gradient is not None and _lies_at(gradient, flat, slot):
+                    inside += 1
+            if storage_users(flat) == 1 + inside:
+                return flat
+        size = self.layout.elements + len(self.layout.slots) + _FLAGS
+        self._flat = torch.empty(size, dtype=self.layout.dtype, device=self.layout.device)
+        return self._flat
+
+
+class Reduction:
+    """The reduction of one bucket in one backward pass.
+
+    Args:
+        gradients: by parameter index: the gradient to reduce, or None for what has been added to
+            ``parameter.grad``. A parameter that is not in it has got no gradient in this pass.
+        used: which parameters count as used, by index.
+        hook: averages the bucket; None: divided by the number of ranks, and summed.
+        flags: travel along; see `flagged`.
+    """
+
+    def __init__(
+        self,
+        memory: BucketMemory,
+        parameters: Sequence[torch.Tensor],
+        gradients: Mapping[int, torch.Tensor | None],
+        used: Mapping[int, bool],
+        comm: Comm,
+        hook: CommHook | None,
+        *,
+        flags: PassFlags,
+    ) -> None:
+        self.layout = memory.layout
+        self._parameters = parameters
+        self._used = used
+        self._flat = memory.take(parameters)
+        self._views = [
+            self._flat.as_strided(slot.shape, slot.strides, slot.offset) for slot in self.layout.slots
+        ]
+        self._fill(gradients, 1.0 if hook is not None else 1.0 / comm.size, flags)
+        self.sent_s = time.monotonic()
+        self._handle = self._launch(comm, hook)
+        self.exposed_s = 0.0
+        self.finished_s = 0.0
+
+    def flagged(self) -> torch.Tensor:
+        """Return an element for each flag of the pass, not zero where some rank has set it; after `wait`."""
+        return self._flat[-_FLAGS:].clone()
+
+    def _fill(
+        self, gradients: Mapping[int, torch.Tensor | None], scale: float, pass_flags: PassFlags
+    ) -> None:
+        flags = []
+        with torch.no_grad():
+            for slot, view in zip(self.layout.slots, self._views, strict=True):
+                gradient = gradients.get(slot.index)
+                if gradient is None:
+                    gradient = self._parameters[slot.index].grad
+                flags.append(1.0 if self._used[slot.index] else 0.0)
+                if gradient is None:
+                    view.zero_()
+                elif scale != 1.0:
+                    torch.mul(gradient, scale, out=view)
+                elif not _lies_at(gradient, self._flat, slot):
+                    view.copy_(gradient)
+            flags += [1.0 if flag else 0.0 for flag in astuple(pass_flags)]
+            self._flat[self.layout.elements :].copy_(torch.tensor(flags, dtype=self.layout.dtype))
+
+    def _launch(self, comm: Comm, hook: CommHook | None) -> Handle:
+        if hook is not None:
+            return hook(self._flat, comm)
+        numbers = torch.view_as_real(self._flat) if self._flat.is_complex() else self._flat
+        return comm.all_reduce(numbers, tuple(range(comm.size)))
+
+    def wait(self) -> None:
+        """Wait until the mean is there."""
+        started = time.monotonic()
+        self._handle.wait()
+        self.finished_s = time.monotonic()
+        self.exposed_s = self.finished_s - started
+
+    def hand_back(self) -> None:
+        """Put the mean into ``grad`` of every parameter that some rank has used."""
+        flags: list[float] | None = None
+        with torch.no_grad():
+            for position, (slot, view) in enumerate(zip(self.layout.slots, self._views, strict=True)):
+                if not self._used[slot.index]:
+                    if flags is None:
+                        flags = self._flat[self.layout.elements :].abs().tolist()
+                    if not flags[position]:
+                        continue
+                _hand_back(self._parameters[slot.index], view, self._flat, slot)
+        self._views.clear()
+
+
+def _hand_back(parameter: torch.Tensor, view: torch.Tensor, flat: torch.Tensor, slot: Slot) -> None:
+    if parameter.grad is None:
+        parameter.grad = view
+    elif not _lies_at(parameter.grad, flat, slot):
+        parameter.grad.copy_(view)
+
+
+def _lies_at(tensor: torch.Tensor, flat: torch.Tensor, slot: Slot) -> bool:
+    return (
+        tensor.data_ptr() == flat.data_ptr() + slot.offset * flat.element_size()
+        and tensor.dtype == flat.dtype
+        and tensor.stride() == slot.strides
+        and tensor.numel() > 0
+    )

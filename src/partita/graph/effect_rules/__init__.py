@@ -1,0 +1,1 @@
+"""What a node does besides computing its value, by the kind of its target."""

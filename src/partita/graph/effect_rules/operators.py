@@ -1,0 +1,86 @@
+"""Effect rules for ATen and custom operators, read from their schemas."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch.fx import Node
+
+from partita._torch.operators.schemas import ArgumentFacts, OpFacts, operator_facts
+from partita.graph.effect_rules.node_effect import PURE, NodeEffect, Rule, nodes_in
+
+__all__ = ["operator_rule"]
+
+
+def operator_rule(target: Any) -> Rule | None:
+    """Return the rule of an overload or a packet; None where every call is pure.
+
+    A packet stands for all of its overloads: an argument counts as written where any overload that takes it
+    writes it.
+    """
+    overloads = operator_facts(target)
+    if all(facts.is_pure for facts in overloads):
+        return None
+    overloads = tuple(facts for facts in overloads if not facts.is_pure)
+    random = any(facts.random for facts in overloads)
+    host = all(facts.returns_nothing for facts in operator_facts(target))
+    ordered = any(facts.ordered for facts in overloads)
+
+    def rule(node: Node) -> NodeEffect:
+        effect = _effect(overloads, node, random=random, host=host)
+        return replace(effect, host=True, why=f"operator {overloads[0].name}") if ordered else effect
+
+    return rule
+
+
+def _effect(overloads: tuple[OpFacts, ...], node: Node, *, random: bool, host: bool) -> NodeEffect:
+    writes: dict[Node, None] = {}
+    aliases: dict[Node, None] = {}
+    name = overloads[0].name
+    for facts in overloads:
+        off = _switched_off(facts, node)
+        random = random and not off
+        if facts.may_alias_all:
+            aliases.update(dict.fromkeys(node.all_input_nodes))
+        for argument in facts.arguments:
+            operands = nodes_in(_value(argument, node))
+            if argument.written and not off:
+                writes.update(dict.fromkeys(operands))
+            if argument.aliased:
+                aliases.update(dict.fromkeys(operands))
+    out = nodes_in(node.kwargs.get("out"))  # Python takes one tuple where the schema has several arguments
+    writes.update(dict.fromkeys(out))
+    aliases.update(dict.fromkeys(out))
+    if not (writes or aliases or random or host):
+        return PURE
+    # An operator that returns nothing and writes nothing is there for a side effect (an assertion, a print).
+    host = host and not writes
+    if any(facts.rebinds for facts in overloads):
+        aliases.update(dict.fromkeys(node.all_input_nodes))
+        return NodeEffect(tuple(writes), tuple(aliases), entangles=True, why=f"operator {name}")
+    return NodeEffect(tuple(writes), tuple(aliases), random=random, host=host, why=f"operator {name}")
+
+
+def _value(argument: ArgumentFacts, node: Node) -> object:
+    if argument.name in node.kwargs:
+        return node.kwargs[argument.name]
+    if argument.keyword_only or argument.position >= len(node.args):
+        return None
+    return node.args[argument.position]
+
+
+def _switched_off(facts: OpFacts, node: Node) -> bool:
+    """Whether the flag that makes the operator random or mutating is a constant that is off."""
+    if facts.switch is None:
+        return False
+    position, name = facts.switch
+    if name in node.kwargs:
+        value: object = node.kwargs[name]
+    elif position < len(node.args):
+        value = node.args[position]
+    else:
+        return True  # the default
+    if value is None:
+        return facts.name != "aten::native_dropout"  # there it means on
+    return not isinstance(value, Node) and not value

@@ -1,0 +1,1 @@
+"""The graphs of the pieces, and the one that calls them."""

@@ -1,0 +1,1 @@
+"""What goes where in a split, decided before anything is built."""

@@ -1,0 +1,1 @@
+"""Running one side of a comparison, and recording what can be observed of it."""

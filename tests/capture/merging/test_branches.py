@@ -1,0 +1,351 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import partita
+from partita._torch.export.conditions import Answers
+from partita.capture import capture
+from partita.capture import export as export_file
+from partita.capture.merging.branches import MOST_WAYS
+from partita.capture.open_sizes.sizes import Sizes
+from partita.errors import ExecutionError
+from partita.graph.effect_rules.conditions import OnlyIf, require_condition
+
+
+class Masked(nn.Module):
+    """Drops a mask that hides nothing when it runs, as models of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, self.drop = nn.Linear(8, 8), nn.Dropout(0.2)
+
+    def forward(self, x: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        bias = None
+        if not mask.all():
+            hidden = torch.zeros(mask.shape, dtype=x.dtype).masked_fill(mask == 0, float("-inf"))
+            bias = hidden[:, None, :].expand(-1, x.shape[1], -1)
+        for _ in range(2):
+            h = self.project(x)
+            x = self.drop(functional.scaled_dot_product_attention(h, h, h, bias, is_causal=bias is None)) + x
+        return {"x": x}
+
+
+class Clamped(nn.Module):
+    """Asks for something that it computes itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        if self.training and not torch.isfinite(h).all():
+            h = h.clamp(-1e4, 1e4)
+        return self.b(h)
+
+
+class Asserts(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        assert (x > 0).all(), "x is positive"
+        return x.log()
+
+
+class Questions(nn.Module):
+    """Asks so many independent questions."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    def forward(self, x: Tensor) -> Tensor:
+        result = x
+        for place in range(self.count):
+            if x[0, place] > 0:
+                result = result * (place + 2) - x
+        return result
+
+
+class Nested(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        if (x > 0).all():
+            if (y > 0).all():
+                return x * y
+            return x - y
+        return x.exp() + y
+
+
+class Twice(nn.Module):
+    """Asks the same question twice."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = x * 2 if x.sum() > 0 else x * 3
+        return first + 1 if x.sum() > 0 else first - 1
+
+
+class Writes(nn.Module):
+    """Does more than to compute a value in one way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 0:
+            self.count.add_(1)
+        return x * 2
+
+
+def masks() -> dict[str, Tensor]:
+    ones = torch.ones(2, 5, dtype=torch.long)
+    padded = ones.clone()
+    padded[0, 3:] = 0
+    return {"ones": ones, "padded": padded}
+
+
+@pytest.mark.parametrize("example", ["ones", "padded"])
+def test_one_graph_takes_the_way_that_the_model_takes(example: str) -> None:
+    model, x = Masked(), torch.randn(2, 5, 8)
+    captured = capture(model, (x, masks()[example]))
+    assert captured.both_modes
+    for mask in masks().values():
+        for training in (True, False):
+            model.train(training)
+            captured.module.train(training)
+            partita.verify(captured.module, model, (x, mask)).check()
+            partita.verify(captured.module, model, (torch.cat([x, x]), torch.cat([mask, mask]))).check()
+
+
+def test_what_one_branch_alone_computes_is_not_computed_in_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, ones = torch.randn(2, 5, 8), masks()["ones"]
+    module = capture(Masked(), (x, ones)).module
+    guarded = [node for node in module.graph.nodes if isinstance(node.target, OnlyIf)]
+    assert any("expand" in node.name for node in guarded)
+    attention = [node for node in module.graph.nodes if "scaled_dot" in node.name]
+    assert len(attention) == 2  # one of each, with its arguments chosen
+    ran = []
+    for node in guarded:
+        monkeypatch.setattr(node, "target", OnlyIf(lambda *_, **__: ran.append(1), node.target.truth))
+    module.recompile()
+    module(x, ones)
+    assert not ran
+
+
+def test_a_question_about_what_the_model_computes_is_checked_in_each_run() -> None:
+    torch.manual_seed(0)
+    model, x = Clamped(), torch.randn(2, 4)
+    captured = capture(model, (x,))
+    assert captured.other is not None
+    train = captured.module if captured.module.training else captured.other.module
+    partita.verify(train, model, (torch.randn(2, 4),)).check()
+    with pytest.raises(
+        ExecutionError, match=r"isfinite\(h\).*captured where it is True.*what the model computes"
+    ):
+        train(torch.full((2, 4), float("inf")))
+
+
+def test_an_assertion_of_the_model_holds_in_the_graph() -> None:
+    captured = capture(Asserts(), (torch.rand(2, 4) + 1,))
+    partita.verify(captured.module, Asserts(), (torch.rand(2, 4) + 2,)).check()
+    with pytest.raises(ExecutionError, match="x is positive"):
+        captured.module(-torch.ones(2, 4))
+
+
+def test_every_combination_of_a_few_questions_is_right() -> None:
+    captured, model = capture(Questions(3), (torch.ones(2, 4),)), Questions(3)
+    for number in range(8):
+        signs = [1.0 if number >> place & 1 else -1.0 for place in range(3)]
+        x = torch.tensor([[*signs, 1.0], [1.0, -1.0, 2.0, 3.0]])
+        partita.verify(captured.module, model, (x,)).check()
+
+
+def test_more_ways_than_are_traced_are_refused_in_the_run() -> None:
+    captured, model = capture(Questions(5), (torch.ones(2, 6),)), Questions(5)
+    partita.verify(captured.module, model, (torch.ones(3, 6),)).check()
+    refused = 0
+    for number in range(32):
+        x = torch.tensor([[1.0 if number >> place & 1 else -1.0 for place in range(6)]] * 2)
+        try:
+            output = captured.module(x)
+        except ExecutionError:
+            refused += 1
+        else:
+            assert torch.equal(output, model(x))
+    assert 0 < refused < 32
+    with pytest.raises(ExecutionError, match=f"more than {MOST_WAYS} ways"):
+        captured.module(torch.full((2, 6), -1.0))
+
+
+def test_a_question_that_only_one_way_asks() -> None:
+    captured = capture(Nested(), (torch.ones(2, 3), torch.ones(2, 3)))
+    for x in (torch.ones(2, 3), -torch.ones(2, 3)):
+        for y in (torch.ones(2, 3), -torch.ones(2, 3)):
+            partita.verify(captured.module, Nested(), (x, y)).check()
+
+
+def test_the_same_question_is_asked_once() -> None:
+    captured = capture(Twice(), (torch.ones(2, 3),))
+    assert [node.name for node in captured.module.graph.nodes].count("condition") == 1
+    for x in (torch.ones(2, 3), -torch.ones(2, 3)):
+        partita.verify(captured.module, Twice(), (x,)).check()
+
+
+def test_a_write_in_one_way_is_kept_for_that_way_only() -> None:
+    model = Writes()
+    captured = capture(model, (torch.ones(2, 3),))
+    partita.verify(captured.module, model, (torch.rand(2, 3),)).check()
+    checks = [node for node in captured.module.graph.nodes if node.target is require_condition]
+    assert len(checks) == 1
+    with pytest.raises(ExecutionError, match="only one of the two ways has 'add_'"):
+        captured.module(-torch.ones(2, 3))
+
+
+def test_sizes_that_one_way_makes_equal_are_equal_in_the_graph() -> None:
+    captured = capture(Masked(), (torch.randn(2, 5, 8), masks()["ones"]))
+    assert [symbol.name for symbol in Sizes.of(captured.module).symbols] == ["batch"]
+
+
+def test_answers_are_as_planned_and_then_false() -> None:
+    answers = Answers([True])
+    assert [answers.answer("a"), answers.answer("b")] == [True, False]
+    assert answers.places == ["a", "b"]
+
+
+class Packed(nn.Module):
+    """Asks about positions that it makes itself, as models of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        positions = torch.arange(x.shape[1]).expand(x.shape[0], -1)
+        if (positions.sum() < 9000).all():
+            return self.project(x)
+        return 2 * self.project(x)
+
+
+def test_a_question_about_sizes_only_is_not_traced_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    traces = []
+    original = export_file.export_module
+    monkeypatch.setattr(
+        export_file, "export_module", lambda *args, **options: traces.append(0) or original(*args, **options)
+    )
+    model = Packed()
+    module = capture(model, (torch.randn(2, 4),), prove=True).module
+    assert len(traces) == 1  # which serves both modes
+    for batch in (1, 50):
+        x = torch.randn(batch, 4)
+        assert torch.equal(module(x), model(x))
+    with pytest.raises(ExecutionError, match="depends on sizes only"):
+        module(torch.randn(1500, 4))  # 1500 * (0 + 1 + 2 + 3) is 9000
+
+
+class Constants(nn.Module):
+    """Makes constants before the question, and in both ways."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * torch.tensor([1.0, float("nan"), 3.0]).nan_to_num()
+        if (x > 0).all():
+            return x + torch.tensor([4.0, 5.0, 6.0])
+        return x - torch.tensor([7.0, 8.0, 9.0]) * torch.tensor([1.0, float("nan"), 3.0]).nan_to_num()
+
+
+def test_constants_that_each_trace_makes_anew_are_the_same() -> None:
+    model = Constants()
+    module = capture(model, (torch.ones(2, 3),), prove=True).module
+    for x in (torch.ones(2, 3), -torch.ones(4, 3)):
+        assert torch.equal(module(x), model(x))
+
+
+@pytest.mark.parametrize("example", ["ones", "padded"])
+def test_each_way_is_traced_once_a_mode(example: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    traces = []
+    original = export_file.export_module
+    monkeypatch.setattr(
+        export_file, "export_module", lambda *args, **options: traces.append(0) or original(*args, **options)
+    )
+    mask = torch.ones(2, 3).tril(int(example == "ones") * 9)
+    capture(Masked(), (torch.randn(2, 3, 8), mask))
+    assert len(traces) == 4
+
+
+class Unshared(nn.Module):
+    """What it makes before the question, one way does not use; equal kinds stand next to each other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, columns = torch.arange(x.shape[1]), torch.arange(3, 3 + x.shape[1])
+        if (x > 0).all():
+            return x * columns
+        return x * rows + columns
+
+
+def test_what_one_way_does_not_use_shifts_nothing() -> None:
+    model = Unshared()
+    module = capture(model, (torch.ones(2, 3),), prove=True).module
+    assert not module.graph.find_nodes(op="call_function", target=require_condition)
+    for x in (torch.ones(2, 3), -torch.ones(4, 3)):
+        assert torch.equal(module(x), model(x))
+
+
+class TwoBatches(nn.Module):
+    """Writes in place before the question; one way joins two inputs, and with them their batch sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        window = x.new_zeros(x.shape[0], 4)
+        window[:, :2].copy_(self.first(x)[:, :2])
+        x, y = self.second(window), self.first(y)
+        return (x, y) if mask.all() else (x * mask, y * mask)
+
+
+def test_a_size_is_the_same_whichever_input_a_way_reads_it_from() -> None:
+    model = TwoBatches()
+    ones = torch.ones(3, 1)
+    padded = ones.tril(-1)
+    x, y = torch.randn(2, 3, 4)
+    module = capture(model, (x, y, padded), prove=True).module
+    assert not module.graph.find_nodes(op="call_function", target=require_condition)
+    for mask in (ones, padded):
+        for mine, theirs in zip(module(x, y, mask), model(x, y, mask), strict=True):
+            assert torch.equal(mine, theirs)
+
+
+class Grouped(nn.Module):
+    """Attention with fewer keys than queries, which are repeated where there is a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        query = self.query(x).unflatten(-1, (2, 4)).transpose(1, 2)
+        key = self.key(x).unsqueeze(1)
+        if mask.all():
+            attended = functional.scaled_dot_product_attention(query, key, key, None, 0.1, enable_gqa=True)
+        else:
+            key = key.repeat_interleave(2, 1)
+            attended = functional.scaled_dot_product_attention(query, key, key, mask[:, None, None], 0.1)
+        return attended.transpose(1, 2).flatten(2)
+
+
+def test_an_argument_that_one_way_leaves_out_has_its_default_there() -> None:
+    model = Grouped()
+    x, ones = torch.randn(2, 3, 8), torch.ones(2, 3, dtype=torch.bool)
+    padded = ones.clone()
+    padded[1, 2] = False
+    module = capture(model, (x, padded), prove=True).module
+    assert not module.graph.find_nodes(op="call_function", target=require_condition)
+    for mask in (ones, padded):
+        for training in (True, False):
+            model.train(training)
+            module.train(training)
+            torch.manual_seed(0)
+            expected = model(x, mask)
+            torch.manual_seed(0)
+            assert torch.equal(module(x, mask), expected)
