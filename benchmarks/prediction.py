@@ -2,10 +2,10 @@
 
 ``partita bench prediction``. Two processes of one thread each over gloo on this machine train small models
 under each schedule. Both measure the costs of the model's units at the same time, since in a step they share
-the machine too, and time a message between them. From these alone `plan_stages` cuts, and `simulate` says how
-long the step takes; then the step is run. Costs are measured before and after the steps and averaged: the
-weather of a shared machine changes. Memory is what tensors hold at most beyond parameters and gradients,
-watched in a step of its own.
+the machine too, and what messages between them take. From these alone `plan_stages` cuts, and `simulate`
+says how long the step takes; then the step is run. Costs are measured before and after the steps and
+averaged: the weather of a shared machine changes. Memory is what tensors hold at most beyond parameters and
+gradients, watched in a step of its own.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from benchmarks.prediction_models import MODELS, Subject
 from partita._torch.tensors.live_bytes import LiveBytes  # noqa: PLC2701 - what the measuring watches with
 from partita.pipelining import get_schedule_class, pipeline
 from partita.pipelining.frontends.pipeline import measure_units
+from partita.pipelining.measuring.link_times import measure_cluster
 from partita.planning import Cluster, CostModel, Plan, StageCost, plan_stages, simulate
-from partita.planning.costs.recompute import recomputed_cost
+from partita.planning.costs.recompute import neighbours_on_rank, recomputed_cost
 from partita.planning.generators.plan_schedule import schedule_of
 from partita.runtime import ProcessGroupComm
 
@@ -46,7 +47,6 @@ _RANKS = 2
 _MICROBATCHES = 8
 _LIMIT_S = 900.0
 _GRACE_S = 10.0
-_PINGS = 20
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def _body(
     dist.init_process_group("gloo", store=store, rank=rank, world_size=_RANKS, timeout=limit)
     subject = MODELS[name](quick)
     with ProcessGroupComm.from_group() as comm:
-        cluster = _links(rank)
+        cluster = measure_cluster(comm)
         rows = [_row(name, subject, schedule, comm, rank, cluster, rounds) for schedule in schedules]
     if rank == 0:
         answer.send(rows)
@@ -243,30 +243,16 @@ def _average(one: CostModel, other: CostModel) -> CostModel:
 
 
 def _stage_costs(costs: CostModel, plan: Plan) -> list[StageCost]:
-    return [recomputed_cost(costs, it.first_unit, it.last_unit, (), 0.0) for it in plan.stages]
-
-
-def _links(rank: int) -> Cluster:
-    """Two ranks whose link takes what a small and a large message take there and back."""
-    small, large = (_ping_s(rank, size) for size in (1, 2**18))
-    bandwidth = 4 * (2**18 - 1) / max(large - small, 1e-9)
-    return Cluster(_RANKS, latency_s=small, bandwidth_bytes_per_s=bandwidth)
-
-
-def _ping_s(rank: int, size: int) -> float:
-    message = torch.zeros(size)
-    taken = []
-    for _ in range(_PINGS):
-        started = time.perf_counter()
-        for sender in (0, 1):
-            if rank == sender:
-                dist.send(message, 1 - rank)
-            else:
-                dist.recv(message, 1 - rank)
-        taken.append((time.perf_counter() - started) / 2)
-    seconds = torch.tensor(statistics.median(taken))
-    dist.broadcast(seconds, 0)
-    return float(seconds)
+    return [
+        recomputed_cost(
+            costs,
+            stage.first_unit,
+            stage.last_unit,
+            parameter_copies=0.0,
+            same_rank=neighbours_on_rank(plan.placement, stage.index),
+        )
+        for stage in plan.stages
+    ]
 
 
 def _timed(comm: ProcessGroupComm, step: Callable[[], object]) -> float:

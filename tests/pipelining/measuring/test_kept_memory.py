@@ -14,7 +14,7 @@ from partita.pipelining import Pipe, pipeline
 from partita.pipelining.frontends.pipeline import measure_units
 from partita.pipelining.measuring.kept_memory import kept_memory
 from partita.pipelining.measuring.pass_memory import OutputMemory, PassMemory
-from partita.planning import plan_stages
+from partita.planning import plan_stages, recomputed_cost
 
 SAMPLES = 4
 
@@ -76,8 +76,12 @@ def test_a_unit_that_computes_nothing_keeps_nothing() -> None:
     assert (kept.activations, kept.left, kept.entry, kept.exit) == ((0, 0), (0, 0), (0,), (0,))
 
 
-def held(pipe: Pipe, case: Case) -> list[int]:
-    """What each stage holds after a forward pass, beside parameters and the caller's own tensors."""
+def held(pipe: Pipe, case: Case, *, one_rank: bool = False) -> list[int]:
+    """What each stage holds after a forward pass, beside parameters and the caller's own tensors.
+
+    Args:
+        one_rank: each stage but the first is given the tensors of the one before, and not copies.
+    """
     args, kwargs, _ = case.data(SAMPLES)
     first = pipe.build_stage(0)
     values: dict[str, Tensor] = dict(first.accept(first.signature.flatten(args, kwargs), 0, train=True))  # type: ignore[attr-defined]
@@ -88,7 +92,7 @@ def held(pipe: Pipe, case: Case) -> list[int]:
         names = {*stage.border.inputs, *(name for name in returned if name in values)}
         taken = {name: values[name] for name in names}
         with LiveBytes() as live:
-            if index:  # as they arrive from another rank
+            if index and not one_rank:  # as they arrive from another rank
                 taken = {
                     name: value.detach().clone().requires_grad_(value.requires_grad)
                     for name, value in taken.items()
@@ -118,3 +122,17 @@ def test_units_add_up_to_what_a_stage_holds(case: Case, stages: int) -> None:
     pipe = pipeline(model, args, kwargs, plan=plan, dynamic_shapes=False)
     predicted = [costs.kept_bytes(stage.first_unit, stage.last_unit) for stage in plan.stages]
     assert predicted == pytest.approx(held(pipe, case), rel=0.05)
+
+
+@pytest.mark.parametrize("case", [PLAIN, SKIP, TRANSFORMER], ids=lambda case: case.name)
+def test_what_stages_on_one_rank_hand_over_is_there_once(case: Case) -> None:
+    args, kwargs, _ = case.data(SAMPLES)
+    model = case.model()
+    costs = measure_units(model, args, kwargs, stages=2, repeats=1, dynamic_shapes=False)
+    plan = plan_stages(costs, 2)
+    pipe = pipeline(model, args, kwargs, plan=plan, dynamic_shapes=False)
+    predicted = [
+        recomputed_cost(costs, stage.first_unit, stage.last_unit, same_rank=same_rank).activation_bytes
+        for stage, same_rank in zip(plan.stages, [(False, True), (True, False)], strict=True)
+    ]
+    assert predicted == pytest.approx(held(pipe, case, one_rank=True), rel=0.05)

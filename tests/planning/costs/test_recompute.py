@@ -135,3 +135,13 @@ def test_recomputing_all_of_a_stage_lowers_its_peak() -> None:
     before, after = simulate(schedule, plain), simulate(schedule, lower)
     assert after.peak_bytes[0] < before.peak_bytes[0]
     assert after.makespan_s > before.makespan_s
+
+
+def test_what_neighbours_on_one_rank_hand_over_is_there_once() -> None:
+    units = tuple(Unit(name, 1.0, 2.0, activation_bytes=10) for name in "abc")
+    costs = CostModel(units, (4, 6), entry_bytes=(1, 2), exit_bytes=(3, 4))
+    apart, together = (recomputed_cost(costs, 1, 2, same_rank=(same, False)) for same in (False, True))
+    assert (apart.activation_bytes, together.activation_bytes) == (21, 17)
+    assert (apart.weight_bytes, together.weight_bytes) == (21, 17)
+    assert apart.forward_workspace_bytes - together.forward_workspace_bytes == 4 + 2 * 4
+    assert recomputed_cost(costs, 0, 2, same_rank=(True, True)) == recomputed_cost(costs, 0, 2)

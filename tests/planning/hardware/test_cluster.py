@@ -172,7 +172,7 @@ def test_a_cluster_that_was_saved_before_there_were_levels_is_read() -> None:
             {"levels": (LinkLevel(2), LinkLevel(3))},
             "link level 1 joins 3 ranks, the one before 2: give a mul",
         ),
-        ({"levels": (LinkLevel(),), "latency_s": 1.0}, "bandwidth_bytes_per_s or latency_s too: give the"),
+        ({"levels": (LinkLevel(),), "latency_s": 1.0}, "bandwidth_bytes_per_s, latency_s or an overhead too"),
         (
             {"pairs": (PairLink(0, 2),)},
             "a link from rank 0 to rank 2: ranks are 0 to 1, and a link joins two",

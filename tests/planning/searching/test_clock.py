@@ -49,6 +49,7 @@ def clusters(draw: st.DrawFn, ranks: int) -> Cluster:
             [
                 Cluster(ranks, speeds=speeds, memory_bytes=memory),
                 Cluster(ranks, 4.0, 0.3, memory, speeds=speeds),
+                Cluster(ranks, 4.0, 0.3, memory, speeds=speeds, overhead_s=0.5, overhead_s_per_byte=0.25),
             ]
         )
     )

@@ -41,7 +41,9 @@ def runs(draw: st.DrawFn) -> tuple[Schedule, list[StageCost], Cluster]:
     return (
         schedule,
         costs,
-        draw(st.sampled_from([Cluster(ranks), Cluster(ranks, 1.0), Cluster(ranks, 2.0, 3.0)])),
+        draw(
+            st.sampled_from([Cluster(ranks), Cluster(ranks, 1.0), Cluster(ranks, 2.0, 3.0, overhead_s=1.0)])
+        ),
     )
 
 
@@ -218,3 +220,19 @@ def test_a_schedule_that_stalls_is_an_error() -> None:
 def test_a_cost_out_of_range_is_refused(arguments: tuple[float, ...], message: str) -> None:
     with pytest.raises(PlanError, match=message):
         StageCost(*arguments)  # type: ignore[arg-type]
+
+
+def test_both_ends_of_a_message_work_for_it() -> None:
+    schedule = get_schedule("GPipe")(2, 2)
+    costs = [StageCost(1.0, 2.0, send_bytes=4), StageCost(1.0, 2.0)]
+    cluster = Cluster(2, bandwidth_bytes_per_s=4.0, overhead_s=0.25, overhead_s_per_byte=0.0625)
+    result = simulate(schedule, costs, cluster)
+    # Each pass takes half a second longer, and each message a second.
+    # rank 0   0F0 0F1 . . .             0B0 0B1
+    # rank 1           1F0 1F1 1B0 1B1
+    assert result.busy_s == (8.0, 8.0)
+    assert result.spans[0].end_s == 1.5
+    assert result.makespan_s == 1.5 + 1.0 + 4 * 1.5 + 1.0 + 1.0 + 1.0 + 1.0 + 2 * 0.5 - 0.5
+    lowered = simulate(lower(schedule), costs, cluster)
+    assert (lowered.makespan_s, lowered.busy_s) == (result.makespan_s, result.busy_s)
+    assert result.critical_path()

@@ -48,6 +48,7 @@ from partita.pipelining.frontends.modules.frontend import cut_modules
 from partita.pipelining.frontends.pipe import Pipe
 from partita.pipelining.interface.loss import LossSpec
 from partita.pipelining.interface.two_modes import ModeCut, TwoModes
+from partita.pipelining.measuring.link_times import links_between
 from partita.planning import Cluster, CostModel, Plan
 from partita.planning.hardware._sizes import read_bytes
 from partita.runtime import key_random_nodes
@@ -99,7 +100,8 @@ def pipeline(
             collective over the default group: rank 0's plan is used by all.
         plan: the plan to cut by; or ``"auto"``: search for the stages, placement, schedule and recomputation
             that are the fastest on the ranks of ``torch.distributed`` (or of ``cluster``), from costs that
-            all of them measure now, at the same time. Collective, too. See `Pipe.schedule`.
+            all of them measure now, at the same time, and from what messages between them take. Collective,
+            too. See `Pipe.schedule`.
         cluster: the links and memory that are planned for.
         schedule: the schedule that is planned for; without it 1F1B, and with ``plan="auto"`` any.
         microbatches: the number of microbatches that is planned for.
@@ -207,7 +209,8 @@ def _planned(
     ready = request.ready
     ends, names = _units(whole, None if ready else request.least_units, ready)
     request.check_units(len(names))
-    plan = ready or request.planned(lambda: cost_model(whole, ends, flat))
+    tensors = [*whole.parameters(), *flat]
+    plan = ready or request.planned(lambda: cost_model(whole, ends, flat), links_between(tensors))
     cuts = planned_cuts(plan, names, ends)
     check_sizes(plan, whole, ends)
     return plan, cuts, ends

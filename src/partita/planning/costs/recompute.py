@@ -23,10 +23,13 @@ from partita.errors import PlanError
 from partita.planning.costs.stage_cost import StageCost
 from partita.planning.costs.units import CostModel, Unit
 
-__all__ = ["Regions", "recompute_options", "recomputed_cost"]
+__all__ = ["Regions", "SameRank", "neighbours_on_rank", "recompute_options", "recomputed_cost"]
 
 Regions = tuple[tuple[int, int], ...]
 """(first unit, last unit) of each region, in order and apart."""
+
+SameRank = tuple[bool, bool]
+"""Whether the stage before lies on the same rank, and whether the stage after does."""
 
 _PARTS = (2, 4, 8)
 """Into so many parts a stage is divided for a choice among them."""
@@ -38,6 +41,8 @@ def recomputed_cost(
     last_unit: int,
     regions: Sequence[tuple[int, int]] = (),
     parameter_copies: float = 1.0,
+    *,
+    same_rank: SameRank = (False, False),
 ) -> StageCost:
     """The cost of the stage of the units from `first_unit` to `last_unit`, of which `regions` are recomputed.
 
@@ -47,6 +52,8 @@ def recomputed_cost(
         last_unit: index of its last one.
         regions: (first, last) of each region, in order and apart; none: nothing is computed again.
         parameter_copies: as in `plan_stages`, for `StageCost.static_bytes`.
+        same_rank: whether the stages before and after it lie on the same rank: what they hand over is there
+            once, and no message.
 
     Raises:
         PlanError: units that do not exist, or regions that overlap or are not in the stage.
@@ -68,19 +75,37 @@ def recomputed_cost(
                 "stage, in order and apart"
             )
         free = last + 1
-    plain = _plain_cost(costs, first_unit, last_unit, parameter_copies)
-    if not regions:
-        return plain
+    messages = costs.message_bytes(first_unit, last_unit, same_rank)
+    plain = _plain_cost(costs, first_unit, last_unit, parameter_copies, messages)
     if tuple(regions) == ((first_unit, last_unit),):
-        return _whole(costs, first_unit, last_unit, plain)
-    return _parts(costs, first_unit, last_unit, tuple(regions), plain)
+        return _whole(costs, first_unit, last_unit, plain, messages)
+    if regions:
+        return _parts(costs, first_unit, tuple(regions), plain, messages)
+    if not same_rank[0]:
+        return plain
+    shared = costs.handed_bytes(first_unit)
+    return replace(
+        plain,
+        activation_bytes=max(plain.activation_bytes - shared, 0),
+        weight_activation_bytes=max(plain.weight_bytes - shared, 0),
+    )
 
 
-def _plain_cost(costs: CostModel, first: int, last: int, parameter_copies: float) -> StageCost:
+def neighbours_on_rank(stage_ranks: Sequence[int], stage: int) -> SameRank:
+    """Whether the stages before and after a stage lie on its rank.
+
+    >>> [neighbours_on_rank((0, 1, 1, 0), stage) for stage in range(4)]
+    [(False, False), (False, True), (True, False), (False, False)]
+    """
+    before = stage > 0 and stage_ranks[stage - 1] == stage_ranks[stage]
+    after = stage + 1 < len(stage_ranks) and stage_ranks[stage + 1] == stage_ranks[stage]
+    return before, after
+
+
+def _plain_cost(costs: CostModel, first: int, last: int, parameter_copies: float, messages: int) -> StageCost:
     units = costs.units[first : last + 1]
     split = costs.split_backward_s(first, last)
     forward_workspace, backward_workspace = costs.workspaces(first, last)
-    messages = costs.message_bytes(first, last)
     return StageCost(
         forward_s=sum(unit.forward_s for unit in units),
         backward_s=sum(unit.backward_s for unit in units),
@@ -106,7 +131,7 @@ def _passing(units: Sequence[Unit]) -> int:
     return max(unit.activation_bytes + unit.forward_workspace_bytes for unit in units)
 
 
-def _whole(costs: CostModel, first: int, last: int, plain: StageCost) -> StageCost:
+def _whole(costs: CostModel, first: int, last: int, plain: StageCost, messages: int) -> StageCost:
     entering = _entering(costs, first)
     entry = costs.entry_bytes[first - 1] if costs.entry_bytes is not None and first else 0
     return replace(
@@ -114,13 +139,11 @@ def _whole(costs: CostModel, first: int, last: int, plain: StageCost) -> StageCo
         activation_bytes=entering,
         recompute_s=plain.forward_s,
         recompute_bytes=max(plain.activation_bytes - entry, 0),
-        forward_workspace_bytes=_passing(costs.units[first : last + 1]) + costs.message_bytes(first, last),
+        forward_workspace_bytes=_passing(costs.units[first : last + 1]) + messages,
     )
 
 
-def _parts(
-    costs: CostModel, first_unit: int, last_unit: int, regions: Regions, plain: StageCost
-) -> StageCost:
+def _parts(costs: CostModel, first_unit: int, regions: Regions, plain: StageCost, messages: int) -> StageCost:
     inside = [costs.units[first : last + 1] for first, last in regions]
     units = [unit for region in inside for unit in region]
     # The stage's own input is kept whole where its first region starts there, in place of a part of it.
@@ -136,7 +159,6 @@ def _parts(
     early_s = min(sum(_weight_s(unit, all_in_w) for unit in units), weight_s)
     left = plain.weight_bytes - entry
     left -= sum(unit.activation_bytes if all_in_w else unit.weight_bytes for unit in units)
-    messages = costs.message_bytes(first_unit, last_unit)
     return replace(
         plain,
         backward_input_s=input_s + early_s,

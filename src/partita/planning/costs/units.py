@@ -188,17 +188,30 @@ class CostModel:
             behind += unit.activation_bytes
         return forward, backward
 
-    def message_bytes(self, first: int, last: int) -> int:
+    def handed_bytes(self, first: int) -> int:
+        """What a stage that begins with the unit `first` keeps less where the stage before it lies on the
+        same rank: that one has put out, or been sent, all that crosses, and keeps it as long.
+        """
+        return self.crossing_bytes[first - 1] if first and self.entry_bytes is not None else 0
+
+    def message_bytes(self, first: int, last: int, same_rank: tuple[bool, bool] = (False, False)) -> int:
         """What lies in the memory of a stage of the units from `first` to `last` for messages, in bytes.
 
         The runtime receives the values and the gradient of the next microbatch while it computes this one,
         and holds two gradients that it has sent until it knows that they are there. Counted where it is known
         what crosses (`entry_bytes`), for neighbours on other ranks.
+
+        Args:
+            same_rank: whether the stages before and after it are no such neighbours.
         """
         if self.entry_bytes is None:
             return 0
-        held = self.crossing_bytes[first - 1] + 2 * self.gradient_bytes[first - 1] if first else 0
-        return held + (self.gradient_bytes[last] if last + 1 < len(self.units) else 0)
+        size = 0
+        if first and not same_rank[0]:
+            size += self.crossing_bytes[first - 1] + 2 * self.gradient_bytes[first - 1]
+        if last + 1 < len(self.units) and not same_rank[1]:
+            size += self.gradient_bytes[last]
+        return size
 
     def split_backward_s(self, first: int, last: int) -> tuple[float, float] | None:
         """Seconds of I and of W of a stage of the units from `first` to `last`; None where a unit has none.

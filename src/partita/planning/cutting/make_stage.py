@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from partita.planning.costs.recompute import Regions, recomputed_cost
+from partita.planning.costs.recompute import Regions, SameRank, recomputed_cost
 from partita.planning.costs.units import CostModel
 from partita.planning.plan import StagePlan
 
@@ -18,15 +18,20 @@ def make_stage(
     regions: Regions = (),
     time_s: float = 0.0,
     peak_bytes: int = 0,
+    same_rank: SameRank = (False, False),
 ) -> StagePlan:
     """Stage number `index`, of the units from `first_unit` to `last_unit`, of which `regions` are recomputed.
 
     Args:
         time_s: see `StagePlan`.
         peak_bytes: see `StagePlan`.
+        same_rank: as in `recomputed_cost`.
     """
     units = costs.units[first_unit : last_unit + 1]
-    cost = recomputed_cost(costs, first_unit, last_unit)
+    cost = recomputed_cost(costs, first_unit, last_unit, same_rank=same_rank)
+    recomputed = (
+        recomputed_cost(costs, first_unit, last_unit, regions, same_rank=same_rank) if regions else None
+    )
     return StagePlan(
         index=index,
         first_unit=first_unit,
@@ -46,7 +51,7 @@ def make_stage(
         forward_workspace_bytes=cost.forward_workspace_bytes,
         backward_workspace_bytes=cost.backward_workspace_bytes,
         recompute=regions,
-        recomputed=recomputed_cost(costs, first_unit, last_unit, regions) if regions else None,
+        recomputed=recomputed,
         time_s=time_s,
         peak_bytes=peak_bytes,
     )

@@ -21,8 +21,8 @@ class Problem:
     Attributes:
         stage_ranks: the rank of each stage.
         microbatches: how many a step has.
-        forward_s: for each stage, seconds of F.
-        input_s: for each stage, seconds of I.
+        forward_s: for each stage, seconds of F, with what its rank does for the messages.
+        input_s: for each stage, seconds of I, likewise.
         weight_s: for each stage, seconds of W.
         down_s: for each stage, seconds that its output travels to the next stage.
         up_s: for each stage, seconds that the gradient of its input travels to the stage before.
@@ -104,8 +104,14 @@ def scheduling_problem(
     for rank, cost in zip(stage_ranks, costs, strict=True):
         capacity[rank] -= cost.static_bytes
 
+    down_work, up_work = _handling_s(costs, stage_ranks, cluster)
+
     def seconds(kind: ActionKind) -> tuple[float, ...]:
-        return tuple(cost.seconds(kind) / speed for cost, speed in zip(costs, speeds, strict=True))
+        work = down_work if kind is ActionKind.F else up_work
+        return tuple(
+            cost.seconds(kind) / speed + (0.0 if kind is ActionKind.W else handling_s)
+            for cost, speed, handling_s in zip(costs, speeds, work, strict=True)
+        )
 
     return Problem(
         stage_ranks,
@@ -136,3 +142,17 @@ def travel_s(
             down[stage] = cluster.transfer_s(costs[stage].send_bytes, here, there)
             up[after] = cluster.transfer_s(costs[after].gradient_bytes(costs[stage]), there, here)
     return tuple(down), tuple(up)
+
+
+def _handling_s(
+    costs: Sequence[StageCost], stage_ranks: tuple[int, ...], cluster: Cluster
+) -> tuple[list[float], list[float]]:
+    """For each stage, for how long its rank works for the messages of F, and for those of B or I."""
+    down, up = [0.0] * len(costs), [0.0] * len(costs)
+    for (stage, here), (after, there) in pairwise(enumerate(stage_ranks)):
+        down_s = cluster.handling_s(costs[stage].send_bytes, here, there)
+        up_s = cluster.handling_s(costs[after].gradient_bytes(costs[stage]), there, here)
+        for end in (stage, after):
+            down[end] += down_s
+            up[end] += up_s
+    return down, up

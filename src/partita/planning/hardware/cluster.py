@@ -28,7 +28,10 @@ __all__ = ["Cluster"]
 class Cluster:
     """Ranks with α-β links between them: `n` bytes take ``latency_s + n / bandwidth``.
 
-    (R. W. Hockney, "The communication challenge for MPP", Parallel Computing 20, 1994.) Ranks are equal, any
+    (R. W. Hockney, "The communication challenge for MPP", Parallel Computing 20, 1994.) Where messages also
+    keep the processors busy that compute, as over sockets, each end works for ``overhead_s + n *
+    overhead_s_per_byte`` besides: o and O of the LogGOPS model. (T. Hoefler, T. Schneider and A. Lumsdaine,
+    "LogGOPSim: simulating large-scale applications in the LogGOPS model", HPDC 2010.) Ranks are equal, any
     two have a link of their own and it takes no time, unless more is said. A link carries one message at a
     time in each direction; others wait until it is free, in the order in which they are ready. So does a port
     that several ranks share, with one message out and one in: the bidirectional one-port model. (P. B. Bhat,
@@ -48,6 +51,8 @@ class Cluster:
             and so on, nearest first; each level's groups are made of whole groups of the level before, and
             the last has one group of all.
         pairs: links of single pairs, which go before what the levels say.
+        overhead_s: seconds for which the sender and the receiver of a message each work for it.
+        overhead_s_per_byte: seconds that this takes more for each byte.
 
     Raises:
         PlanError: a value that is negative or no number, a speed or a bandwidth of zero, a list that has not
@@ -69,10 +74,13 @@ class Cluster:
     memories: tuple[int | None, ...] | None = None
     levels: tuple[LinkLevel, ...] = ()
     pairs: tuple[PairLink, ...] = ()
+    overhead_s: float = 0.0
+    overhead_s_per_byte: float = 0.0
 
     def __post_init__(self) -> None:
         require_count(self.ranks, "ranks")
-        require_seconds(self.latency_s, "latency_s")
+        for what in ("latency_s", "overhead_s", "overhead_s_per_byte"):
+            require_seconds(getattr(self, what), what)
         require_bandwidth(self.bandwidth_bytes_per_s, "bandwidth_bytes_per_s")
         if self.memory_bytes is not None:
             require_amount(self.memory_bytes, "memory_bytes")
@@ -96,10 +104,11 @@ class Cluster:
                 require_amount(memory, f"the memory of rank {rank}")
 
     def _check_links(self) -> None:
-        if self.levels and (self.latency_s or self.bandwidth_bytes_per_s != math.inf):
+        alike = self.latency_s or self.overhead_s or self.overhead_s_per_byte
+        if self.levels and (alike or self.bandwidth_bytes_per_s != math.inf):
             raise PlanError(
-                f"there are {len(self.levels)} link levels, and bandwidth_bytes_per_s or latency_s too: give "
-                "the levels alone, each with its own"
+                f"there are {len(self.levels)} link levels, and bandwidth_bytes_per_s, latency_s or an "
+                "overhead too: give the levels alone, each with its own"
             )
         inner = 1
         for number, level in enumerate(self.levels):
@@ -237,6 +246,24 @@ class Cluster:
         _, link = self._level(sender, receiver)
         return link.latency_s + size_bytes / link.bandwidth_bytes_per_s
 
+    def handling_s(self, size_bytes: int, sender: int, receiver: int) -> float:
+        """Seconds for which each of the two ranks works for one message; 0.0 where they are the same.
+
+        >>> Cluster(2, overhead_s=1e-4, overhead_s_per_byte=1e-9).handling_s(100_000, 0, 1)
+        0.0002
+        """
+        require_amount(size_bytes, "size_bytes")
+        if sender == receiver:
+            self._require_rank(sender)
+            return 0.0
+        _, link = self._level(sender, receiver)
+        return link.overhead_s + size_bytes * link.overhead_s_per_byte
+
+    @property
+    def has_handling(self) -> bool:
+        """Whether any rank works for messages."""
+        return any(link.overhead_s or link.overhead_s_per_byte for link in self._kinds)
+
     def link(self, sender: int, receiver: int) -> Hashable:
         """What names the link that messages leave `sender` by: equal for pairs that share it."""
         return self.links(sender, receiver)[0]
@@ -271,7 +298,9 @@ class Cluster:
         return steps * (latency_s + size_bytes / self.ranks / bandwidth)
 
     def slowed(self, factor: float) -> Cluster:
-        """The same with links on which everything takes `factor` times as long."""
+        """The same with links on which everything takes `factor` times as long. Ranks work for messages as
+        long as before.
+        """
         require_rate(factor, "factor")
         return replace(
             self,
@@ -308,7 +337,13 @@ class Cluster:
 
     @cached_property
     def _levels(self) -> tuple[LinkLevel, ...]:
-        alike = LinkLevel(None, self.bandwidth_bytes_per_s, self.latency_s)
+        alike = LinkLevel(
+            None,
+            self.bandwidth_bytes_per_s,
+            self.latency_s,
+            overhead_s=self.overhead_s,
+            overhead_s_per_byte=self.overhead_s_per_byte,
+        )
         return self.levels or (alike,)
 
     @cached_property

@@ -27,6 +27,8 @@ class LinkLevel:
             others, as network cards join a node: the ranks of the group are shared out evenly among them,
             neighbours first. A port carries one message out and one message in at a time, whoever the other
             end is. None: every pair of ranks has a link of its own.
+        overhead_s: seconds for which each of the two ranks works for a message, and can't compute.
+        overhead_s_per_byte: seconds that this takes more for each byte, where ranks copy messages themselves.
 
     Raises:
         PlanError: a number that is out of range.
@@ -39,6 +41,8 @@ class LinkLevel:
     bandwidth_bytes_per_s: float = math.inf
     latency_s: float = 0.0
     ports: int | None = None
+    overhead_s: float = 0.0
+    overhead_s_per_byte: float = 0.0
 
     def __post_init__(self) -> None:
         if self.ranks is not None:
@@ -46,7 +50,8 @@ class LinkLevel:
         if self.ports is not None:
             require_count(self.ports, "ports of a link level")
         require_bandwidth(self.bandwidth_bytes_per_s, "bandwidth_bytes_per_s of a link level")
-        require_seconds(self.latency_s, "latency_s of a link level")
+        for what in ("latency_s", "overhead_s", "overhead_s_per_byte"):
+            require_seconds(getattr(self, what), f"{what} of a link level")
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,8 @@ class PairLink:
         latency_s: seconds before the first byte arrives.
         name: pairs with the same name share one link, which carries one message at a time; empty where the
             link is the pair's own.
+        overhead_s: as in `LinkLevel`.
+        overhead_s_per_byte: likewise.
 
     Raises:
         PlanError: a number that is out of range.
@@ -70,20 +77,23 @@ class PairLink:
     bandwidth_bytes_per_s: float = math.inf
     latency_s: float = 0.0
     name: str = ""
+    overhead_s: float = 0.0
+    overhead_s_per_byte: float = 0.0
 
     def __post_init__(self) -> None:
         require_amount(self.sender, "sender of a link")
         require_amount(self.receiver, "receiver of a link")
         between = f"of the link from rank {self.sender} to rank {self.receiver}"
         require_bandwidth(self.bandwidth_bytes_per_s, f"bandwidth_bytes_per_s {between}")
-        require_seconds(self.latency_s, f"latency_s {between}")
+        for what in ("latency_s", "overhead_s", "overhead_s_per_byte"):
+            require_seconds(getattr(self, what), f"{what} {between}")
 
 
 L = TypeVar("L", LinkLevel, PairLink)
 
 
 def slowed(link: L, factor: float) -> L:
-    """The same link, on which everything takes `factor` times as long.
+    """The same link, on which everything takes `factor` times as long. The ranks work for it as before.
 
     >>> slowed(LinkLevel(latency_s=1e-6), 2.0).latency_s
     2e-06
@@ -96,13 +106,15 @@ def slowed(link: L, factor: float) -> L:
 
 
 def slowest(levels: Sequence[LinkLevel]) -> LinkLevel:
-    """A level with the largest latency, the smallest bandwidth and the fewest ports of several."""
+    """A level with the largest latency and overheads, the smallest bandwidth and the fewest ports."""
     counts = [level.ports for level in levels if level.ports is not None]
     return LinkLevel(
         None,
         min(level.bandwidth_bytes_per_s for level in levels),
         max(level.latency_s for level in levels),
         min(counts, default=None),
+        max(level.overhead_s for level in levels),
+        max(level.overhead_s_per_byte for level in levels),
     )
 
 

@@ -229,7 +229,7 @@ class Explorer:
         if not is_large:
             chosen.append(self._cuts_by_name(kind, layout))
         for cuts, regions in dict.fromkeys(chosen):
-            stages = case.stages(cuts, regions)
+            stages = case.stages(layout, cuts, regions)
             try:
                 schedule = kind(
                     len(stages), case.microbatches, placement=layout.own, costs=stages, cluster=case.cluster

@@ -5,9 +5,11 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import permutations
 from math import factorial
 
+from partita.planning.costs.recompute import SameRank, neighbours_on_rank
 from partita.planning.cutting._cuts import CutProblem, Cuts
 from partita.planning.hardware.cluster import Cluster
 from partita.planning.hardware.placement import loop_placement, v_placement
@@ -37,6 +39,11 @@ class Layout:
     def stage_ranks(self) -> tuple[int, ...]:
         """The rank of each stage."""
         return tuple(self.ranks[place] for place in self.own)
+
+    @cached_property
+    def same_rank(self) -> tuple[SameRank, ...]:
+        """For each stage, whether its neighbours lie on its rank."""
+        return tuple(neighbours_on_rank(self.own, stage) for stage in range(len(self.own)))
 
 
 def layouts(cluster: Cluster, stages_per_rank: Sequence[int], most_stages: int) -> Iterator[Layout]:

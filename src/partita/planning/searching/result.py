@@ -85,7 +85,7 @@ def _needs_simulation(case: Case, trial: Trial) -> bool:
 
 def _plan(case: Case, trial: Trial) -> Plan:
     placement = trial.layout.stage_ranks
-    costs = case.stages(trial.cuts, trial.regions)
+    costs = case.stages(trial.layout, trial.cuts, trial.regions)
     in_flight = _in_flight(trial)
     stages = tuple(
         make_stage(
@@ -97,6 +97,7 @@ def _plan(case: Case, trial: Trial) -> Plan:
             time_s=(costs[index].forward_s + costs[index].backward_s + costs[index].recompute_s)
             / case.cluster.speed(placement[index]),
             peak_bytes=costs[index].static_bytes + in_flight[index] * costs[index].activation_bytes,
+            same_rank=trial.layout.same_rank[index],
         )
         for index, (start, end) in enumerate(pairwise(trial.cuts))
     )

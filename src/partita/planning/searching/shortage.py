@@ -43,7 +43,9 @@ def describe_shortage(
 
 
 def _always_and_once(case: Case, trial: Trial, stage: int) -> int:
-    cost = case.stage(trial.cuts[stage], trial.cuts[stage + 1], trial.regions[stage])
+    cost = case.stage(
+        trial.cuts[stage], trial.cuts[stage + 1], trial.regions[stage], trial.layout.same_rank[stage]
+    )
     return cost.static_bytes + cost.activation_bytes
 
 

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from partita.errors import InfeasiblePlan, PlanError
 from partita.planning._check import require_amount, require_count
+from partita.planning.costs.recompute import neighbours_on_rank
 from partita.planning.costs.units import CostModel
 from partita.planning.cutting._cuts import CutProblem, Cuts, find_cuts
 from partita.planning.cutting._rank_memory import find_cuts_within
@@ -50,10 +51,10 @@ def plan_stages(
     these the most even one (least sum of squared stage times; where a large problem leaves very many such
     cuts, a near one).
 
-    Where ranks have several stages, or speeds or memories of their own, the step of the schedule is simulated
-    for cuts with the fastest slowest stage and for cuts that give each rank its share of the work; then
-    borders move for as long as that shortens the step. Those cuts are good, not proven to be the best.
-    `search` tries more: other schedules, orders and placements, and recomputation.
+    Where ranks have several stages, speeds or memories of their own, or work for messages, the step of the
+    schedule is simulated for cuts with the fastest slowest stage and for cuts that give each rank its share
+    of the work; then borders move for as long as that shortens the step. Those cuts are good, not proven to
+    be the best. `search` tries more: other schedules, orders and placements, and recomputation.
 
     Memory: a stage holds `parameter_copies` times its parameters, and its activations for as many
     microbatches as the schedule has in flight there. The limit is for a rank: what its stages hold at the
@@ -102,7 +103,7 @@ def plan_stages(
         hides_transfers=kind.hides_transfers,
         trains=kind.trains,
     )
-    if ranks < stages or (cluster is not None and not _has_equal_ranks(cluster)):
+    if ranks < stages or (cluster is not None and (cluster.has_handling or not _has_equal_ranks(cluster))):
         case = Case(costs, _limited(cluster, ranks, limit), microbatches, parameter_copies, recompute=False)
         cuts = _cuts_by_simulation(case, kind, placement)
     else:
@@ -120,6 +121,7 @@ def plan_stages(
             end - 1,
             time_s=problem.time(start, end) / PER_SECOND / (1.0 if cluster is None else cluster.speed(rank)),
             peak_bytes=problem.bytes_held(index, start, end),
+            same_rank=neighbours_on_rank(placement, index),
         )
         for index, ((start, end), rank) in enumerate(zip(pairwise(cuts), placement, strict=True))
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from partita.planning.costs.recompute import Regions, recompute_options, recomputed_cost
+from partita.planning.costs.recompute import Regions, SameRank, recompute_options, recomputed_cost
 from partita.planning.costs.stage_cost import StageCost
 from partita.planning.costs.units import CostModel
 from partita.planning.cutting._cuts import Cuts
@@ -64,7 +64,7 @@ class Case:
         self.microbatches = microbatches
         self.parameter_copies = parameter_copies
         self.recompute = recompute
-        self._stages: dict[tuple[int, int, Regions], StageCost] = {}
+        self._stages: dict[tuple[int, int, Regions, SameRank], StageCost] = {}
         self._options: dict[tuple[int, int], list[Regions]] = {}
 
     @property
@@ -72,13 +72,15 @@ class Case:
         """Whether any rank has a limit of memory."""
         return any(self.cluster.memory(rank) is not None for rank in range(self.cluster.ranks))
 
-    def stage(self, start: int, end: int, regions: Regions = ()) -> StageCost:
+    def stage(
+        self, start: int, end: int, regions: Regions = (), same_rank: SameRank = (False, False)
+    ) -> StageCost:
         """The cost of the stage between two places."""
-        key = (start, end, regions)
+        key = (start, end, regions, same_rank)
         cost = self._stages.get(key)
         if cost is None:
             cost = self._stages[key] = recomputed_cost(
-                self.costs, start, end - 1, regions, self.parameter_copies
+                self.costs, start, end - 1, regions, self.parameter_copies, same_rank=same_rank
             )
         return cost
 
@@ -90,15 +92,17 @@ class Case:
             self._options[start, end] = options
         return options
 
-    def stages(self, cuts: Cuts, regions: Sequence[Regions] | None = None) -> list[StageCost]:
+    def stages(self, layout: Layout, cuts: Cuts, regions: Sequence[Regions] | None = None) -> list[StageCost]:
         """The cost of each stage."""
-        if regions is None:
-            return [self.stage(start, end) for start, end in pairwise(cuts)]
-        return [self.stage(*ends, chosen) for ends, chosen in zip(pairwise(cuts), regions, strict=True)]
+        chosen = regions or ((),) * (len(cuts) - 1)
+        return [
+            self.stage(*ends, again, same_rank)
+            for ends, again, same_rank in zip(pairwise(cuts), chosen, layout.same_rank, strict=True)
+        ]
 
     def problem(self, layout: Layout, cuts: Cuts, regions: Sequence[Regions] | None = None) -> Problem:
         """What has to be scheduled."""
-        stages = self.stages(cuts, regions)
+        stages = self.stages(layout, cuts, regions)
         return scheduling_problem(stages, layout.stage_ranks, self.microbatches, self.cluster)
 
     def timed(
@@ -161,7 +165,8 @@ class Case:
         current, trains = 0, has_backward(row)
         for stage, at in enumerate(layout.stage_ranks):
             if at == rank:
-                cost = self.stage(cuts[stage], cuts[stage + 1], regions[stage])
+                same_rank = layout.same_rank[stage]
+                cost = self.stage(cuts[stage], cuts[stage + 1], regions[stage], same_rank)
                 during[stage] = tuple(map(cost.bytes_during, PASS_KINDS))
                 after[stage] = tuple(map(cost.bytes_after, PASS_KINDS)) if trains else (0, 0, 0, 0)
                 current += cost.static_bytes

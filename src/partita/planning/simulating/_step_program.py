@@ -54,6 +54,7 @@ class TimedEdge(NamedTuple):
         first: the number of its message of microbatch 0.
         seconds: of each message.
         links: numbers of the links that each message occupies.
+        handling_s: for which the sender and the receiver each work for a message.
     """
 
     what: str
@@ -62,6 +63,7 @@ class TimedEdge(NamedTuple):
     first: int
     seconds: float
     links: tuple[int, ...]
+    handling_s: float
 
 
 @dataclass(frozen=True)
@@ -212,7 +214,8 @@ class _Writer:
         together_s = None if forward is None else self._costs[forward].overlap_s
         if together_s is None or forward is None:
             return sum(self._passes[part.kind][part.stage].seconds for part in action.parts)
-        return together_s / self._cluster.speed(self._schedule.stage_ranks[forward])
+        handling_s = sum(self._handling_s(part.kind, part.stage) for part in action.parts)
+        return together_s / self._cluster.speed(self._schedule.stage_ranks[forward]) + handling_s
 
     def _pass(self, kind: ActionKind, stage: int) -> TimedAction:
         keys: PassKeys = self._keys(kind, stage)
@@ -220,11 +223,23 @@ class _Writer:
         sends = [self._edges[key] for key in keys.sends]
         return TimedAction(
             COMPUTE,
-            self._costs[stage].seconds(kind) / speed,
+            self._costs[stage].seconds(kind) / speed + self._handling_s(kind, stage),
             tuple(map(self._number, keys.needs)),
             tuple(map(self._number, keys.gives)),
             tuple((edge.first, number) for number, edge in sends),
         )
+
+    def _handling_s(self, kind: ActionKind, stage: int) -> float:
+        """For how long a rank works for the messages that a pass takes and makes."""
+        if kind is ActionKind.W:
+            return 0.0
+        what = "F>" if kind is ActionKind.F else "G>"
+        own = (
+            edge.handling_s
+            for (way, sender, receiver), (_, edge) in self._edges.items()
+            if way == what and stage in (sender, receiver)
+        )
+        return sum(own)
 
     def _number(self, key: tuple[str, int, int]) -> int:
         """Of the value of microbatch 0."""
@@ -251,8 +266,9 @@ class _Writer:
                 if what == "F>"
                 else self._costs[sender].gradient_bytes(self._costs[receiver])
             )
-            seconds = self._cluster.transfer_s(size, ranks[sender], ranks[receiver])
-            edge = TimedEdge(*key, self._values, seconds, tuple(links[name] for name in own))
+            ends = (ranks[sender], ranks[receiver])
+            seconds, handling_s = self._cluster.transfer_s(size, *ends), self._cluster.handling_s(size, *ends)
+            edge = TimedEdge(*key, self._values, seconds, tuple(links[name] for name in own), handling_s)
             edges[key] = number, edge
             self._values += self._schedule.microbatches
         return edges

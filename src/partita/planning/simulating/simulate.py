@@ -28,7 +28,7 @@ class Simulation:
 
     Attributes:
         makespan_s: seconds from the first action's start to the last one's end.
-        busy_s: for each rank, the seconds in which it computes.
+        busy_s: for each rank, the seconds in which it computes, or works for messages.
         bubble: the fraction of the ranks' time in which they don't: ``1 - sum(busy) / (ranks * makespan)``.
         peak_bytes: for each rank, the most memory that it holds at once.
         spans: the compute actions, in the order in which they start.
@@ -146,6 +146,7 @@ def simulate(
     by the speed of the rank. The parts of an OVERLAP_F_B take the `StageCost.overlap_s` of the stage that
     runs forward, or as long as one after the other.
 
+    A pass takes longer by what its rank does for the messages that it takes and makes (`Cluster.handling_s`).
     A message is ready when its value is made (in a schedule with sends written out: when the rank comes to
     the send) and travels while the ranks compute. Each link carries one message at a time in each direction,
     and so does a port that ranks share: the message that is ready first goes first, and of two that are ready

@@ -64,7 +64,7 @@ class PlanRequest:
             PlanError: there are fewer, or they may use less memory.
         """
         if self.plan == "auto":
-            _ = self._cluster
+            self._ranks()
         if not isinstance(self.plan, Plan):
             return
         ranks = _group_size()
@@ -85,7 +85,7 @@ class PlanRequest:
     @property
     def least_units(self) -> int | None:
         """How many units the costs must have at least."""
-        return self.stages if self.plan is None else _MOST_STAGES * self._cluster.ranks
+        return self.stages if self.plan is None else _MOST_STAGES * self._ranks()
 
     def check_units(self, units: int) -> None:
         """Check the number of stages before units are measured, which takes long.
@@ -96,11 +96,18 @@ class PlanRequest:
         if self.stages is not None and self.stages > units:
             raise too_many_stages(self.stages, units, f"{units} units")
 
-    def planned(self, measure: Callable[[], CostModel], *, whole_stages: bool = False) -> Plan:
+    def planned(
+        self,
+        measure: Callable[[], CostModel],
+        measure_links: Callable[[Comm], Cluster] | None,
+        *,
+        whole_stages: bool = False,
+    ) -> Plan:
         """Make the plan. Where ``torch.distributed`` is initialised this is collective: all ranks measure at
         the same time, so that they share the machine as in a step, and rank 0's costs and plan count.
 
         Args:
+            measure_links: collective; asked for ``plan="auto"`` without a cluster. None: links take no time.
             whole_stages: stages can be recomputed as a whole only.
 
         Raises:
@@ -109,32 +116,38 @@ class PlanRequest:
         """
         with ProcessGroupComm.from_group() if _group_size() is not None else nullcontext() as comm:
             if comm is None:
-                return self._made(measure(), whole_stages=whole_stages)
+                return self._made(measure(), self._limited(self.cluster), whole_stages=whole_stages)
             with publish_errors(comm, "measuring a model for a plan"):
-                answer = self._answer(comm, measure, whole_stages=whole_stages)
+                comm.barrier()
+                costs = measure()
+                comm.barrier()
+                cluster = self.cluster
+                if self.plan == "auto" and cluster is None and measure_links is not None:
+                    cluster = measure_links(comm)
+                answer = self._answer(comm, costs, self._limited(cluster), whole_stages=whole_stages)
         if isinstance(answer, PlanError):
             raise answer
         return Plan.from_json(answer)
 
-    def _answer(self, comm: Comm, measure: Callable[[], CostModel], *, whole_stages: bool) -> str | PlanError:
+    def _answer(
+        self, comm: Comm, costs: CostModel, cluster: Cluster | None, *, whole_stages: bool
+    ) -> str | PlanError:
         """Rank 0's plan as text, or why it has none."""
-        comm.barrier()
-        costs = measure()
-        comm.barrier()
         answer: str | PlanError | None = None
         if comm.rank == 0:
             try:
-                answer = self._made(costs, whole_stages=whole_stages).to_json()
+                answer = self._made(costs, cluster, whole_stages=whole_stages).to_json()
             except PlanError as error:
                 answer = error.with_traceback(None)
         shared: str | PlanError = comm.all_gather_object(answer)[0]
         return shared
 
-    def _made(self, costs: CostModel, *, whole_stages: bool) -> Plan:
+    def _made(self, costs: CostModel, cluster: Cluster | None, *, whole_stages: bool) -> Plan:
         if self.plan == "auto":
+            assert cluster is not None
             candidates = search(
                 costs,
-                self._cluster,
+                cluster,
                 microbatches=self.microbatches,
                 schedules=None if self.schedule is None else [self.schedule],
             )
@@ -150,15 +163,14 @@ class PlanRequest:
         return plan_stages(
             costs,
             self.stages,
-            cluster=self.cluster,
+            cluster=cluster,
             schedule=self.schedule or "1F1B",
             microbatches=self.microbatches,
             max_memory_bytes=self.memory_limit,
         )
 
-    @property
-    def _cluster(self) -> Cluster:
-        """What ``plan="auto"`` plans for."""
+    def _ranks(self) -> int:
+        """How many ranks ``plan="auto"`` plans for."""
         ranks = _group_size()
         if self.cluster is None and ranks is None:
             raise ArgumentError(
@@ -170,7 +182,13 @@ class PlanRequest:
                 f"the cluster has {self.cluster.ranks} ranks and torch.distributed has {ranks}: start "
                 f"{self.cluster.ranks} processes, or plan for {ranks}"
             )
-        cluster = self.cluster or Cluster(ranks or 1)
+        return self.cluster.ranks if self.cluster is not None else ranks or 1
+
+    def _limited(self, cluster: Cluster | None) -> Cluster | None:
+        """The cluster with the limit; where ``plan="auto"`` has none, one of links that take no time."""
+        if self.plan != "auto":
+            return cluster
+        cluster = cluster or Cluster(self._ranks())
         if self.memory_limit is None:
             return cluster
         return replace(cluster, memory_bytes=self.memory_limit, memories=None)

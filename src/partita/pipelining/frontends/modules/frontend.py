@@ -23,6 +23,7 @@ from partita.pipelining.frontends.modules.pipe import ModulePipe
 from partita.pipelining.frontends.modules.proof import block_proof
 from partita.pipelining.frontends.modules.recording import RecordedPass, record
 from partita.pipelining.interface.loss import LossSpec
+from partita.pipelining.measuring.link_times import links_between
 from partita.planning import Plan
 
 __all__ = ["cut_modules"]
@@ -147,7 +148,11 @@ def _planned(
             break
     if plan is None:
         request.check_units(len(names))
-        plan = request.planned(lambda: block_costs(model, example, run(), count)[0], whole_stages=True)
+        plan = request.planned(
+            lambda: block_costs(model, example, run(), count)[0],
+            links_between(model.parameters()),
+            whole_stages=True,
+        )
     cuts = planned_cuts(plan, names, range(len(events)))
     return plan, [
         ((path, call), CallEdge.AFTER if ends else CallEdge.BEFORE)
