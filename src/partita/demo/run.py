@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -22,17 +22,13 @@ from partita.demo.data import read_corpus
 from partita.demo.launch import launch
 from partita.demo.settings import DemoSettings, check_writable
 from partita.demo.summary import build_report, conclude, introduce, write_files
-from partita.demo.training import build_model, example, train_rank, train_uncut
+from partita.demo.training import measure_rank, train_rank, train_uncut
 from partita.demo.watch import train_and_watch
 from partita.pipelining import get_schedule_class
-from partita.pipelining.frontends.pipeline import measure_units
-from partita.planning import CostModel, plan_stages
+from partita.planning import Cluster, CostModel, plan_stages
 from partita.reporting import LossPoint
 
 __all__ = ["DemoResult", "run_demo"]
-
-_REPEATS = 5
-"""How often each unit is timed; the median counts."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +57,11 @@ def run_demo(settings: DemoSettings, out: Path, console: Console) -> DemoResult:
     corpus = read_corpus()
     with tempfile.TemporaryDirectory(prefix="partita-demo-") as scratch, _progress(console) as progress:
         folder = Path(scratch)
-        costs = _measure(settings, progress)
+        costs, cluster = _measure(settings, progress)
         plan = plan_stages(
             costs,
             settings.stages,
+            cluster=cluster,
             schedule=settings.schedule,
             microbatches=settings.microbatches,
             parameter_copies=4,
@@ -107,16 +104,13 @@ def _progress(console: Console) -> Progress:
     )
 
 
-def _measure(settings: DemoSettings, progress: Progress) -> CostModel:
-    task = progress.add_task("capturing and measuring", total=_REPEATS)
-    threads = torch.get_num_threads()
-    try:
-        model = build_model(settings)
-        return measure_units(
-            model,
-            (example(settings),),
-            repeats=_REPEATS,
-            progress=lambda share: progress.update(task, completed=round(share * _REPEATS)),
-        )
-    finally:
-        torch.set_num_threads(threads)
+def _measure(settings: DemoSettings, progress: Progress) -> tuple[CostModel, Cluster]:
+    """The costs and the links, as measured by rank 0 while as many ranks are at work as the machine has
+    processors for.
+    """
+    processes = min(settings.stages, max(os.cpu_count() or 1, 2))
+    task = progress.add_task(f"measuring, {processes} processes", total=None)
+    measured = launch(measure_rank, processes, settings, name="measurement")
+    progress.update(task, total=1, completed=1)
+    costs, cluster = measured[0]
+    return CostModel.from_json(costs), replace(Cluster.from_json(cluster), ranks=settings.stages)

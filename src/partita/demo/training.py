@@ -1,4 +1,4 @@
-"""What the demo's processes run: a stage of the pipeline each, or the uncut model."""
+"""What the demo's processes run: measurements, a stage of the pipeline each, or the uncut model."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ from partita.demo.events import EventWriter
 from partita.demo.model import ByteTransformer
 from partita.demo.settings import DemoSettings
 from partita.pipelining import UncutReference, keyed_graph, pipeline
+from partita.pipelining.frontends.pipeline import measure_units
+from partita.pipelining.measuring.link_times import measure_cluster
 from partita.planning import Plan
 from partita.runtime import ProcessGroupComm, Tracer, gather
 
-__all__ = ["build_model", "example", "next_byte_loss", "train_rank", "train_uncut"]
+__all__ = ["build_model", "example", "measure_rank", "next_byte_loss", "train_rank", "train_uncut"]
 
 
 def build_model(settings: DemoSettings) -> ByteTransformer:
@@ -41,6 +43,21 @@ def example(settings: DemoSettings) -> Tensor:
 def next_byte_loss(logits: Tensor, target: Tensor) -> Tensor:
     """Return the cross-entropy in nats per byte."""
     return functional.cross_entropy(logits.flatten(0, 1), target.flatten())
+
+
+@record
+def measure_rank(settings: DemoSettings) -> tuple[str, str]:
+    """Measure the model's units and the links while all ranks do so, as they will share the machine in a
+    step; return the costs and the cluster as JSON.
+    """
+    dist.init_process_group("gloo")
+    model, microbatch = build_model(settings), example(settings)
+    with ProcessGroupComm.from_group() as comm:
+        comm.barrier()
+        costs = measure_units(model, (microbatch,), loss_fn=next_byte_loss, target=microbatch)
+        cluster = measure_cluster(comm)
+    dist.destroy_process_group()
+    return costs.to_json(), cluster.to_json()
 
 
 @record
