@@ -1,4 +1,4 @@
-# Two commands: `make demo` and `make test`. Both set up .venv first; a second call installs nothing.
+# `make demo`, `make test` and `make docs` set up .venv first; a second call installs nothing.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,11 +6,12 @@ STAMP := $(VENV)/.installed
 FUZZ_EXAMPLES ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test format fuzz clean
+.PHONY: help setup demo test docs format fuzz clean
 
 help:
 	@echo "make demo    set up, then cut a transformer in two, train it on two processes, compare with the uncut one"
 	@echo "make test    set up, then all the checks that CI runs"
+	@echo "make docs    set up, then the site of the docs in out/site; warnings are errors"
 	@echo "make format  rewrite the sources in the project's format"
 	@echo "make fuzz    $(FUZZ_EXAMPLES) random graphs through the splitter, a twentieth as many models through a pipeline (FUZZ_EXAMPLES=n), 60 faults, 30 kills with resume"
 	@echo "make clean   remove .venv, caches and out/"
@@ -21,7 +22,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "$(PYTHON) lacks the venv module: install it (Debian and Ubuntu: apt-get install python3-venv)"; exit 1; }
 	@echo "== setting up $(VENV) (once; the first time downloads torch)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --progress-bar on --constraint constraints.txt --editable '.[dev,hf,solver]' 2>$(VENV)/pip.err || { cat $(VENV)/pip.err; echo "the installation failed: is a package index reachable? See the lines above, then call make again"; exit 1; }
+	@$(BIN)/python -m pip install --progress-bar on --constraint constraints.txt --editable '.[dev,docs,hf,solver]' 2>$(VENV)/pip.err || { cat $(VENV)/pip.err; echo "the installation failed: is a package index reachable? See the lines above, then call make again"; exit 1; }
 	@touch $@
 
 setup: $(STAMP)
@@ -31,6 +32,9 @@ demo: setup
 
 test: setup
 	@$(BIN)/python tools/check.py
+
+docs: setup
+	@$(BIN)/mkdocs build --quiet && echo "out/site/index.html"
 
 format: setup
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .

@@ -20,6 +20,7 @@ CHECKS = (
     # Tests of one file stay together, since some share what is costly to set up. A worker that dies is not
     # replaced: pytest-xdist would wait for ever where the other one has ended already.
     ("tests", [sys.executable, "-m", "pytest", *WORKERS, "--durations", "10", *sys.argv[1:]]),
+    ("docs", [str(BIN / "mkdocs"), "build", "--quiet"]),
     ("wheel", [sys.executable, str(ROOT / "tools" / "check_wheel.py")]),
 )
 

@@ -4,6 +4,7 @@ environment, outside of the repository.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-SOURCES = ("docs/pipelining.md", "examples/gpt.py", "benchmarks/harness.py", "CHANGELOG.md")
+SOURCES = ("docs/pipelining.md", "examples/gpt.py", "benchmarks/harness.py", "CHANGELOG.md", "mkdocs.yml")
 """What must be in the source archive besides what the build needs."""
 
 
@@ -34,6 +35,7 @@ def main() -> int:
         run([python, "-m", "partita", "--help"], elsewhere)
         run([partita, "demo", "--steps", "3", "--out", "demo"], elsewhere)
         assert (elsewhere / "demo" / "report.html").is_file()
+        run([partita, "plan", "--config-json", llama_config(elsewhere), "--devices", "8xH100"], elsewhere)
         run([partita, "bench"], elsewhere)
         run([partita, "bench", "pipeline-memory", "--quick"], elsewhere)
         for number, block in enumerate(BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))):
@@ -51,6 +53,19 @@ def run(command: list[str], folder: Path) -> None:
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{done.stdout}\n{done.stderr}\nexit status {done.returncode}")
+
+
+def llama_config(folder: Path) -> str:
+    """The configuration of a Llama as ``save_pretrained`` writes it, of which a plan needs no weights."""
+    sizes = {
+        "hidden_size": 1024,
+        "intermediate_size": 2816,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 16,
+    }
+    path = folder / "config.json"
+    path.write_text(json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"], **sizes}))
+    return str(path)
 
 
 def check_archive(archive: Path) -> None:

@@ -28,6 +28,7 @@ Each also subclasses the built-in that a caller would reach for, so ``except Val
     ├── ReportError (ValueError)              report data that contradicts itself, or can't be read
     └── VerificationFailed (AssertionError)   `Verification.check()` found a difference
 
+    CostlyCut (UserWarning)                   a cut sends what nobody needs
     NotProven (UserWarning)                   what was captured could not be compared with the model
 """
 
@@ -41,6 +42,7 @@ __all__ = [
     "AssignmentError",
     "CaptureError",
     "CheckpointError",
+    "CostlyCut",
     "DeadlockError",
     "ExecutionError",
     "GraphError",
@@ -189,6 +191,10 @@ class ReportError(PartitaError, ValueError):
 
 class VerificationFailed(PartitaError, AssertionError):
     """`Verification.check()` found a difference between candidate and reference."""
+
+
+class CostlyCut(UserWarning):
+    """A cut sends values from stage to stage that nobody needs; results are right all the same."""
 
 
 class NotProven(UserWarning):

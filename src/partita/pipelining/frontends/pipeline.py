@@ -42,6 +42,8 @@ from partita.pipelining.frontends.graph.other_mode import check_shared_buffers, 
 from partita.pipelining.frontends.graph.pipe import GraphPipe
 from partita.pipelining.frontends.graph.planned_sizes import check_sizes
 from partita.pipelining.frontends.graph.recompute_regions import regions_of_modules, regions_of_units
+from partita.pipelining.frontends.graph.repeated_masks import repeat_masks
+from partita.pipelining.frontends.graph.returned_caches import warn_of_caches
 from partita.pipelining.frontends.graph.unit_runs import GraphLoss
 from partita.pipelining.frontends.graph.writes import check_writes
 from partita.pipelining.frontends.modules.frontend import cut_modules
@@ -136,6 +138,10 @@ def pipeline(
         InfeasiblePlan: there are more stages than the model can be cut into, or no plan fits the memory.
         PlanError: a plan for other units, or for more ranks than there are.
 
+    Warns:
+        CostlyCut: keys and values of attention would travel only to be returned (``use_cache``).
+        NotProven: nothing could be compared with the model.
+
     >>> import torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
     >>> pipe = pipeline(model, (torch.randn(2, 4),), split_spec={"1": SplitPoint.END})
@@ -184,6 +190,7 @@ def pipeline(
     if evaluation is not None:
         other = _cut_like(evaluation, whole, assignment, multi_use_param_spec)
     repeat_branches(whole, assignment)
+    repeat_masks(whole, assignment)
     transmit_parameters(whole, assignment, multi_use_param_spec)
     pipe = GraphPipe(
         whole,
@@ -199,6 +206,7 @@ def pipeline(
     if other is not None or captured_mode(whole) is not None:
         _follow_flags(module, pipe)
     check_state(module, [pipe.get_stage_module(index) for index in range(pipe.num_stages)])
+    warn_of_caches(module, pipe, captured.signature.flatten(mb_args, mb_kwargs or {}))
     return pipe
 
 
@@ -225,6 +233,7 @@ def _cut_like(
     matched = matched_assignment(whole, assignment, graph)
     check_shared_buffers(whole, assignment, graph, matched)
     repeat_branches(graph, matched)
+    repeat_masks(graph, matched)
     transmit_parameters(graph, matched, spec)
     return ModeCut(graph, _cut(graph, matched), evaluation.signature)
 

@@ -202,6 +202,12 @@ class Routes:
         """Names of the values among the results, each once."""
         return tuple(dict.fromkeys(item.name for item in self.results if isinstance(item, Named)))
 
+    @property
+    def only_returned(self) -> frozenset[str]:
+        """The values that are sent to the last stage only for the model to return them."""
+        used = {name for border in self.borders for name in border.inputs}
+        return frozenset(name for name in self.result_names if name in self.values and name not in used)
+
     def in_mode(self, training: bool) -> Routes:
         """What crosses in that mode; itself where both modes are alike."""
         return self if training or self.evaluation is None else self.evaluation

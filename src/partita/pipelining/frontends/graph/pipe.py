@@ -126,14 +126,15 @@ class GraphPipe(Pipe):
 
     def _about_stages(self) -> Iterator[str]:
         yield from _about_sizes(self.routes.sizes)
+        returned = self.routes.only_returned
         for stage, piece in enumerate(self._pieces):
             count = sum(parameter.numel() for parameter in piece.module.parameters())
             yield f"stage {stage}: {len(piece.node_names)} operations, {count:,} parameters"
             for (producer, consumer), names in self.routes.forward.items():
                 if producer == stage:
-                    yield from (
-                        f"  to stage {consumer}: {self.routes.values[name].describe()}" for name in names
-                    )
+                    for name in names:
+                        why = ", only to be returned" if name in returned else ""
+                        yield f"  to stage {consumer}: {self.routes.values[name].describe()}{why}"
 
     def _remarks(self) -> Iterator[str]:
         if self.routes.evaluation is not None:
