@@ -13,6 +13,8 @@ from partita.pipelining.checkpoints.pretrained.import_pretrained import import_p
 from partita.pipelining.checkpoints.snapshots import Snapshots
 from partita.pipelining.checkpoints.state_report import state_report
 from partita.pipelining.checkpoints.weight_files import load_safetensors
+from partita.pipelining.decoding.model_call import ModelCall
+from partita.pipelining.decoding.run_programs import run_programs
 from partita.pipelining.frontends.cuts.annotations import annotate_split_points, clear_split_points
 from partita.pipelining.frontends.cuts.cuts import SplitPoint, pipe_split
 from partita.pipelining.frontends.cuts.sequential import PipeSequential
@@ -50,6 +52,7 @@ __all__ = [
     "GradScaler",
     "LossWeights",
     "LossWrapper",
+    "ModelCall",
     "MultiUseParameterConfig",
     "Pipe",
     "PipeSequential",
@@ -86,6 +89,7 @@ __all__ = [
     "parameters_on_meta",
     "pipe_split",
     "pipeline",
+    "run_programs",
     "save_checkpoint",
     "state_report",
     "verify_step",

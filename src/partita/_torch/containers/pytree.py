@@ -17,6 +17,7 @@ from partita._torch.containers.objects import open_objects
 __all__ = [
     "TreeSpec",
     "flatten",
+    "flatten_registered",
     "flatten_up_to",
     "flatten_with_path",
     "is_node",
@@ -37,6 +38,16 @@ def flatten(tree: Any) -> tuple[list[Any], TreeSpec]:
     [1, None]
     """
     return torch_pytree.tree_flatten(open_objects(tree))
+
+
+def flatten_registered(tree: Any, is_leaf: Callable[[Any], bool]) -> tuple[list[Any], TreeSpec]:
+    """Like :func:`flatten`, but objects of classes that torch's pytree does not know are leaves, and so is
+    what `is_leaf` says.
+
+    >>> flatten_registered([{1: 2}, {3, 4}], lambda value: isinstance(value, dict))[0]
+    [{1: 2}, {3, 4}]
+    """
+    return torch_pytree.tree_flatten(tree, is_leaf)
 
 
 def flatten_with_path(tree: Any, root: str = "") -> tuple[list[tuple[str, Any]], TreeSpec]:

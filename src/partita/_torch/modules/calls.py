@@ -7,12 +7,17 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch.utils.checkpoint
 from torch import nn
 
-__all__ = ["calls_watched", "inside_of_checkpoint", "overridden_calls", "watch_calls"]
+__all__ = ["Around", "Enter", "calls_watched", "inside_of_checkpoint", "overridden_calls", "watch_calls"]
+
+Around: TypeAlias = Callable[[Callable[[], Any]], Any]
+"""Takes the call of a module and returns its result, whether or not it makes the call."""
+Enter: TypeAlias = Callable[[str, Any], Around | None]
+"""Takes the module's path and its arguments; may return what goes around the call."""
 
 
 @dataclass(eq=False)
@@ -21,7 +26,7 @@ class _Watched:
 
     module: nn.Module
     path: str
-    enter: Callable[[str, Any], object]
+    enter: Enter
     leave: Callable[[str], object]
     outside: bool = False
 
@@ -31,18 +36,20 @@ class _Watched:
 
     def call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call the module by way of ``function``."""
-        self.enter(self.path, (args, kwargs))
-        result = function(*args, **kwargs)
+        around = self.enter(self.path, (args, kwargs))
+        if around is None:
+            result = function(*args, **kwargs)
+        else:
+            result = around(partial(function, *args, **kwargs))
         self.leave(self.path)
         return result
 
 
-def watch_calls(
-    module: nn.Module, path: str, enter: Callable[[str, Any], object], leave: Callable[[str], object]
-) -> None:
+def watch_calls(module: nn.Module, path: str, enter: Enter, leave: Callable[[str], object]) -> None:
     """Call ``enter(path, (args, kwargs))`` before each call of ``module``, its hooks included, and
     ``leave(path)`` after it where it has returned. The module has no hook for it, which some modules would
-    look for.
+    look for. Where ``enter`` returns a function, that is given the call in place of being made, and returns
+    the result.
     """
     vars(module)["_call_impl"] = _Watched(module, path, enter, leave)
 

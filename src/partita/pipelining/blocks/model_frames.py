@@ -23,7 +23,7 @@ _OWN_FILES = frozenset(
 )
 """The files whose frames stand between the model's code and a function of torch that a pass intercepts."""
 _NOT_MODEL = _OWN_FILES | {nn.Module.__call__.__code__.co_filename, watch_calls.__code__.co_filename}
-_START = (str(_HERE / "stage_module.py"), "forward")
+_START = (str(_HERE / "stage_module.py"), "run_pass")
 
 
 def line_of_model() -> tuple[str, int]:

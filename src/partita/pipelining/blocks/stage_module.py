@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from partita._torch.modules.calls import calls_watched, overridden_calls
+from partita._torch.modules.calls import Around, calls_watched, overridden_calls
 from partita._torch.modules.contents import named_tables, state_tables
 from partita.pipelining.blocks.cut import BlockCut
 from partita.pipelining.blocks.memos import memos_cleared
@@ -77,34 +77,45 @@ class StageModule(nn.Module):
             ExecutionError: the model uses a tensor that no stage has handed on, or goes another way than on
                 the stages before.
         """
+        with self.ghosts_shown(), _generators(packet):
+            enter_site(self.stage)
+            return self.run_pass(
+                StagePass(
+                    self.stage,
+                    self.cut,
+                    packet,
+                    training=self.training,
+                    device=self.home,
+                    state=self.names_by_identity(),
+                )
+            )
+
+    def run_pass(self, stage_pass: StagePass) -> Any:
+        """Run the model under ``stage_pass``, while the ghosts are shown. Return what `forward` returns."""
         root: nn.Module = vars(self)["root"]
         root.training = self.training
-        device = self.home
-        self._show_ghosts()
-        try:
-            stage_pass = StagePass(
-                self.stage,
-                self.cut,
-                packet,
-                training=self.training,
-                device=device,
-                state={id(tensor): name for name, tensor in named_tensors(root)},
-            )
-            with calls_watched(self._own_calls), memos_cleared(), _generators(packet), stage_pass:
-                enter_site(self.stage)
-                args, kwargs = stage_pass.arguments()
-                try:
-                    result = root(*args, **kwargs)
-                    stage_pass.finish(result)
-                except EndOfStage:
-                    result = stage_pass.output
-            return result
-        finally:
-            self._hide_ghosts()
+        with calls_watched(self._own_calls), memos_cleared(), stage_pass:
+            args, kwargs = stage_pass.arguments()
+            try:
+                result = root(*args, **kwargs)
+                stage_pass.finish(result)
+            except EndOfStage:
+                result = stage_pass.output
+        return result
 
-    def _show_ghosts(self) -> None:
+    def names_by_identity(self) -> dict[int, str]:
+        """The names of the model's parameters and buffers by ``id()``, while the ghosts are shown."""
+        return {id(tensor): name for name, tensor in named_tensors(vars(self)["root"])}
+
+    @contextmanager
+    def ghosts_shown(self) -> Iterator[None]:
+        """In this block ghosts stand in the places of other stages' parameters and buffers."""
         for table, ghosts in self._tables:
             table.update(ghosts)
+        try:
+            yield
+        finally:
+            self._hide_ghosts()
 
     def _hide_ghosts(self) -> None:
         """Put None in their places: torch counts it as no parameter, and the order of the others stays."""
@@ -124,11 +135,10 @@ def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield f"{path}.{name}" if path else name, value
 
 
-def entering(path: str, arguments: Any) -> None:
+def entering(path: str, arguments: Any) -> Around | None:
     """Tell the current pass that a module is about to be called."""
     stage_pass = current_pass()
-    if stage_pass is not None:
-        stage_pass.enter(path, arguments)
+    return None if stage_pass is None else stage_pass.enter(path, arguments)
 
 
 def leaving(path: str) -> None:

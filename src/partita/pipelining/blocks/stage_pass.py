@@ -16,7 +16,8 @@ way, whatever the way depends on.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +34,7 @@ from partita._torch.fake.ghosts import (
     referenced_by_python,
     undisturbed,
 )
+from partita._torch.modules.calls import Around
 from partita._torch.tensors.tensor_text import tensor_text
 from partita._torch.tensors.versions import times_written
 from partita.errors import ExecutionError
@@ -144,6 +146,15 @@ class StagePass(TorchFunctionMode):
         _current.stage_pass = self._outer
         super().__exit__(*error)
 
+    @contextmanager
+    def left(self) -> Iterator[None]:
+        """In this block calls of modules are not told to the pass."""
+        _current.stage_pass = None
+        try:
+            yield
+        finally:
+            _current.stage_pass = self
+
     def finish(self, result: Any) -> None:
         """``forward`` has returned.
 
@@ -158,10 +169,14 @@ class StagePass(TorchFunctionMode):
             )
         self._advance(self._cut.stages - 1)
         if self._tensors.ghosts:
-            for tensor in all_tensors(result):
+            for tensor in self._returned(result):
                 if self._tensors.number_of(tensor) in self._tensors.ghosts:
                     raise self._missing(tensor, "the model's result")
         self._check_aliases()
+
+    def _returned(self, result: Any) -> Iterator[Tensor]:
+        """The tensors that the model returns."""
+        return all_tensors(result)
 
     def _next_packet(self) -> Packet:
         """What goes to the next stage: of the tensors that are alive, all that a later stage may use."""
@@ -169,12 +184,11 @@ class StagePass(TorchFunctionMode):
             self._check_aliases()
             tensors = self._tensors
             values: dict[int, Tensor] = {}
-            unused = self._unused.get(self.stage + 1, frozenset())
-            read = self._read_later()
+            handed_on = self._handed_on()
             for number, tensor in enumerate(referenced_by_python(tensors.references)):
                 if tensor is None or number in tensors.ghosts or number in tensors.state:
                     continue
-                if tensors.sites[number] not in unused or number in read:
+                if handed_on(number, tensor):
                     values[number] = tensor
             return replace(
                 self._packet,
@@ -184,14 +198,21 @@ class StagePass(TorchFunctionMode):
                 aliases=sharing_memory(values) | (self._packet.aliases & values.keys()),
             )
 
+    def _handed_on(self) -> Callable[[int, Tensor], bool]:
+        """Whether a later stage may use a value that is alive."""
+        unused = self._unused.get(self.stage + 1, frozenset())
+        read = self._read_later()
+        return lambda number, tensor: self._tensors.sites[number] not in unused or number in read
+
     # Calls of modules.
 
-    def enter(self, path: str, arguments: Any) -> None:  # noqa: ARG002 - a recording looks at them
-        """A module is about to be called."""
+    def enter(self, path: str, arguments: Any) -> Around | None:  # noqa: ARG002 - a recording looks at them
+        """A module is about to be called. Return what goes around the call."""
         call = self._calls[path] = self._calls.get(path, -1) + 1
         event = (path, call, False)
         self._path.append(event)
         self.reached(event, self._cut.homes.get(path, 0))
+        return None
 
     def leave(self, path: str) -> None:
         """A module has returned."""

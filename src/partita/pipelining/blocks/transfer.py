@@ -16,18 +16,31 @@ import pickle
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from partita.errors import ExecutionError
-from partita.pipelining.blocks.packet import Gradients, Packet
 from partita.runtime import Comm, Handle
 
-__all__ = ["receive_bundle", "send_bundle"]
+__all__ = ["Bundle", "receive_bundle", "send_bundle"]
 
 
-def send_bundle(comm: Comm, bundle: Packet | Gradients, rank: int, tag: int) -> list[Handle]:
+class Bundle(Protocol):
+    """What is sent as one message: tensors by number, and anything that can be pickled."""
+
+    @property
+    def values(self) -> Mapping[int, Tensor]:
+        """The tensors."""
+        ...
+
+    def with_values(self, values: Mapping[int, Tensor]) -> Bundle:
+        """Return a copy with other tensors."""
+        ...
+
+
+def send_bundle(comm: Comm, bundle: Bundle, rank: int, tag: int) -> list[Handle]:
     """Start sending; wait for the handles.
 
     Raises:
@@ -54,7 +67,7 @@ def send_bundle(comm: Comm, bundle: Packet | Gradients, rank: int, tag: int) -> 
 
 def receive_bundle(
     comm: Comm, rank: int, tag: int, device: torch.device, handles: list[Handle]
-) -> Packet | Gradients:
+) -> Bundle:
     """Wait for the description of the message, and start receiving its tensors.
 
     Args:
@@ -65,7 +78,7 @@ def receive_bundle(
     comm.recv(length, rank, tag).wait()
     message = bytearray(int(length))
     comm.recv(torch.frombuffer(message, dtype=torch.uint8), rank, tag).wait()
-    bundle: Packet | Gradients
+    bundle: Bundle
     layouts: Mapping[int, _Layout]
     with warnings.catch_warnings():
         # unpickling a pytree structure warns that torch's class is going to change

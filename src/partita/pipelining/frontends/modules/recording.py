@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from partita._torch.containers.pytree import tree_map
 from partita._torch.fake.ghosts import referenced_by_python, undisturbed
 from partita._torch.modules.calls import (
+    Around,
     calls_watched,
     inside_of_checkpoint,
     overridden_calls,
@@ -112,11 +113,12 @@ class _Recorder(StagePass):
                     if tensor is not None and number not in self._tensors.state
                 )
 
-    def enter(self, path: str, arguments: Any) -> None:
+    def enter(self, path: str, arguments: Any) -> Around | None:
         """A module may use its arguments, whether or not it does so for the example."""
-        super().enter(path, arguments)
+        around = super().enter(path, arguments)
         if path:
             self._record_uses(tensors_in(arguments))
+        return around
 
     def _record_uses(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:

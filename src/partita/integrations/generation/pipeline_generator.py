@@ -1,0 +1,313 @@
+"""``generate`` of a model of ``transformers`` whose stages are on several ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from partita.errors import ArgumentError
+from partita.integrations.broadcast_value import broadcast_value
+from partita.integrations.generation.draws import Draws, GlobalDraws, SeededDraws, SharedDraws, get_state, set_state
+from partita.integrations.generation.program import Prepared, check_model, generate_program, prepare
+from partita.pipelining import run_programs
+from partita.pipelining.blocks.stage_module import StageModule
+from partita.pipelining.decoding.model_call import Program
+from partita.pipelining.decoding.run_programs import ProgramStatistics, check_stage
+from partita.pipelining.stages import Stage
+from partita.runtime import Comm, ProcessGroupComm
+from partita.runtime.same_settings import check_same
+
+__all__ = ["GenerationStatistics", "PipelineGenerator"]
+
+
+@dataclass(frozen=True)
+class GenerationStatistics:
+    """What the last generation took on this rank.
+
+    Attributes:
+        new_tokens: how many tokens were generated, those of finished sequences (padding) included.
+        seconds: from the first call of the model to the last token.
+        calls: how many calls of the model this rank's stage has run.
+        cache_bytes: the most memory that caches had on this rank at once: those of its own layers, of the
+            batches in flight.
+    """
+
+    new_tokens: int
+    seconds: float
+    calls: int
+    cache_bytes: int
+
+    @property
+    def tokens_per_second(self) -> float:
+        """New tokens a second, of all sequences together."""
+        return self.new_tokens / self.seconds if self.seconds else 0.0
+
+
+class PipelineGenerator:
+    """Generates text with a model whose stages are on several ranks, one each.
+
+    Every rank calls the same methods with the same arguments. ``model.generate`` of transformers works out
+    everything but the tokens from them: masks and positions of left-padded batches, the kind of cache,
+    logits processors, stopping criteria. Each call of the model then goes through the stages, of which each
+    keeps the cache of its own layers; tokens are chosen on the last rank. They are those of
+    ``model.generate``, of the uncut model, for the same batches.
+
+    Beam search, assisted decoding, encoder-decoder models and caches that are filled already are refused.
+
+    Args:
+        stage: this rank's, from the pipe of `cut_for_generation`, or of ``pipeline(..., frontend="modules")``.
+        comm: between the stages; None: the stage's own, or one over its process group.
+
+    Raises:
+        NotSupported: the model has another way of generating.
+        ArgumentError: the stage was captured, is in training mode, or is not the one of this rank.
+
+    >>> import torch
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> from partita.integrations.generation import PipelineGenerator, cut_for_generation
+    >>> from partita.runtime import InProcessWorld
+    >>> config = GPT2Config(vocab_size=40, n_positions=32, n_embd=16, n_layer=2, n_head=2, eos_token_id=None)
+    >>> model = GPT2LMHeadModel(config).eval()
+    >>> pipe = cut_for_generation(model, 2)
+    >>> prompt = torch.tensor([[5, 6, 7]])
+    >>> def run(comm):
+    ...     generator = PipelineGenerator(pipe.build_stage(comm.rank, comm=comm), comm)
+    ...     return generator.generate(prompt, max_new_tokens=4)
+    >>> tokens = InProcessWorld(2).run(run)
+    >>> bool((tokens[0] == model.generate(prompt, max_new_tokens=4)).all())
+    True
+    """
+
+    def __init__(self, stage: Stage, comm: Comm | None = None) -> None:
+        comm = comm or stage.comm
+        if comm is None:
+            comm = stage.comm = ProcessGroupComm.from_group(stage.group)
+        check_stage(stage, comm)
+        self.stage = stage
+        self.comm = comm
+        self.statistics = GenerationStatistics(0, 0.0, 0, 0)
+        self._model: Any = cast("StageModule", stage.module).code_that_runs
+        check_model(self._model)
+
+    def generate(
+        self,
+        inputs: Tensor | None = None,
+        *,
+        in_flight: int = 1,
+        streamer: Any = None,
+        **options: Any,
+    ) -> Any:
+        """Generate tokens for one batch, as ``model.generate`` does. Collective.
+
+        With ``in_flight`` of 2 or more the batch is cut into as many parts, which take turns, so that all
+        stages have something to do. Each part is generated as a batch of its own (one matrix product of
+        fewer rows may round differently), and its finished sequences do not wait for other parts. Sampling
+        draws for the whole batch, so that a row gets the tokens that it gets in the whole batch.
+
+        Args:
+            inputs: int64[batch, length], the prompts, padded on the left.
+            in_flight: into how many parts the batch is cut; as many as there are stages keep all busy.
+            streamer: of transformers; called on each rank that gives one, so give it on one.
+            options: of ``model.generate``: ``attention_mask``, ``max_new_tokens``, ``do_sample``,
+                ``generation_config``, ``logits_processor`` and so on.
+
+        Returns:
+            int64[batch, length], prompts included, or a ``GenerateDecoderOnlyOutput`` without caches, on
+            every rank. torch's random generator has moved on on every rank as on the last.
+
+        Raises:
+            ArgumentError: what can't be followed over stages.
+            SignatureMismatch: ranks have different prompts or masks.
+            PeerFailed: another rank failed.
+        """
+        options = dict(options)
+        if inputs is None:
+            inputs = options.pop("input_ids", None)
+        batch = _rows(inputs, options)
+        if in_flight < 1:
+            raise ArgumentError(f"in_flight is {in_flight}: give at least 1")
+        if streamer is not None and (in_flight > 1 or batch > 1):
+            raise ArgumentError(
+                f"a streamer takes one sequence, and there are {batch} in {in_flight} parts: give one prompt "
+                "and leave in_flight out, or read the tokens of all when they are there"
+            )
+        self._check_same([(inputs, options)])
+        parts = _parts(inputs, options, min(in_flight, batch), batch)
+        prepared = [prepare(self._model, part, kwargs) for part, kwargs, _ in parts]
+        repeated = len(prepared[0].input_ids) // (parts[0][2].stop - parts[0][2].start)
+        if len(parts) > 1 and prepared[0].config.return_dict_in_generate:
+            raise ArgumentError(
+                "return_dict_in_generate returns the scores of one batch: leave it out, or in_flight"
+            )
+        draws: list[Draws] = [GlobalDraws()]
+        if len(parts) > 1:
+            states: list[Tensor] = []
+            draws = [
+                SharedDraws(slice(rows.start * repeated, rows.stop * repeated), batch * repeated, states)
+                for *_, rows in parts
+            ]
+        results = self._run(prepared, draws, len(parts), streamer)
+        if prepared[0].config.do_sample:
+            self._share_generator()
+        return results[0] if len(results) == 1 else _joined(results, prepared[0])
+
+    def generate_batches(
+        self,
+        batches: Sequence[Tensor | Mapping[str, Any]],
+        *,
+        in_flight: int | None = None,
+        seeds: Sequence[int] | None = None,
+        **options: Any,
+    ) -> list[Any]:
+        """Generate tokens for several batches, of any lengths, some of them at a time. Collective.
+
+        The next batch begins where one has ended, so all stages are busy until the last ones.
+
+        Args:
+            batches: prompts, int64[batch, length], or the arguments of ``model.generate`` for one batch.
+            in_flight: how many batches take turns; None: as many as there are stages.
+            seeds: for sampling, one a batch: its tokens are those after ``torch.manual_seed(seed)``.
+            options: of ``model.generate``, for all batches.
+
+        Returns:
+            For each batch what `generate` returns, on every rank. torch's random generator is left as it was.
+
+        Raises:
+            ArgumentError: what can't be followed over stages; sampling without seeds.
+            SignatureMismatch: ranks have different prompts or masks.
+            PeerFailed: another rank failed.
+        """
+        if seeds is not None and len(seeds) != len(batches):
+            raise ArgumentError(f"{len(seeds)} seeds for {len(batches)} batches: give one a batch")
+        arguments = [_arguments(batch, options) for batch in batches]
+        self._check_same(arguments)
+        prepared = [prepare(self._model, inputs, kwargs) for inputs, kwargs in arguments]
+        if seeds is None and any(one.config.do_sample for one in prepared):
+            raise ArgumentError(
+                "batches that take turns can't share one random generator and stay what they are alone: give "
+                "seeds, one a batch"
+            )
+        draws: list[Draws] = [GlobalDraws() if seeds is None else SeededDraws(seed) for seed in seeds or [0] * len(batches)]
+        return self._run(prepared, draws, in_flight or self.comm.size, None)
+
+    def _run(
+        self, prepared: Sequence[Prepared], draws: Sequence[Draws], in_flight: int, streamer: Any
+    ) -> list[Any]:
+        """Run the programs, and return the results on every rank."""
+        programs = [
+            generate_program(self._model, one, its_draws)
+            for one, its_draws in zip(prepared, draws, strict=True)
+        ]
+        statistics = ProgramStatistics()
+        started = time.perf_counter()
+        results = run_programs(
+            self.stage,
+            cast("list[Program]", programs),
+            in_flight=in_flight,
+            comm=self.comm,
+            on_report=None if streamer is None else lambda _, tokens: streamer.put(tokens),
+            statistics=statistics,
+        )
+        results = broadcast_value(self.comm, results, self.comm.size - 1, self.stage.device)
+        seconds = time.perf_counter() - started
+        if streamer is not None:
+            streamer.put(results[0][1])
+            streamer.end()
+        outputs = [output for output, _ in results]
+        new_tokens = sum(
+            sequences.shape[0] * (sequences.shape[1] - one.input_ids.shape[1])
+            for one, output in zip(prepared, outputs, strict=True)
+            for sequences in [_sequences(output)]
+        )
+        self.statistics = GenerationStatistics(
+            new_tokens, seconds, statistics.calls, statistics.state_bytes
+        )
+        return outputs
+
+    def _share_generator(self) -> None:
+        """Let every rank's random generator be where the last rank's is."""
+        device = self.stage.device
+        state = get_state(device) if self.comm.rank == self.comm.size - 1 else None
+        set_state(broadcast_value(self.comm, state, self.comm.size - 1, torch.device("cpu")), device)
+
+    def _check_same(self, arguments: Sequence[tuple[Any, Mapping[str, Any]]]) -> None:
+        settings = {
+            "the number of batches": str(len(arguments)),
+            "the prompts": _digest([inputs for inputs, _ in arguments]),
+            "the attention masks": _digest([kwargs.get("attention_mask") for _, kwargs in arguments]),
+        }
+        check_same(self.comm, settings)
+
+
+def _digest(tensors: Sequence[Any]) -> str:
+    """A text that is the same for the same tensors."""
+    content = hashlib.blake2b(digest_size=8)
+    for tensor in tensors:
+        if isinstance(tensor, Tensor):
+            content.update(str(tuple(tensor.shape)).encode())
+            content.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    shapes = [tuple(tensor.shape) if isinstance(tensor, Tensor) else None for tensor in tensors]
+    return f"of shapes {shapes}, with digest {content.hexdigest()}"
+
+
+def _arguments(
+    batch: Tensor | Mapping[str, Any], options: Mapping[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    if isinstance(batch, Mapping):
+        kwargs = {**options, **batch}
+        return kwargs.pop("inputs", None), kwargs
+    return batch, dict(options)
+
+
+def _rows(inputs: Tensor | None, options: Mapping[str, Any]) -> int:
+    tensors = [inputs, options.get("inputs_embeds")]
+    return next((len(tensor) for tensor in tensors if isinstance(tensor, Tensor)), 1)
+
+
+def _parts(
+    inputs: Tensor | None, options: Mapping[str, Any], parts: int, batch: int
+) -> list[tuple[Tensor | None, dict[str, Any], slice]]:
+    """Cut a batch by rows."""
+    if parts == 1:
+        return [(inputs, dict(options), slice(0, batch))]
+    result = []
+    for rows in _row_slices(batch, parts):
+        part = {
+            name: value[rows] if isinstance(value, Tensor) and value.dim() and len(value) == batch else value
+            for name, value in options.items()
+        }
+        result.append((None if inputs is None else inputs[rows], part, rows))
+    return result
+
+
+def _row_slices(batch: int, parts: int) -> Iterator[slice]:
+    start = 0
+    for part in range(parts):
+        stop = start + batch // parts + (part < batch % parts)
+        yield slice(start, stop)
+        start = stop
+
+
+def _sequences(output: Any) -> Tensor:
+    sequences: Tensor = output if isinstance(output, Tensor) else output.sequences
+    return sequences
+
+
+def _joined(results: Sequence[Tensor], prepared: Prepared) -> Tensor:
+    """The sequences of all parts, with padding after those of parts that ended early."""
+    pad = prepared.config._pad_token_tensor  # noqa: SLF001 - where generate has put it
+    longest = max(result.shape[1] for result in results)
+    return torch.cat(
+        [
+            functional.pad(result, (0, longest - result.shape[1]), value=0 if pad is None else int(pad))
+            for result in results
+        ]
+    )
+

@@ -1,0 +1,185 @@
+"""A pass whose outermost modules count as one function each: the ones of earlier stages are not run at all.
+
+::
+
+    embed_tokens ─ mask ─ rotary_emb ─ layer 0 ─ layer 1 ─ layer 2 ─ layer 3 ─ norm ─ lm_head
+    not run        replayed  not run    not run   not run  │ run at full speed │ the pass stops
+                                                           └ this stage
+
+A `StagePass` lets the code of modules before its stage run again, for what it may do to Python objects. In
+decoding a pass is one token long and that would be most of it. So here a stage hands on what its modules
+return, and what they change in the objects that stay (`StayingState`). What else a module may change in
+Python, its own attributes or those of others, stays on its stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from partita._torch.containers.pytree import flatten_registered, unflatten
+from partita._torch.fake.ghosts import is_ghostly, undisturbed
+from partita._torch.fake.suspended_mode import suspended
+from partita._torch.modules.calls import Around
+from partita.pipelining.blocks.answers import RaisedError, all_tensors, tensors_in
+from partita.pipelining.blocks.packet import Packet
+from partita.pipelining.blocks.stage_module import StageModule
+from partita.pipelining.blocks.stage_pass import EndOfStage, StagePass
+from partita.pipelining.blocks.staying_state import Change, StayingObject, StayingState
+
+__all__ = ["PassResult", "StageDecoder"]
+
+
+@dataclass(frozen=True)
+class PassResult:
+    """What one stage gives for one call of the model.
+
+    Attributes:
+        output: of the last stage what the model returns, of the others a `Packet`.
+        changes: what this stage has changed in the objects that stay.
+    """
+
+    output: Any
+    changes: tuple[Change, ...]
+
+
+class StageDecoder:
+    """Runs one stage's part of calls of a model, with objects that stay on their stages.
+
+    Args:
+        module: the stage, in evaluation mode. Its parameters are not replaced while this object is used.
+    """
+
+    def __init__(self, module: StageModule) -> None:
+        self.module = module
+        self.device = module.home
+        cut = module.cut
+        self._whole = frozenset(path for stage in range(cut.stages) for path in cut.outermost(stage))
+        with module.ghosts_shown():
+            self._names = module.names_by_identity()
+
+    def run(
+        self, packet: Packet, staying: StayingState, earlier: Mapping[int, tuple[Change, ...]]
+    ) -> PassResult:
+        """Run the stage's part of a call.
+
+        Args:
+            packet: what the stage was handed. The staying objects are not in it.
+            staying: their copies on this stage; they become arguments of the model by their names.
+            earlier: what the stages before this one have changed in this call.
+
+        Raises:
+            ExecutionError: the model uses a tensor that no stage has handed on, or goes another way than on
+                the stages before.
+        """
+        with self.module.ghosts_shown(), torch.no_grad():
+            stage_pass = _DecodingPass(self, packet, staying, earlier, self._names, self._whole)
+            output = self.module.run_pass(stage_pass)
+            return PassResult(output, staying.changes())
+
+
+class _DecodingPass(StagePass):
+    """See above.
+
+    Args:
+        whole: the modules that count as one function.
+    """
+
+    def __init__(
+        self,
+        decoder: StageDecoder,
+        packet: Packet,
+        staying: StayingState,
+        earlier: Mapping[int, tuple[Change, ...]],
+        names: Mapping[int, str],
+        whole: Collection[str],
+    ) -> None:
+        module = decoder.module
+        super().__init__(
+            module.stage, module.cut, packet, training=False, device=decoder.device, state=names
+        )
+        self._staying = staying
+        self._earlier = earlier
+        self._whole = whole
+
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """As in `StagePass`, and the staying objects by their names."""
+        if self.stage == 0:
+            self._staying.begin()
+        args, kwargs = super().arguments()
+        return args, kwargs | self._staying.objects
+
+    def _begin(self) -> None:
+        super()._begin()
+        for changes in self._earlier.values():
+            self._staying.apply(changes)
+        self._staying.begin()
+
+    def _handed_on(self) -> Callable[[int, Tensor], bool]:
+        """Arguments always: their numbers may be others than with the example. What stays never."""
+        may_be_used = super()._handed_on()
+        staying = {id(tensor) for tensor in self._staying.tensors()}
+        arguments = self._packet.tensors
+        return lambda number, tensor: (
+            id(tensor) not in staying and (number < arguments or may_be_used(number, tensor))
+        )
+
+    def _returned(self, result: Any) -> Iterator[Tensor]:
+        """All tensors but those that stay; some of these belong to other stages."""
+        staying = {id(tensor) for tensor in self._staying.tensors()}
+        return (tensor for tensor in all_tensors(result) if id(tensor) not in staying)
+
+    def enter(self, path: str, arguments: Any) -> Around | None:
+        """A module is about to be called. The outermost ones are called as one function."""
+        super().enter(path, arguments)
+        return partial(self._call_whole, path, arguments) if path in self._whole else None
+
+    def _call_whole(self, path: str, arguments: Any, function: Callable[[], Any]) -> Any:
+        if self._stopped:
+            raise EndOfStage
+        name = f"call of {path or 'the model'}"
+        if self._code_of < self.stage:
+            with undisturbed():
+                leaves, structure = self._replay.answer(name)
+            return unflatten([self._own(leaf) for leaf in leaves], structure)
+        try:
+            with self.left(), suspended(self):
+                result = function()
+        except Exception as error:
+            self._answers.append((name, RaisedError(error), None))
+            with undisturbed():
+                self._check_ghosts(tensors_in(arguments), name, error)
+            raise
+        with undisturbed():
+            leaves, structure = flatten_registered(result, self._is_staying)
+            self._check_ghosts(filter(_is_tensor, leaves), name, None)
+            if self._records:
+                self._answers.append((name, (self._recorded_leaves(name, leaves), structure), None))
+        return result
+
+    def _check_ghosts(self, tensors: Iterator[Tensor], user: str, cause: Exception | None) -> None:
+        """Raise ExecutionError where one of the tensors belongs to another stage."""
+        for tensor in tensors:
+            if is_ghostly(tensor) and self._device.type != "meta":
+                raise self._missing(tensor, user) from cause
+
+    def _recorded_leaves(self, name: str, leaves: list[Any]) -> list[Any]:
+        return [
+            StayingObject(staying) if (staying := self._staying.name_of(leaf)) else self._recorded(name, leaf)
+            for leaf in leaves
+        ]
+
+    def _is_staying(self, value: Any) -> bool:
+        return self._staying.name_of(value) is not None
+
+    def _own(self, leaf: Any) -> Any:
+        return self._staying.objects[leaf.name] if isinstance(leaf, StayingObject) else leaf
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)

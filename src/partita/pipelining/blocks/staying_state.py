@@ -1,0 +1,319 @@
+"""Objects that a model changes from call to call, such as a cache of keys and values, cut along its stages.
+
+Each stage has a copy of each object. What its own part of the model has written there is real; everything
+else looks right and takes no memory::
+
+    rank 0   layers[0] = real    layers[1] = ghost      written by layer 0, which runs here
+    rank 1   layers[0] = ghost   layers[1] = real       written by layer 1
+
+After its pass a stage says what has changed (`StayingState.changes`): numbers and small tensors as they are,
+other tensors as what they look like. The others enter it, so that lengths are right everywhere and the
+model's code goes the same way on each stage, while large tensors never leave theirs.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from partita._torch.fake.ghosts import is_ghostly, undisturbed
+from partita._torch.tensors.versions import times_written
+from partita.errors import ExecutionError
+from partita.pipelining.blocks.answers import NewTensor, StageDevice, picklable
+
+__all__ = ["Change", "StayingObject", "StayingState"]
+
+_SMALL = 16
+"""Tensors of so many integers, such as a length, are sent as they are."""
+_ATOMS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+_OPAQUE = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType, nn.Module, torch.Generator)
+
+Path = tuple[Any, ...]
+"""The name of an object, then attributes, keys and places."""
+
+
+@dataclass(frozen=True, slots=True)
+class StayingObject:
+    """Stands for a staying object where it is an argument or a result: each stage has its own."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What is new at one place.
+
+    Attributes:
+        path: where.
+        value: a `NewTensor` (a ghost elsewhere), a small tensor, what is no tensor, or a `_NewObject`.
+    """
+
+    path: Path
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _NewObject:
+    """An object that was not there, without its large tensors.
+
+    Attributes:
+        content: its pickle.
+    """
+
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Gone:
+    """Stands for what was removed, or is not there."""
+
+
+_GONE = _Gone()
+
+
+class StayingState:
+    """The staying objects of one series of calls on one stage.
+
+    Args:
+        objects: by name.
+        device: of the stage.
+    """
+
+    def __init__(self, objects: Mapping[str, Any], device: torch.device) -> None:
+        self.objects = dict(objects)
+        self._device = device
+        self._before = self._looks()
+
+    def begin(self) -> None:
+        """The part of the model that runs on this stage begins: what changes from now on is its doing."""
+        self._before = self._looks()
+
+    def changes(self) -> tuple[Change, ...]:
+        """What this stage has changed since `begin`.
+
+        Raises:
+            ExecutionError: it has put something in there that belongs to another stage.
+        """
+        places = self._places()
+        changes = []
+        sent: Path = ("",)  # the object that was described last, with all that is in it
+        with undisturbed():
+            for path, (value, look) in places.items():
+                if path[: len(sent)] == sent or self._before.get(path, _GONE) == look:
+                    continue
+                changes.append(Change(path, self._described(path, value, look)))
+                if isinstance(look, _Container):
+                    sent = path
+        changes += [Change(path, _GONE) for path in self._before if path not in places]
+        return tuple(changes)
+
+    def apply(self, changes: tuple[Change, ...]) -> None:
+        """Enter what another stage has changed."""
+        with undisturbed():
+            for change in changes:
+                *way, last = change.path
+                owner: Any = self.objects
+                for key in way:
+                    owner = _child(owner, key)
+                    if isinstance(owner, _Gone):
+                        break
+                else:
+                    self._enter(owner, last, change.value)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """The tensors in the objects."""
+        for value, _ in self._places().values():
+            if isinstance(value, Tensor):
+                yield value
+
+    def bytes(self) -> int:
+        """The memory of the tensors that are on this stage, each storage once."""
+        with undisturbed():
+            storages = {
+                storage.data_ptr(): storage.nbytes()
+                for tensor in self.tensors()
+                if not is_ghostly(tensor) and tensor.layout == torch.strided
+                for storage in [tensor.untyped_storage()]
+            }
+        return sum(storages.values())
+
+    def name_of(self, value: Any) -> str | None:
+        """The name under which a value is one of the objects."""
+        return next((name for name, staying in self.objects.items() if staying is value), None)
+
+    # Places.
+
+    def _looks(self) -> dict[Path, Any]:
+        return {path: look for path, (_, look) in self._places().items()}
+
+    def _places(self) -> dict[Path, tuple[Any, Any]]:
+        """Each place in the objects: what is there, and what it looks like."""
+        places: dict[Path, tuple[Any, Any]] = {}
+        seen: set[int] = set()
+        with undisturbed():
+            for name, value in self.objects.items():
+                _visit((name,), value, places, seen)
+        return places
+
+    # Values.
+
+    def _described(self, path: Path, value: Any, look: Any) -> Any:
+        if isinstance(value, Tensor):
+            if is_ghostly(value) and self._device.type != "meta":
+                return look[0]  # the model's own code has put a ghost there, as it does on the other stages
+            return value.detach().clone() if _is_small(value) else look[0]
+        if not isinstance(look, _Container):
+            return value if isinstance(value, (str, bytes, tuple)) else picklable(value, self._device)
+        buffer = io.BytesIO()
+        try:
+            _Pickler(buffer, self._device).dump(value)
+        except Exception as error:  # pickle raises what __reduce__ raises
+            raise ExecutionError(
+                f"{_text(path)}, which the model has made in what stays on its stage, is a "
+                f"{type(value).__name__} that can't be pickled for the other stages "
+                f"({type(error).__name__}: {error}): make it before the first call, or of plain values"
+            ) from error
+        return _NewObject(buffer.getvalue())
+
+    def _enter(self, owner: Any, key: Any, value: Any) -> None:
+        if isinstance(value, _Gone):
+            _remove(owner, key)
+            return
+        if isinstance(value, NewTensor):
+            old = _child(owner, key)
+            if isinstance(old, Tensor) and is_ghostly(old) and NewTensor.of(old) == value:
+                return
+            value = value.ghost()
+        elif isinstance(value, Tensor):
+            value = value.detach().to(self._device, copy=True)
+        elif isinstance(value, _NewObject):
+            value = _Unpickler(io.BytesIO(value.content), self._device).load()
+        elif isinstance(value, StageDevice):
+            value = torch.device(str(self._device))
+        _set(owner, key, value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Container:
+    """What a container looks like.
+
+    Attributes:
+        kind: its class.
+        identity: of a tuple, which can't be changed but replaced.
+    """
+
+    kind: type
+    identity: int = 0
+
+
+def _visit(path: Path, value: Any, places: dict[Path, tuple[Any, Any]], seen: set[int]) -> None:
+    if isinstance(value, Tensor):
+        look = NewTensor.of(value)
+        places[path] = value, ((look, id(value), times_written(value)) if _is_small(value) else (look,))
+        return
+    if isinstance(value, _ATOMS) or (isinstance(value, tuple) and all(map(_is_atom, value))):
+        places[path] = value, value
+        return
+    children = _children(value)
+    if children is None:
+        places[path] = value, id(value)
+        return
+    identity = id(value) if isinstance(value, tuple) else 0
+    places[path] = value, _Container(type(value), identity)
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    for key, child in children:
+        _visit((*path, key), child, places, seen)
+
+
+def _children(value: Any) -> list[tuple[Any, Any]] | None:
+    """What is in a container or an object, by key, place or attribute; None where it is a leaf."""
+    if isinstance(value, dict):
+        return list(value.items())
+    if isinstance(value, (list, tuple)):
+        return list(enumerate(value))
+    if isinstance(value, _OPAQUE) or not hasattr(value, "__dict__"):
+        return None
+    return list(vars(value).items())
+
+
+def _child(owner: Any, key: Any) -> Any:
+    if isinstance(owner, dict):
+        return owner.get(key, _GONE)
+    if isinstance(owner, (list, tuple)):
+        return owner[key] if key < len(owner) else _GONE
+    return vars(owner).get(key, _GONE)
+
+
+def _set(owner: Any, key: Any, value: Any) -> None:
+    if isinstance(owner, list) and key == len(owner):
+        owner.append(value)
+    elif isinstance(owner, (dict, list)):
+        owner[key] = value
+    elif isinstance(owner, tuple):
+        raise ExecutionError(
+            f"a tensor in a tuple (place {key}) of what stays on its stage was changed: keep it in a list "
+            "or an attribute, which can be changed on every stage"
+        )
+    else:
+        vars(owner)[key] = value
+
+
+def _remove(owner: Any, key: Any) -> None:
+    if isinstance(owner, dict):
+        owner.pop(key, None)
+    elif isinstance(owner, list):
+        del owner[key:]
+    elif not isinstance(owner, tuple):
+        vars(owner).pop(key, None)
+
+
+def _is_small(tensor: Tensor) -> bool:
+    return (
+        tensor.numel() <= _SMALL
+        and not tensor.is_floating_point()
+        and not tensor.is_complex()
+        and not is_ghostly(tensor)
+    )
+
+
+def _is_atom(value: Any) -> bool:
+    return isinstance(value, _ATOMS)
+
+
+def _text(path: Path) -> str:
+    return ".".join(map(str, path))
+
+
+class _Pickler(pickle.Pickler):
+    """Leaves large tensors out: what they look like goes in their place."""
+
+    def __init__(self, file: io.BytesIO, device: torch.device) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self._device = device
+
+    def persistent_id(self, obj: Any) -> Any:
+        """What goes in the place of ``obj``; None: itself."""
+        if isinstance(obj, Tensor):
+            return None if _is_small(obj) else NewTensor.of(obj)
+        if isinstance(obj, torch.device):
+            return StageDevice() if obj == self._device else None
+        return None
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, device: torch.device) -> None:
+        super().__init__(file)
+        self._device = device
+
+    def persistent_load(self, pid: Any) -> Any:
+        """What stands for a tensor or a device."""
+        return pid.ghost() if isinstance(pid, NewTensor) else torch.device(str(self._device))
