@@ -51,3 +51,18 @@ def test_a_class_that_checkpoints_its_own_calls_is_seen_around_them() -> None:
     assert [name for name, _ in SEEN] == ["> ", "> 0", "< 0", "> 1", "< 1", "< "]
     assert not any(inside for _, inside in SEEN)
     assert vars(Checkpointed)["__call__"] is own
+
+
+def test_what_enter_returns_goes_around_the_call() -> None:
+    model = nn.Linear(2, 2)
+    watch_calls(model, "", lambda _path, _arguments: lambda call: (call(), "around"), lambda _path: None)
+    x = torch.ones(1, 2)
+    output, word = model(x)
+    assert word == "around"
+    assert torch.equal(output, nn.functional.linear(x, model.weight, model.bias))
+
+
+def test_a_call_need_not_be_made() -> None:
+    model = nn.Linear(2, 2)
+    watch_calls(model, "", lambda _path, _arguments: lambda _call: "instead", lambda _path: None)
+    assert model(torch.ones(1, 2)) == "instead"

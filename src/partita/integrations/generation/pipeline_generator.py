@@ -14,7 +14,14 @@ from torch.nn import functional
 
 from partita.errors import ArgumentError
 from partita.integrations.broadcast_value import broadcast_value
-from partita.integrations.generation.draws import Draws, GlobalDraws, SeededDraws, SharedDraws, get_state, set_state
+from partita.integrations.generation.draws import (
+    Draws,
+    GlobalDraws,
+    SeededDraws,
+    SharedDraws,
+    get_state,
+    set_state,
+)
 from partita.integrations.generation.program import Prepared, check_model, generate_program, prepare
 from partita.pipelining import run_programs
 from partita.pipelining.blocks.stage_module import StageModule
@@ -194,7 +201,9 @@ class PipelineGenerator:
                 "batches that take turns can't share one random generator and stay what they are alone: give "
                 "seeds, one a batch"
             )
-        draws: list[Draws] = [GlobalDraws() if seeds is None else SeededDraws(seed) for seed in seeds or [0] * len(batches)]
+        draws: list[Draws] = [
+            GlobalDraws() if seeds is None else SeededDraws(seed) for seed in seeds or [0] * len(batches)
+        ]
         return self._run(prepared, draws, in_flight or self.comm.size, None)
 
     def _run(
@@ -226,9 +235,7 @@ class PipelineGenerator:
             for one, output in zip(prepared, outputs, strict=True)
             for sequences in [_sequences(output)]
         )
-        self.statistics = GenerationStatistics(
-            new_tokens, seconds, statistics.calls, statistics.state_bytes
-        )
+        self.statistics = GenerationStatistics(new_tokens, seconds, statistics.calls, statistics.state_bytes)
         return outputs
 
     def _share_generator(self) -> None:
@@ -257,9 +264,7 @@ def _digest(tensors: Sequence[Any]) -> str:
     return f"of shapes {shapes}, with digest {content.hexdigest()}"
 
 
-def _arguments(
-    batch: Tensor | Mapping[str, Any], options: Mapping[str, Any]
-) -> tuple[Any, dict[str, Any]]:
+def _arguments(batch: Tensor | Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     if isinstance(batch, Mapping):
         kwargs = {**options, **batch}
         return kwargs.pop("inputs", None), kwargs
@@ -310,4 +315,3 @@ def _joined(results: Sequence[Tensor], prepared: Prepared) -> Tensor:
             for result in results
         ]
     )
-

@@ -196,9 +196,7 @@ def _call(
 ) -> ModelCall:
     """The call of the model for the next token, or with the whole prompt."""
     only_new = {} if first or not model_kwargs.get("use_cache") else {"next_sequence_length": 1}
-    inputs = model.prepare_inputs_for_generation(
-        tokens, is_first_iteration=first, **only_new, **model_kwargs
-    )
+    inputs = model.prepare_inputs_for_generation(tokens, is_first_iteration=first, **only_new, **model_kwargs)
     state = {name: inputs.pop(name) for name in _CACHE_ARGUMENTS if isinstance(inputs.get(name), Cache)}
     inputs = {name: value for name, value in inputs.items() if value is not None}
     return ModelCall((), inputs | {"return_dict": True}, state, tokens.cpu() if first else report)

@@ -160,10 +160,18 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(item)
 
 
-def all_tensors(value: Any, depth: int = 6) -> Iterator[Tensor]:
-    """The tensors in a result of any class, its attributes included."""
+def all_tensors(
+    value: Any, depth: int = 6, leave_out: Callable[[Any], bool] | None = None
+) -> Iterator[Tensor]:
+    """The tensors in a result of any class, its attributes included.
+
+    Args:
+        leave_out: says which objects are not searched.
+    """
     if isinstance(value, Tensor):
         yield value
+        return
+    if leave_out is not None and leave_out(value):
         return
     items: Iterable[Any] = ()
     if isinstance(value, Mapping):
@@ -173,4 +181,4 @@ def all_tensors(value: Any, depth: int = 6) -> Iterator[Tensor]:
     elif hasattr(value, "__dict__") and not isinstance(value, (type, nn.Module)):
         items = vars(value).values()
     for item in items if depth else ():
-        yield from all_tensors(item, depth - 1)
+        yield from all_tensors(item, depth - 1, leave_out)

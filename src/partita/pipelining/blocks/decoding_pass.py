@@ -27,6 +27,7 @@ from partita._torch.fake.ghosts import is_ghostly, undisturbed
 from partita._torch.fake.suspended_mode import suspended
 from partita._torch.modules.calls import Around
 from partita.pipelining.blocks.answers import RaisedError, all_tensors, tensors_in
+from partita.pipelining.blocks.cut import Site
 from partita.pipelining.blocks.packet import Packet
 from partita.pipelining.blocks.stage_module import StageModule
 from partita.pipelining.blocks.stage_pass import EndOfStage, StagePass
@@ -100,17 +101,13 @@ class _DecodingPass(StagePass):
         whole: Collection[str],
     ) -> None:
         module = decoder.module
-        super().__init__(
-            module.stage, module.cut, packet, training=False, device=decoder.device, state=names
-        )
+        super().__init__(module.stage, module.cut, packet, training=False, device=decoder.device, state=names)
         self._staying = staying
         self._earlier = earlier
         self._whole = whole
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """As in `StagePass`, and the staying objects by their names."""
-        if self.stage == 0:
-            self._staying.begin()
         args, kwargs = super().arguments()
         return args, kwargs | self._staying.objects
 
@@ -121,18 +118,20 @@ class _DecodingPass(StagePass):
         self._staying.begin()
 
     def _handed_on(self) -> Callable[[int, Tensor], bool]:
-        """Arguments always: their numbers may be others than with the example. What stays never."""
+        """As in `StagePass`, and all arguments: their numbers may be others than with the example."""
         may_be_used = super()._handed_on()
-        staying = {id(tensor) for tensor in self._staying.tensors()}
         arguments = self._packet.tensors
-        return lambda number, tensor: (
-            id(tensor) not in staying and (number < arguments or may_be_used(number, tensor))
-        )
+        return lambda number, tensor: number < arguments or may_be_used(number, tensor)
+
+    def _add_first_seen(self, tensor: Tensor, site: Site) -> None:
+        """As in `StagePass`; what was there before the call and stays is not handed on."""
+        super()._add_first_seen(tensor, site)
+        if self._staying.holds(tensor):
+            self._tensors.state.add(len(self._tensors.references) - 1)
 
     def _returned(self, result: Any) -> Iterator[Tensor]:
-        """All tensors but those that stay; some of these belong to other stages."""
-        staying = {id(tensor) for tensor in self._staying.tensors()}
-        return (tensor for tensor in all_tensors(result) if id(tensor) not in staying)
+        """All tensors but those in staying objects, some of which belong to other stages."""
+        return all_tensors(result, leave_out=self._is_staying)
 
     def enter(self, path: str, arguments: Any) -> Around | None:
         """A module is about to be called. The outermost ones are called as one function."""

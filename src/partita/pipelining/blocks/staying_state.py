@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -89,33 +90,36 @@ class StayingState:
     def __init__(self, objects: Mapping[str, Any], device: torch.device) -> None:
         self.objects = dict(objects)
         self._device = device
-        self._before = self._looks()
+        self._before: dict[Path, Any] = {}
+        self._tensors: dict[int, weakref.ref[Tensor]] = {}
+        self.begin()
 
     def begin(self) -> None:
-        """The part of the model that runs on this stage begins: what changes from now on is its doing."""
-        self._before = self._looks()
+        """What changes from now on is the doing of this stage's part of the model."""
+        self._look(self._places())
 
     def changes(self) -> tuple[Change, ...]:
-        """What this stage has changed since `begin`.
+        """Return what this stage has changed since `begin`, or since this was called last.
 
         Raises:
-            ExecutionError: it has put something in there that belongs to another stage.
+            ExecutionError: it has put something in there that can't be pickled.
         """
-        places = self._places()
+        places, before = self._places(), self._before
         changes = []
         sent: Path = ("",)  # the object that was described last, with all that is in it
         with undisturbed():
             for path, (value, look) in places.items():
-                if path[: len(sent)] == sent or self._before.get(path, _GONE) == look:
+                if path[: len(sent)] == sent or before.get(path, _GONE) == look:
                     continue
                 changes.append(Change(path, self._described(path, value, look)))
                 if isinstance(look, _Container):
                     sent = path
-        changes += [Change(path, _GONE) for path in self._before if path not in places]
+        changes += [Change(path, _GONE) for path in before if path not in places]
+        self._look(places)
         return tuple(changes)
 
     def apply(self, changes: tuple[Change, ...]) -> None:
-        """Enter what another stage has changed."""
+        """Enter what another stage has changed. `begin` comes next, before anything else changes."""
         with undisturbed():
             for change in changes:
                 *way, last = change.path
@@ -127,19 +131,18 @@ class StayingState:
                 else:
                     self._enter(owner, last, change.value)
 
-    def tensors(self) -> Iterator[Tensor]:
-        """The tensors in the objects."""
-        for value, _ in self._places().values():
-            if isinstance(value, Tensor):
-                yield value
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether a tensor was in the objects at the last `begin`."""
+        reference = self._tensors.get(id(tensor))
+        return reference is not None and reference() is tensor
 
     def bytes(self) -> int:
         """The memory of the tensors that are on this stage, each storage once."""
         with undisturbed():
             storages = {
                 storage.data_ptr(): storage.nbytes()
-                for tensor in self.tensors()
-                if not is_ghostly(tensor) and tensor.layout == torch.strided
+                for tensor, _ in self._places().values()
+                if isinstance(tensor, Tensor) and not is_ghostly(tensor) and tensor.layout == torch.strided
                 for storage in [tensor.untyped_storage()]
             }
         return sum(storages.values())
@@ -150,8 +153,11 @@ class StayingState:
 
     # Places.
 
-    def _looks(self) -> dict[Path, Any]:
-        return {path: look for path, (_, look) in self._places().items()}
+    def _look(self, places: Mapping[Path, tuple[Any, Any]]) -> None:
+        self._before = {path: look for path, (_, look) in places.items()}
+        self._tensors = {
+            id(value): weakref.ref(value) for value, _ in places.values() if isinstance(value, Tensor)
+        }
 
     def _places(self) -> dict[Path, tuple[Any, Any]]:
         """Each place in the objects: what is there, and what it looks like."""

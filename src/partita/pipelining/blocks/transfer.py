@@ -65,9 +65,7 @@ def send_bundle(comm: Comm, bundle: Bundle, rank: int, tag: int) -> list[Handle]
     return handles
 
 
-def receive_bundle(
-    comm: Comm, rank: int, tag: int, device: torch.device, handles: list[Handle]
-) -> Bundle:
+def receive_bundle(comm: Comm, rank: int, tag: int, device: torch.device, handles: list[Handle]) -> Bundle:
     """Wait for the description of the message, and start receiving its tensors.
 
     Args:

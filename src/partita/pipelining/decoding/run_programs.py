@@ -193,9 +193,7 @@ class _Ring:
         so it has been received.
         """
         wait_all(self._sends.pop(turn.program, []))
-        self._sends[turn.program] = send_bundle(
-            self.comm, turn, (self.comm.rank + 1) % self.comm.size, _TAG
-        )
+        self._sends[turn.program] = send_bundle(self.comm, turn, (self.comm.rank + 1) % self.comm.size, _TAG)
 
     def finish(self) -> None:
         """Wait until all that was sent has been received."""
@@ -207,18 +205,26 @@ class _Ring:
         self.staying[program] = StayingState(objects, self.device)
         return self.staying[program]
 
+    def end(self, program: int) -> None:
+        """Drop a program's staying objects, which have never been larger."""
+        state_bytes = sum(staying.bytes() for staying in self.staying.values())
+        self._statistics.state_bytes = max(self._statistics.state_bytes, state_bytes)
+        self.staying.pop(program, None)
+
     def take(self, turn: Turn) -> None:
         """Enter what the message tells about other stages and programs."""
         for program in turn.ended:
-            self.staying.pop(program, None)
+            self.end(program)
         if turn.packet is None:
             return
         if turn.opened is not None and turn.program not in self.staying:
             self.open(turn.program, pickle.loads(turn.opened))
         staying = self.staying[turn.program]
-        for stage, changes in turn.before.items():
-            if stage > self._index:  # those of earlier stages came with the call itself
-                staying.apply(changes)
+        later = [changes for stage, changes in turn.before.items() if stage > self._index]
+        for changes in later:  # those of earlier stages came with the call itself
+            staying.apply(changes)
+        if later and self._index == 0:  # other stages begin after what is before them in the call
+            staying.begin()
         if turn.report is not None:
             self._on_report(turn.program, turn.report)
 
@@ -227,8 +233,6 @@ class _Ring:
         assert turn.packet is not None
         result = self._decoder.run(turn.packet, self.staying[turn.program], turn.changes)
         self._statistics.calls += 1
-        state_bytes = sum(staying.bytes() for staying in self.staying.values())
-        self._statistics.state_bytes = max(self._statistics.state_bytes, state_bytes)
         return result.output, result.changes
 
 
@@ -292,7 +296,7 @@ class _Driver:
                 call = generator.send(output)
         except StopIteration as end:
             self._results[program] = end.value
-            self._ring.staying.pop(program, None)
+            self._ring.end(program)
             self._ended.append(program)
             return False
         turn = self._turn(program, call, before)
@@ -335,7 +339,7 @@ class _Driver:
 
 
 def _pickled(state: Any) -> bytes:
-    size = sum(tensor.numel() * tensor.element_size() for tensor in StayingState(state, _CPU).tensors())
+    size = StayingState(state, _CPU).bytes()
     if size > _LARGEST_STATE:
         raise ArgumentError(
             f"the state of a program's first call has {size:,} bytes of tensors, and it would be copied to "
