@@ -1,9 +1,11 @@
-"""How much of the communication of data parallel training is hidden, by DDP in four ways and by
-``partita_ddp`` in two: with buckets as large as DDP's, and with buckets planned from measurements?
+"""How much of the communication of data parallel training is hidden, by DDP, by torch's ways to compile it,
+and by ``partita_ddp``: with buckets as large as DDP's, and with planned ones?
 
 ``partita bench ddp-overlap``. Needs root: hosts are network namespaces with links of a set speed, one rank
 and one thread each. Every way of training takes its steps in turn in one run. The speed of the links is set
-so that communication takes 0.3, 1 and 2 times as long as computing alone, which is measured first.
+so that communication takes 0.3, 1 and 2 times as long as computing alone, which is measured first. All cells
+take most of an hour: ``--only 'mlp/2/1/*'`` measures one, ``--only '*/2/*/partita*' --only '*/2/*/DDP'`` some
+ways of some (model, hosts, network over computing, way). A way that can't run has its reason in the table.
 
 Two limits: the longer of computing and communication; and, since there are no gradients before the backward
 pass, what can be reached: the forward pass, and then the longer of backward pass and communication. `exposed`
@@ -12,30 +14,24 @@ is what a step takes beyond computing alone.
 
 from __future__ import annotations
 
-import json
+import itertools
 import os
 import statistics
-import subprocess
-import sys
-import tempfile
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.ddp_network import INTERFACE, hosts
+from benchmarks.ddp_network import hosts
+from benchmarks.ddp_ranks import run_ranks
+from benchmarks.ddp_ways import WAYS
 from benchmarks.ddp_worker import REFERENCES, tasks
-from benchmarks.harness import MIN_ROUNDS, Ratio, progress_bar, ratio, write_json
-from partita.errors import ExecutionError
+from benchmarks.harness import MIN_ROUNDS, Ratio, chosen_cells, ratio, write_json
 
 __all__ = ["Row", "main", "measure"]
-
-_ROOT = Path(__file__).resolve().parent.parent
-_LIMIT_S = 2400
 
 
 @dataclass(frozen=True)
@@ -53,6 +49,7 @@ class Row:
         over_ddp: the step over that of DDP in eager mode, round by round.
         over_limit: the step over the longer of computing and communication, round by round.
         over_reachable: the step over `reachable_s`, round by round.
+        problem: why this way did not run; there are no figures of its step then.
     """
 
     model: str
@@ -60,32 +57,44 @@ class Row:
     relation: float
     megabits_per_s: float
     way: str
-    step_s: float
+    step_s: float | None
     compute_s: float
     eager_s: float
     network_s: float
     reachable_s: float
-    exposed_s: float
-    over_ddp: Ratio
-    over_limit: Ratio
-    over_reachable: Ratio
+    exposed_s: float | None
+    over_ddp: Ratio | None
+    over_limit: Ratio | None
+    over_reachable: Ratio | None
+    problem: str = ""
 
 
-def main(*, quick: bool = False, json_path: Path | None = None, console: Console | None = None) -> list[Row]:
-    """Measure every case, print a table for each, and write JSON where a path is given.
+def main(
+    *,
+    quick: bool = False,
+    json_path: Path | None = None,
+    console: Console | None = None,
+    only: Sequence[str] = (),
+) -> list[Row]:
+    """Measure every cell, print a table for each speed, and write JSON where a path is given.
 
     Args:
         quick: a tiny model, not compiled, two hosts and one round: whether it runs, not how fast.
+        only: patterns of the cells to measure, ``model/hosts/relation/way``.
 
     Raises:
-        UsageError: this process may not make network namespaces.
+        UsageError: this process may not make network namespaces, or a pattern matches no cell.
     """
     console = console or Console()
-    cases = (
-        [("tiny", 2)] if quick else [(model, count) for model in ("mlp", "transformer") for count in (2, 4)]
-    )
+    models = ("tiny",) if quick else ("mlp", "transformer")
+    counts, relations = ((2,), ("1",)) if quick else ((2, 4), ("0.3", "1", "2"))
+    every = ["/".join(map(str, cell)) for cell in itertools.product(models, counts, relations, WAYS)]
+    cells: dict[tuple[str, int], dict[str, list[str]]] = {}
+    for cell in chosen_cells(every, only):
+        model, hosts_, relation, way = cell.split("/")
+        cells.setdefault((model, int(hosts_)), {}).setdefault(relation, []).append(way)
     rows: list[Row] = []
-    for model, count in cases:
+    for (model, count), ways in cells.items():
         if count > (os.cpu_count() or 1):
             console.print(
                 f"{count} hosts share {os.cpu_count()} cores: they take computing time from each other, so "
@@ -95,7 +104,7 @@ def main(*, quick: bool = False, json_path: Path | None = None, console: Console
         case_rows = measure(
             model,
             count,
-            relations=(1.0,) if quick else (0.3, 1.0, 2.0),
+            ways,
             rounds=1 if quick else MIN_ROUNDS,
             backend="aot_eager" if quick else "inductor",
             console=console,
@@ -103,111 +112,63 @@ def main(*, quick: bool = False, json_path: Path | None = None, console: Console
         for relation in dict.fromkeys(row.relation for row in case_rows):
             console.print(_table([row for row in case_rows if row.relation == relation]))
         rows += case_rows
-    write_json(json_path, "ddp_overlap", rows)
+        write_json(json_path, "ddp_overlap", rows)
     return rows
 
 
 def measure(
     model: str,
     count: int,
+    cells: Mapping[str, Sequence[str]],
     *,
-    relations: tuple[float, ...],
     rounds: int,
     backend: str,
     console: Console,
 ) -> list[Row]:
-    """Measure all ways at all speeds, for one model on so many hosts, with a bar on ``console``."""
-    settings = {"model": model, "relations": relations, "rounds": rounds, "backend": backend}
-    with tempfile.TemporaryDirectory() as name, hosts(count) as names:
-        folder = Path(name)
-        (folder / "settings.json").write_text(json.dumps(settings), encoding="utf-8")
-        with (
-            _ranks(names, folder) as ranks,
-            progress_bar(console, f"{model} on {count} hosts", tasks(settings)) as done,
-        ):
-            for _ in ranks[0].stdout or ():
-                done()
-            codes = [rank.wait() for rank in ranks]
-        result = folder / "result.json"
-        if any(codes) or not result.exists():
-            endings = "\n".join(
-                f"rank {rank} ended with {code} and wrote:\n{_stderr(folder, rank).read_text()[-1500:]}"
-                for rank, code in enumerate(codes)
-            )
-            raise ExecutionError(f"the measurement did not come to its end (limit {_LIMIT_S} s)\n{endings}")
-        results = json.loads(result.read_text(encoding="utf-8"))
+    """Measure one model on so many hosts, with a bar on ``console``.
+
+    Args:
+        cells: from each relation of network to computing, as text, to the ways that take turns at it.
+    """
+    settings = {"model": model, "cells": cells, "rounds": rounds, "backend": backend}
+    with hosts(count) as names:
+        title = f"{model} on {count} hosts"
+        results = run_ranks("benchmarks.ddp_worker", names, settings, console, title, tasks(settings))
     return [row for item in results for row in _rows(model, count, item)]
 
 
-@contextmanager
-def _ranks(names: list[str], folder: Path) -> Iterator[list[subprocess.Popen[str]]]:
-    """A rank in each namespace; none outlives the block, or the time limit."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": INTERFACE}
-    ranks: list[subprocess.Popen[str]] = []
-
-    def end() -> None:
-        for rank in ranks:
-            rank.kill()
-
-    timer = threading.Timer(_LIMIT_S, end)
-    try:
-        for number, name in enumerate(names):
-            command = ["ip", "netns", "exec", name, sys.executable, "-m", "benchmarks.ddp_worker"]
-            with _stderr(folder, number).open("w", encoding="utf-8") as stderr:
-                ranks.append(
-                    subprocess.Popen(
-                        [*command, str(number), str(len(names)), str(folder)],
-                        cwd=_ROOT,
-                        env=environment,
-                        stdout=subprocess.DEVNULL if number else subprocess.PIPE,
-                        stderr=stderr,
-                        text=True,
-                    )
-                )
-        timer.start()
-        yield ranks
-    finally:
-        timer.cancel()
-        end()
-        for rank in ranks:
-            rank.wait()
-            if rank.stdout is not None:
-                rank.stdout.close()
-
-
-def _stderr(folder: Path, rank: int) -> Path:
-    return folder / f"{rank}.stderr"
-
-
-def _rows(model: str, count: int, item: dict[str, object]) -> list[Row]:
-    seconds: dict[str, list[float]] = item["seconds"]  # type: ignore[assignment]
+def _rows(model: str, count: int, item: dict[str, Any]) -> list[Row]:
+    seconds: dict[str, list[float]] = item["seconds"]
     compute_s = statistics.median(seconds["alone"])
     eager_s = statistics.median(seconds["alone in eager mode"])
     network_s = statistics.median(seconds["network"])
     rounds = list(zip(seconds["alone"], seconds["forward"], seconds["network"], strict=True))
     limit = [max(alone, network) for alone, _, network in rounds]
     reachable = [forward + max(alone - forward, network) for alone, forward, network in rounds]
+    shared = {
+        "model": model,
+        "hosts": count,
+        "relation": float(item["relation"]),
+        "megabits_per_s": float(item["megabits_per_s"]),
+        "compute_s": compute_s,
+        "eager_s": eager_s,
+        "network_s": network_s,
+        "reachable_s": statistics.median(reachable),
+    }
     rows = []
-    for way, taken in seconds.items():
-        if way in REFERENCES:
-            continue
-        step_s = statistics.median(taken)
+    for way in sorted({*seconds, *item["problems"]} - {*REFERENCES}, key=list(WAYS).index):
+        taken = seconds.get(way)
+        step_s = statistics.median(taken) if taken else None
         rows.append(
             Row(
-                model=model,
-                hosts=count,
-                relation=float(item["relation"]),  # type: ignore[arg-type]
-                megabits_per_s=float(item["megabits_per_s"]),  # type: ignore[arg-type]
+                **shared,
                 way=way,
                 step_s=step_s,
-                compute_s=compute_s,
-                eager_s=eager_s,
-                network_s=network_s,
-                reachable_s=statistics.median(reachable),
-                exposed_s=step_s - compute_s,
-                over_ddp=ratio(taken, seconds["DDP"]),
-                over_limit=ratio(taken, limit),
-                over_reachable=ratio(taken, reachable),
+                exposed_s=None if step_s is None else step_s - compute_s,
+                over_ddp=ratio(taken, seconds["DDP"]) if taken and "DDP" in seconds else None,
+                over_limit=ratio(taken, limit) if taken else None,
+                over_reachable=ratio(taken, reachable) if taken else None,
+                problem=item["problems"].get(way, ""),
             )
         )
     return rows
@@ -223,6 +184,12 @@ def _table(rows: list[Row]) -> Table:
         f"{first.eager_s:.3f} s",
     )
     for row in rows:
+        figures = (row.step_s, row.exposed_s)
         ratios = (row.over_ddp, row.over_limit, row.over_reachable)
-        table.add_row(row.way, f"{row.step_s:.3f}", f"{row.exposed_s:.3f}", *map(str, ratios))
+        table.add_row(
+            row.way,
+            *("-" if figure is None else f"{figure:.3f}" for figure in figures),
+            *("-" if value is None else str(value) for value in ratios),
+        )
+    table.caption = "\n".join(f"{row.way}: {row.problem}" for row in rows if row.problem) or None
     return table

@@ -12,30 +12,35 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.ddp_models import MODELS, Sizes, make_model
+from benchmarks.ddp_models import MODELS, make_model
 from benchmarks.ddp_network import set_rate
-from partita.ddp import partita_ddp, replicate, use_partita_ddp_optimizer
+from benchmarks.ddp_ways import CAP_MB, PLANNED, WAYS, Setting, Step, trainer
+from partita.ddp import replicate
 
-__all__ = ["PLANNED", "REFERENCES", "main", "tasks"]
+__all__ = ["REFERENCES", "main", "tasks", "turns", "warm"]
 
 REFERENCES = ("alone", "alone in eager mode", "forward", "network")
 """References that are no way of training: no communication, or nothing else."""
 
-PLANNED = "partita_ddp, planned"
-"""The way whose buckets are planned anew for each speed of the links."""
-
-_CAP_MB = 4
-
 
 def tasks(settings: dict[str, Any]) -> list[str]:
-    """Return what is done, one after the other; rank 0 prints a line after each."""
-    titles = ["compiling", "computing alone"]
-    for relation in settings["relations"]:
-        titles.append(f"planning buckets for network = {relation:g} computing")
+    """Return what is done, one after the other; rank 0 prints a line after each.
+
+    Args:
+        settings: ``cells``, from each relation of network to computing (as text) to its ways; ``rounds``.
+    """
+    titles = ["compiling the references", *(f"compiling {way}" for way in _ways(settings))]
+    titles.append("computing alone")
+    for relation in settings["cells"]:
+        titles.append(f"planning buckets for network = {relation} computing")
         titles += [f"round {number} of {settings['rounds']}" for number in range(settings["rounds"] + 1)]
     return titles
+
+
+def _ways(settings: dict[str, Any]) -> list[str]:
+    """The ways of all cells, in the order of `WAYS`."""
+    return [way for way in WAYS if any(way in ways for ways in settings["cells"].values())]
 
 
 def main(arguments: list[str]) -> None:
@@ -45,30 +50,71 @@ def main(arguments: list[str]) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-    sizes = MODELS[settings["model"]]
+    sizes, backend = MODELS[settings["model"]], settings["backend"]
     done = _print_line if rank == 0 else _print_nothing
-    planned: Any = replicate(make_model(sizes), inner=settings["backend"])
-    steps = _steps(sizes, rank, settings["backend"], planned)
-    for step in steps.values():
-        for _ in range(4):
-            step()
+    replica: Any = replicate(make_model(sizes), inner=backend)
+    setting = Setting(sizes, sizes.batch(rank), backend, replica)
+    references = _references(setting)
+    for step in references.values():
+        _warm_up(step)
     done()
-    alone = _turns({"alone": steps["alone"]}, settings["rounds"], _print_nothing)["alone"]
+    steps, problems = warm(_ways(settings), lambda way: WAYS[way](setting), done)
+    alone = turns({"alone": references["alone"]}, settings["rounds"], _print_nothing)["alone"]
     compute_s = statistics.median(alone)
     done()
     parameters = sum(p.numel() * p.element_size() for p in make_model(sizes).parameters())
     results = []
-    for relation in settings["relations"]:
+    for relation, ways in settings["cells"].items():
         bits = 8 * parameters * 2 * (size - 1) / size
-        megabits_per_s = bits / (relation * compute_s) / 1e6
+        megabits_per_s = bits / (float(relation) * compute_s) / 1e6
         set_rate(megabits_per_s)
-        _plan(planned, steps[PLANNED])
+        if PLANNED in ways and PLANNED in steps:
+            _plan(replica, steps[PLANNED])
         done()
-        seconds = _turns(steps, settings["rounds"], done)
-        results.append({"relation": relation, "megabits_per_s": megabits_per_s, "seconds": seconds})
+        of_this_cell = {way: steps[way] for way in ways if way in steps}
+        results.append(
+            {
+                "relation": float(relation),
+                "megabits_per_s": megabits_per_s,
+                "seconds": turns(references | of_this_cell, settings["rounds"], done),
+                "problems": {way: problems[way] for way in ways if way in problems},
+            }
+        )
     if rank == 0:
         (folder / "result.json").write_text(json.dumps(results), encoding="utf-8")
     dist.barrier()
+
+
+def warm(
+    ways: list[str], make: Callable[[str], Step], done: Callable[[], None]
+) -> tuple[dict[str, Step], dict[str, str]]:
+    """Make a step of each way and run it until it is compiled; why where that can't be done on some rank.
+
+    Args:
+        done: called after each way.
+    """
+    steps: dict[str, Step] = {}
+    problems: dict[str, str] = {}
+    for way in ways:
+        problem = ""
+        try:
+            step = make(way)
+            _warm_up(step)
+            steps[way] = step
+        except Exception as error:
+            problem = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+        of_all: list[str] = [""] * dist.get_world_size()
+        dist.all_gather_object(of_all, problem)
+        if any(of_all):
+            steps.pop(way, None)
+            problems[way] = next(filter(None, of_all))
+        done()
+    return steps, problems
+
+
+def _warm_up(step: Step) -> None:
+    for _ in range(4):
+        step()
 
 
 def _print_line() -> None:
@@ -79,7 +125,7 @@ def _print_nothing() -> None:
     pass
 
 
-def _plan(module: Any, step: Callable[[], None]) -> None:
+def _plan(module: Any, step: Step) -> None:
     replication = module.replication
     with replication.measuring():
         for _ in range(5):
@@ -89,30 +135,8 @@ def _plan(module: Any, step: Callable[[], None]) -> None:
         step()
 
 
-def _steps(sizes: Sizes, rank: int, backend: Any, planned: Any) -> dict[str, Callable[[], None]]:
-    x = sizes.batch(rank)
-
-    def trainer(module: Any) -> Callable[[], None]:
-        def step() -> None:
-            module.zero_grad()
-            module(x).square().mean().backward()
-
-        return step
-
-    def wrapped() -> DistributedDataParallel:
-        return DistributedDataParallel(make_model(sizes), bucket_cap_mb=_CAP_MB)
-
-    def under(context: Any, module: Any) -> Callable[[], None]:
-        inner = trainer(torch.compile(module, backend=backend))
-
-        def step() -> None:
-            with context():
-                inner()
-
-        return step
-
-    ours: Any = replicate(make_model(sizes), bucket_cap_mb=_CAP_MB, inner=backend)
-    flat = [p.detach().clone() for p in make_model(sizes).parameters()]
+def _references(setting: Setting) -> dict[str, Step]:
+    flat = [p.detach().clone() for p in make_model(setting.sizes).parameters()]
 
     def network() -> None:
         size, pending = 0, []
@@ -120,7 +144,7 @@ def _steps(sizes: Sizes, rank: int, backend: Any, planned: Any) -> dict[str, Cal
         for tensor in flat:
             bucket.append(tensor.reshape(-1))
             size += tensor.numel() * tensor.element_size()
-            if size >= _CAP_MB * 2**20:
+            if size >= CAP_MB * 2**20:
                 pending.append(dist.all_reduce(torch.cat(bucket), async_op=True))
                 size, bucket = 0, []
         if bucket:
@@ -128,28 +152,16 @@ def _steps(sizes: Sizes, rank: int, backend: Any, planned: Any) -> dict[str, Cal
         for work in pending:
             work.wait()
 
-    alone: Any = torch.compile(make_model(sizes), backend=backend)
+    alone: Any = torch.compile(make_model(setting.sizes), backend=setting.backend)
     return {
-        "alone": trainer(alone),
-        "alone in eager mode": trainer(make_model(sizes)),
-        "forward": lambda: alone(x).square().mean(),
+        "alone": trainer(alone, setting.batch),
+        "alone in eager mode": trainer(make_model(setting.sizes), setting.batch),
+        "forward": lambda: alone(setting.batch).square().mean(),
         "network": network,
-        "DDP": trainer(wrapped()),
-        "DDP compiled": under(_whole, wrapped()),
-        "DDPOptimizer of torch": trainer(torch.compile(wrapped(), backend=backend)),
-        "DDPOptimizer of partita": under(use_partita_ddp_optimizer, wrapped()),
-        "partita_ddp": trainer(torch.compile(ours, backend=partita_ddp)),
-        PLANNED: trainer(torch.compile(planned, backend=partita_ddp)),
     }
 
 
-def _whole() -> Any:
-    return torch._dynamo.config.patch(optimize_ddp=False)  # noqa: SLF001, TID251
-
-
-def _turns(
-    steps: dict[str, Callable[[], None]], rounds: int, done: Callable[[], None]
-) -> dict[str, list[float]]:
+def turns(steps: dict[str, Step], rounds: int, done: Callable[[], None]) -> dict[str, list[float]]:
     """Seconds of each, in turn; those of the slowest rank. `done` is called after each round."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(rounds + 1):

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,19 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import partita
+from partita.errors import UsageError
 
-__all__ = ["MIN_ROUNDS", "Ratio", "environment", "in_turn", "progress_bar", "ratio", "slope", "write_json"]
+__all__ = [
+    "MIN_ROUNDS",
+    "Ratio",
+    "chosen_cells",
+    "environment",
+    "in_turn",
+    "progress_bar",
+    "ratio",
+    "slope",
+    "write_json",
+]
 
 MIN_ROUNDS = 5
 
@@ -86,6 +98,25 @@ def in_turn(
     finally:
         gc.unfreeze()
     return seconds
+
+
+def chosen_cells(cells: Sequence[str], only: Sequence[str]) -> list[str]:
+    """Return the cells of a table that a pattern of the shell matches; without patterns, all of them.
+
+    Args:
+        cells: names whose parts are divided by slashes, such as ``mlp/2/0.3/DDP``.
+        only: patterns, such as ``mlp/2/*``.
+
+    Raises:
+        UsageError: a pattern matches nothing.
+
+    >>> chosen_cells(["mlp/2/DDP", "mlp/4/DDP"], ["*/4/*"])
+    ['mlp/4/DDP']
+    """
+    for pattern in only:
+        if not any(fnmatchcase(cell, pattern) for cell in cells):
+            raise UsageError(f"--only {pattern!r} matches no cell; the first of {len(cells)} is {cells[0]!r}")
+    return [cell for cell in cells if not only or any(fnmatchcase(cell, pattern) for pattern in only)]
 
 
 @contextmanager

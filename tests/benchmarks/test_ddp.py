@@ -14,10 +14,13 @@ from typing import Any
 import pytest
 import torch
 from benchmarks.ddp_models import MODELS, make_model
-from benchmarks.ddp_worker import PLANNED
+from benchmarks.ddp_ways import WAYS, Setting, Step
+from benchmarks.ddp_worker import tasks, warm
 from rich.console import Console
+from tests.group_of_one import group_of_one
 
 from benchmarks import ddp_compile_time, ddp_network, ddp_overlap
+from partita.ddp import replicate
 from partita.errors import ExecutionError, UsageError
 
 
@@ -31,15 +34,30 @@ def test_rows_are_measured_against_the_longer_of_computing_and_network() -> None
         "DDP": [1.5, 3.0],
         "partita_ddp": [0.75, 3.0],
     }
-    found: dict[str, Any] = {"relation": 1.0, "megabits_per_s": 100.0, "seconds": seconds}
-    row, other = ddp_overlap._rows("mlp", 2, found)
+    problems = {"compiled autograd": "refused"}
+    found: dict[str, Any] = {
+        "relation": 1.0,
+        "megabits_per_s": 100.0,
+        "seconds": seconds,
+        "problems": problems,
+    }
+    row, refused, other = ddp_overlap._rows("mlp", 2, found)
     assert (row.way, other.way) == ("DDP", "partita_ddp")
+    assert row.over_ddp is not None
+    assert other.over_ddp is not None
     assert (row.over_ddp.median, other.over_ddp.median) == (1.0, 0.75)
+    assert (refused.way, refused.step_s, refused.over_ddp, refused.problem) == (
+        *("compiled autograd", None, None, "refused"),
+    )
     assert row.eager_s == 1.25
+    assert row.over_limit is not None
+    assert row.over_reachable is not None
     assert row.over_limit.median == 1.5
     assert row.reachable_s == (1.0 + 2.25) / 2
     assert row.over_reachable.median == (1.5 / 1.0 + 3.0 / 2.25) / 2
-    assert row.exposed_s == row.step_s - row.compute_s == 1.25
+    assert row.exposed_s == 1.25
+    captions = ddp_overlap._table([row, refused, other]).caption
+    assert captions == "compiled autograd: refused"
 
 
 def test_without_permission_it_says_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,10 +106,69 @@ def test_overlap_runs_and_says_how_far_it_is(tmp_path: Path) -> None:
     written = io.StringIO()
     console = Console(file=written, width=200, force_terminal=True)
     rows = ddp_overlap.main(quick=True, json_path=tmp_path / "overlap.json", console=console)
-    assert [row.way for row in rows][-1] == PLANNED
-    assert len(json.loads((tmp_path / "overlap.json").read_text())["rows"]) == len(rows) == 6
+    assert [row.way for row in rows] == list(WAYS)
+    assert [row.way for row in rows if row.problem] == ["compiled autograd"]
+    assert "not compatible with C++ DDP Reducer" in written.getvalue()
+    assert len(json.loads((tmp_path / "overlap.json").read_text())["rows"]) == len(rows)
     assert "tiny on 2 hosts: compiling" in written.getvalue()
-    assert "5/5" in written.getvalue()
+    number = len(tasks({"cells": {"1": list(WAYS)}, "rounds": 1}))
+    assert f"{number}/{number}" in written.getvalue()
+
+
+def test_cells_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def measure(model: str, count: int, cells: Any, **_options: Any) -> list[Any]:
+        asked.append((model, count, dict(cells)))
+        return []
+
+    monkeypatch.setattr(ddp_overlap, "measure", measure)
+    quiet = Console(quiet=True)
+    ddp_overlap.main(only=["mlp/2/1/DDP", "mlp/2/*/partita_ddp"], console=quiet)
+    both = ["DDP", "partita_ddp"]
+    assert asked == [("mlp", 2, {"0.3": ["partita_ddp"], "1": both, "2": ["partita_ddp"]})]
+    with pytest.raises(UsageError, match=r"'mlp/3/\*' matches no cell; the first of 132 is 'mlp/2/0.3/DDP'"):
+        ddp_overlap.main(only=["mlp/3/*"], console=quiet)
+
+
+def test_every_way_takes_its_steps_with_the_gradients_of_the_model() -> None:
+    """Torch refuses its own reducer under compiled autograd, and that is the reason that is kept."""
+    sizes = MODELS["tiny"]
+    batch, model = sizes.batch(0), make_model(sizes)
+    model(batch).square().mean().backward()
+    expected = [parameter.grad for parameter in model.parameters()]
+    models: list[Any] = []
+
+    class Watched(Setting):
+        def model(self) -> Any:
+            models.append(make_model(self.sizes))
+            return models[-1]
+
+    def step_of(way: str) -> Step:
+        models.clear()
+        step = WAYS[way](setting)
+        trained = models[0] if models else replica
+
+        def step_and_compare() -> None:
+            step()
+            for parameter, gradient in zip(trained.parameters(), expected, strict=True):
+                torch.testing.assert_close(parameter.grad, gradient)
+
+        return step_and_compare
+
+    torch.compiler.reset()
+    with group_of_one():
+        replica: Any = replicate(make_model(sizes), inner="aot_eager")
+        setting = Watched(sizes, batch, "aot_eager", replica)
+        steps, problems = warm(list(WAYS), step_of, lambda: None)
+        ran = list(steps)
+        replica.replication.close()
+        steps.clear()
+        models.clear()
+        torch.compiler.reset()
+    assert list(problems) == ["compiled autograd"]
+    assert 'use torch._dynamo.config.optimize_ddp="python_reducer"' in problems["compiled autograd"]
+    assert [*ran, *problems] == sorted(WAYS, key=lambda way: way in problems)
 
 
 @pytest.mark.skipif(shutil.which("ip") is None, reason="needs the command ip (package iproute2)")

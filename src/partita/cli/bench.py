@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Iterator
@@ -25,6 +26,10 @@ def bench(
         bool, typer.Option("--quick", help="Tiny sizes: whether it runs, not how fast.")
     ] = False,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", help="Cells to measure, such as 'mlp/2/*', where the benchmark has cells."),
+    ] = None,
 ) -> None:
     """Measure one thing against its rivals, in one run, and print the ratio."""
     folder = find_benchmarks(Path.cwd(), Path(__file__))
@@ -39,7 +44,12 @@ def bench(
         raise UsageError(f"no benchmark is called {name!r}; there are: {', '.join(names)}")
     with _importable(folder.parent):
         module = importlib.import_module(f"benchmarks.{name.replace('-', '_')}")
-        module.main(quick=quick, json_path=json_path)
+        if not only:
+            module.main(quick=quick, json_path=json_path)
+        elif "only" in inspect.signature(module.main).parameters:
+            module.main(quick=quick, json_path=json_path, only=only)
+        else:
+            raise UsageError(f"the benchmark {name!r} has no cells to choose from: leave out --only")
 
 
 @contextmanager
