@@ -48,7 +48,7 @@ ROOMS = {
         ("backend",),
         ("runner",),
     ),
-    "ddp": (("inner", "buckets"), ("reducing",), ("replicas",), ("compiled", "forward_cut")),
+    "ddp": (("buckets",), ("reducing",), ("replicas",), ("compiled", "forward_cut")),
     "graph": (
         ("effect_rules", "attributes"),
         ("storages", "regions"),
@@ -70,7 +70,7 @@ ROOMS = {
     "runtime": (
         ("failures",),
         ("comms",),
-        ("rng", "microbatches", "piece_runner", "publish_errors", "same_settings", "trace"),
+        ("rng", "microbatches", "piece_runner", "graph_compiler", "publish_errors", "same_settings", "trace"),
         ("host_generators",),
     ),
     "reporting": (("drawing",), ("replication", "split", "capture"), ("step",), ("plan",)),

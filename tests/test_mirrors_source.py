@@ -46,7 +46,7 @@ COVERED_BY = {
     "ddp/buckets/comm_hooks.py": "ddp/test_gradients.py",
     "ddp/buckets/settings.py": "ddp/reducing/test_tuning.py",
     "ddp/forward_cut/buckets.py": "ddp/forward_cut/test_optimizer.py",
-    "ddp/inner.py": "ddp/replicas/test_replicate.py",
+    "runtime/graph_compiler.py": "ddp/replicas/test_replicate.py",
     "ddp/replicas/broadcast.py": "ddp/replicas/test_replicate.py",
     "ddp/replicas/owners.py": "ddp/replicas/test_replicate.py",
     "ddp/replicas/replicated.py": "ddp/replicas/test_replicate.py",

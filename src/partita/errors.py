@@ -30,6 +30,7 @@ Each also subclasses the built-in that a caller would reach for, so ``except Val
 
     CostlyCut (UserWarning)                   a cut sends what nobody needs
     NotProven (UserWarning)                   what was captured could not be compared with the model
+    NotCompiled (UserWarning)                 a stage that was to be compiled runs as it is
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ __all__ = [
     "InfeasiblePlan",
     "MicrobatchError",
     "ModuleNameError",
+    "NotCompiled",
     "NotProven",
     "NotSupported",
     "OrderConflict",
@@ -195,6 +197,10 @@ class VerificationFailed(PartitaError, AssertionError):
 
 class CostlyCut(UserWarning):
     """A cut sends values from stage to stage that nobody needs; results are right all the same."""
+
+
+class NotCompiled(UserWarning):
+    """A stage that was to be compiled can't be: it runs as it is, with the same results."""
 
 
 class NotProven(UserWarning):

@@ -29,7 +29,8 @@ stream with a probability of about n²/2³³.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from types import TracebackType
@@ -39,7 +40,15 @@ from torch.fx import GraphModule, Node, has_side_effect
 
 from partita.errors import ArgumentError
 
-__all__ = ["RandomKey", "active_seed", "enter_site", "key_random_nodes", "keyed", "site_seed"]
+__all__ = [
+    "RandomKey",
+    "active_seed",
+    "enter_site",
+    "key_random_nodes",
+    "keyed",
+    "site_seed",
+    "sites_from",
+]
 
 _MASK = 2**64 - 1
 
@@ -125,13 +134,14 @@ class keyed:  # noqa: N801 - a context manager that reads as a verb
     True
     """
 
-    __slots__ = ("_backward", "_token", "entered", "key")
+    __slots__ = ("_backward", "_token", "entered", "first_site", "key")
 
     def __init__(
         self, key: RandomKey, *, backward: bool = False, entered: Callable[[int], object] | None = None
     ) -> None:
         self.key = key
         self.entered = entered
+        self.first_site = 0
         self._backward = backward
         self._token: Token[keyed | None] | None = None
 
@@ -172,7 +182,23 @@ def site_seed(key: RandomKey, site: int) -> int:
 def active_seed(site: int) -> int | None:
     """Return the seed that `enter_site` would use here, for generators of others; None without a key."""
     block = _active.get() or (_backward[-1] if _backward else None)
-    return None if block is None else site_seed(block.key, site)
+    return None if block is None else site_seed(block.key, block.first_site + site)
+
+
+@contextmanager
+def sites_from(first: int) -> Iterator[None]:
+    """In this block the sites of the active key count from that number: code that several places share has
+    sites of its own in each.
+    """
+    block = _active.get() or (_backward[-1] if _backward else None)
+    if block is None:
+        yield
+        return
+    before, block.first_site = block.first_site, first
+    try:
+        yield
+    finally:
+        block.first_site = before
 
 
 def enter_site(site: int) -> None:
@@ -194,6 +220,7 @@ def _seed(site: int) -> None:
     block = _active.get() or (_backward[-1] if _backward else None)
     if block is None:
         return
+    site += block.first_site
     if block.entered is not None:
         block.entered(site)
     seed = site_seed(block.key, site)

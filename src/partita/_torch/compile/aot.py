@@ -11,7 +11,16 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 from torch.fx import GraphModule
 
-__all__ = ["AotGraph", "AotGraphKind", "AotRecords", "Boxed", "boxed", "compile_ahead", "takes_a_list"]
+__all__ = [
+    "AotGraph",
+    "AotGraphKind",
+    "AotRecords",
+    "Boxed",
+    "boxed",
+    "compile_ahead",
+    "reported_strides",
+    "takes_a_list",
+]
 
 AotGraphKind: TypeAlias = Literal["forward", "backward", "inference"]
 
@@ -55,9 +64,13 @@ class AotRecords:
     """Makes the records of the graphs that come from one graph of Dynamo's, while torch compiles them.
 
     It lives as long as what is compiled: of the forward graph it keeps names and positions, not the graph.
+
+    Args:
+        static_positions: of the inputs that are parameters or buffers, besides those that Dynamo sees.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, static_positions: Sequence[int] = ()) -> None:
+        self._static_positions = tuple(static_positions)
         self._static: set[str] = set()
         self._forward_tensors: tuple[int, ...] = ()
 
@@ -66,6 +79,8 @@ class AotRecords:
         names = [node.name for node in gm.graph.find_nodes(op="placeholder")]
         context = TracingContext.try_get()
         facts = None if context is None else context.fw_metadata
+        if kind != "backward":
+            self._static.update(names[index] for index in self._static_positions if index < len(names))
         if kind != "backward" and facts is not None:
             self._static.update(names[index] for index in facts.static_input_indices if index < len(names))
         returned = getattr(facts, "num_forward", None) if kind == "forward" else None
@@ -77,7 +92,10 @@ class AotRecords:
 
 
 def compile_ahead(
-    gm: GraphModule, inputs: Sequence[Any], compile_graph: Callable[[AotGraph], Callable[..., Any]]
+    gm: GraphModule,
+    inputs: Sequence[Any],
+    compile_graph: Callable[[AotGraph], Callable[..., Any]],
+    static_positions: Sequence[int] = (),
 ) -> Callable[..., Any]:
     """Give the forward, backward and inference graphs of a Dynamo graph to ``compile_graph``.
 
@@ -85,11 +103,12 @@ def compile_ahead(
         inputs: those that Dynamo hands to a backend.
         compile_graph: returns what runs a graph: a function of its inputs, called without gradients; one that
             `takes_a_list` is called as it is.
+        static_positions: see `AotRecords`.
 
     Returns:
         A function of the same inputs.
     """
-    recorder = AotRecords()
+    recorder = AotRecords(static_positions)
 
     def compiler(kind: AotGraphKind) -> Callable[[GraphModule, Sequence[Any]], Boxed]:
         return lambda graph, examples: boxed(compile_graph(recorder.graph(kind, graph, examples)))
@@ -101,6 +120,14 @@ def compile_ahead(
         keep_inference_input_mutations=True,
     )(gm, inputs)
     return compiled
+
+
+def reported_strides() -> list[Any] | None:
+    """Where the compiler of the forward graph that is being compiled says how it lays out its results, for
+    the backward graph; None outside of AOTAutograd.
+    """
+    context = TracingContext.try_get()
+    return None if context is None else context.output_strides
 
 
 def boxed(run: Callable[..., Any]) -> Boxed:

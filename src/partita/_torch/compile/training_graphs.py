@@ -57,6 +57,7 @@ def compile_training(
     *,
     inner: CompileGraph | None = None,
     settings: Mapping[str, Any] = MappingProxyType({}),
+    static_positions: Sequence[int] = (),
 ) -> Callable[..., Any]:
     """Compile a graph of Dynamo's for training and inference.
 
@@ -65,6 +66,7 @@ def compile_training(
         compile_graph: compiles each graph with the compiler that it is given.
         inner: that compiler; Inductor by default.
         settings: of Inductor's configuration, for all of its graphs.
+        static_positions: of the inputs that are parameters or buffers, besides those that Dynamo sees.
 
     Returns:
         A function of the same inputs.
@@ -73,11 +75,14 @@ def compile_training(
     # numbers for those of its own inputs. The cache would hand out backward graphs that nobody has cut.
     with functorch_config.patch(donated_buffer=False, enable_autograd_cache=False):
         if inner is None:
-            inside = _inside_inductor(compile_graph, settings)
+            inside = _inside_inductor(compile_graph, settings, static_positions)
             return compile_fx(gm, inputs, inner_compile=inside, config_patches=dict(settings))  # type: ignore[return-value]
         compiler = inner
         return compile_ahead(
-            gm, inputs, lambda graph: compile_graph(graph, _graph_compiler(graph, compiler, None))
+            gm,
+            inputs,
+            lambda graph: compile_graph(graph, _graph_compiler(graph, compiler, None)),
+            static_positions,
         )
 
 
@@ -96,9 +101,11 @@ def _graph_compiler(
 
 
 def _inside_inductor(
-    compile_graph: Callable[[AotGraph, GraphCompiler], Boxed], settings: Mapping[str, Any]
+    compile_graph: Callable[[AotGraph, GraphCompiler], Boxed],
+    settings: Mapping[str, Any],
+    static_positions: Sequence[int],
 ) -> Callable[..., Any]:
-    recorder = AotRecords()
+    recorder = AotRecords(static_positions)
 
     def compile_one(gm: GraphModule, examples: Sequence[Any], **options: Any) -> Any:
         kind: AotGraphKind = "inference" if options.get("is_inference") else "forward"

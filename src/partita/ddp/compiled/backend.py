@@ -23,11 +23,11 @@ from partita._torch.compile.training_graphs import GraphCompiler, compile_traini
 from partita._torch.tensors.versions import times_written
 from partita.ddp.compiled.cutting import BackwardGraph, cut_backward
 from partita.ddp.compiled.program import BackwardProgram, program_of
-from partita.ddp.inner import inductors_settings, resolve_inner
 from partita.ddp.reducing.agreement import fingerprint_of
 from partita.ddp.reducing.reducer import Reducer
 from partita.ddp.replicas.replication import REPLICATIONS
 from partita.runtime import PieceRunner
+from partita.runtime.graph_compiler import inductors_settings, resolve_inner
 
 __all__ = ["partita_ddp"]
 

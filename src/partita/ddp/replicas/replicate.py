@@ -14,7 +14,6 @@ from torch import nn
 from partita._torch.modules.compiled import inside_compiled
 from partita.ddp.buckets.comm_hooks import CommHook
 from partita.ddp.buckets.settings import MIB, ReducerSettings
-from partita.ddp.inner import InnerCompiler
 from partita.ddp.replicas.replicated import Replicated, replicated_class, turn_into
 from partita.ddp.replicas.replication import Replication
 from partita.errors import ArgumentError
@@ -22,6 +21,7 @@ from partita.planning import BucketPlan
 from partita.runtime import NULL_TRACER, Comm, ProcessGroupComm, Recorder
 from partita.runtime.comms.shared_memory import leave_shared_memory
 from partita.runtime.failures.thread_activity import doing
+from partita.runtime.graph_compiler import InnerCompiler
 from partita.runtime.publish_errors import closed_on_error
 
 __all__ = ["replicate"]

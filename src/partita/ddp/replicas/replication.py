@@ -15,7 +15,6 @@ from partita._torch.autograd.running_pass import current_pass
 from partita._torch.tensors.tensor_text import short_name
 from partita.ddp.buckets.bucket_report import BucketRow, PassTimes, bucket_rows, bucket_table
 from partita.ddp.buckets.settings import ReducerSettings, describe_plan
-from partita.ddp.inner import InnerCompiler, check_inner
 from partita.ddp.reducing.agreement import check_same_replicas
 from partita.ddp.reducing.pass_errors import failed_everywhere
 from partita.ddp.reducing.reducer import Reducer
@@ -28,6 +27,7 @@ from partita.errors import ExecutionError
 from partita.planning import BucketPlan, Cluster
 from partita.runtime import Comm, Recorder
 from partita.runtime.failures.thread_activity import doing
+from partita.runtime.graph_compiler import InnerCompiler, check_inner
 from partita.runtime.same_settings import check_same
 
 __all__ = ["REPLICATIONS", "Replication"]

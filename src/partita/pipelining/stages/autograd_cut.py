@@ -9,6 +9,7 @@ from typing import cast
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
+from partita._torch.autograd.compiled_node import in_halves
 from partita._torch.autograd.engine import (
     accumulates_inside,
     free_when_run,
@@ -86,6 +87,8 @@ class AutogradCut:
         early: the parameters, besides those wanted, whose gradients I computes.
         frontier: the nodes that I runs and from which W starts.
         private: of those on the frontier, the ones that lead to parameters of their own, and to which.
+        compiled: the nodes of compiled stages that I runs and from which W starts, with the numbers of the
+            edges that I needs: they compute the gradients for the others in W.
     """
 
     def __init__(self, graph: AutogradGraph, wanted: Sequence[Tensor], *, hooked: bool = False) -> None:
@@ -100,14 +103,22 @@ class AutogradCut:
             self._early.update(dict.fromkeys(self._leaves_below(bad)))
             self._find_leads()
         self.early = [graph.leaves[node] for node in self._early]
-        self.frontier = list(self._weight_children)
+        self.compiled = {node: self._edges_of(node) for node in self._weight_children if in_halves(node)}
+        self.frontier = [node for node in self._weight_children if node not in self.compiled]
         self.private = self._find_private()
 
     def free_when_run(self) -> None:
         """Let I free what autograd has saved for it, as it goes, but for what W needs as well."""
         for node, nexts in self._graph.order:
-            if nexts and self.leads[node] and node not in self._weight_children:
+            if nexts and self.leads[node] and (node not in self._weight_children or node in self.compiled):
                 free_when_run(node)
+
+    def _edges_of(self, node: Node) -> frozenset[int]:
+        return frozenset(
+            number
+            for number, (child, _) in enumerate(node.next_functions)
+            if child is not None and self.leads[child]
+        )
 
     def branches(self, node: Node) -> list[GradientEdge]:
         """The edges, each once, from a node on the frontier to what W runs."""
@@ -152,7 +163,7 @@ class AutogradCut:
         """Nodes that W can't run, or that would cost more there."""
         bad = []
         for node, weight_children in self._weight_children.items():
-            if is_opaque(node):
+            if is_opaque(node) and not in_halves(node):
                 bad += weight_children
             elif self._merges:
                 bad += [child for child in weight_children if self._source[child] is _SEVERAL]

@@ -16,8 +16,8 @@ Some weights' gradients are *early*: computed in I, added to ``.grad`` in W. The
 
 - of a parameter that several nodes of the upper row use directly (a normalisation that is called twice):
   their shares must be added up in the order of the upper row;
-- what a node computes that would cost more if it ran twice: a custom ``autograd.Function``, a compiled graph,
-  a region that is checkpointed; or what torch can't compute alone: those of a group normalisation;
+- what a node computes that would cost more if it ran twice: a custom ``autograd.Function``, a graph that the
+  user has compiled (one of ``Stage.compile`` has two halves of its own), a region that is checkpointed; or what torch can't compute alone: those of a group normalisation;
 - all, where hooks were registered in the forward pass: those on activations must run once.
 
 A reentrant checkpoint hides its parameters from the graph. There, all is done in I, and W has nothing to do.
@@ -31,8 +31,9 @@ from itertools import islice
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
+from partita._torch.autograd.compiled_node import ask, second_half
 from partita._torch.autograd.engine import hooks_paused, leaf_of, run_backward
 from partita.pipelining.stages.arrivals import Arrivals
 from partita.pipelining.stages.autograd_cut import AutogradCut, AutogradGraph, Catch
@@ -49,6 +50,7 @@ class WeightPass:
         private: nodes of the upper row with the parameters that only they lead to.
         shared: nodes of the upper row with the edges to what other nodes lead to as well.
         roots: what else W starts from, each with its gradient.
+        compiled: nodes of compiled stages, which have a second half of their own.
     """
 
     def __init__(
@@ -56,15 +58,17 @@ class WeightPass:
         private: Sequence[tuple[Catch, list[Tensor]]] = (),
         shared: Sequence[tuple[Catch, list[GradientEdge]]] = (),
         roots: Sequence[_Root] = (),
+        compiled: Sequence[Node] = (),
     ) -> None:
         self._private = private
         self._shared = shared
         self._roots = roots
+        self._compiled = compiled
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to do."""
-        return not (self._private or self._shared or self._roots)
+        return not (self._private or self._shared or self._roots or self._compiled)
 
     def run(self) -> None:
         """Add to ``.grad`` of the parameters."""
@@ -80,9 +84,11 @@ class WeightPass:
                 with hooks_paused(leaves):
                     gradients = run_backward(starts, seeds, branches, accumulate=False)
                 roots += [(edge, it) for edge, it in zip(branches, gradients, strict=True) if it is not None]
+        for node in self._compiled:
+            roots += second_half(node)
         if roots:
             run_backward([root for root, _ in roots], [seed for _, seed in roots], accumulate=True)
-        self._private, self._shared, self._roots = (), (), ()
+        self._private, self._shared, self._roots, self._compiled = (), (), (), ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +134,8 @@ def input_pass(
     catches = [Catch(node) for node in cut.frontier]
     if catches:  # else the graph goes with I
         cut.free_when_run()
+    for node, edges in cut.compiled.items():
+        ask(node, edges)
     sooner = cut.early
     computed: Sequence[Tensor | None] = (None,) * (len(leaves) + len(shared) + len(sooner))
     now = [number for number, start in enumerate(graph.starts) if cut.leads[start]]
@@ -151,7 +159,7 @@ def input_pass(
     later += [(weight, it) for weight, it in zip(sooner, remaining, strict=True) if it is not None]
     private = [(catch, cut.private[catch.node]) for catch in catches if catch.node in cut.private]
     merging = [(catch, cut.branches(catch.node)) for catch in catches if catch.node not in cut.private]
-    return InputPass(gradients, shares, WeightPass(private, merging, later))
+    return InputPass(gradients, shares, WeightPass(private, merging, later, tuple(cut.compiled)))
 
 
 def _whole_pass(

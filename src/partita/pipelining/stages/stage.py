@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from partita._torch.autograd.engine import hooks_made, run_backward
 from partita._torch.graph_module.lazy_module import LazyGraphModule
 from partita.errors import ExecutionError, SignatureMismatch
+from partita.pipelining.compiled.compiled_forward import CompiledForward
+from partita.pipelining.compiled.options import CompileOptions
 from partita.pipelining.interface.routes import Routes, Tied
 from partita.pipelining.recompute.checkpointed_pass import CheckpointedPass
 from partita.pipelining.recompute.checkpointing import Checkpointing
@@ -28,6 +30,7 @@ from partita.pipelining.stages.step_count import StepCount
 from partita.pipelining.stages.tied_share import TiedShare, kept_apart
 from partita.planning import ActionKind
 from partita.runtime import Comm, enter_site
+from partita.runtime.graph_compiler import InnerCompiler
 
 __all__ = ["Stage"]
 
@@ -155,6 +158,34 @@ class Stage(ABC):
     def parameter(self, group: Tied) -> nn.Parameter:
         """This stage's copy of a tied parameter."""
         return self._inner.get_parameter(self._names[group])
+
+    def compile(
+        self,
+        backend: InnerCompiler = "inductor",
+        *,
+        mode: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        dynamic: bool | None = None,
+    ) -> None:
+        """Compile the stage, when it first runs: its forward pass, its evaluation, and its backward pass as a
+        whole (B) or in halves (I and W), as the schedule needs them. Equal stages compile once.
+
+        Wrap the module (in ``DistributedDataParallel``) and shard it (``fully_shard``) before or afterwards.
+        A stage that can't be compiled warns (`partita.errors.NotCompiled`) and runs as it is.
+
+        Args:
+            backend: ``"inductor"``; ``"aot_eager"``, which runs the graphs as they are, bit for bit like the
+                uncompiled stage; a function from a flat graph and example inputs to what runs it; or a
+                `partita.runtime.PieceRunner`.
+            mode: of Inductor, as for ``torch.compile``.
+            options: of Inductor.
+            dynamic: whether sizes are compiled as symbols; None: those that change.
+
+        Raises:
+            ArgumentError: an unknown backend, mode or option.
+        """
+        compiled = CompileOptions(backend, mode, dict(options or {}), dynamic)
+        vars(self._inner)["forward"] = CompiledForward(self._inner, compiled, f"stage {self.index}")
 
     def forward(self, microbatch: int, values: Mapping[str, Any], *, train: bool) -> dict[str, Any]:
         """Run one microbatch.

@@ -1,4 +1,4 @@
-"""The compiler of forward graphs and backward pieces."""
+"""The compiler of the graphs that AOTAutograd makes, and of pieces of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 from partita._torch.compile.aot import AotGraph
 from partita._torch.compile.inductor import inductor_settings
 from partita.errors import ArgumentError
-from partita.runtime import PieceRunner
+from partita.runtime.piece_runner import PieceRunner
 
 __all__ = ["InnerCompiler", "check_inner", "inductors_settings", "resolve_inner"]
 
@@ -22,8 +22,11 @@ InnerCompiler: TypeAlias = str | PieceRunner | Callable[[GraphModule, Sequence[A
 example inputs to what runs it."""
 
 
-def check_inner(inner: InnerCompiler) -> InnerCompiler:
+def check_inner(inner: InnerCompiler, name: str = "inner") -> InnerCompiler:
     """Return ``inner`` itself, where it is one.
+
+    Args:
+        name: of the argument, for the message.
 
     Raises:
         ArgumentError: a name that is not known, or what can't be called.
@@ -31,29 +34,34 @@ def check_inner(inner: InnerCompiler) -> InnerCompiler:
     is_compiler = inner in ("inductor", "aot_eager") if isinstance(inner, str) else callable(inner)
     if not is_compiler and not isinstance(inner, PieceRunner):
         raise ArgumentError(
-            "inner is 'inductor', 'aot_eager', a PieceRunner, or a function (gm, example_inputs) -> "
+            f"{name} is 'inductor', 'aot_eager', a PieceRunner, or a function (gm, example_inputs) -> "
             f"callable, got {inner!r}"
         )
     return inner
 
 
-def resolve_inner(inner: InnerCompiler) -> Callable[[AotGraph], Callable[..., Any]] | None:
+def resolve_inner(
+    inner: InnerCompiler, *, all_kept: bool = False
+) -> Callable[[AotGraph], Callable[..., Any]] | None:
     """Return what compiles the graphs of one training graph, and pieces of them; None for Inductor.
+
+    Args:
+        all_kept: whether all that a graph returns may be kept for long.
 
     Raises:
         ArgumentError: see `check_inner`.
     """
     checked = check_inner(inner)
     if isinstance(checked, PieceRunner):
-        return partial(_run_by, checked)
+        return partial(_run_by, checked, all_kept)
     if isinstance(checked, str):
         return None if checked == "inductor" else lambda graph: graph.gm.forward
     return lambda graph: checked(graph.gm, list(graph.examples))
 
 
-def _run_by(runner: PieceRunner, graph: AotGraph) -> Callable[..., Any]:
+def _run_by(runner: PieceRunner, all_kept: bool, graph: AotGraph) -> Callable[..., Any]:
     # of backward, the reducer copies the gradients, and the pieces behind read the rest: nobody keeps results
-    returned = 0 if graph.kind == "backward" else graph.returned
+    returned = None if all_kept else 0 if graph.kind == "backward" else graph.returned
     return runner.for_graph(graph.gm, fixed_inputs=graph.static_inputs, returned=returned)
 
 

@@ -1,0 +1,73 @@
+"""The autograd node of a compiled graph, whose backward pass can run in two halves.
+
+Whoever wants the first half says so on the node (`ask`); what runs the node's graph reads it (`asked`), and
+leaves the second half there (`leave`), which runs when it is time (`second_half`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from partita._torch.autograd.running_pass import compiled_nodes, current_node
+
+__all__ = ["SecondHalf", "ask", "asked", "in_halves", "leave", "mark", "second_half", "site_of_node"]
+
+SecondHalf: TypeAlias = Callable[[], Iterator[tuple[int, Tensor]]]
+"""Computes the other gradients: the number of the node's edge, and the gradient for it."""
+
+
+def mark(outputs: Sequence[Any], first_site: int = 0) -> None:
+    """Note on the nodes of compiled graphs, from which these outputs come, that they run in halves, and that
+    they are told which of their outputs have no gradient.
+
+    Args:
+        first_site: from which number the sites of random calls count in them.
+    """
+    for node in compiled_nodes(outputs):
+        node.set_materialize_grads(False)
+        node.partita_site = first_site
+        node.partita_wanted = None
+        node.partita_second = None
+
+
+def in_halves(node: Any) -> bool:
+    """Whether a node is marked."""
+    return hasattr(node, "partita_wanted")
+
+
+def ask(node: Any, edges: frozenset[int] | None) -> None:
+    """Let the next run of a marked node compute the gradients for these of its edges only; None: for all."""
+    node.partita_wanted = edges
+
+
+def asked() -> frozenset[int] | None:
+    """What the node that this thread runs was asked for."""
+    return getattr(current_node(), "partita_wanted", None)
+
+
+def site_of_node() -> int:
+    """The ``first_site`` of the node that this thread runs."""
+    site: int = getattr(current_node(), "partita_site", 0)
+    return site
+
+
+def leave(second: SecondHalf | None) -> None:
+    """Leave the second half, if there is one, with the node that this thread runs."""
+    node = current_node()
+    node.partita_second = second
+    node.partita_wanted = None
+
+
+def second_half(node: Any) -> Iterator[tuple[GradientEdge, Tensor]]:
+    """Run the second half of a node: where its gradients go, and they. Nothing where the node did not run."""
+    second, node.partita_second = node.partita_second, None
+    if second is not None:
+        following = node.next_functions
+        for number, gradient in second():
+            child, place = following[number]
+            if child is not None:
+                yield GradientEdge(child, place), gradient

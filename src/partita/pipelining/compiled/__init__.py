@@ -1,0 +1,1 @@
+"""Compiled stages: forward, and a backward graph that is cut into I and W."""

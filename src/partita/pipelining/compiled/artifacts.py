@@ -1,0 +1,93 @@
+"""What has been compiled, so that equal graphs are compiled once."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from partita._torch.compile.aot import AotGraph, Boxed, reported_strides, takes_a_list
+from partita._torch.compile.training_graphs import GraphCompiler, compile_training
+from partita.graph.structure import structural_hash
+from partita.pipelining.compiled.backward_runner import BackwardRunner
+from partita.pipelining.compiled.options import CompileOptions
+from partita.pipelining.compiled.stateless import STATE
+from partita.runtime.graph_compiler import resolve_inner
+
+__all__ = ["Artifacts", "artifacts_for"]
+
+
+class Artifacts:
+    """What one kind of options has compiled in this process: forward graphs, evaluation graphs, B, I and W.
+
+    Attributes:
+        options: what it was compiled with.
+        compiled: how many graphs were compiled; equal ones count once.
+        functions: the functions of stages, by their hashes.
+    """
+
+    def __init__(self, options: CompileOptions) -> None:
+        self.options = options
+        self.compiled = 0
+        self.functions: dict[str, Callable[..., Any]] = {}
+        self._graphs: dict[tuple[Any, ...], tuple[Boxed, list[Any]]] = {}
+
+    def backend(self, gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """The backend for ``torch.compile`` of a stage."""
+        placeholders = gm.graph.find_nodes(op="placeholder")
+        state = [
+            place
+            for place, (node, value) in enumerate(zip(placeholders, inputs, strict=True))
+            if f"_{STATE}" in str(node.target) or isinstance(value, torch.nn.Parameter)
+        ]
+        return compile_training(
+            gm,
+            inputs,
+            self._compile,
+            inner=resolve_inner(self.options.backend, all_kept=True),
+            settings=self.options.settings,
+            static_positions=state,
+        )
+
+    def _compile(self, graph: AotGraph, compiler: GraphCompiler) -> Boxed:
+        if graph.kind != "backward":
+            return self._compiled(graph, compiler)
+        runner = BackwardRunner(
+            graph, lambda piece: self._compiled(piece, compiler), fuses=self.options.backend == "inductor"
+        )
+        return takes_a_list(runner)
+
+    def _compiled(self, graph: AotGraph, compiler: GraphCompiler) -> Boxed:
+        if not self.options.shares:
+            self.compiled += 1
+            return compiler(graph)
+        names = [node.name for node in graph.gm.graph.find_nodes(op="placeholder")]
+        static = tuple(place for place, name in enumerate(names) if name in graph.static_inputs)
+        key = (graph.kind, graph.returned, static, structural_hash(graph.gm.graph, graph.gm))
+        strides = reported_strides() if graph.kind != "backward" else None
+        before = 0 if strides is None else len(strides)
+        if key in self._graphs:
+            run, known = self._graphs[key]
+            if strides is not None:
+                strides.extend(known)  # AOTAutograd reads how the forward graph lays out what it saves
+            return run
+        self.compiled += 1
+        run = compiler(graph)
+        self._graphs[key] = run, [] if strides is None else strides[before:]
+        return run
+
+
+_ALL: weakref.WeakValueDictionary[tuple[Any, ...], Artifacts] = weakref.WeakValueDictionary()
+
+
+def artifacts_for(options: CompileOptions) -> Artifacts:
+    """The artifacts of this process for such options; those of a `PieceRunner` are new each time."""
+    if not options.shares:
+        return Artifacts(options)
+    artifacts = _ALL.get(options.key)
+    if artifacts is None:
+        artifacts = _ALL[options.key] = Artifacts(options)
+    return artifacts

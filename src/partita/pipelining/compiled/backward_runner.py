@@ -1,0 +1,195 @@
+"""Runs the backward graph of a compiled stage: as a whole (B), or its halves (I, then W).
+
+Each is compiled when it first runs, so that a schedule that does not split compiles B alone, and one that
+does, I and W alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from partita._torch.autograd.compiled_node import asked, leave, site_of_node
+from partita._torch.compile.aot import AotGraph, Boxed
+from partita._torch.tensors.example_tensors import zeros_like_example
+from partita.pipelining.compiled.backward_cut import INPUTS, WEIGHTS, cut_backward
+from partita.pipelining.compiled.graph_copy import gradients_of
+from partita.pipelining.compiled.missing_gradients import without_gradients
+from partita.runtime.rng import sites_from
+from partita.splitter import Piece
+
+__all__ = ["BackwardRunner"]
+
+CompilePiece = Callable[[AotGraph], Boxed]
+
+
+class BackwardRunner:
+    """What AOTAutograd calls for the backward pass of one forward graph.
+
+    Args:
+        graph: the backward graph.
+        compile_piece: compiles it, or a piece of it.
+        fuses: see `cut_backward`.
+    """
+
+    def __init__(self, graph: AotGraph, compile_piece: CompilePiece, *, fuses: bool) -> None:
+        self._graph = graph
+        self._compile = compile_piece
+        self._fuses = fuses
+        self._draws = any(
+            node.target is torch.ops.partita.enter_site.default for node in graph.gm.graph.nodes
+        )
+        self._variants: dict[tuple[int, ...], _Variant] = {}
+
+    def __call__(self, values: list[Any]) -> Sequence[Any]:
+        missing = tuple(place for place, value in enumerate(values) if value is None)
+        variant = self._variants.get(missing)
+        if variant is None:
+            variant = self._variants[missing] = self._variant(missing)
+        with sites_from(site_of_node()) if self._draws else nullcontext():
+            edges = asked()
+            return variant.whole(values) if edges is None else variant.first_half(values, edges)
+
+    def _variant(self, missing: tuple[int, ...]) -> _Variant:
+        graph = self._graph
+        names = [node.name for node in graph.gm.graph.find_nodes(op="placeholder")]
+        if missing:
+            gradients = [name for name in names if name.startswith("tangents")]
+            absent = {names[place] for place in missing}
+            gm = without_gradients(graph.gm, absent, [name for name in gradients if name not in absent])
+            graph = graph.piece(gm)
+        used = {node.name for node in graph.gm.graph.find_nodes(op="placeholder")}
+        places = [place for place, name in enumerate(names) if name in used]
+        return _Variant(graph, self._compile, places, missing=bool(missing), fuses=self._fuses)
+
+
+@dataclass(frozen=True)
+class _Halves:
+    """A backward graph in two, for one set of gradients that I computes.
+
+    Attributes:
+        first: runs I; None where it is empty.
+        takes: names of its inputs.
+        makes: names of what it returns.
+        second: runs W; None where it is empty.
+        keeps: names of what W takes, and of gradients that are there when I has run.
+        now: positions and names of the wanted gradients.
+        later: edges and names of the others.
+    """
+
+    first: Boxed | None
+    takes: tuple[str, ...]
+    makes: tuple[str, ...]
+    second: Boxed | None
+    second_takes: tuple[str, ...]
+    second_makes: tuple[str, ...]
+    keeps: tuple[str, ...]
+    now: tuple[tuple[int, str], ...]
+    later: tuple[tuple[int, str], ...]
+
+
+class _Variant:
+    """A backward graph for one set of outputs that have a gradient.
+
+    Args:
+        places: of its inputs among those that AOTAutograd hands over.
+        missing: whether any of these may have no value.
+    """
+
+    def __init__(
+        self,
+        graph: AotGraph,
+        compile_piece: CompilePiece,
+        places: Sequence[int],
+        *,
+        missing: bool,
+        fuses: bool,
+    ) -> None:
+        self._graph = graph
+        self._compile = compile_piece
+        self._places = places
+        self._missing = missing
+        self._fuses = fuses
+        self._inputs = tuple(graph.gm.graph.find_nodes(op="placeholder"))
+        self._names = tuple(node.name for node in self._inputs)
+        self._count = len(gradients_of(graph.gm))
+        self._whole: Boxed | None = None
+        self._halves: dict[frozenset[int], _Halves] = {}
+
+    def whole(self, values: list[Any]) -> Sequence[Any]:
+        """B."""
+        if self._whole is None:
+            self._whole = self._compile(self._graph)
+        return self._whole(self._taken(values))
+
+    def first_half(self, values: list[Any], edges: frozenset[int]) -> Sequence[Any]:
+        """I; W is left with the node."""
+        halves = self._halves.get(edges)
+        if halves is None:
+            halves = self._halves[edges] = self._cut(edges)
+        given = self._taken(values)
+        available = dict(zip(self._names, given, strict=True))
+        given.clear()
+        taken = [available[name] for name in halves.takes]
+        kept = {name: available[name] for name in halves.keeps if name in available}
+        wanted = {name: available[name] for _, name in halves.now if name in available}
+        available.clear()
+        if halves.first is not None:
+            made = dict(zip(halves.makes, halves.first(taken), strict=True))
+            wanted |= {name: made[name] for _, name in halves.now if name in made}
+            kept |= {name: made[name] for name in halves.keeps if name in made}
+        leave(partial(_second_half, halves, kept) if halves.later else None)
+        results: list[Any] = [None] * self._count
+        for position, name in halves.now:
+            results[position] = wanted[name]
+        return results
+
+    def _taken(self, values: list[Any]) -> list[Any]:
+        """The values of the inputs; zeros for a gradient that is missing and can't be left out."""
+        if not self._missing:
+            return values
+        taken = [values[place] for place in self._places]
+        values.clear()
+        for number, node in enumerate(self._inputs):
+            if taken[number] is None:
+                taken[number] = zeros_like_example(node.meta["val"], taken, self._inputs)
+        return taken
+
+    def _cut(self, edges: frozenset[int]) -> _Halves:
+        tensors = self._graph.forward_tensors
+        wanted = {tensors[edge] for edge in edges}
+        cut = cut_backward(self._graph.gm, wanted, static_inputs=self._graph.static_inputs, fuses=self._fuses)
+        first, takes, makes = self._piece(cut.pieces.get(INPUTS))
+        second, second_takes, second_makes = self._piece(cut.pieces.get(WEIGHTS))
+        edge_of = {position: edge for edge, position in enumerate(tensors)}
+        now = tuple((place, cut.outputs[place]) for place in sorted(wanted) if cut.outputs[place] is not None)
+        later = tuple(
+            (edge_of[place], name)
+            for place, name in enumerate(cut.outputs)
+            if place not in wanted and place in edge_of and isinstance(name, str)
+        )
+        there = (name for _, name in later if name not in second_makes)
+        keeps = tuple(dict.fromkeys((*second_takes, *there)))
+        return _Halves(first, takes, makes, second, second_takes, second_makes, keeps, now, later)
+
+    def _piece(self, piece: Piece | None) -> tuple[Boxed | None, tuple[str, ...], tuple[str, ...]]:
+        if piece is None:
+            return None, (), ()
+        return self._compile(self._graph.piece(piece.module)), piece.inputs, piece.outputs
+
+
+def _second_half(halves: _Halves, kept: dict[str, Any]) -> Iterator[tuple[int, Tensor]]:
+    """W: the gradients, each with the number of the edge that it goes to."""
+    taken = [kept[name] for name in halves.second_takes]
+    there = {name: kept[name] for _, name in halves.later if name in kept}
+    kept.clear()
+    if halves.second is not None:
+        there |= zip(halves.second_makes, halves.second(taken), strict=True)
+    for edge, name in halves.later:
+        yield edge, there[name]

@@ -1,0 +1,163 @@
+"""The compiled forward of a stage's module, in the place of its own."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from partita._torch.autograd.compiled_node import mark
+from partita._torch.compile.refusal import is_refusal, refusal_text
+from partita._torch.containers.pytree import flatten
+from partita._torch.graph_module.lazy_module import LazyGraphModule
+from partita.errors import NotCompiled
+from partita.pipelining.compiled.artifacts import Artifacts, artifacts_for
+from partita.pipelining.compiled.options import CompileOptions
+from partita.pipelining.compiled.stateless import stateless
+from partita.pipelining.interface.two_modes import TwoModes
+from partita.runtime.rng import sites_from
+
+__all__ = ["CompiledForward"]
+
+
+@dataclass(frozen=True, eq=False)
+class _Entry:
+    """A stage's function in one mode.
+
+    Attributes:
+        run: takes the state and the inputs.
+        slots: where the state is looked up: a module's dict, and the name in it.
+        first_site: the number of the stage's first random call.
+    """
+
+    run: Callable[..., Any]
+    slots: tuple[tuple[Mapping[str, Any], str], ...]
+    first_site: int
+
+
+class CompiledForward:
+    """Called as the module's ``forward``; compiled when it is first called in a mode.
+
+    Where the compiler refuses, it warns once and runs the module as it is from then on. A copy or pickle of
+    the module has one of its own, which compiles anew.
+
+    Args:
+        module: whose ``forward`` it takes the place of.
+        options: how it is compiled.
+        where: what it is, for messages: ``stage 1``.
+
+    Attributes:
+        refused: why it runs uncompiled; empty where it does not.
+    """
+
+    def __init__(self, module: nn.Module, options: CompileOptions, where: str) -> None:
+        self._module = module
+        self.options = options
+        self.where = where
+        self.refused = ""
+        self._reset()
+
+    def _reset(self) -> None:
+        self._artifacts: Artifacts = artifacts_for(self.options)
+        self._entries: dict[tuple[bool, ...], _Entry] = {}
+        self._flags: tuple[nn.Module, ...] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_module": self._module, "options": self.options, "where": self.where, "refused": ""}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._reset()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.refused:
+            return self._as_it_is(*args, **kwargs)
+        entry = self._entry()
+        try:
+            result = self._run(entry, args, kwargs)
+        except Exception as error:
+            if not is_refusal(error):
+                raise
+            self._give_up(error)
+            return self._as_it_is(*args, **kwargs)
+        if torch.is_grad_enabled():
+            mark(_tensors(result), entry.first_site)
+        return result
+
+    def _run(self, entry: _Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        state = [table[name] for table, name in entry.slots]
+        if not entry.first_site:
+            return entry.run(*state, *args, **kwargs)
+        with sites_from(entry.first_site):
+            return entry.run(*state, *args, **kwargs)
+
+    def _entry(self) -> _Entry:
+        if self._flags is None:
+            self._flags = tuple(_flagged(self._module))
+        mode = tuple(module.training for module in self._flags)
+        entry = self._entries.get(mode)
+        if entry is None:
+            entry = self._entries[mode] = self._made()
+        return entry
+
+    def _made(self) -> _Entry:
+        module = self._module
+        graph = module.current if isinstance(module, TwoModes) else module
+        if not isinstance(graph, LazyGraphModule):
+            return _Entry(self._compiled(self._as_it_is), (), 0)
+        function = stateless(graph, module)
+        functions = self._artifacts.functions if self.options.shares else {}
+        run = functions.get(function.hash)
+        if run is None:
+            run = functions[function.hash] = self._compiled(function.module)
+        slots = tuple(_slot(module, name) for name in function.state)
+        return _Entry(run, slots, function.first_site)
+
+    def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        run: Callable[..., Any] = torch.compile(
+            function, backend=self._artifacts.backend, fullgraph=True, dynamic=self.options.dynamic
+        )
+        return run
+
+    @property
+    def _as_it_is(self) -> Callable[..., Any]:
+        forward: Callable[..., Any] = type(self._module).forward.__get__(self._module)
+        return forward
+
+    def _give_up(self, error: Exception) -> None:
+        self.refused = refusal_text(error)
+        self._entries.clear()
+        warnings.warn(
+            f"{self.where} runs uncompiled, with the same results: {self.refused}", NotCompiled, stacklevel=4
+        )
+
+
+def _flagged(module: nn.Module) -> list[nn.Module]:
+    """The modules whose training flag decides what the module's graph does; itself first."""
+    if not isinstance(module, GraphModule):
+        return [module]
+    names = dict.fromkeys(
+        str(node.target).rpartition(".")[0]
+        for node in module.graph.find_nodes(op="get_attr")
+        if str(node.target).rpartition(".")[2] == "training"
+    )
+    return [module, *map(module.get_submodule, names)]
+
+
+def _slot(module: nn.Module, name: str) -> tuple[Mapping[str, Any], str]:
+    path, _, leaf = name.rpartition(".")
+    owner = module.get_submodule(path)
+    tables = (owner._parameters, owner._buffers, vars(owner))
+    return next(table for table in tables if leaf in table), leaf
+
+
+def _tensors(result: Any) -> list[Tensor]:
+    if isinstance(result, Tensor):
+        return [result]
+    leaves = result if isinstance(result, (list, tuple)) else flatten(result)[0]
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]

@@ -1,0 +1,94 @@
+"""How stages are compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from partita._torch.compile.inductor import inductor_settings
+from partita.errors import ArgumentError
+from partita.runtime import PieceRunner
+from partita.runtime.graph_compiler import InnerCompiler, check_inner
+
+__all__ = ["CompileOptions", "compile_options"]
+
+_CUDA_GRAPHS = "triton.cudagraphs"
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """What a stage is compiled with.
+
+    Attributes:
+        backend: see `partita.runtime.graph_compiler.InnerCompiler`.
+        mode: of Inductor, as ``torch.compile`` takes it.
+        options: of Inductor.
+        dynamic: as ``torch.compile`` takes it: whether sizes are compiled as symbols. None: those that change.
+    """
+
+    backend: InnerCompiler = "inductor"
+    mode: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    dynamic: bool | None = None
+
+    def __post_init__(self) -> None:
+        check_inner(self.backend, "backend")
+        if self.backend != "inductor" and (self.options or self.mode is not None):
+            raise ArgumentError(
+                f"mode and options are Inductor's, and backend is {self.backend!r}: leave out "
+                f"{'mode' if self.mode is not None else 'options'}"
+            )
+        try:
+            settings = self.settings
+        except RuntimeError as error:
+            reason = str(error).partition(", known options are")[0]  # several hundred of them
+            raise ArgumentError(
+                f"{reason}; see torch._inductor.list_mode_options() and list_options()"
+            ) from error
+        if settings.get(_CUDA_GRAPHS):
+            raise ArgumentError(
+                "Inductor's CUDA graphs keep one microbatch's values at a time, and a stage has several in "
+                "flight: pass backend=partita.cudagraphs.CudaGraphsRunner(), or "
+                "mode='max-autotune-no-cudagraphs'"
+            )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Inductor's configuration for them."""
+        return inductor_settings(self.mode, self.options)
+
+    @property
+    def shares(self) -> bool:
+        """Whether what is compiled for one stage may serve another. What a `PieceRunner` makes is bound to
+        its place: a recording to its parameters.
+        """
+        return not isinstance(self.backend, PieceRunner)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Equal for equal options."""
+        backend = self.backend if isinstance(self.backend, str) else id(self.backend)
+        return backend, self.mode, repr(sorted(self.options.items())), self.dynamic
+
+
+def compile_options(value: Any) -> CompileOptions | None:
+    """What ``pipeline(..., compile=...)`` was given: options, a backend, True for the defaults, or False or
+    None.
+
+    Raises:
+        ArgumentError: something else, or an unknown backend.
+    """
+    if value is None or value is False:
+        return None
+    if isinstance(value, CompileOptions):
+        return value
+    if isinstance(value, Mapping):
+        unknown = value.keys() - {"backend", "mode", "options", "dynamic"}
+        if unknown:
+            raise ArgumentError(
+                f"compile has {sorted(unknown)[0]!r}: it takes backend, mode, options and dynamic, as "
+                "Stage.compile does"
+            )
+        return CompileOptions(**value)
+    return CompileOptions() if value is True else CompileOptions(value)

@@ -1,0 +1,139 @@
+"""A stage's graph as a function of its state and its inputs, so that equal stages are one function.
+
+::
+
+    stage 1   x ── linear(blocks.1.weight) ──                x, state_0 ── linear ──     called with what
+    stage 2   x ── linear(blocks.2.weight) ──      both:                                 each stage holds
+
+Random calls are numbered from 0 in it; the stage's first number is added when it runs (see `sites_from`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Node, map_arg
+from torch.utils.checkpoint import checkpoint
+
+from partita._torch.graph_module.graph_copy import copy_graph
+from partita._torch.graph_module.lazy_module import LazyGraphModule, lazy_module, use_flat_signature
+from partita.graph.attributes import attribute
+from partita.graph.structure import structural_hash
+from partita.pipelining.recompute.region import CheckpointedRegion
+from partita.runtime import enter_site
+from partita.splitter.install import attributes_of, install
+
+__all__ = ["STATE", "StatelessGraph", "stateless"]
+
+STATE = "partita_state_"
+"""How the arguments that stand for state are called; a number follows."""
+
+
+@dataclass(frozen=True, eq=False)
+class StatelessGraph:
+    """A stage's graph without its state.
+
+    Attributes:
+        module: takes the state, then the inputs.
+        state: qualified names of the parameters, buffers and constants, in order.
+        flags: the modules whose training flag is written into the graph, by name, with that flag.
+        first_site: the number of the stage's first random call.
+        hash: equal for equal graphs.
+    """
+
+    module: LazyGraphModule
+    state: tuple[str, ...]
+    flags: tuple[tuple[str, bool], ...]
+    first_site: int
+    hash: str
+
+
+def stateless(graph: GraphModule, owner: nn.Module) -> StatelessGraph:
+    """Return the function that a stage's graph is.
+
+    Args:
+        graph: of one mode.
+        owner: holds what it refers to.
+    """
+    copy = copy_graph(graph.graph)
+    use_flat_signature(copy)
+    module = lazy_module(copy, "StatelessStage", training=graph.training)
+    state: list[str] = []
+    flags: list[tuple[str, bool]] = []
+    start = next(iter(copy.nodes))
+    by_tensor: dict[int, Node] = {}
+    graphs = [copy]
+    for node in list(copy.nodes):
+        if node.op == "call_module":
+            graphs += _take_child(module, owner, node)
+            continue
+        if node.op != "get_attr":
+            continue
+        value = attribute(owner, node).value
+        if isinstance(value, torch.Tensor):
+            if id(value) not in by_tensor:
+                with copy.inserting_before(start):
+                    argument = copy.placeholder(f"{STATE}{len(state)}")
+                argument.meta = dict(node.meta)
+                by_tensor[id(value)] = argument
+                state.append(str(node.target))
+            node.replace_all_uses_with(by_tensor[id(value)])
+        elif isinstance(value, nn.Module):
+            graphs += _take_child(module, owner, node)
+            continue
+        else:
+            if isinstance(value, bool) and str(node.target).rpartition(".")[2] == "training":
+                flags.append((str(node.target), value))
+            _write_in(node, value)
+        copy.erase_node(node)
+    first = _renumber_sites(graphs)
+    key = structural_hash(copy, module)
+    return StatelessGraph(module, tuple(state), tuple(flags), first, key)
+
+
+def _write_in(node: Node, value: Any) -> None:
+    for user in list(node.users):
+        user.args = map_arg(user.args, lambda other: value if other is node else other)
+        user.kwargs = map_arg(user.kwargs, lambda other: value if other is node else other)
+
+
+def _take_child(module: nn.Module, owner: nn.Module, node: Node) -> list[torch.fx.Graph]:
+    """Let the copy hold a child, a body without state, under a name of its own.
+
+    Returns:
+        The graph of a region that is recomputed, to be changed.
+    """
+    child = attribute(owner, node).value
+    name = f"body_{sum(1 for _ in module.children())}"
+    node.target = name
+    if not isinstance(child, CheckpointedRegion):
+        module.add_module(name, child)
+        return []
+    body = lazy_module(copy_graph(child.body.graph), "Region", training=child.body.training)
+    install(body, attributes_of(child.body, child.body.graph.nodes))
+    module.add_module(name, RecomputedRegion(body))
+    return [body.graph]
+
+
+def _renumber_sites(graphs: Sequence[torch.fx.Graph]) -> int:
+    nodes = [node for graph in graphs for node in graph.nodes if node.target is enter_site]
+    first = min((int(node.args[0]) for node in nodes), default=0)  # type: ignore[arg-type]
+    for node in nodes:
+        node.args = (node.args[0] - first,)  # type: ignore[operator]
+    return first
+
+
+class RecomputedRegion(nn.Module):
+    """A region as compilers know it: its backward graph computes it again."""
+
+    def __init__(self, body: GraphModule) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, *operands: Any) -> Any:
+        """Run the region."""
+        return checkpoint(self.body, *operands, use_reentrant=False)
