@@ -54,7 +54,10 @@ def _model() -> Model:
 
 def _pipe(stages: int) -> Pipe:
     spec = {f"layers.{number}": SplitPoint.BEGINNING for number in range(4 - stages + 1, 4)}
-    example = (torch.ones(1, WIDTH), {})  # no proof: it would call the model again with the cache that is full
+    example = (
+        torch.ones(1, WIDTH),
+        {},
+    )  # no proof: it would call the model again with the cache that is full
     return pipeline(_model(), example, {}, spec, frontend="modules", modes="eval", prove=False)
 
 
