@@ -8,7 +8,7 @@ from torch.fx import GraphModule
 
 from partita._torch.graph_module.graph_copy import copy_graph
 from partita._torch.graph_module.lazy_module import LazyGraphModule, lazy_module
-from partita.splitter.install import attributes_of, install
+from partita.splitter.building.install import attributes_of, install
 
 __all__ = ["copied", "gradients_of"]
 

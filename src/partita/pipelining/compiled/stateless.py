@@ -25,7 +25,7 @@ from partita.graph.attributes import attribute
 from partita.graph.structure import structural_hash
 from partita.pipelining.recompute.region import CheckpointedRegion
 from partita.runtime import enter_site
-from partita.splitter.install import attributes_of, install
+from partita.splitter.building.install import attributes_of, install
 
 __all__ = ["STATE", "StatelessGraph", "stateless"]
 

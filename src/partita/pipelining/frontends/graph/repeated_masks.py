@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from partita._torch.export.open_sizes import size_at
-from partita.capture.sizes import Sizes
-from partita.graph.conditions import depends_on_branch
+from partita.capture.open_sizes.sizes import Sizes
+from partita.graph.effect_rules.conditions import depends_on_branch
 from partita.graph.effects import analyse, metadata
 
 __all__ = ["repeat_masks"]
