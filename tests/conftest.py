@@ -13,6 +13,8 @@ from hypothesis import HealthCheck, Phase, settings
 from partita._torch.autograd import global_settings as ambient
 
 torch.set_num_threads(1)
+# Else each process that compiles with Inductor starts others to help it, which import torch first.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 # On a busy machine the time of one example says nothing. PARTITA_RANDOMIZE=1 looks for new examples. Which
 # lines a failure depends on is not looked for: with every line of torch traced that takes hours, beyond any
