@@ -2,9 +2,10 @@
 
 ``partita bench cudagraphs_speed``. On a CUDA device; CUDA events around each step, all sides in turn,
 medians. Four cases: forward and training step, each of the model as it is and with one operation on the CPU
-in its middle. Sides: eager; Inductor; Inductor with CUDA graphs (``mode="reduce-overhead"``); torch's backend
-``cudagraphs``; partita, recording the operators as they are, and recording what Inductor makes of them. The
-floor is the sum of the times of all kernels of an eager step, from torch's profiler.
+in its middle. Sides: eager; Inductor; Inductor with CUDA graphs, of the partitions of a graph
+(``graph_partition``, its default) and of whole graphs only; partita, recording the operators as they are, and
+recording what Inductor makes of them. The floor is the sum of the times of all kernels of an eager step, from
+torch's profiler. ``--only 'training step, one CPU op/*partita*'`` measures some sides of some cases.
 
 Not run on a GPU yet. ``--quick`` without a GPU runs eager and partita's regions with `ReplayRecorder`, to see
 whether it runs: those figures mean nothing.
@@ -15,7 +16,7 @@ from __future__ import annotations
 import copy
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,11 @@ from rich.table import Table
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.harness import Ratio, ratio, write_json
+from benchmarks.harness import Ratio, chosen_cells, ratio, write_json
 from partita.cudagraphs import CudaGraphsBackend
 from partita.errors import UsageError
 
-__all__ = ["Case", "Side", "SpeedRow", "Transformer", "main", "measure"]
+__all__ = ["Case", "Side", "SpeedRow", "Transformer", "inductor_graphs", "main", "measure"]
 
 _WIDTH, _HEADS, _LAYERS, _BATCH, _TOKENS = 512, 8, 12, 2, 64
 _ROUNDS, _WARM_UP = 200, 8
@@ -56,10 +57,16 @@ class Case:
 
 @dataclass(frozen=True)
 class Side:
-    """One way to run it: a function that compiles a model."""
+    """One way to run it.
+
+    Attributes:
+        compile: from a model to what is called.
+        regions: from the number of partitions that Inductor has made meanwhile to that of the regions.
+    """
 
     name: str
     compile: Callable[[nn.Module], Any]
+    regions: Callable[[int], int | None] = lambda _partitions: None
 
 
 @dataclass(frozen=True)
@@ -72,7 +79,8 @@ class SpeedRow:
         gain: of eager's time over this one's, round by round.
         over_inductor: of plain Inductor's time over this one's.
         floor: milliseconds of the kernels of one eager step, without launches.
-        regions: recorded, for partita.
+        regions: that partita records; or the parts into which Inductor has cut graphs, recorded or not (0: none
+            was cut, or all came from its cache).
         problem: why there is no figure, or an empty string.
     """
 
@@ -125,22 +133,36 @@ class Transformer(nn.Module):
 
 
 def main(
-    *, quick: bool = False, json_path: Path | None = None, console: Console | None = None
+    *,
+    quick: bool = False,
+    json_path: Path | None = None,
+    console: Console | None = None,
+    only: Sequence[str] = (),
 ) -> list[SpeedRow]:
     """Measure every side of every case, print a table a case, and write JSON where a path is given.
 
     Args:
         quick: a tiny model and few rounds: whether it runs, not how fast.
+        only: patterns of the cells to measure, ``case/side``.
 
     Raises:
-        UsageError: there is no CUDA device, and this is not the quick run.
+        UsageError: there is no CUDA device, and this is not the quick run; or a pattern matches no cell.
     """
     console = console or Console()
     if not torch.cuda.is_available() and not quick:
         raise UsageError("this benchmark needs a CUDA device: --quick tries its code without one")
     rows: list[SpeedRow] = []
-    for case in [Case(train, host) for train in (False, True) for host in (False, True)]:
-        case_rows = measure(case, quick=quick)
+    cases = {
+        str(case): case for train in (False, True) for host in (False, True) for case in [Case(train, host)]
+    }
+    names = [side.name for side in _sides(_device())]
+    sides: dict[str, list[str]] = {}
+    for cell in chosen_cells([f"{case}/{side}" for case in cases for side in names], only):
+        case_name, _, side_name = cell.partition("/")
+        sides.setdefault(case_name, []).append(side_name)
+    for case_name, side_names in sides.items():
+        case = cases[case_name]
+        case_rows = measure(case, side_names, quick=quick)
         console.print(_table(case, case_rows))
         rows += case_rows
     if not torch.cuda.is_available():
@@ -149,20 +171,22 @@ def main(
     return rows
 
 
-def measure(case: Case, *, quick: bool) -> list[SpeedRow]:
-    """Measure all sides of one case, in turn."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+def measure(case: Case, sides: Sequence[str], *, quick: bool) -> list[SpeedRow]:
+    """Measure sides of one case, by their names, in turn."""
+    device = _device()
     size = (16, 2, 2) if quick else (_WIDTH, _HEADS, _LAYERS)
     torch.manual_seed(0)
     model = Transformer(*size, host=case.host).to(device).train(case.train)
     x = torch.randn(_BATCH, 4 if quick else _TOKENS, size[0], device=device)
     torch.compiler.reset()
+    chosen = [side for side in _sides(device) if side.name in sides]
     steps: dict[str, Callable[[], torch.Tensor]] = {}
     problems: dict[str, str] = {}
-    backends: dict[str, CudaGraphsBackend] = {}
+    regions: dict[str, int | None] = {}
     expected = _step(copy.deepcopy(model), x, case)()
-    for side in _sides(device, backends):
+    for side in chosen:
         own = copy.deepcopy(model)
+        before = _partitions()
         step = _step(side.compile(own), x, case, own)
         try:
             first = step().detach().clone()
@@ -173,32 +197,54 @@ def measure(case: Case, *, quick: bool) -> list[SpeedRow]:
             problems[side.name] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
             continue
         steps[side.name] = step
+        regions[side.name] = side.regions(_partitions() - before)
     seconds = _in_turn(steps, rounds=3 if quick else _ROUNDS, device=device)
-    floor = _kernel_time(steps["eager"]) if device == "cuda" else None
+    floor = _kernel_time(steps["eager"]) if device == "cuda" and "eager" in steps else None
     return [
-        _row(case, side.name, seconds, floor, backends.get(side.name), problems.get(side.name, ""))
-        for side in _sides(device, {})
+        _row(case, side.name, seconds, floor, regions.get(side.name), problems.get(side.name, ""))
+        for side in chosen
     ]
 
 
-def _sides(device: str, backends: dict[str, CudaGraphsBackend]) -> list[Side]:
-    def partita(name: str, **options: Any) -> Side:
-        def compiled(model: nn.Module) -> Any:
-            backends[name] = CudaGraphsBackend(**options)
-            return torch.compile(model, backend=backends[name])
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
-        return Side(name, compiled)
 
+def _partitions() -> int:
+    """How many partitions Inductor has made so far in this process."""
+    return torch._dynamo.utils.counters["inductor"]["cudagraph_partitions"]  # noqa: SLF001, TID251
+
+
+def _sides(device: str) -> list[Side]:
     if device == "cpu":
-        return [Side("eager", lambda model: model), partita("partita", recorder="replay")]
+        return [Side("eager", lambda model: model), _partita("partita", recorder="replay")]
     return [
         Side("eager", lambda model: model),
         Side("inductor", torch.compile),
-        Side("reduce-overhead", lambda model: torch.compile(model, mode="reduce-overhead")),
-        Side("torch cudagraphs", lambda model: torch.compile(model, backend="cudagraphs")),
-        partita("partita"),
-        partita("partita + inductor", inner="inductor"),
+        inductor_graphs("graph_partition", partition=True),
+        inductor_graphs("whole graphs", partition=False),
+        _partita("partita"),
+        _partita("partita + inductor", inner="inductor"),
     ]
+
+
+def inductor_graphs(name: str, *, partition: bool) -> Side:
+    """Inductor with CUDA graphs: of what can be recorded in a graph, or of whole graphs."""
+    options = {"triton.cudagraphs": True, "graph_partition": partition}
+    return Side(
+        name,
+        lambda model: torch.compile(model, options=options),
+        (lambda partitions: partitions) if partition else (lambda _partitions: None),
+    )
+
+
+def _partita(name: str, **options: Any) -> Side:
+    backend = CudaGraphsBackend(**options)
+    return Side(
+        name,
+        lambda model: torch.compile(model, backend=backend),
+        lambda _partitions: sum(len(graph.regions) for graph in backend.graphs),
+    )
 
 
 def _step(
@@ -262,11 +308,10 @@ def _row(
     side: str,
     seconds: dict[str, list[float]],
     floor: float | None,
-    backend: CudaGraphsBackend | None,
+    regions: int | None,
     problem: str,
 ) -> SpeedRow:
     taken = seconds.get(side)
-    regions = sum(len(graph.regions) for graph in backend.graphs) if backend is not None else None
     if taken is None:
         return SpeedRow(str(case), side, None, None, None, None, floor, regions, problem)
     tenths = statistics.quantiles(taken, n=10)

@@ -1,8 +1,11 @@
-"""How long does it take to compile 12 equal blocks in 12 buckets, against one graph compiled whole?
+"""How long does it take to compile 12 equal blocks in 12 buckets, against one graph compiled whole, and
+against torch's regional compilation?
 
 ``partita bench ddp-compile-time``. The first two training steps of a fresh process with all caches off, in
 seconds of CPU time of that process and of the compilers that it starts, one at a time, so that a busy machine
-matters little. `whole` is DDP with ``optimize_ddp=False``.
+matters little. `whole` is DDP with ``optimize_ddp=False``, and so is the way that marks each block as a
+``nested_compile_region``; neither hides communication. `blocks alone` compiles each block by itself, so that
+DDP's hooks run in between. ``--only 'partita*'`` leaves ways out; `whole` is always measured.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,15 +26,19 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.ddp_models import Sizes, make_model
-from benchmarks.harness import MIN_ROUNDS, Ratio, progress_bar, ratio, write_json
+from benchmarks.harness import MIN_ROUNDS, Ratio, chosen_cells, progress_bar, ratio, write_json
 from partita.ddp import partita_ddp, replicate, use_partita_ddp_optimizer
 
-__all__ = ["WAYS", "Row", "main"]
+__all__ = ["WAYS", "Regions", "Row", "main"]
 
-WAYS = ("whole", "DDPOptimizer of torch", "DDPOptimizer of partita", "partita_ddp")
+WAYS = (
+    *("whole", "nested_compile_region", "blocks alone"),
+    *("DDPOptimizer of torch", "DDPOptimizer of partita", "partita_ddp"),
+)
 _ROOT = Path(__file__).resolve().parent.parent
 _WIDTH = 512  # a block is just above 1 MiB, the cap of the buckets
 
@@ -44,26 +52,56 @@ class Row:
     over_whole: Ratio
 
 
-def main(*, quick: bool = False, json_path: Path | None = None, console: Console | None = None) -> list[Row]:
+def main(
+    *,
+    quick: bool = False,
+    json_path: Path | None = None,
+    console: Console | None = None,
+    only: Sequence[str] = (),
+) -> list[Row]:
     """Measure, print a table, and write JSON where a path is given.
 
     Args:
         quick: two blocks, not compiled, one round: whether it runs, not how fast.
+        only: patterns of the ways to measure.
+
+    Raises:
+        UsageError: a pattern matches no way.
     """
     console = console or Console()
+    chosen = chosen_cells(WAYS, only)
+    ways = [way for way in WAYS if way in chosen or way == "whole"]
     blocks, backend, rounds = (2, "aot_eager", 1) if quick else (12, "inductor", MIN_ROUNDS)
-    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
-    with progress_bar(console, f"{blocks} blocks", WAYS * rounds) as done:
-        for way in WAYS * rounds:
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    with progress_bar(console, f"{blocks} blocks", ways * rounds) as done:
+        for way in ways * rounds:
             seconds[way].append(_in_a_fresh_process(way, blocks, backend))
             done()
-    rows = [Row(way, statistics.median(seconds[way]), ratio(seconds[way], seconds["whole"])) for way in WAYS]
+    rows = [Row(way, statistics.median(seconds[way]), ratio(seconds[way], seconds["whole"])) for way in ways]
     table = Table("way", "CPU seconds", "over whole", title=f"{blocks} equal blocks, {backend}")
     for row in rows:
         table.add_row(row.way, f"{row.seconds:.1f}", str(row.over_whole))
     console.print(table)
     write_json(json_path, "ddp_compile_time", rows)
     return rows
+
+
+@torch.compiler.nested_compile_region
+def _region(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return block(x)
+
+
+class Regions(nn.Module):
+    """Blocks, each of them a region that torch.compile may compile once for all."""
+
+    def __init__(self, blocks: nn.ModuleList) -> None:
+        super().__init__()
+        self.blocks = blocks
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = _region(block, x)
+        return x
 
 
 def _in_a_fresh_process(way: str, blocks: int, backend: str) -> float:
@@ -91,11 +129,18 @@ def _child(way: str, blocks: int, backend: str, folder: str) -> None:
     sizes = Sizes("mlp", blocks, _WIDTH, rows=16)
     model: Any = make_model(sizes)
     context: Any = nullcontext()
-    if way == "partita_ddp":
-        run: Any = torch.compile(replicate(model, bucket_cap_mb=1, inner=backend), backend=partita_ddp)
+    if way == "nested_compile_region":
+        model = Regions(model.blocks)
+    run: Any
+    if way == "blocks alone":
+        run = DistributedDataParallel(model, bucket_cap_mb=1)
+        for block in model.blocks:
+            block.compile(backend=backend)
+    elif way == "partita_ddp":
+        run = torch.compile(replicate(model, bucket_cap_mb=1, inner=backend), backend=partita_ddp)
     else:
         run = torch.compile(DistributedDataParallel(model, bucket_cap_mb=1), backend=backend)
-    if way == "whole":
+    if way in ("whole", "nested_compile_region"):
         context = torch._dynamo.config.patch(optimize_ddp=False)  # noqa: SLF001, TID251
     elif way == "DDPOptimizer of partita":
         context = use_partita_ddp_optimizer()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.cudagraphs_speed import main
+from benchmarks.cudagraphs_speed import inductor_graphs, main
 from rich.console import Console
 
 from partita.errors import UsageError
@@ -26,3 +26,19 @@ def test_the_quick_mode_measures_every_case_and_writes_json(tmp_path: Path) -> N
 def test_without_a_gpu_only_the_quick_mode_runs() -> None:
     with pytest.raises(UsageError, match="this benchmark needs a CUDA device"):
         main()
+
+
+def test_cells_can_be_chosen() -> None:
+    rows = main(quick=True, only=["forward/eager"], console=Console(quiet=True))
+    assert [(row.case, row.side) for row in rows] == [("forward", "eager")]
+    with pytest.raises(UsageError, match="matches no cell; the first of 8 is 'forward/eager'"):
+        main(quick=True, only=["backward/*"])
+
+
+@pytest.mark.parametrize("partition", [True, False])
+def test_torch_takes_the_options_of_its_own_cuda_graphs(partition: bool) -> None:
+    """Compiling is lazy, but torch.compile refuses an option that Inductor has not, or of another type."""
+    side = inductor_graphs("torch's", partition=partition)
+    model = torch.nn.Linear(2, 2)
+    assert callable(side.compile(model))
+    assert side.regions(3) == (3 if partition else None)
