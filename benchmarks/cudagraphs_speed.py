@@ -79,7 +79,7 @@ class SpeedRow:
         gain: of eager's time over this one's, round by round.
         over_inductor: of plain Inductor's time over this one's.
         floor: milliseconds of the kernels of one eager step, without launches.
-        regions: that partita records; or the parts into which Inductor has cut graphs, recorded or not (0: none
+        regions: that partita records; or parts that Inductor has cut graphs into, recorded or not (0: none
             was cut, or all came from its cache).
         problem: why there is no figure, or an empty string.
     """

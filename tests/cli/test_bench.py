@@ -41,6 +41,20 @@ def test_a_name_is_written_with_dashes_or_underscores(written: str, monkeypatch:
     assert "pipeline-overhead" in benchmark_names(ROOT / "benchmarks")
 
 
+def test_cells_are_chosen_where_a_benchmark_has_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[list[str]] = []
+
+    def measured(*, quick: bool, json_path: Path | None, only: list[str]) -> None:
+        ran.append(only)
+
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("benchmarks.pipeline_overhead.main", measured)
+    bench("pipeline-overhead", only=["ZBV"])
+    assert ran == [["ZBV"]]
+    with pytest.raises(UsageError, match="'splitter' has no cells to choose from: leave out --only"):
+        bench("splitter", only=["*"])
+
+
 def test_an_unknown_name_is_answered_with_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     with pytest.raises(UsageError, match=r"no benchmark is called 'spliter'; there are: .*splitter"):
