@@ -27,7 +27,7 @@ from rich.table import Table
 
 from benchmarks.ddp_network import hosts
 from benchmarks.ddp_ranks import run_ranks
-from benchmarks.ddp_ways import WAYS
+from benchmarks.ddp_ways import PLANNED, WAYS
 from benchmarks.ddp_worker import REFERENCES, tasks
 from benchmarks.harness import MIN_ROUNDS, Ratio, chosen_cells, ratio, write_json
 
@@ -47,6 +47,7 @@ class Row:
         reachable_s: the forward pass and the longer of backward pass and communication.
         exposed_s: the step beyond computing.
         over_ddp: the step over that of DDP in eager mode, round by round.
+        over_planned: the step over that of `partita_ddp` with planned buckets, round by round.
         over_limit: the step over the longer of computing and communication, round by round.
         over_reachable: the step over `reachable_s`, round by round.
         problem: why this way did not run; there are no figures of its step then.
@@ -64,6 +65,7 @@ class Row:
     reachable_s: float
     exposed_s: float | None
     over_ddp: Ratio | None
+    over_planned: Ratio | None
     over_limit: Ratio | None
     over_reachable: Ratio | None
     problem: str = ""
@@ -166,6 +168,7 @@ def _rows(model: str, count: int, item: dict[str, Any]) -> list[Row]:
                 step_s=step_s,
                 exposed_s=None if step_s is None else step_s - compute_s,
                 over_ddp=ratio(taken, seconds["DDP"]) if taken and "DDP" in seconds else None,
+                over_planned=ratio(taken, seconds[PLANNED]) if taken and PLANNED in seconds else None,
                 over_limit=ratio(taken, limit) if taken else None,
                 over_reachable=ratio(taken, reachable) if taken else None,
                 problem=item["problems"].get(way, ""),
@@ -178,14 +181,22 @@ def _table(rows: list[Row]) -> Table:
     first = rows[0]
     relation = first.network_s / first.compute_s
     table = Table(
-        *("way", "step (s)", "exposed (s)", "step / DDP's", "step / limit", "step / reachable"),
+        *(
+            "way",
+            "step (s)",
+            "exposed (s)",
+            "step / DDP's",
+            "step / planned",
+            "step / limit",
+            "step / reachable",
+        ),
         title=f"{first.model}, {first.hosts} hosts, network / computing {relation:.2f}\n"
         f"{first.megabits_per_s:.0f} Mbit/s; computing alone {first.compute_s:.3f} s, in eager mode "
         f"{first.eager_s:.3f} s",
     )
     for row in rows:
         figures = (row.step_s, row.exposed_s)
-        ratios = (row.over_ddp, row.over_limit, row.over_reachable)
+        ratios = (row.over_ddp, row.over_planned, row.over_limit, row.over_reachable)
         table.add_row(
             row.way,
             *("-" if figure is None else f"{figure:.3f}" for figure in figures),
