@@ -312,7 +312,7 @@ class _Exporter:
             )
         if other is not None:
             # each mode has its own ways where it asks about data
-            by_sizes = len(answers.of_sizes) == len(answers.given)
+            by_sizes = len(answers.of_sizes) == len(answers.in_order)
             self.same_in_both[way, example.dynamic_shapes is not None] = other.same and by_sizes
         make_regions_relative(module)
         traced = Traced(module, Sizes(), answers)
@@ -336,8 +336,8 @@ class _Exporter:
             return None
         finally:
             generators.reset()
-        self.known_answers.update(answers.heard)
-        return answers.heard
+        self.known_answers.update(answers.by_place)
+        return answers.by_place
 
 
 def _detached(leaf: Any) -> Any:

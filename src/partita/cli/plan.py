@@ -42,7 +42,7 @@ _MOST_ROWS = 12
 
 def _complete_device(incomplete: str) -> list[str]:
     count, times, name = incomplete.rpartition("x")
-    return [count + times + known for known in device_names() if known.lower().startswith(name.lower())]
+    return [count + times + device for device in device_names() if device.lower().startswith(name.lower())]
 
 
 def _complete_schedule(incomplete: str) -> list[str]:

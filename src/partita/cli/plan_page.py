@@ -48,7 +48,7 @@ class Planned:
 
     @property
     def plan(self) -> Plan:
-        """The best."""
+        """The plan of the best candidate."""
         return self.candidates[0].plan
 
     @property
@@ -81,7 +81,7 @@ class Planned:
         )
 
     def report(self, gains: Sequence[GainRow], environment: Mapping[str, str]) -> PlanReport:
-        """The page."""
+        """What the HTML page shows."""
         plan = self.plan
         page = step_report(
             self.simulation,

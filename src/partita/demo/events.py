@@ -21,7 +21,6 @@ class EventWriter:
         self._file.write(json.dumps({"kind": kind, **values}) + "\n")
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 

@@ -31,7 +31,7 @@ def set_generators(states: tuple[Any, Any]) -> None:
 
 
 def seed_generators(seed: int) -> None:
-    """Seed both."""
+    """Seed Python's generator, and numpy's where numpy is loaded."""
     random.seed(seed)
     numpy = sys.modules.get("numpy")
     if numpy is not None:

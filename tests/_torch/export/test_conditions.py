@@ -21,7 +21,7 @@ def test_a_trace_is_told_what_was_planned_and_keeps_what_was_asked() -> None:
         answers = Answers(planned)
         module = export_module(Asks(), (torch.ones(2, 3),), {}, way="eager", answers=answers)
         asked = condition_nodes(module)
-        assert len(asked) == len(answers.given) == max(len(planned), 1 if factor == 2 else 2)
+        assert len(asked) == len(answers.in_order) == max(len(planned), 1 if factor == 2 else 2)
         assert all("test_conditions.py" in place for place in answers.places)
         products = [node.args[1] for node in module.graph.nodes if node.name.startswith("mul")]
         assert products == [factor]
@@ -31,8 +31,8 @@ def test_what_a_run_hears_is_noted_by_line() -> None:
     answers = Answers()
     with answers_given(answers):
         assert torch.equal(Asks()(torch.tensor([1.0, -0.5])), torch.tensor([3.0, -1.5]))
-    assert list(answers.heard.values()) == [[False], [True]]
-    again = Answers(example=answers.heard)
+    assert list(answers.by_place.values()) == [[False], [True]]
+    again = Answers(example=answers.by_place)
     assert [again.answer(place) for place in answers.places] == [False, True]
     again.forget()
     assert not again.given

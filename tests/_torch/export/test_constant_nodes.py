@@ -38,7 +38,7 @@ def test_a_question_about_constants_and_sizes_is_answered_at_once(kind: str, is_
         answers = Answers()
         module = export_module(Asks(kind), (x,), {}, way="eager", dynamic_shapes=shapes, answers=answers)
         assert len(condition_nodes(module)) == 1
-        assert (answers.given, answers.of_sizes) == ([is_constant], {0} if is_constant else set())
+        assert (answers.in_order, answers.of_sizes) == ([is_constant], {0} if is_constant else set())
 
 
 def test_an_answer_that_is_another_one_for_another_batch_is_not_taken() -> None:

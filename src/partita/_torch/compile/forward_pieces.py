@@ -53,7 +53,7 @@ def copy_module(gm: GraphModule) -> GraphModule:
 
 
 def as_fake(examples: Sequence[Any]) -> list[Any]:
-    """The same values; tensors that are not fake are made so, where others are."""
+    """Return ``examples``, all tensors of which are fake where some are."""
     mode = detect_fake_mode(list(examples))
     return [
         mode.from_tensor(value)

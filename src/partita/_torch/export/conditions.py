@@ -40,18 +40,18 @@ class Answers:
         planned: the answers to its first questions.
         example: for the others, by the line that asks: what it heard there when it ran with the example, each
             time.
-        given: all answers, in order.
+        in_order: all answers.
         places: the line of the model that asked, for each.
         of_sizes: which of them follow from the sizes of the inputs, and are the same for others.
-        heard: by the line that asks, the answer of each time, repeated questions too.
+        by_place: by the line that asks, the answer of each time, repeated questions too.
     """
 
     planned: Sequence[bool] = ()
     example: Mapping[str, Sequence[bool]] = field(default_factory=dict)
-    given: list[bool] = field(default_factory=list)
+    in_order: list[bool] = field(default_factory=list)
     places: list[str] = field(default_factory=list)
     of_sizes: set[int] = field(default_factory=set)
-    heard: dict[str, list[bool]] = field(default_factory=dict)
+    by_place: dict[str, list[bool]] = field(default_factory=dict)
 
     def answer(self, place: str, of_sizes: bool | None = None) -> bool:
         """Return the next answer: as planned, after that as in the example; False where that did not ask.
@@ -60,31 +60,31 @@ class Answers:
             of_sizes: the answer where it follows from the sizes of the inputs, which then counts more than
                 the example; None elsewhere.
         """
-        number = len(self.given)
-        heard, time = self.example.get(place, ()), len(self.heard.get(place, ()))
-        answer = heard[time] if time < len(heard) else False
+        number = len(self.in_order)
+        expected, time = self.example.get(place, ()), len(self.by_place.get(place, ()))
+        answer = expected[time] if time < len(expected) else False
         if of_sizes is not None:
             answer = of_sizes
             self.of_sizes.add(number)
         self.note(self.planned[number] if number < len(self.planned) else answer, place)
-        return self.given[-1]
+        return self.in_order[-1]
 
     def repeated(self, answer: bool, place: str) -> None:
         """Record that a line asks what has been answered before."""
-        self.heard.setdefault(place, []).append(answer)
+        self.by_place.setdefault(place, []).append(answer)
 
     def note(self, answer: bool, place: str) -> None:
         """Record a new answer."""
-        self.given.append(answer)
+        self.in_order.append(answer)
         self.places.append(place)
         self.repeated(answer, place)
 
     def forget(self) -> None:
         """Remove all answers."""
-        self.given.clear()
+        self.in_order.clear()
         self.places.clear()
         self.of_sizes.clear()
-        self.heard.clear()
+        self.by_place.clear()
 
 
 class _ReadCondition(HigherOrderOperator):

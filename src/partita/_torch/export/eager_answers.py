@@ -108,7 +108,7 @@ def _for_torch_only(function: Callable[[], bool], exempt: Collection[str]) -> Ca
 
 
 class _NoFakes:
-    """Has no instances."""
+    """In place of ``FakeTensor``, so that ``isinstance`` is false for every tensor."""
 
 
 class _Subclasses(types.ModuleType):

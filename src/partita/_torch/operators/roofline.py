@@ -48,7 +48,7 @@ class FixedSpeeds:
     bytes_per_s: float = 1e12
 
     def flops(self, dtype: str) -> float:  # noqa: ARG002
-        """`flops_per_s`."""
+        """Return `flops_per_s`, whatever the dtype."""
         return self.flops_per_s
 
 

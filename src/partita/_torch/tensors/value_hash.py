@@ -17,8 +17,8 @@ def value_hash(tensor: Tensor) -> Tensor | None:
     (True, False)
     """
     with torch._C.DisableTorchFunction(), torch.no_grad():
-        plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
-        if not plain or tensor.device.type != "cpu" or tensor.is_complex() or not tensor.numel():
+        is_dense = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
+        if not is_dense or tensor.device.type != "cpu" or tensor.is_complex() or not tensor.numel():
             return None
         return torch.hash_tensor(tensor)
 

@@ -51,7 +51,9 @@ class Traced:
 
     def __post_init__(self) -> None:
         self.conditions.extend(condition_nodes(self.module))
-        for node, answer, place in zip(self.conditions, self.answers.given, self.answers.places, strict=True):
+        for node, answer, place in zip(
+            self.conditions, self.answers.in_order, self.answers.places, strict=True
+        ):
             node.target = ReadCondition(answer, place)
 
 
@@ -80,15 +82,15 @@ def all_ways(
         traced = trace(answers)
         failed = None
     except Exception as error:  # torch.export raises dozens of kinds
-        if not answers.given:
+        if not answers.in_order:
             raise
         failed = error
-    if failed is None and not answers.given:
+    if failed is None and not answers.in_order:
         return traced.module, traced.sizes
     # Compare the guess with the answers of a real run, and trace again where they differ.
-    asks_data = failed is not None or len(answers.of_sizes) < len(answers.given)
-    known_answers = example() if asks_data else answers.heard
-    differs = known_answers is not None and known_answers != answers.heard
+    asks_data = failed is not None or len(answers.of_sizes) < len(answers.in_order)
+    known_answers = example() if asks_data else answers.by_place
+    differs = known_answers is not None and known_answers != answers.by_place
     if failed is not None and not differs:
         raise failed
     ways = _Ways(trace, known_answers or {})
@@ -119,16 +121,16 @@ class _Ways:
 
         Later questions are merged first, so that what the two branches share is the same in both.
         """
-        if asked == len(traced.answers.given):
+        if asked == len(traced.answers.in_order):
             return traced.sizes
         sizes = self.serve_all_answers(traced, asked + 1)
         condition = traced.conditions[asked]
-        answer = traced.answers.given[asked]
+        answer = traced.answers.in_order[asked]
         reason = self._reason_against(traced, asked)
         if not reason:
             self._left -= 1
             try:
-                other = self._way([*traced.answers.given[:asked], not answer])
+                other = self._way([*traced.answers.in_order[:asked], not answer])
                 if len(other.conditions) <= asked:
                     raise CaptureError("the model asks elsewhere when it is traced again")
                 other_sizes = self.serve_all_answers(other, asked + 1)
@@ -148,7 +150,7 @@ class _Ways:
     def _way(self, planned: list[bool]) -> Traced:
         """A trace that begins with these answers."""
         for number, traced in enumerate(self.spare):
-            if traced.answers.given[: len(planned)] == planned:
+            if traced.answers.in_order[: len(planned)] == planned:
                 return self.spare.pop(number)
         return self._trace(Answers(planned, self._known_answers))
 

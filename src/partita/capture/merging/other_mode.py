@@ -40,7 +40,7 @@ class OtherMode:
         self._log: CallLog | None = None
 
     def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """See `partita._torch.export.export.Watch`."""
+        """Before the trace: note attributes and the state that calls refer to."""
         if self._flags is None:
             return
         self._flags[model] = self._flags[self._model]
@@ -50,7 +50,7 @@ class OtherMode:
         self._log.begin()
 
     def end(self, again: Callable[[], Any], result: Any) -> Any:
-        """See there."""
+        """After it: run ``again`` in the other mode over fake tensors, and undo what that run changes."""
         if self._flags is None or self._log is None:
             return None
         self._log.end(result)
@@ -70,7 +70,7 @@ class OtherMode:
         return unflatten(leaves, structure)  # which the second run may have written to
 
     def stop(self) -> None:
-        """See there."""
+        """The trace has raised: record no more calls."""
         if self._log is not None:
             self._log.stop()
 

@@ -124,7 +124,7 @@ def read_config(transformers: ModuleType, model: HuggingFaceModel) -> Any:
     settings = parse_settings(model.settings)
     for name in settings:
         if name.partition(".")[0] not in values and not hasattr(default, name.partition(".")[0]):
-            public = [known for known in dir(default) if not known.startswith("_")]
+            public = [attribute for attribute in dir(default) if not attribute.startswith("_")]
             near = difflib.get_close_matches(name, public, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise UsageError(f"--set {name}: a {model_type} configuration has no {name!r}{hint}")

@@ -34,7 +34,7 @@ class StateBroadcast:
                 self._kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
 
     def run(self) -> None:
-        """Broadcast. Collective."""
+        """Overwrite the tensors of all ranks with those of rank 0. Collective."""
         self.start()()
         self.overwrite()
 

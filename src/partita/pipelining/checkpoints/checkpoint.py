@@ -80,7 +80,7 @@ def save_checkpoint(
     model_key: str = "model",
     optimizer_key: str = "optim",
     process_group: dist.ProcessGroup | None = None,
-    trust: bool = False,
+    allow_pickle: bool = False,
 ) -> None:
     """Write the state of all ranks' stages into one checkpoint, and how many steps their schedule has made,
     on which dropout depends.
@@ -101,8 +101,8 @@ def save_checkpoint(
         model_key: the prefix of the model's names; empty for none.
         optimizer_key: the prefix of the optimizer's.
         process_group: the default one if not given.
-        trust: pickle what is no plain data (in ``extra``, a module's extra state, an optimizer). Loading it
-            runs code, and needs ``trust=True`` too.
+        allow_pickle: pickle what is no plain data (in ``extra``, a module's extra state, an optimizer).
+            Loading it runs code, and needs ``allow_pickle=True`` too.
 
     Raises:
         CheckpointError: on all ranks alike: the directory holds a checkpoint already, or is not the same one
@@ -118,7 +118,7 @@ def save_checkpoint(
     {'step': 3}
     """
     savers = savers_of(stages, process_group)
-    request = Request(stages, optimizers, extra or {}, replicas, model_key, optimizer_key, trust)
+    request = Request(stages, optimizers, extra or {}, replicas, model_key, optimizer_key, allow_pickle)
     folder = Path(path)
     agree(savers, attempt(lambda: refuse_second(folder, first=savers.first), folder, "written")[1])
     prepared = prepare(request, folder, savers)
@@ -145,7 +145,7 @@ def load_checkpoint(
     optimizer_key: str = "optim",
     process_group: dist.ProcessGroup | None = None,
     alone: bool = False,
-    trust: bool = False,
+    allow_pickle: bool = False,
 ) -> Restored:
     """Read this rank's stages, and nothing else, from a checkpoint of any cut. All or nothing: where it
     raises, on any rank, models, optimizers and random numbers are what they were on all.
@@ -168,20 +168,20 @@ def load_checkpoint(
         optimizer_key: the prefix of the optimizer's.
         process_group: the default one if not given.
         alone: this process loads, and no other: nothing is compared.
-        trust: unpickle what is no plain data, which runs whatever code it names.
+        allow_pickle: unpickle what is no plain data, which runs whatever code it names.
 
     Raises:
         CheckpointError: on all ranks: a damaged file, a checkpoint that was not finished, ranks with
             different checkpoints, names that are missing, another shape or dtype (both are shown), state on
             the meta device, one param group of parameters with different settings, a pickle without
-            ``trust``, or a directory that can't be read.
+            ``allow_pickle``, or a directory that can't be read.
     """
     savers = savers_of(stages, process_group, alone=alone)
     modules = stage_modules(stages)
     every = listed_optimizers(optimizers)
     loaded, problem = attempt(
         lambda: _read(
-            CheckpointSource(os.fspath(path), trust=trust),
+            CheckpointSource(os.fspath(path), allow_pickle=allow_pickle),
             modules,
             every,
             (model_key, optimizer_key),

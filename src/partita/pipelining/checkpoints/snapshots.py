@@ -110,7 +110,9 @@ class Snapshots:
         agree(savers, attempt(lambda: self._clear(target) if savers.first else None, target, "written")[1])
         self._has_begun = True
         replicas, model_key, optimizer_key = self._options
-        request = Request(stages, optimizers, extra or {}, replicas, model_key, optimizer_key, trust=False)
+        request = Request(
+            stages, optimizers, extra or {}, replicas, model_key, optimizer_key, allow_pickle=False
+        )
         prepared = prepare(request, target, savers)
         staged, problem = attempt(lambda: self._copies.of(prepared.values), target, "written")
         agree(savers, problem)

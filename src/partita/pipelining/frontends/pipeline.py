@@ -172,7 +172,7 @@ def pipeline(
         warnings.warn(f"{type(module).__name__} is cut, but {captured.proof}", NotProven, stacklevel=2)
     # Find the cuts in the first graph.
     whole = captured.module if split_policy is None else split_policy(captured.module)
-    cuts, ends, made = cuts_at_marks(whole), list[int](), None
+    cuts, ends, chosen = cuts_at_marks(whole), list[int](), None
     annotations = split_points(module)
     check_sources(named, cuts, list(annotations))
     if annotations:
@@ -181,8 +181,8 @@ def pipeline(
         cuts = cuts_at_points(whole, module, split_spec)
     elif stages is not None or plan is not None:
         flat = captured.signature.flatten(mb_args, mb_kwargs or {})
-        made, cuts, ends = _planned(whole, flat, request)
-    again = recompute_option(recompute, made)
+        chosen, cuts, ends = _planned(whole, flat, request)
+    again = recompute_option(recompute, chosen)
     regions = [*regions_of_modules(whole, again.modules), *regions_of_units(whole, ends, again.units)]
     assignment = stage_assignment(whole, cuts)
     # The cuts of the second graph follow from those of the first, before that one is changed.
@@ -196,7 +196,7 @@ def pipeline(
         whole,
         _cut(whole, assignment),
         captured.signature,
-        made,
+        chosen,
         loss_spec,
         other,
         proof=captured.proof,

@@ -258,7 +258,7 @@ class _Place:
     @classmethod
     def of(cls, tensor: Tensor) -> _Place:
         trained = tensor.requires_grad if isinstance(tensor, nn.Parameter) else None
-        if not _is_plain(tensor):
+        if not _is_dense(tensor):
             return cls(id(tensor), tensor.dtype, 0, (), (), trained)
         offset = int(tensor.storage_offset())
         return cls(
@@ -276,7 +276,7 @@ class _Place:
 
 def _memory(tensor: Tensor) -> Any:
     """All of the memory that a tensor lies in, or the tensor where it has none of its own."""
-    return tensor.untyped_storage() if _is_plain(tensor) else tensor.detach()
+    return tensor.untyped_storage() if _is_dense(tensor) else tensor.detach()
 
 
 def _same_bytes(left: Any, right: Any) -> bool:
@@ -288,10 +288,10 @@ def _same_bytes(left: Any, right: Any) -> bool:
     return torch.equal(*of_bytes)
 
 
-def _is_plain(tensor: Tensor) -> bool:
+def _is_dense(tensor: Tensor) -> bool:
     """Whether it is a view of numbers in a storage, and nothing more."""
-    plain = type(tensor) in (Tensor, nn.Parameter) or isinstance(tensor, nn.Buffer)
-    return plain and tensor.layout is torch.strided and not (tensor.is_conj() or tensor.is_neg())
+    is_own_kind = type(tensor) in (Tensor, nn.Parameter) or isinstance(tensor, nn.Buffer)
+    return is_own_kind and tensor.layout is torch.strided and not (tensor.is_conj() or tensor.is_neg())
 
 
 def _argument(place: int) -> str:

@@ -33,7 +33,7 @@ class CheckpointedRegion(nn.Module):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, *operands: Any) -> Any:
-        """Run the region."""
+        """Run the region; with gradients enabled its inputs are kept in place of what it computes."""
         if not torch.is_grad_enabled():
             return self._run(*operands)
         devices = (operand.device for operand in operands if isinstance(operand, Tensor))

@@ -40,7 +40,7 @@ class Crossing:
 
     @classmethod
     def of(cls, tree: Any, root: str) -> Crossing:
-        """Describe a value."""
+        """Describe each leaf of ``tree``; ``root`` is what paths in messages begin with."""
         named_leaves, spec = flatten_with_path(tree, root)
         strides = tuple(leaf.stride() if isinstance(leaf, Tensor) else () for _, leaf in named_leaves)
         leaves = tuple(

@@ -113,7 +113,7 @@ class Backward:
 
 @dataclass(slots=True, eq=False, repr=False)
 class WeightBackward:
-    """W."""
+    """W: the gradients of the stage's parameters, which I has left out."""
 
     action: Action
     microbatch: int

@@ -75,6 +75,7 @@ def recomputed_cost(
                 "stage, in order and apart"
             )
         free = last + 1
+<<<<<<< HEAD
     messages = costs.message_bytes(first_unit, last_unit, same_rank)
     plain = _plain_cost(costs, first_unit, last_unit, parameter_copies, messages)
     if tuple(regions) == ((first_unit, last_unit),):
@@ -103,6 +104,17 @@ def neighbours_on_rank(stage_ranks: Sequence[int], stage: int) -> SameRank:
 
 
 def _plain_cost(costs: CostModel, first: int, last: int, parameter_copies: float, messages: int) -> StageCost:
+=======
+    once = _cost_once(costs, first_unit, last_unit, parameter_copies)
+    if not regions:
+        return once
+    if tuple(regions) == ((first_unit, last_unit),):
+        return _whole(costs, first_unit, last_unit, once)
+    return _parts(costs, first_unit, last_unit, tuple(regions), once)
+
+
+def _cost_once(costs: CostModel, first: int, last: int, parameter_copies: float) -> StageCost:
+>>>>>>> a6ab61e (Checkpoints take allow_pickle, as numpy does, in place of trust; locals, attributes and docstrings that say what they are)
     units = costs.units[first : last + 1]
     split = costs.split_backward_s(first, last)
     forward_workspace, backward_workspace = costs.workspaces(first, last)
@@ -131,12 +143,17 @@ def _passing(units: Sequence[Unit]) -> int:
     return max(unit.activation_bytes + unit.forward_workspace_bytes for unit in units)
 
 
+<<<<<<< HEAD
 def _whole(costs: CostModel, first: int, last: int, plain: StageCost, messages: int) -> StageCost:
+=======
+def _whole(costs: CostModel, first: int, last: int, once: StageCost) -> StageCost:
+>>>>>>> a6ab61e (Checkpoints take allow_pickle, as numpy does, in place of trust; locals, attributes and docstrings that say what they are)
     entering = _entering(costs, first)
     entry = costs.entry_bytes[first - 1] if costs.entry_bytes is not None and first else 0
     return replace(
-        plain,
+        once,
         activation_bytes=entering,
+<<<<<<< HEAD
         recompute_s=plain.forward_s,
         recompute_bytes=max(plain.activation_bytes - entry, 0),
         forward_workspace_bytes=_passing(costs.units[first : last + 1]) + messages,
@@ -144,32 +161,41 @@ def _whole(costs: CostModel, first: int, last: int, plain: StageCost, messages: 
 
 
 def _parts(costs: CostModel, first_unit: int, regions: Regions, plain: StageCost, messages: int) -> StageCost:
+=======
+        recompute_s=once.forward_s,
+        recompute_bytes=max(once.activation_bytes - entry, 0),
+        forward_workspace_bytes=_passing(costs.units[first : last + 1]) + costs.message_bytes(first, last),
+    )
+
+
+def _parts(costs: CostModel, first_unit: int, last_unit: int, regions: Regions, once: StageCost) -> StageCost:
+>>>>>>> a6ab61e (Checkpoints take allow_pickle, as numpy does, in place of trust; locals, attributes and docstrings that say what they are)
     inside = [costs.units[first : last + 1] for first, last in regions]
     units = [unit for region in inside for unit in region]
     # The stage's own input is kept whole where its first region starts there, in place of a part of it.
     entry = 0
     if regions[0][0] == first_unit and first_unit and costs.entry_bytes is not None:
         entry = costs.entry_bytes[first_unit - 1]
-    kept = plain.activation_bytes - entry - sum(unit.activation_bytes for unit in units)
+    kept = once.activation_bytes - entry - sum(unit.activation_bytes for unit in units)
     kept += sum(_entering(costs, first) for first, _ in regions)
     # The weights of the regions are done in I.
-    input_s = plain.backward_s / 2 if plain.backward_input_s is None else plain.backward_input_s
-    weight_s = plain.backward_s / 2 if plain.backward_weight_s is None else plain.backward_weight_s
-    all_in_w = plain.backward_input_s == 0.0
+    input_s = once.backward_s / 2 if once.backward_input_s is None else once.backward_input_s
+    weight_s = once.backward_s / 2 if once.backward_weight_s is None else once.backward_weight_s
+    all_in_w = once.backward_input_s == 0.0
     early_s = min(sum(_weight_s(unit, all_in_w) for unit in units), weight_s)
-    left = plain.weight_bytes - entry
+    left = once.weight_bytes - entry
     left -= sum(unit.activation_bytes if all_in_w else unit.weight_bytes for unit in units)
     return replace(
-        plain,
+        once,
         backward_input_s=input_s + early_s,
         backward_weight_s=max(weight_s - early_s, 0.0),
         activation_bytes=max(kept, 0),
         weight_activation_bytes=max(left, 0),
         recompute_s=sum(unit.forward_s for unit in units),
         recompute_bytes=max(sum(unit.activation_bytes for unit in region) for region in inside),
-        forward_workspace_bytes=max(plain.forward_workspace_bytes, _passing(units) + messages),
+        forward_workspace_bytes=max(once.forward_workspace_bytes, _passing(units) + messages),
         backward_workspace_bytes=max(
-            plain.backward_workspace_bytes, *(unit.backward_workspace_bytes + messages for unit in units)
+            once.backward_workspace_bytes, *(unit.backward_workspace_bytes + messages for unit in units)
         ),
     )
 

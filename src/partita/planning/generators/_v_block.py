@@ -90,21 +90,21 @@ class _Lane:
             free = next(later for later in count(tick + 1) if later not in self._taken)
             self._taken.add(free)
             self.ticks[kind].append(free)
-        self._held = [0] * (max(self._taken) + 1)
+        self._in_flight = [0] * (max(self._taken) + 1)
         for forward, weight in ((_NEAR_F, _NEAR_W), (_FAR_F, _FAR_W)):
             for start, end in zip(self.ticks[forward], self.ticks[weight], strict=True):
                 self._hold(start, end, 1)
 
     def _hold(self, start: int, end: int, change: int) -> None:
         for tick in range(start, end):
-            self._held[tick] += change
+            self._in_flight[tick] += change
 
     def advance(self, kind: int, number: int, earliest: int) -> None:
         """Move a pass to the first free tick from `earliest` on, as far as memory allows."""
         here = self.ticks[kind][number]
         if kind in (_NEAR_F, _FAR_F):
             reach = here
-            while reach > earliest and self._held[reach - 1] < self._most:
+            while reach > earliest and self._in_flight[reach - 1] < self._most:
                 reach -= 1
             earliest = reach
         tick = next((tick for tick in range(earliest, here) if tick not in self._taken), None)

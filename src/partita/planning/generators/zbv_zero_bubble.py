@@ -59,7 +59,7 @@ class _Row:
         self._near, self._far = rank, 2 * ranks - 1 - rank
         self._rank, self._ranks, self._microbatches = rank, ranks, microbatches
         self._count = {(kind, stage): 0 for kind in (_F, _I, _W) for stage in (self._near, self._far)}
-        self._made: list[Action] = []
+        self._actions: list[Action] = []
 
     def actions(self) -> list[Action]:
         """All of them, in order."""
@@ -73,8 +73,10 @@ class _Row:
         while min(self._count[_F, near], self._count[_F, far]) < self._microbatches:
             self._round(near)
             self._round(far)
-        if self._rank and self._made[-1].kind is _W:  # it keeps no F waiting, and the ranks below wait for I
-            self._count[_W, self._made.pop().stage] -= 1
+        if (
+            self._rank and self._actions[-1].kind is _W
+        ):  # it keeps no F waiting, and the ranks below wait for I
+            self._count[_W, self._actions.pop().stage] -= 1
         for _ in range(self._rank):  # the ranks below wait for gradients
             self._take(_I, near)
             self._take(_I, far)
@@ -83,7 +85,7 @@ class _Row:
             self._take_oldest_weight()
         while self._take_oldest_weight():
             pass
-        return self._made
+        return self._actions
 
     def _round(self, stage: int) -> None:
         for kind in (_F, _I, _W):
@@ -94,7 +96,7 @@ class _Row:
         before = {_F: self._microbatches, _I: self._count[_F, stage], _W: self._count[_I, stage]}[kind]
         start = self._count[kind, stage]
         end = self._count[kind, stage] = min(start + times, before)
-        self._made += [Action(stage, kind, number) for number in range(start, end)]
+        self._actions += [Action(stage, kind, number) for number in range(start, end)]
 
     def _take_oldest_weight(self) -> bool:
         waiting = [
@@ -114,7 +116,7 @@ class _Worker:
         self._ranks = ranks
         self._count = {(kind, stage): 0 for kind in (_F, _I) for stage in (self._near, self._far)}
         self._late: deque[Action] = deque()
-        self._held = {self._near: 0, self._far: 0}
+        self._in_flight = {self._near: 0, self._far: 0}
 
     def choose(self, done: Done) -> Action | None:
         """The next action, or None to idle: I before F before W, the far stage before the near one."""
@@ -126,7 +128,7 @@ class _Worker:
                 return self._take(_F, stage)
         if self._late:
             weight = self._late.popleft()
-            self._held[weight.stage] -= 1
+            self._in_flight[weight.stage] -= 1
             return weight
         return None
 
@@ -142,7 +144,7 @@ class _Worker:
         """
         if stage == self._far:
             return True
-        return sum(self._held.values()) + self._on_the_way() + 2 <= 2 * self._ranks
+        return sum(self._in_flight.values()) + self._on_the_way() + 2 <= 2 * self._ranks
 
     def _on_the_way(self) -> int:
         return self._count[_F, self._near] - self._count[_F, self._far]
@@ -151,7 +153,7 @@ class _Worker:
         number = self._count[kind, stage]
         self._count[kind, stage] += 1
         if kind is _F:
-            self._held[stage] += 1
+            self._in_flight[stage] += 1
         else:
             self._late.append(Action(stage, _W, number))
         return Action(stage, kind, number)

@@ -203,15 +203,15 @@ class Action:
         together = _TOGETHER.fullmatch(text)
         if together:
             return overlap(*(cls.parse(part) for part in together[1].split(";")))
-        plain = _PLAIN.fullmatch(text)
-        if plain is None:
+        match = _PLAIN.fullmatch(text)
+        if match is None:
             raise ScheduleError(
                 f"{text!r:.60} is not an action: write it like 2F0, 0SEND_F1, 1UNSHARD or "
                 "(0F1;1B0)OVERLAP_F_B"
             )
-        if any(number is not None and len(number) > _DIGITS for number in plain.group(1, 3, 4)):
+        if any(number is not None and len(number) > _DIGITS for number in match.group(1, 3, 4)):
             raise ScheduleError(f"{text!r:.60} has a number of more than {_DIGITS} digits: count from 0")
-        stage, kind, microbatch, peer = plain.groups()
+        stage, kind, microbatch, peer = match.groups()
         return cls(
             int(stage),
             ActionKind(kind),

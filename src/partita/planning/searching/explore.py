@@ -86,8 +86,8 @@ def _keep_without_recomputation(
     finalists: int,
 ) -> None:
     """Named schedules on cuts that are moved until they fit, in place of recomputing to make them fit."""
-    plain = Case(case.costs, case.cluster, case.microbatches, case.parameter_copies, recompute=False)
-    other = explorer.for_case(plain, budget)
+    without = Case(case.costs, case.cluster, case.microbatches, case.parameter_copies, recompute=False)
+    other = explorer.for_case(without, budget)
     for layout in choices:
         for kind in kinds:
             if kind.for_costs is None and kind.trains:

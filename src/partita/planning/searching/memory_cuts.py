@@ -89,9 +89,9 @@ def _cheapest(
     case: Case, start: int, end: int, share: int | None, in_flight: int
 ) -> tuple[float, Regions] | None:
     """Seconds of the stage for one microbatch, and the option for it that takes the least."""
-    plain = case.stage(start, end)
+    cost = case.stage(start, end)
     if share is None or stage_bytes(case, start, end, (), in_flight) <= share:
-        return plain.forward_s + plain.backward_s, ()
+        return cost.forward_s + cost.backward_s, ()
     best: tuple[float, Regions] | None = None
     for regions in case.options(start, end):
         if stage_bytes(case, start, end, regions, in_flight) <= share:

@@ -77,12 +77,12 @@ class Causes:
         self._of_rank: dict[int, list[Span]] = defaultdict(list)
         self._lane: dict[int, list[Span]] = defaultdict(list)
         self._on_link: dict[Hashable, dict[float, Span]] = defaultdict(dict)
-        self._made_by: dict[tuple[ActionKind, int, int | None], tuple[int, int]] = {}
+        self._producer: dict[tuple[ActionKind, int, int | None], tuple[int, int]] = {}
         self._to: dict[tuple[ActionKind, int, int | None], list[Span]] = defaultdict(list)
         for span in spans:
             for part in span.action.passes:
                 place = (span.rank, len(self._of_rank[span.rank]))
-                self._made_by[part.kind, part.stage, part.microbatch] = place
+                self._producer[part.kind, part.stage, part.microbatch] = place
             self._of_rank[span.rank].append(span)
         for span in collectives:
             self._lane[span.rank].append(span)
@@ -165,7 +165,7 @@ class Causes:
     def _maker(self, action: Action) -> tuple[int, int]:
         """The rank and the place of the pass that makes what a message carries."""
         keys = ((kind, action.stage, action.microbatch) for kind in _MAKES[action.kind])
-        return next(self._made_by[key] for key in keys if key in self._made_by)
+        return next(self._producer[key] for key in keys if key in self._producer)
 
     def _before_collective(self, span: Span) -> Span | None:
         at = self._lane_position[id(span)]

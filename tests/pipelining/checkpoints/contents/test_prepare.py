@@ -87,8 +87,8 @@ def test_an_optimizers_setting_that_is_no_plain_data_is_named(tmp_path: Path) ->
         CheckpointError, match=r"'optim.param_groups.weight.rule' is a builtin_function_or_meth"
     ):
         save_checkpoint(tmp_path, model, optimizer)
-    save_checkpoint(tmp_path, model, optimizer, trust=True)
+    save_checkpoint(tmp_path, model, optimizer, allow_pickle=True)
     with pytest.raises(CheckpointError, match=r"'optim.param_groups.weight.rule' of .*, or no plain data"):
         load_checkpoint(tmp_path, model, optimizer)
-    load_checkpoint(tmp_path, model, optimizer, trust=True)
+    load_checkpoint(tmp_path, model, optimizer, allow_pickle=True)
     assert optimizer.param_groups[0]["rule"] is len

@@ -117,11 +117,14 @@ def test_a_pickle_in_the_table_of_contents_is_not_run(tmp_path: Path) -> None:
     folder = _foreign(tmp_path / "theirs")
     (folder / ".metadata").write_bytes(pickle.dumps(_Evil()))
     _refused(
-        folder, r"metadata' is damaged, or is not what torch writes .*trust=True if you know who wrote it"
+        folder,
+        r"metadata' is damaged, or is not what torch writes .*allow_pickle=True if you know who wrote it",
     )
     assert RAN == []
     with pytest.raises(CheckpointError, match="is damaged"):
-        load_checkpoint(folder, nn.Linear(1, 1), trust=True)  # now it runs, and is no table of contents
+        load_checkpoint(
+            folder, nn.Linear(1, 1), allow_pickle=True
+        )  # now it runs, and is no table of contents
     assert RAN == ["it"]
     RAN.clear()
 
@@ -134,12 +137,12 @@ def test_what_torch_wrote_is_read_without_running_anything(tmp_path: Path) -> No
 
 def test_a_pickle_among_the_values_is_not_run(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
-    save_checkpoint(tmp_path, model, extra={"what": _Evil()}, trust=True)
+    save_checkpoint(tmp_path, model, extra={"what": _Evil()}, allow_pickle=True)
     RAN.clear()
     with pytest.raises(CheckpointError, match=r"'partita_extra.what' of .* is damaged, or no plain data"):
         load_checkpoint(tmp_path, model)
     assert RAN == []
-    load_checkpoint(tmp_path, model, trust=True)
+    load_checkpoint(tmp_path, model, allow_pickle=True)
     assert RAN == ["it"]
     RAN.clear()
 

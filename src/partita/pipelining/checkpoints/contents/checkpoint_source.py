@@ -48,7 +48,7 @@ class CheckpointSource:
 
     Args:
         path: its directory.
-        trust: unpickle what is no plain data.
+        allow_pickle: unpickle what is no plain data.
 
     Attributes:
         identity: differs between any two checkpoints.
@@ -58,10 +58,10 @@ class CheckpointSource:
         CheckpointError: the directory can't be read.
     """
 
-    def __init__(self, path: str, *, trust: bool = False) -> None:
+    def __init__(self, path: str, *, allow_pickle: bool = False) -> None:
         self.path = path
-        self._trust = trust
-        self._reader = CheckedReader(path, trust=trust)
+        self._allow_pickle = allow_pickle
+        self._reader = CheckedReader(path, allow_pickle=allow_pickle)
         self._there = self._reader.read_metadata().state_dict_metadata
         self.identity = self._reader.identity
         manifest = self._reader.manifest
@@ -159,7 +159,7 @@ class CheckpointSource:
         """Read into the tensors of ``wanted``, in place; other values are replaced there."""
         if not wanted:
             return
-        planner = PlainPlanner(self.path, trust=self._trust)
+        planner = PlainPlanner(self.path, allow_pickle=self._allow_pickle)
         try:
             with quiet_alone():
                 load(wanted, storage_reader=self._reader, planner=planner, no_dist=True)
@@ -221,7 +221,7 @@ class CheckpointSource:
         self.read(wanted)
         return {
             place.removeprefix(f"{EXTRA}."): plain_value(
-                BytesIO(value), f"{place!r} of {self.path!r}", trust=self._trust
+                BytesIO(value), f"{place!r} of {self.path!r}", allow_pickle=self._allow_pickle
             )
             for place, value in wanted.items()
             if isinstance(value, bytes)

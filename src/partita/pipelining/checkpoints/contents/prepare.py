@@ -46,7 +46,7 @@ class Request:
     replicas: Replicas
     model_key: str
     optimizer_key: str
-    trust: bool
+    allow_pickle: bool
 
 
 @dataclass(frozen=True)
@@ -126,10 +126,10 @@ def _entries(request: Request, *, first: bool) -> list[StateEntry]:
         listed_optimizers(request.optimizers), all_names(states), request.optimizer_key
     )
     for entry in entries:
-        if not isinstance(entry.value, Tensor) and not request.trust:
+        if not isinstance(entry.value, Tensor) and not request.allow_pickle:
             check_plain(entry.value, repr(entry.key))
     for name, value in request.extra.items() if first else ():
-        text = plain_bytes(value, f"extra[{name!r}]", trust=request.trust)
+        text = plain_bytes(value, f"extra[{name!r}]", allow_pickle=request.allow_pickle)
         entries.append(StateEntry(EXTRA, name, text, name))  # as bytes, so that torch does not flatten it
     return entries
 

@@ -43,7 +43,7 @@ class CheckedReader(FileSystemReader):
 
     Args:
         path: the directory.
-        trust: unpickle what it holds, whatever code that runs.
+        allow_pickle: unpickle what it holds, whatever code that runs.
 
     Attributes:
         manifest: that of a checkpoint of partita's; None for one of torch's.
@@ -53,10 +53,10 @@ class CheckedReader(FileSystemReader):
         CheckpointError: it is damaged, was not finished, or names code that is not allowed.
     """
 
-    def __init__(self, path: str, *, trust: bool = False) -> None:
+    def __init__(self, path: str, *, allow_pickle: bool = False) -> None:
         super().__init__(path)
         self._folder = Path(path)
-        self._trust = trust
+        self._allow_pickle = allow_pickle
         self.manifest: Manifest | None = read_manifest(self._folder)
         if self.manifest is not None and METADATA in self.manifest.files:
             self.manifest.check_file(self._folder, METADATA)
@@ -77,12 +77,12 @@ class CheckedReader(FileSystemReader):
         path = self._folder / METADATA
         try:
             with path.open("rb") as stream:
-                contents = pickle.load(stream) if self._trust else read_metadata(stream)
+                contents = pickle.load(stream) if self._allow_pickle else read_metadata(stream)
             _check_contents(contents)
         except pickle.UnpicklingError as error:
             raise CheckpointError(
                 f"{str(path)!r} is damaged, or is not what torch writes ({error}): take another checkpoint, "
-                "or pass trust=True if you know who wrote it and let it run what it names"
+                "or pass allow_pickle=True if you know who wrote it and let it run what it names"
             ) from error
         except OSError as error:
             raise CheckpointError(
@@ -138,18 +138,20 @@ class PlainPlanner(DefaultLoadPlanner):
 
     Args:
         path: the directory, for messages.
-        trust: unpickle anything.
+        allow_pickle: unpickle anything.
     """
 
-    def __init__(self, path: str, *, trust: bool) -> None:
+    def __init__(self, path: str, *, allow_pickle: bool) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self._path = path
-        self._trust = trust
+        self._allow_pickle = allow_pickle
 
     def load_bytes(self, read_item: ReadItem, value: BytesIO) -> None:
         """Store a value in the state dict that is loaded."""
         name = read_item.dest_index.fqn
-        self.original_state_dict[name] = plain_value(value, f"{name!r} of {self._path!r}", trust=self._trust)
+        self.original_state_dict[name] = plain_value(
+            value, f"{name!r} of {self._path!r}", allow_pickle=self._allow_pickle
+        )
 
 
 def _check_contents(contents: Metadata) -> None:

@@ -23,15 +23,15 @@ def check_plain(value: Any, what: str) -> None:
     """
     if type(value) in _PLAIN or (type(value) is tuple and all(type(item) in _PLAIN for item in value)):
         return
-    plain_bytes(value, what, trust=False)
+    plain_bytes(value, what, allow_pickle=False)
 
 
-def plain_bytes(value: Any, what: str, *, trust: bool) -> bytes:
+def plain_bytes(value: Any, what: str, *, allow_pickle: bool) -> bytes:
     """What ``torch.save`` makes of a value.
 
     Args:
         what: what the value is, for the message.
-        trust: pickle anything that can be pickled.
+        allow_pickle: pickle anything that can be pickled.
 
     Raises:
         CheckpointError: it can't be saved, or not as plain data.
@@ -39,31 +39,33 @@ def plain_bytes(value: Any, what: str, *, trust: bool) -> bytes:
     buffer = BytesIO()
     try:
         torch.save(value, buffer)
-        if not trust:
+        if not allow_pickle:
             torch.load(BytesIO(buffer.getvalue()), map_location="cpu", weights_only=True)
     except Exception as error:  # pickling runs the value's own code
-        can = "which can't be saved" if trust else "which can't be saved as plain data"
-        cure = "give plain values" + ("" if trust else ", or pass trust=True to save and load a pickle")
+        can = "which can't be saved" if allow_pickle else "which can't be saved as plain data"
+        cure = "give plain values" + (
+            "" if allow_pickle else ", or pass allow_pickle=True to save and load a pickle"
+        )
         raise CheckpointError(
             f"{what} is a {type(value).__name__}, {can} ({_KINDS}): {cure} ({str(error)[:200]})"
         ) from error
     return buffer.getvalue()
 
 
-def plain_value(stream: BytesIO, what: str, *, trust: bool) -> Any:
+def plain_value(stream: BytesIO, what: str, *, allow_pickle: bool) -> Any:
     """What `plain_bytes` or ``torch.save`` wrote.
 
     Args:
         what: what the value is, for the message.
-        trust: load anything, whatever code that runs.
+        allow_pickle: load anything, whatever code that runs.
 
     Raises:
         CheckpointError: it is no plain data, or damaged.
     """
     try:
-        return torch.load(stream, map_location="cpu", weights_only=not trust)
+        return torch.load(stream, map_location="cpu", weights_only=not allow_pickle)
     except Exception as error:  # damaged pickles raise all kinds
         raise CheckpointError(
             f"{what} is damaged, or no plain data ({_KINDS}), so code would run to load it: take another "
-            f"checkpoint, or pass trust=True if you know who wrote it ({str(error)[:200]})"
+            f"checkpoint, or pass allow_pickle=True if you know who wrote it ({str(error)[:200]})"
         ) from error

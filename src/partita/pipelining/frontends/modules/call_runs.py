@@ -97,7 +97,7 @@ class _Calls:
         self._free_since = 0.0
 
     def begin(self) -> None:
-        """The pass begins."""
+        """Start the clock of what runs before the first call."""
         self._free_since = time.perf_counter()
 
     def end(self) -> None:
@@ -191,9 +191,9 @@ def _kind_of_module(module: nn.Module) -> Any:
 
 def _settings(module: nn.Module) -> tuple[tuple[str, Any], ...]:
     """Numbers, words and switches on a module, but what numbers it among its like."""
-    plain = (bool, int, float, str, type(None), torch.dtype)
+    kinds = (bool, int, float, str, type(None), torch.dtype)
     return tuple(
         (name, repr(value))
         for name, value in sorted(vars(module).items())
-        if not name.startswith("_") and name not in _NUMBERS and isinstance(value, plain)
+        if not name.startswith("_") and name not in _NUMBERS and isinstance(value, kinds)
     )
