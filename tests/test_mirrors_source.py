@@ -22,7 +22,6 @@ COVERED_BY = {
     "_torch/export/alike.py": "_torch/export/test_same_calls.py",
     "_torch/graph_module/block_mask.py": "pipelining/test_torchs_names.py",
     "_torch/graph_module/graph_pickle.py": "_torch/graph_module/test_nodes.py",
-    "_torch/graph_module/guards_module.py": "_torch/graph_module/test_nodes.py",
     "_torch/graph_module/lazy_module.py": "_torch/graph_module/test_nodes.py",
     "_torch/graph_module/quick_code.py": "_torch/graph_module/test_nodes.py",
     "capture/merging/merge_branches.py": "capture/merging/test_branches.py",
