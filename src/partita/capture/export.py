@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.fx import GraphModule
 
 from partita._torch.containers.pytree import tree_map
@@ -16,6 +16,7 @@ from partita._torch.export.conditions import Answers, answers_given
 from partita._torch.export.export import Way, export_module
 from partita._torch.export.open_sizes import forget_sizes
 from partita._torch.export.signature import Signature, signature_of
+from partita._torch.tensors.detached_copy import detached_copy
 from partita.capture.merging.branches import Traced, all_ways
 from partita.capture.merging.merge_modes import merge_modes
 from partita.capture.merging.modes import captures_training, copy_flags, in_mode, mode_flag, require_mode
@@ -328,7 +329,7 @@ class _Exporter:
         """
         answers = Answers()
         generators = HostGenerators(self.model)
-        args, kwargs = tree_map(_detached, (self.args, self.kwargs))
+        args, kwargs = tree_map(detached_copy, (self.args, self.kwargs))
         try:
             with rehearsal(self.model), in_mode(self.model, training), answers_given(answers):
                 self.model(*args, **kwargs)
@@ -338,11 +339,6 @@ class _Exporter:
             generators.reset()
         self.known_answers.update(answers.by_place)
         return answers.by_place
-
-
-def _detached(leaf: Any) -> Any:
-    """A copy that the model may write to."""
-    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
 
 
 def _open_inputs(module: GraphModule) -> frozenset[int]:

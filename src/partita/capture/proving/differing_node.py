@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from partita._torch.containers.pytree import flatten, tree_map
 from partita._torch.fake.shapes import users_place
+from partita._torch.tensors.detached_copy import detached_copy
 from partita.capture.proving.samples import Sample
 from partita.capture.tracing.module_paths import module_calls
 from partita.verification import Difference
@@ -55,7 +56,7 @@ def _by_value(graph: GraphModule, model: nn.Module, sample: Sample) -> Node | No
         torch.manual_seed(0)
         run = _Values(copy.deepcopy(graph))
         flat = flatten((sample.args, sample.kwargs))[0]
-        run.run(*tree_map(_copied, flat), enable_io_processing=False)
+        run.run(*tree_map(detached_copy, flat), enable_io_processing=False)
         torch.manual_seed(0)
         for call, results in _results(copy.deepcopy(model), sample):
             nodes = inside.get(call, [])
@@ -91,13 +92,9 @@ def _results(model: nn.Module, sample: Sample) -> list[tuple[tuple[str, int], li
             calls[path] += 1
 
         module.register_forward_hook(record)
-    args, kwargs = tree_map(_copied, (sample.args, sample.kwargs))
+    args, kwargs = tree_map(detached_copy, (sample.args, sample.kwargs))
     model(*args, **kwargs)
     return results
-
-
-def _copied(leaf: Any) -> Any:
-    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
 
 
 def _same(left: Tensor, right: Tensor) -> bool:

@@ -15,11 +15,12 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from partita._torch.containers.pytree import tree_map
 from partita._torch.modules.contents import named_state
 from partita._torch.operators.draws import before_draws
+from partita._torch.tensors.detached_copy import detached_leaf_copy
 from partita.errors import ExecutionError
 from partita.runtime import RandomKey, enter_site, keyed
 
@@ -97,7 +98,7 @@ class EagerModel:
                     tensor.copy_(model[name])
         draws: list[tuple[str, int | None]] = []
         begun: list[int] = []
-        own_args, own_kwargs = tree_map(_writable_copy, (args, dict(kwargs)))
+        own_args, own_kwargs = tree_map(detached_leaf_copy, (args, dict(kwargs)))
 
         def note(name: str) -> None:
             draws.append((name, begun[-1] if begun else None))
@@ -106,7 +107,3 @@ class EagerModel:
         with keyed(key, entered=begun.append), before_draws(note):
             self._graph(*own_args, **own_kwargs)
         return draws
-
-
-def _writable_copy(leaf: Any) -> Any:
-    return leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf

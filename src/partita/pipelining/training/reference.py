@@ -13,6 +13,7 @@ from torch.fx import GraphModule
 
 from partita._torch.containers.pytree import tree_map
 from partita._torch.export.signature import signature_of
+from partita._torch.tensors.detached_copy import detached_copy
 from partita.capture.open_sizes.sizes import Sizes, sizes_of
 from partita.graph.effects import metadata
 from partita.pipelining.interface.loss import loss_by_name
@@ -124,7 +125,7 @@ class UncutReference:
                     with nullcontext() if self._eager is None else self._eager.backward_pass():
                         torch.autograd.backward(loss, torch.full_like(loss, weights[microbatch]))
                 step_losses.append(loss.detach())
-            outputs.append(tree_map(_copied, output))  # the next microbatch may write to it
+            outputs.append(tree_map(detached_copy, output))  # the next microbatch may write to it
         if losses is not None:
             losses[:] = step_losses
         self._steps += train and bool(step_losses)
@@ -165,7 +166,3 @@ def graph_inputs(whole: GraphModule) -> tuple[Value | Constant, ...]:
 
 def _starts_gradients(value: Any) -> bool:
     return isinstance(value, Tensor) and value.dim() == 0 and value.requires_grad
-
-
-def _copied(leaf: Any) -> Any:
-    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf

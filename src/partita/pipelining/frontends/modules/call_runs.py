@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from partita._torch.containers.pytree import flatten, tree_map, unflatten
+from partita._torch.tensors.detached_copy import detached_leaf_copy
 from partita._torch.tensors.storage import storage_key
 from partita.pipelining.frontends.modules.recording import fresh_leaf, twin_of
 from partita.pipelining.measuring.unit_run import UnitRun
@@ -115,7 +116,7 @@ class _Calls:
             self._counts[path] = number + 1
             leaves, spec = flatten((args, kwargs))
             self._alive += leaves
-            copies = [_copied(leaf) for leaf in leaves]
+            copies = [detached_leaf_copy(leaf) for leaf in leaves]
             self._open.append(_Open((path, number), copies, spec, before_s, time.perf_counter()))
 
         return hook
@@ -162,10 +163,6 @@ def _names(leaves: Sequence[Any]) -> tuple[str, ...]:
         str(storage_key(leaf)) if isinstance(leaf, Tensor) else f"{number} of another kind"
         for number, leaf in enumerate(leaves)
     )
-
-
-def _copied(leaf: Any) -> Any:
-    return leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
 
 
 def _kind(leaf: Any) -> Any:
