@@ -49,7 +49,7 @@ def test_training_has_a_backward_graph_whose_parameters_are_not_copied() -> None
     explanation = explain(Net(), (torch.ones(2, 4),), train=True, saving=ALL)
     assert [graph.kind for graph in explanation.graphs] == ["forward", "backward"]
     forward, backward = (graph.plan for graph in explanation.graphs)
-    # x in, and the hidden values, which the host sees, out; what is saved for backward is lent
+    # x in, and the hidden values, which the host sees, out; what is saved for backward stays where it is
     assert forward.saved
     assert sum(region.copies for region in forward.regions) <= 4
     assert backward.regions

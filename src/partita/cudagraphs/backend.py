@@ -117,7 +117,7 @@ class CudaGraphsBackend:
         Args:
             static_inputs: names of the inputs that keep their addresses (parameters, buffers).
             returned: how many of the outputs a caller gets; those behind them are saved for backward, and
-                lent and not copied as long as backward gives them back in time. By default all.
+                handed out in place as long as backward gives them back in time. By default all.
         """
         plan = find_regions(
             gm,
@@ -168,7 +168,7 @@ class CudaGraphsBackend:
             transient_outputs=[
                 number for number, name in enumerate(piece.outputs) if name not in plan.escaping
             ],
-            lent_outputs=[number for number, name in enumerate(piece.outputs) if name in plan.saved],
+            saved_outputs=[number for number, name in enumerate(piece.outputs) if name in plan.saved],
             memory=self._memory,
             max_recordings=self.options.max_recordings,
             run=run,

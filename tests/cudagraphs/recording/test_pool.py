@@ -142,7 +142,7 @@ def shared(function: Any, recorder: ReplayRecorder, **options: Any) -> CudaGraph
 def test_regions_that_share_only_the_recorder_are_kept_apart_too() -> None:
     recorder = ReplayRecorder()
     older = shared(lambda x: x.sin().cos(), recorder)
-    newer = shared(lambda x: x * 3, recorder, lent_outputs=[0])
+    newer = shared(lambda x: x * 3, recorder, saved_outputs=[0])
     with torch.no_grad():
         for _ in range(2):
             older(torch.ones(2))
@@ -157,8 +157,8 @@ def test_regions_that_share_only_the_recorder_are_kept_apart_too() -> None:
 def test_a_result_that_is_in_the_way_again_and_again_is_copied_in_the_end() -> None:
     """Recording anew each time would cost more than it saves."""
     recorder = ReplayRecorder()
-    one = shared(lambda x: x.sin().cos(), recorder, lent_outputs=[0], max_recordings=2)
-    other = shared(lambda x: x * 3, recorder, lent_outputs=[0], max_recordings=2)
+    one = shared(lambda x: x.sin().cos(), recorder, saved_outputs=[0], max_recordings=2)
+    other = shared(lambda x: x * 3, recorder, saved_outputs=[0], max_recordings=2)
     with torch.no_grad():
         for step in range(20):
             x = torch.full((2,), float(step))

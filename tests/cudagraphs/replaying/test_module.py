@@ -133,10 +133,10 @@ def test_outputs_that_are_lazily_conjugate_or_negative_stay_so() -> None:
             assert (actual.is_conj(), actual.is_neg()) == (expected.is_conj(), expected.is_neg())
     alone = region(lambda x: (x + 1).conj())
     assert all(alone(torch.randn(3, dtype=torch.complex64)).is_conj() for _ in range(4))
-    lending = region(function, lent_outputs=[0, 1, 2])
+    in_place = region(function, saved_outputs=[0, 1, 2])
     with torch.no_grad():
         for _ in range(3):
-            assert all(torch.equal(*both) for both in zip(lending(x), function(x), strict=True))
+            assert all(torch.equal(*both) for both in zip(in_place(x), function(x), strict=True))
 
 
 def test_expanded_and_sliced_inputs_are_copied_right() -> None:

@@ -26,9 +26,11 @@ class CacheInfo:
         hits: calls that were replayed with a recording that was there.
         recorded: how often it has recorded.
         evicted: how many recordings have gone.
-        reordered: those of them that went because they would have overwritten what a newer one had lent.
+        reordered: those of them that went because they would have overwritten what a newer one
+            had saved for backward.
         uncaptured: calls that ran as they are, warm-ups included.
-        overtaken: those of them that came while somebody still had what an earlier one had lent.
+        overtaken: those of them that came while somebody still had what an earlier one had
+            saved for backward.
         gave_up: why it records no more, or an empty string.
     """
 
@@ -51,7 +53,7 @@ class RegionRecording:
         number: of the recording in its pool.
         buffers: the inputs that are copied, by index, and where to.
         written: those of them that the graph writes.
-        lending: how outputs are made where some are lent.
+        in_place: how outputs are made where those that are saved for backward are not copied.
         copying: how they are made where none is.
         spec: how they are nested.
         give_up: what the pool calls where they are in the way for too long.
@@ -61,7 +63,7 @@ class RegionRecording:
     recording: Recording
     buffers: tuple[tuple[int, torch.Tensor], ...]
     written: tuple[tuple[int, torch.Tensor], ...]
-    lending: OutputPlan
+    in_place: OutputPlan
     copying: OutputPlan
     spec: Any
     give_up: Callable[[], None]
@@ -69,18 +71,18 @@ class RegionRecording:
     @property
     def is_read(self) -> bool:
         """Whether somebody still has an output that is not a copy."""
-        return self.lending.is_read or self.copying.is_read
+        return self.in_place.is_read or self.copying.is_read
 
-    def replay(self, values: Sequence[Any], pool: MemoryPool, *, lends: bool) -> Any:
+    def replay(self, values: Sequence[Any], pool: MemoryPool, *, copies: bool) -> Any:
         """Copy the inputs in, replay, copy what was written back, and hand out the outputs."""
         for number, buffer in self.buffers:
             fill(buffer, values[number])
         self.recording.replay()
         for number, buffer in self.written:
             values[number].copy_(buffer)
-        plan = self.lending if lends else self.copying
+        plan = self.copying if copies else self.in_place
         results = plan.take(values)
-        if plan.borrows:
+        if plan.hands_out_memory:
             pool.hand_out(self.number, self)
         self.recording.finish()
         return unflatten(results, self.spec)

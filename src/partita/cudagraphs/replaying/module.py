@@ -4,11 +4,11 @@ first call of a kind     run as it is, on a side stream (warm-up); its results c
 second                   record on fixed addresses, then as every later one:
 later                    copy inputs in -> replay -> copy written inputs back -> hand out outputs
 
-Outputs that only backward reads are lent and not copied. Whether somebody still has them is seen at the next
-call; where somebody has (the forward of the next microbatch comes before this one's backward), that call runs
-as it is, and outputs are copied from then on::
+Outputs that only backward reads are handed out in place, not copied. Whether somebody still has them is seen
+at the next call; where somebody has (the forward of the next microbatch comes before this one's backward),
+that call runs as it is, and outputs are copied from then on::
 
-    forward 0  backward 0  forward 1  backward 1      lent:   nothing is copied
+    forward 0  backward 0  forward 1  backward 1      in place: nothing is copied
     forward 0  forward 1   backward 0  ...            copied: forward 1 would overwrite what backward 0 needs
 
 Recordings share memory, and one may overwrite what newer ones have returned (see
@@ -60,7 +60,7 @@ class CudaGraphModule(nn.Module):
         recorder: by default nothing is recorded, and the graph runs as it is.
         static_inputs: indices of the inputs that keep their addresses.
         transient_outputs: indices of the outputs that nobody needs after the next call; they are not copied.
-        lent_outputs: indices of the outputs that are mostly given back before the next call, as what forward
+        saved_outputs: indices of the outputs that are mostly given back before the next call, as what forward
             saves for backward; they are not copied as long as that is so.
         memory: shared by all regions of a model.
         max_recordings: more kinds of calls than this evict the one unused for longest. After as many
@@ -83,7 +83,7 @@ class CudaGraphModule(nn.Module):
         recorder: GraphRecorder | None = None,
         static_inputs: Collection[int] = (),
         transient_outputs: Collection[int] = (),
-        lent_outputs: Collection[int] = (),
+        saved_outputs: Collection[int] = (),
         memory: StableMemory | None = None,
         max_recordings: int = 8,
         run: Callable[..., Any] | None = None,
@@ -101,7 +101,7 @@ class CudaGraphModule(nn.Module):
         self._run = run
         self._static = frozenset(static_inputs)
         self._transient = frozenset(transient_outputs)
-        self._lent = frozenset(lent_outputs)
+        self._saved = frozenset(saved_outputs)
         self._memory = memory if memory is not None else StableMemory()
         self._cache = RecordingCache(max_recordings, self._memory)
         self._calls_modules = any(node.op == "call_module" for node in gm.graph.nodes)
@@ -155,7 +155,7 @@ class CudaGraphModule(nn.Module):
         # 3. A recording of such a call is replayed, unless that would overwrite what somebody still has.
         entry = cache.find(key)
         if entry is not None:
-            if entry.lending.in_use:
+            if entry.in_place.in_use:
                 self._copy_from_now_on()
                 return self._overtake(args)
             endangered = self.recorder.pool.endangered_by(entry.number)
@@ -201,10 +201,10 @@ class CudaGraphModule(nn.Module):
         return self._as_it_is(args)
 
     def _copy_from_now_on(self) -> None:
-        """Lend no more outputs."""
-        if self._lent:
+        """Copy all outputs from now on."""
+        if self._saved:
             _LOG.info("%s: its outputs are kept for too long, so they are copied from now on", self.region)
-            self._lent = frozenset()
+            self._saved = frozenset()
 
     def _warm_up(self, kind: Any, args: Sequence[Any]) -> Any:
         assert self.recorder is not None
@@ -235,22 +235,22 @@ class CudaGraphModule(nn.Module):
         changed = self._written(args, len(values))
         written = tuple((number, buffer) for number, buffer in buffers if number in changed)
         copying = plan_outputs(results, inputs, call.copied, state, self._transient)
-        lending = copying
-        if self._lent:
-            lending = plan_outputs(results, inputs, call.copied, state, self._transient, self._lent)
+        in_place = copying
+        if self._saved:
+            in_place = plan_outputs(results, inputs, call.copied, state, self._transient, self._saved)
         return RegionRecording(
             number,
             recording,
             buffers,
             written,
-            lending,
+            in_place,
             copying,
             result_spec,
             self._copy_from_now_on,
         )
 
     def _with_owners_storage(self, value: torch.Tensor) -> torch.Tensor:
-        """The tensor on its owner's storage object: one that was lent would stay in use here."""
+        """The tensor on its owner's storage object: one that was handed out would stay in use here."""
         owner = self._memory.storage_at(value.untyped_storage().data_ptr())
         return value if owner is None else placed(value, owner, int(value.storage_offset()))
 
@@ -269,7 +269,7 @@ class CudaGraphModule(nn.Module):
 
     def _replay(self, entry: RegionRecording, values: Sequence[Any]) -> Any:
         assert self.recorder is not None
-        return entry.replay(values, self.recorder.pool, lends=bool(self._lent))
+        return entry.replay(values, self.recorder.pool, copies=not self._saved)
 
     def _state(self) -> list[torch.Tensor]:
         """The parameters and buffers that the graph holds, as they are now."""
@@ -328,8 +328,8 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _on_one_memory(tensors: Sequence[tuple[int, torch.Tensor]]) -> list[list[int]]:
-    """The numbers of tensors whose storages overlap, in bytes (what is lent, or comes from elsewhere, has a
-    storage of its own on the same memory).
+    """The numbers of tensors whose storages overlap, in bytes (what is handed out, or comes from elsewhere,
+    has a storage of its own on the same memory).
     """
     spans = []
     for number, tensor in tensors:

@@ -9,7 +9,7 @@ a view of an input that was copied      the same view of the caller's own tensor
 a view of an input used where it lies   that view
 memory of its own                       a copy; views of one memory stay views of one copy
 memory of its own that nobody keeps     that memory, good until the region's next replay
-memory of its own for backward only     that memory, lent: no replay as long as somebody has it
+memory of its own for backward only     that memory: no replay as long as somebody has it
 no tensor                               the value
 ======================================  ============================================================
 """
@@ -36,34 +36,34 @@ class OutputPlan:
 
     Args:
         outputs: one function an output.
-        lent: memory that is handed out as it is, and not to be overwritten while somebody has it.
-        passing: memory that is handed out as it is, which the region's own next replay may overwrite.
+        saved: memory that is handed out as it is, and not to be overwritten while somebody has it.
+        transient: memory that is handed out as it is, which the region's own next replay may overwrite.
     """
 
     def __init__(
         self,
         outputs: Sequence[Output],
-        lent: Sequence[StorageAlias] = (),
-        passing: Sequence[StorageAlias] = (),
+        saved: Sequence[StorageAlias] = (),
+        transient: Sequence[StorageAlias] = (),
     ) -> None:
         self._outputs = outputs
-        self._lent = lent
-        self._borrowed = (*lent, *passing)
+        self._saved = saved
+        self._handed_out = (*saved, *transient)
 
     @property
-    def borrows(self) -> bool:
+    def hands_out_memory(self) -> bool:
         """Whether anything is handed out as it is."""
-        return bool(self._borrowed)
+        return bool(self._handed_out)
 
     @property
     def in_use(self) -> bool:
-        """Whether somebody still has what was lent: a replay would overwrite it."""
-        return any(memory.is_read for memory in self._lent)
+        """Whether somebody still has what was saved: a replay would overwrite it."""
+        return any(memory.is_read for memory in self._saved)
 
     @property
     def is_read(self) -> bool:
         """Whether somebody still has anything that was handed out as it is."""
-        return any(memory.is_read for memory in self._borrowed)
+        return any(memory.is_read for memory in self._handed_out)
 
     def take(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the outputs of the latest replay, for a caller who passed these inputs."""
@@ -77,7 +77,7 @@ def plan_outputs(
     copied: Sequence[int],
     state: Sequence[torch.Tensor] = (),
     transient: frozenset[int] = frozenset(),
-    lent: frozenset[int] = frozenset(),
+    saved: frozenset[int] = frozenset(),
 ) -> OutputPlan:
     """Decide how the caller gets each result of a recording.
 
@@ -87,7 +87,7 @@ def plan_outputs(
         copied: indices of the buffers.
         state: parameters and buffers that the graph holds.
         transient: indices of the results that nobody keeps beyond the next replay.
-        lent: indices of the results that only backward reads.
+        saved: indices of the results that only backward reads.
     """
     input_of = {
         storage_key(value): number for number, value in enumerate(inputs) if isinstance(value, torch.Tensor)
@@ -108,9 +108,9 @@ def plan_outputs(
         }
 
     # if one of several views is kept, all of them have to be views of its copy
-    kept, copied_out = keys_but(transient), keys_but(transient | lent)
-    lends: dict[int, StorageAlias] = {}
-    passes: dict[int, StorageAlias] = {}
+    kept, copied_out = keys_but(transient), keys_but(transient | saved)
+    saved_memory: dict[int, StorageAlias] = {}
+    transient_memory: dict[int, StorageAlias] = {}
     plan: list[Output] = []
     for result in results:
         if not isinstance(result, torch.Tensor):
@@ -129,14 +129,14 @@ def plan_outputs(
             number = buffer_of.get(key, input_of[key])
             plan.append(_view_of_input(result, number, inputs[number]))
         elif key not in copied_out and result.numel():
-            plan.append(_lent(result, lends if key in kept else passes))
+            plan.append(_in_place(result, saved_memory if key in kept else transient_memory))
         elif sharing[key] == 1 and _fills_storage(result) and not (result.is_conj() or result.is_neg()):
             plan.append(_copy(result))
         else:
             plan.append(_view_of_copy(result))
-    for memory in (*lends.values(), *passes.values()):
+    for memory in (*saved_memory.values(), *transient_memory.values()):
         memory.count_own_references()
-    return OutputPlan(plan, tuple(lends.values()), tuple(passes.values()))
+    return OutputPlan(plan, tuple(saved_memory.values()), tuple(transient_memory.values()))
 
 
 def _constant(value: Any) -> Output:
@@ -178,8 +178,8 @@ def _view_of_copy(result: torch.Tensor) -> Output:
     return view
 
 
-def _lent(result: torch.Tensor, lends: dict[int, StorageAlias]) -> Output:
-    memory = lends.setdefault(storage_key(result), StorageAlias(result.untyped_storage()))
+def _in_place(result: torch.Tensor, aliases: dict[int, StorageAlias]) -> Output:
+    memory = aliases.setdefault(storage_key(result), StorageAlias(result.untyped_storage()))
     base = placed(result, memory.storage, int(result.storage_offset()))
     return lambda _inputs, _copies: base.detach()
 

@@ -59,7 +59,7 @@ class _Row:
         self._near, self._far = rank, 2 * ranks - 1 - rank
         self._rank, self._ranks, self._microbatches = rank, ranks, microbatches
         self._count = {(kind, stage): 0 for kind in (_F, _I, _W) for stage in (self._near, self._far)}
-        self._actions: list[Action] = []
+        self._row: list[Action] = []
 
     def actions(self) -> list[Action]:
         """All of them, in order."""
@@ -73,10 +73,8 @@ class _Row:
         while min(self._count[_F, near], self._count[_F, far]) < self._microbatches:
             self._round(near)
             self._round(far)
-        if (
-            self._rank and self._actions[-1].kind is _W
-        ):  # it keeps no F waiting, and the ranks below wait for I
-            self._count[_W, self._actions.pop().stage] -= 1
+        if self._rank and self._row[-1].kind is _W:  # it keeps no F waiting, and the ranks below wait for I
+            self._count[_W, self._row.pop().stage] -= 1
         for _ in range(self._rank):  # the ranks below wait for gradients
             self._take(_I, near)
             self._take(_I, far)
@@ -85,7 +83,7 @@ class _Row:
             self._take_oldest_weight()
         while self._take_oldest_weight():
             pass
-        return self._actions
+        return self._row
 
     def _round(self, stage: int) -> None:
         for kind in (_F, _I, _W):
@@ -96,7 +94,7 @@ class _Row:
         before = {_F: self._microbatches, _I: self._count[_F, stage], _W: self._count[_I, stage]}[kind]
         start = self._count[kind, stage]
         end = self._count[kind, stage] = min(start + times, before)
-        self._actions += [Action(stage, kind, number) for number in range(start, end)]
+        self._row += [Action(stage, kind, number) for number in range(start, end)]
 
     def _take_oldest_weight(self) -> bool:
         waiting = [

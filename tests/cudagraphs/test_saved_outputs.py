@@ -1,4 +1,4 @@
-"""What forward saves for backward is lent and not copied, and never overwritten while somebody has it."""
+"""What forward saves for backward is not copied, and never overwritten while somebody has it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from partita.cudagraphs.replaying import outputs
 
 
 class Ledger:
-    """Counts the bytes that regions copy out, and those that they lend."""
+    """Counts the bytes that regions copy out, and those that they hand out in place."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.bytes = {"_copy": 0, "_view_of_copy": 0, "_lent": 0}
+        self.bytes = {"_copy": 0, "_view_of_copy": 0, "_in_place": 0}
         for name in self.bytes:
             monkeypatch.setattr(outputs, name, self._counted(name, getattr(outputs, name)))
 
@@ -67,7 +67,7 @@ def test_saved_activations_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> No
     saved = {name for graph in backend.graphs for name in graph.plan.saved}
     assert saved
     # what is copied out is the result, the statistics and the gradients
-    assert ledger.bytes["_lent"] > ledger.bytes["_copy"] / 2
+    assert ledger.bytes["_in_place"] > ledger.bytes["_copy"] / 2
 
 
 def test_backward_reads_what_was_saved_where_it_lies() -> None:
@@ -90,7 +90,7 @@ def test_backward_reads_what_was_saved_where_it_lies() -> None:
 
 @pytest.mark.parametrize("at_once", [2, 3])
 def test_forwards_before_their_backwards_overwrite_nothing(at_once: int) -> None:
-    """Lent memory would hold the activations of the last microbatch."""
+    """Memory that was handed out would hold the activations of the last microbatch."""
     model, reference, backend = pair()
     steps(torch.compile(model, backend=backend), model, 6, at_once=at_once)
     steps(reference, reference, 6, at_once=at_once)
@@ -114,7 +114,7 @@ def test_a_graph_that_is_kept_keeps_what_it_saved() -> None:
 
 def test_a_view_of_what_was_lent_counts_as_having_it() -> None:
     region = CudaGraphModule(
-        torch.fx.symbolic_trace(lambda x: x + 1), recorder=ReplayRecorder(), lent_outputs=[0]
+        torch.fx.symbolic_trace(lambda x: x + 1), recorder=ReplayRecorder(), saved_outputs=[0]
     )
     with torch.no_grad():
         for number in range(3):
@@ -130,7 +130,7 @@ def test_a_view_of_what_was_lent_counts_as_having_it() -> None:
 
 def test_what_was_lent_outlives_the_region() -> None:
     region = CudaGraphModule(
-        torch.fx.symbolic_trace(lambda x: x + 1), recorder=ReplayRecorder(), lent_outputs=[0]
+        torch.fx.symbolic_trace(lambda x: x + 1), recorder=ReplayRecorder(), saved_outputs=[0]
     )
     with torch.no_grad():
         for _ in range(2):
