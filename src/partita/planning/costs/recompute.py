@@ -75,20 +75,19 @@ def recomputed_cost(
                 "stage, in order and apart"
             )
         free = last + 1
-<<<<<<< HEAD
     messages = costs.message_bytes(first_unit, last_unit, same_rank)
-    plain = _plain_cost(costs, first_unit, last_unit, parameter_copies, messages)
+    once = _cost_once(costs, first_unit, last_unit, parameter_copies, messages)
     if tuple(regions) == ((first_unit, last_unit),):
-        return _whole(costs, first_unit, last_unit, plain, messages)
+        return _whole(costs, first_unit, last_unit, once, messages)
     if regions:
-        return _parts(costs, first_unit, tuple(regions), plain, messages)
+        return _parts(costs, first_unit, tuple(regions), once, messages)
     if not same_rank[0]:
-        return plain
+        return once
     shared = costs.handed_bytes(first_unit)
     return replace(
-        plain,
-        activation_bytes=max(plain.activation_bytes - shared, 0),
-        weight_activation_bytes=max(plain.weight_bytes - shared, 0),
+        once,
+        activation_bytes=max(once.activation_bytes - shared, 0),
+        weight_activation_bytes=max(once.weight_bytes - shared, 0),
     )
 
 
@@ -103,18 +102,7 @@ def neighbours_on_rank(stage_ranks: Sequence[int], stage: int) -> SameRank:
     return before, after
 
 
-def _plain_cost(costs: CostModel, first: int, last: int, parameter_copies: float, messages: int) -> StageCost:
-=======
-    once = _cost_once(costs, first_unit, last_unit, parameter_copies)
-    if not regions:
-        return once
-    if tuple(regions) == ((first_unit, last_unit),):
-        return _whole(costs, first_unit, last_unit, once)
-    return _parts(costs, first_unit, last_unit, tuple(regions), once)
-
-
-def _cost_once(costs: CostModel, first: int, last: int, parameter_copies: float) -> StageCost:
->>>>>>> a6ab61e (Checkpoints take allow_pickle, as numpy does, in place of trust; locals, attributes and docstrings that say what they are)
+def _cost_once(costs: CostModel, first: int, last: int, parameter_copies: float, messages: int) -> StageCost:
     units = costs.units[first : last + 1]
     split = costs.split_backward_s(first, last)
     forward_workspace, backward_workspace = costs.workspaces(first, last)
@@ -143,33 +131,19 @@ def _passing(units: Sequence[Unit]) -> int:
     return max(unit.activation_bytes + unit.forward_workspace_bytes for unit in units)
 
 
-<<<<<<< HEAD
-def _whole(costs: CostModel, first: int, last: int, plain: StageCost, messages: int) -> StageCost:
-=======
-def _whole(costs: CostModel, first: int, last: int, once: StageCost) -> StageCost:
->>>>>>> a6ab61e (Checkpoints take allow_pickle, as numpy does, in place of trust; locals, attributes and docstrings that say what they are)
+def _whole(costs: CostModel, first: int, last: int, once: StageCost, messages: int) -> StageCost:
     entering = _entering(costs, first)
     entry = costs.entry_bytes[first - 1] if costs.entry_bytes is not None and first else 0
     return replace(
         once,
         activation_bytes=entering,
-<<<<<<< HEAD
-        recompute_s=plain.forward_s,
-        recompute_bytes=max(plain.activation_bytes - entry, 0),
+        recompute_s=once.forward_s,
+        recompute_bytes=max(once.activation_bytes - entry, 0),
         forward_workspace_bytes=_passing(costs.units[first : last + 1]) + messages,
     )
 
 
-def _parts(costs: CostModel, first_unit: int, regions: Regions, plain: StageCost, messages: int) -> StageCost:
-=======
-        recompute_s=once.forward_s,
-        recompute_bytes=max(once.activation_bytes - entry, 0),
-        forward_workspace_bytes=_passing(costs.units[first : last + 1]) + costs.message_bytes(first, last),
-    )
-
-
-def _parts(costs: CostModel, first_unit: int, last_unit: int, regions: Regions, once: StageCost) -> StageCost:
->>>>>>> a6ab61e (Checkpoints take allow_pickle, as numpy does, in place of trust; locals, attributes and docstrings that say what they are)
+def _parts(costs: CostModel, first_unit: int, regions: Regions, once: StageCost, messages: int) -> StageCost:
     inside = [costs.units[first : last + 1] for first, last in regions]
     units = [unit for region in inside for unit in region]
     # The stage's own input is kept whole where its first region starts there, in place of a part of it.
