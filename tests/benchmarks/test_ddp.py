@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import io
-import json
 import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from benchmarks.ddp_models import MODELS, make_model
 from benchmarks.ddp_ways import WAYS, Setting, Step
-from benchmarks.ddp_worker import tasks, warm
+from benchmarks.ddp_worker import warm
 from rich.console import Console
 from tests.group_of_one import group_of_one
 
-from benchmarks import ddp_compile_time, ddp_network, ddp_overlap
+from benchmarks import ddp_network, ddp_overlap
 from partita.ddp import replicate
 from partita.errors import ExecutionError, UsageError
 
@@ -96,25 +93,6 @@ def test_each_way_of_training_is_compiled_for_itself() -> None:
     assert len(graphs) == 2
 
 
-@pytest.mark.slow
-def test_overlap_runs_and_says_how_far_it_is(tmp_path: Path) -> None:
-    try:
-        with ddp_network.hosts(2):
-            pass
-    except UsageError as error:
-        pytest.skip(str(error))
-    written = io.StringIO()
-    console = Console(file=written, width=200, force_terminal=True)
-    rows = ddp_overlap.main(quick=True, json_path=tmp_path / "overlap.json", console=console)
-    assert [row.way for row in rows] == list(WAYS)
-    assert [row.way for row in rows if row.problem] == ["compiled autograd"]
-    assert "not compatible with C++ DDP Reducer" in written.getvalue()
-    assert len(json.loads((tmp_path / "overlap.json").read_text())["rows"]) == len(rows)
-    assert "tiny on 2 hosts: compiling" in written.getvalue()
-    number = len(tasks({"cells": {"1": list(WAYS)}, "rounds": 1}))
-    assert f"{number}/{number}" in written.getvalue()
-
-
 def test_cells_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
@@ -182,9 +160,3 @@ def test_a_rank_that_fails_is_named_with_what_it_wrote(monkeypatch: pytest.Monke
         ExecutionError, match=r"did not come to its end(.|\n)*rank 1 ended with \d+ and wrote"
     ):
         ddp_overlap.main(quick=True, console=Console(quiet=True))
-
-
-@pytest.mark.slow
-def test_compile_time_runs() -> None:
-    rows = ddp_compile_time.main(quick=True, console=Console(file=io.StringIO()))
-    assert [row.way for row in rows] == list(ddp_compile_time.WAYS)

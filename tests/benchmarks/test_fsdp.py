@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from benchmarks.ddp_models import MODELS, make_model
 from benchmarks.fsdp_ways import ANNOTATED, EAGER, WAYS, Setting, remove_marks
-from rich.console import Console
 from tests.runtime.worlds import ProcessWorld, patience
 from torch.distributed.device_mesh import init_device_mesh
 
-from benchmarks import ddp_network, fsdp_overlap
-from partita.errors import UsageError
+from benchmarks import fsdp_overlap
 from partita.fsdp import annotate_modules_for_dynamo, audit
 
 
@@ -84,16 +80,3 @@ def test_every_way_gives_the_gradients_of_the_model_and_marks_save_guards() -> N
             assert counts[EAGER] == (0, 0)
             assert counts[ANNOTATED][0] > 0
             assert counts[ANNOTATED][1] < counts["compiled, not annotated"][1], counts
-
-
-@pytest.mark.slow
-def test_it_runs_and_writes_json(tmp_path: Path) -> None:
-    try:
-        with ddp_network.hosts(2):
-            pass
-    except UsageError as error:
-        pytest.skip(str(error))
-    rows = fsdp_overlap.main(quick=True, json_path=tmp_path / "fsdp.json", console=Console(quiet=True))
-    assert [row.way for row in rows] == list(WAYS)
-    assert not [row.problem for row in rows if row.problem]
-    assert len(json.loads((tmp_path / "fsdp.json").read_text())["rows"]) == len(rows)
