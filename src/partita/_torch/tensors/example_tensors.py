@@ -33,12 +33,12 @@ def zeros_like_example(example: torch.Tensor, values: Sequence[Any], inputs: Seq
     sizes: dict[str, int] = {}
     if any(isinstance(size, torch.SymInt) for size in example.shape):
         for node, value in zip(inputs, values, strict=True):
-            known = node.meta["val"]
-            if isinstance(known, torch.SymInt):
-                sizes[str(known)] = int(value)
-            elif isinstance(known, torch.Tensor) and isinstance(value, torch.Tensor):
+            declared = node.meta["val"]
+            if isinstance(declared, torch.SymInt):
+                sizes[str(declared)] = int(value)
+            elif isinstance(declared, torch.Tensor) and isinstance(value, torch.Tensor):
                 sizes.update(
-                    (str(size), actual) for size, actual in zip(known.shape, value.shape, strict=True)
+                    (str(size), actual) for size, actual in zip(declared.shape, value.shape, strict=True)
                 )
     shape = [sizes[str(size)] if isinstance(size, torch.SymInt) else size for size in example.shape]
     return torch.zeros(shape, dtype=example.dtype, device=example.device)

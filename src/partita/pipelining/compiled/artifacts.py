@@ -70,9 +70,9 @@ class Artifacts:
         strides = reported_strides() if graph.kind != "backward" else None
         before = 0 if strides is None else len(strides)
         if key in self._graphs:
-            run, known = self._graphs[key]
+            run, reported = self._graphs[key]
             if strides is not None:
-                strides.extend(known)  # AOTAutograd reads how the forward graph lays out what it saves
+                strides.extend(reported)  # AOTAutograd reads how the forward graph lays out what it saves
             return run
         self.compiled += 1
         run = compiler(graph)

@@ -133,17 +133,17 @@ class _Variant:
         halves = self._halves.get(edges)
         if halves is None:
             halves = self._halves[edges] = self._cut(edges)
-        given = self._taken(values)
-        available = dict(zip(self._names, given, strict=True))
-        given.clear()
+        taken_values = self._taken(values)
+        available = dict(zip(self._names, taken_values, strict=True))
+        taken_values.clear()
         taken = [available[name] for name in halves.takes]
         kept = {name: available[name] for name in halves.keeps if name in available}
         wanted = {name: available[name] for _, name in halves.now if name in available}
         available.clear()
         if halves.first is not None:
-            made = dict(zip(halves.makes, halves.first(taken), strict=True))
-            wanted |= {name: made[name] for _, name in halves.now if name in made}
-            kept |= {name: made[name] for name in halves.keeps if name in made}
+            results_of_first = dict(zip(halves.makes, halves.first(taken), strict=True))
+            wanted |= {name: results_of_first[name] for _, name in halves.now if name in results_of_first}
+            kept |= {name: results_of_first[name] for name in halves.keeps if name in results_of_first}
         leave(partial(_second_half, halves, kept) if halves.later else None)
         results: list[Any] = [None] * self._count
         for position, name in halves.now:

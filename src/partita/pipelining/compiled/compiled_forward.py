@@ -102,10 +102,10 @@ class CompiledForward:
         mode = tuple(module.training for module in self._flags)
         entry = self._entries.get(mode)
         if entry is None:
-            entry = self._entries[mode] = self._made()
+            entry = self._entries[mode] = self._new_entry()
         return entry
 
-    def _made(self) -> _Entry:
+    def _new_entry(self) -> _Entry:
         module = self._module
         graph = module.current if isinstance(module, TwoModes) else module
         if not isinstance(graph, LazyGraphModule):

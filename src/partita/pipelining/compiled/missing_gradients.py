@@ -24,13 +24,13 @@ __all__ = ["without_gradients"]
 _SUM = torch.ops.aten.add.Tensor
 
 
-def without_gradients(gm: GraphModule, missing: Collection[str], given: Collection[str]) -> GraphModule:
+def without_gradients(gm: GraphModule, missing: Collection[str], arriving: Collection[str]) -> GraphModule:
     """Return a copy of a backward graph without some of its inputs. One that it can't do without (a
     concatenation needs zeros) stays, and must be given zeros.
 
     Args:
         missing: names of the inputs without a value.
-        given: names of the other inputs that are gradients.
+        arriving: names of the other inputs that are gradients.
     """
     gm = copied(gm)
     effects = analyse(gm, distinct_inputs=True)
@@ -42,7 +42,7 @@ def without_gradients(gm: GraphModule, missing: Collection[str], given: Collecti
         if node.op == "placeholder":
             if node.name in missing:
                 absent.add(node)
-            elif node.name in given:
+            elif node.name in arriving:
                 present.add(node)
         elif node.op == "output" or node in observable:
             continue

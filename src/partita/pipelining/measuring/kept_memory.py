@@ -90,6 +90,7 @@ def kept_memory(
         written: for each unit the names of the inputs that it writes to: a stage is sent these, and writes to
             copies.
     """
+    # 1. Follow each storage through the units: who makes, writes to, keeps and last uses it.
     storages: dict[str, _Memory] = {
         name: _Memory(_size(value), -1) for name, value in inputs.items() if isinstance(value, Tensor)
     }
@@ -123,11 +124,13 @@ def kept_memory(
         crossing += own_outputs.values()
         if number == len(units) - 1:
             results = {*results, *unit.outputs}
+    # 2. Results stay until the end, with whoever made them.
     for name in results:
         if (storage := storages.get(name)) is not None:
             storage.last = len(units) - 1
             if storage.keeper is None and storage.maker >= 0:
                 storage.keeper = storage.maker
+    # 3. A storage counts once, for the unit that keeps it; and at each border that it crosses.
     for storage in crossing:
         if storage.keeper is not None and storage.maker >= 0:
             own[storage.keeper] += storage.size

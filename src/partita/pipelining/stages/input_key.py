@@ -17,7 +17,7 @@ from partita._torch.containers.pytree import flatten, is_node, node_children
 
 __all__ = ["input_key"]
 
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, type)
+_COMPARABLE = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, type)
 
 
 def input_key(value: Any) -> Hashable:
@@ -40,7 +40,7 @@ def _key(value: Any, above: tuple[int, ...]) -> Hashable:
     if isinstance(value, Tensor):
         layout = tuple(value.stride()) if value.layout is torch.strided else value.layout
         return kind, tuple(value.shape), layout, value.dtype, value.requires_grad
-    if isinstance(value, _PLAIN):
+    if isinstance(value, _COMPARABLE):
         return kind, value
     if id(value) in above:
         return "above", above.index(id(value))
@@ -67,7 +67,7 @@ def _key(value: Any, above: tuple[int, ...]) -> Hashable:
 
 def _closure_key(value: Any, above: tuple[int, ...]) -> Hashable:
     """The key of what a closure holds. That may be a whole program, so only simple types are looked into."""
-    opened = (*_PLAIN, Tensor, FunctionType, MethodType, partial, tuple, list, dict)
+    opened = (*_COMPARABLE, Tensor, FunctionType, MethodType, partial, tuple, list, dict)
     return _key(value, above) if isinstance(value, opened) else _ObjectKey(value)
 
 

@@ -61,7 +61,7 @@ _TO_NEXT = frozenset({ActionKind.SEND_F, ActionKind.RECV_B})
 
 # Longest first, so that `0SEND_B1` is not read as something that starts with S.
 _KINDS = "|".join(sorted((kind.value for kind in ActionKind), key=len, reverse=True))
-_PLAIN = re.compile(rf"(\d+)({_KINDS})(\d+)?(?:>(\d+))?")
+_ONE_ACTION = re.compile(rf"(\d+)({_KINDS})(\d+)?(?:>(\d+))?")
 _DIGITS = 9  # no pipeline has more stages or microbatches than that, and a list of so many would not fit
 _TOGETHER = re.compile(r"\(([^()]+)\)OVERLAP_F_B")
 
@@ -203,7 +203,7 @@ class Action:
         together = _TOGETHER.fullmatch(text)
         if together:
             return overlap(*(cls.parse(part) for part in together[1].split(";")))
-        match = _PLAIN.fullmatch(text)
+        match = _ONE_ACTION.fullmatch(text)
         if match is None:
             raise ScheduleError(
                 f"{text!r:.60} is not an action: write it like 2F0, 0SEND_F1, 1UNSHARD or "

@@ -79,6 +79,7 @@ def optimal_schedule(
         PlanError: a number out of range, fewer ranks in the cluster than in the placement, or nothing was
             found within the time limit.
     """
+    # 1. Refuse what can't be.
     require_count(len(costs), "the number of costs")
     require_count(microbatches, "microbatches")
     require_seconds(time_limit_s, "time_limit_s")
@@ -93,6 +94,7 @@ def optimal_schedule(
         solver_api = importlib.import_module("ortools.sat.python.cp_model")
     except ImportError as error:
         raise NotSupported("a proof of optimality needs OR-tools: pip install 'partita[solver]'") from error
+    # 2. Memory: a rank that can't take one microbatch needs no search.
     problem = scheduling_problem(costs, ranks, microbatches, cluster)
     for rank, (needs, has) in enumerate(
         zip(least_capacity(problem, frozenset(range(problem.stages))), problem.capacity, strict=True)
@@ -102,7 +104,7 @@ def optimal_schedule(
                 f"rank {rank} takes {needs:.0f} bytes for a microbatch and has {has:.0f}: give it "
                 f"{needs - has:.0f} more"
             )
-    # Solve, and let the simulator say what the order that was found takes.
+    # 3. Solve, and let the simulator say what each order takes.
     model = _Model(solver_api, problem, _longest_s(problem))
     rows, bound_s = model.solve(time_limit_s, None if start is None else rows_of(start))
     candidates = [] if start is None else [start]

@@ -84,6 +84,7 @@ def plan_stages(
     >>> [stage.units for stage in plan.stages], plan.bottleneck_s
     ([('a', 'b', 'c'), ('d',)], 9.0)
     """
+    # 1. Refuse what can't be.
     kind = get_schedule(schedule)
     require_count(microbatches, "microbatches")
     limit = cluster.memory_bytes if max_memory_bytes is None and cluster is not None else max_memory_bytes
@@ -92,6 +93,7 @@ def plan_stages(
     if parameter_copies < 0:
         raise PlanError(f"parameter_copies is {parameter_copies}: give 0 or more")
     _check_stages(costs, stages)
+    # 2. Who runs which stage, and how many microbatches each keeps: the schedule says so, whatever the cuts.
     ranks = _ranks(kind, stages, cluster)
     placement = kind.placement(stages, ranks)
     generated = kind(stages, microbatches, ranks)
@@ -103,6 +105,7 @@ def plan_stages(
         hides_transfers=kind.hides_transfers,
         trains=kind.trains,
     )
+    # 3. Find the cuts: exactly where formulas say what a stage takes, else by simulating.
     if ranks < stages or (cluster is not None and (cluster.has_handling or not _has_equal_ranks(cluster))):
         case = Case(costs, _limited(cluster, ranks, limit), microbatches, parameter_copies, recompute=False)
         cuts = _cuts_by_simulation(case, kind, placement)
@@ -113,6 +116,7 @@ def plan_stages(
         raise _too_little_memory(shares, costs, limit)
     if cuts is None:
         raise AssertionError("unreachable: without a limit every number of stages up to the most can be had")
+    # 4. Say what each stage takes.
     chosen = tuple(
         make_stage(
             costs,

@@ -11,7 +11,7 @@ from partita.errors import CheckpointError
 
 __all__ = ["check_plain", "plain_bytes", "plain_value"]
 
-_PLAIN = (bool, int, float, str, bytes, type(None))
+_ALLOWED = (bool, int, float, str, bytes, type(None))
 _KINDS = "numbers, text, bytes, tensors, and lists, tuples and dicts of these"
 
 
@@ -21,7 +21,7 @@ def check_plain(value: Any, what: str) -> None:
     Raises:
         CheckpointError: code would have to run for it.
     """
-    if type(value) in _PLAIN or (type(value) is tuple and all(type(item) in _PLAIN for item in value)):
+    if type(value) in _ALLOWED or (type(value) is tuple and all(type(item) in _ALLOWED for item in value)):
         return
     plain_bytes(value, what, allow_pickle=False)
 

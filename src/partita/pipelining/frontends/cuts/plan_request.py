@@ -116,7 +116,7 @@ class PlanRequest:
         """
         with ProcessGroupComm.from_group() if _group_size() is not None else nullcontext() as comm:
             if comm is None:
-                return self._made(measure(), self._limited(self.cluster), whole_stages=whole_stages)
+                return self._planned(measure(), self._limited(self.cluster), whole_stages=whole_stages)
             with publish_errors(comm, "measuring a model for a plan"):
                 comm.barrier()
                 costs = measure()
@@ -136,13 +136,13 @@ class PlanRequest:
         answer: str | PlanError | None = None
         if comm.rank == 0:
             try:
-                answer = self._made(costs, cluster, whole_stages=whole_stages).to_json()
+                answer = self._planned(costs, cluster, whole_stages=whole_stages).to_json()
             except PlanError as error:
                 answer = error.with_traceback(None)
         shared: str | PlanError = comm.all_gather_object(answer)[0]
         return shared
 
-    def _made(self, costs: CostModel, cluster: Cluster | None, *, whole_stages: bool) -> Plan:
+    def _planned(self, costs: CostModel, cluster: Cluster | None, *, whole_stages: bool) -> Plan:
         if self.plan == "auto":
             assert cluster is not None
             candidates = search(
