@@ -35,4 +35,4 @@ def test_what_a_run_hears_is_noted_by_line() -> None:
     again = Answers(example=answers.by_place)
     assert [again.answer(place) for place in answers.places] == [False, True]
     again.forget()
-    assert not again.given
+    assert not again.in_order
