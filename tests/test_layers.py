@@ -73,7 +73,7 @@ ROOMS = {
         ("rng", "microbatches", "piece_runner", "graph_compiler", "publish_errors", "same_settings", "trace"),
         ("host_generators",),
     ),
-    "reporting": (("drawing",), ("replication", "split", "capture"), ("step",), ("plan",)),
+    "reporting": (("drawing",), ("replication", "split", "capture"), ("step",), ("plan",), ("comparison",)),
     "cli": (
         ("models", "output"),
         ("options",),

@@ -110,3 +110,56 @@ def test_a_model_that_branches_on_values_is_explained_up_to_there() -> None:
     assert len(explanation.graphs) == 1
     assert "test_explain.py" in explanation.stopped
     assert "return x if x.sum() > 0" in explanation.stopped
+
+
+@without_gpu
+def test_a_break_in_a_loop_is_explained_though_there_is_no_graph() -> None:
+    class Loops(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(2):
+                x = x.sin()
+                torch._dynamo.graph_break()
+            return x
+
+    explanation = explain(Loops(), (torch.ones(2),))
+    assert not explanation.graphs
+    assert "all of forward() runs as Python" in explanation.breaks[0].reason
+
+
+@without_gpu
+def test_a_number_that_an_option_kept_in_the_graph_is_listed() -> None:
+    class Scales(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * x.sum().item()
+
+    explanation = explain(Scales(), (torch.ones(2),))
+    (kept,) = explanation.kept
+    assert "x.sum().item()" in kept.source
+    assert "torch.compile ends the graph by default" in kept.reason
+
+
+@without_gpu
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "t5"])
+def test_a_default_configuration_with_its_cache_is_explained(kind: str) -> None:
+    """A cache of keys and values was made on the CPU, and its first write met tensors of the meta device."""
+    transformers = pytest.importorskip("transformers")
+    small = {
+        "llama": {
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+        },
+        "gpt2": {"n_embd": 16, "n_layer": 1, "n_head": 2},
+        "t5": {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2},
+    }
+    config = transformers.AutoConfig.for_model(
+        kind, vocab_size=32, bos_token_id=1, eos_token_id=2, pad_token_id=0, **small[kind]
+    )
+    has_decoder = kind == "t5"
+    auto = transformers.AutoModelForSeq2SeqLM if has_decoder else transformers.AutoModelForCausalLM
+    ids = torch.zeros(1, 4, dtype=torch.long)
+    inputs = {"input_ids": ids, **({"decoder_input_ids": ids} if has_decoder else {})}
+    explanation = explain(auto.from_config(config).eval(), (), inputs)
+    assert not explanation.stopped
+    assert explanation.graphs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -14,6 +15,7 @@ from partita.demo.run import run_demo
 from partita.demo.settings import DemoSettings
 from partita.errors import InfeasiblePlan, ScheduleError, UsageError
 from partita.planning import Plan
+from partita.reporting import report_from_json, step_differences
 
 TINY = TransformerConfig(width=32, heads=2, layers=2, context=16)
 
@@ -53,6 +55,52 @@ def test_an_unwritable_folder_is_refused_before_training(tmp_path: Path) -> None
 def test_an_unknown_schedule_lists_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(ScheduleError, match="choose one of GPipe, 1F1B"):
         run_demo(DemoSettings(schedule="2F2B"), tmp_path, Console(file=io.StringIO()))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stages", "processes"),
+    [
+        ("1F1B", 2, 2),
+        ("ZBVZeroBubble", 4, 2),
+        ("DualPipeV", 4, 2),
+        ("Interleaved1F1B", 4, 2),
+        ("ZB-H1", 2, 2),
+    ],
+)
+def test_each_schedule_has_the_stages_that_it_was_thought_out_for(
+    schedule: str, stages: int, processes: int
+) -> None:
+    settings = DemoSettings(schedule=schedule)
+    settings.check_schedule()
+    assert (settings.number_of_stages, settings.processes) == (stages, processes)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"schedule": "ForwardOnly"}, "--schedule is ForwardOnly, which has no backward pass"),
+        (
+            {"schedule": "DualPipeV", "stages": 3},
+            "--stages is 3, and DualPipeV has 2 on each process: give 4",
+        ),
+    ],
+)
+def test_what_a_schedule_can_not_do_is_refused_before_training(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        DemoSettings(**options).check_schedule()
+
+
+@pytest.mark.slow
+def test_two_stages_on_a_process_train_bit_for_bit_too(tmp_path: Path) -> None:
+    settings = DemoSettings(
+        steps=2, schedule="ZBVZeroBubble", microbatches=4, microbatch=2, validate_every=2, model=TINY
+    )
+    result = run_demo(settings, tmp_path, Console(file=io.StringIO(), width=120))
+    assert result.comparison.bitwise
+    report = report_from_json((tmp_path / "report.json").read_text())
+    assert len(report.stages) == 4
+    assert report.measured.ranks == (0, 1)
+    assert step_differences(report.measured, report.simulated) is not None
 
 
 @pytest.mark.parametrize("name", ["steps", "stages", "microbatches", "microbatch"])

@@ -226,7 +226,7 @@ def test_it_can_be_exported(args: tuple[torch.Tensor]) -> None:
     gm = traced(Net().eval(), args)
     cut = partita.split(gm, in_runs(gm, 3))
     program = torch.export.export(cut.module, (torch.randn(3, 4),))
-    partita.verify(program.module(), gm, args, train=False).check()
+    partita.verify(program.module(), gm, args, backward=False).check()
 
 
 def test_forward_hooks_run_once(args: tuple[torch.Tensor]) -> None:

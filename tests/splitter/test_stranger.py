@@ -31,7 +31,7 @@ def check(gm: GraphModule, *args: Any, train: bool = True) -> None:
     names = [node.name for node in assignable(gm)]
     for keys in itertools.product(range(2), repeat=len(names)):
         cut = partita.split(gm, dict(zip(names, keys, strict=True)), on_conflict="repair")
-        partita.verify(cut, gm, args, train=train, explain=False).check()
+        partita.verify(cut, gm, args, backward=train, explain=False).check()
 
 
 def test_views_in_a_trace_of_real_tensors_are_views() -> None:
@@ -184,7 +184,7 @@ def test_an_exported_program_still_refuses_inputs_that_it_does_not_fit(check_gua
     module = partita.split(gm, lambda node: 0).module
     for args in ((torch.ones(40, 2), 3), (torch.ones(8, 3), 3), (torch.ones(8, 2), 4), (torch.ones(8, 2),)):
         for same in (module, copy.deepcopy(module)):
-            result = partita.verify(same, gm, args, train=False).check()
+            result = partita.verify(same, gm, args, backward=False).check()
             assert result.raised
     if check_guards:
         with pytest.raises(

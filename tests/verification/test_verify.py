@@ -12,6 +12,7 @@ import torch
 from tests.verification.nets import Copy, WrongCopy, X, assert_only, make_net
 from torch import nn
 
+from partita.errors import ArgumentError
 from partita.verification import verify
 
 
@@ -49,12 +50,46 @@ def test_every_way_to_call_the_same_module_is_equal_to_it(wrap: Callable[[nn.Mod
 
 @pytest.mark.parametrize("train", [True, False])
 def test_it_works_without_parameters_and_gradients(train: bool) -> None:
-    result = verify(torch.neg, torch.neg, (X,), train=train).check()
+    result = verify(torch.neg, torch.neg, (X,), backward=train).check()
     assert result.compared["gradients of parameters"] == 0
 
 
-def test_train_false_runs_no_backward() -> None:
-    assert verify(WrongCopy(), Copy(), (X.clone().requires_grad_(),), train=False).ok
+def test_train_is_the_old_name_of_backward() -> None:
+    arguments = WrongCopy(), Copy(), (X.clone().requires_grad_(),)
+    with pytest.warns(DeprecationWarning, match=r"verify\(train=False\) is now verify\(backward=False\)"):
+        assert verify(*arguments, train=False).ok
+
+
+def test_mode_is_that_of_copies_and_the_callers_stay() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.Dropout()).eval()
+    doubled = nn.Sequential(net[0], nn.Dropout(0.25))
+    x = (torch.ones(2, 4),)
+    assert not verify(doubled.train(), net, x, mode="train").ok
+    assert verify(doubled, net, x, mode="eval").ok
+    assert (net.training, doubled.training) == (False, True)
+
+
+def test_another_mode_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="mode is 'training'; give 'train', 'eval', or None"):
+        verify(torch.neg, torch.neg, (X,), mode="training")  # type: ignore[arg-type]
+
+
+def test_where_inductor_draws_other_numbers_a_hint_says_so() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.Dropout())
+    x = (torch.ones(64, 4),)
+    result = verify(torch.compile(net), net, x, rtol=1e-5, atol=1e-5)
+    assert not result.ok
+    assert "Inductor draws others than eager mode does" in str(result)
+    same = torch.compile(net, options={"fallback_random": True})
+    assert verify(same, net, x, rtol=1e-5, atol=1e-5).ok
+
+
+def test_a_difference_without_random_numbers_has_no_hint() -> None:
+    assert not verify(WrongCopy(), Copy(), (X.clone().requires_grad_(),)).hints
+
+
+def test_backward_false_runs_no_backward() -> None:
+    assert verify(WrongCopy(), Copy(), (X.clone().requires_grad_(),), backward=False).ok
     assert not verify(WrongCopy(), Copy(), (X.clone().requires_grad_(),)).ok
 
 

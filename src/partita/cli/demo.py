@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from partita.cli.options.schedule_names import complete_schedule
 from partita.demo.run import run_demo
 from partita.demo.settings import DemoSettings
 
@@ -17,18 +18,28 @@ __all__ = ["demo"]
 def demo(
     steps: Annotated[int, typer.Option(help="Training steps.")] = DemoSettings.steps,
     stages: Annotated[
-        int, typer.Option(help="How many stages, each on a process of its own.")
+        int | None, typer.Option(help="How many stages (default: those of two processes).")
     ] = DemoSettings.stages,
-    schedule: Annotated[str, typer.Option(help="1F1B or GPipe.")] = DemoSettings.schedule,
+    schedule: Annotated[
+        str,
+        typer.Option(
+            help="Any that trains, such as GPipe, Interleaved1F1B, ZBVZeroBubble or DualPipeV.",
+            autocompletion=complete_schedule,
+        ),
+    ] = DemoSettings.schedule,
     microbatches: Annotated[
         int, typer.Option(help="Into how many a batch is cut.")
     ] = DemoSettings.microbatches,
-    out: Annotated[Path, typer.Option(help="Folder for report.html, trace.json and plan.json.")] = Path(
-        "out/demo"
-    ),
+    out: Annotated[Path, typer.Option(help="Folder for report, trace and plan.")] = Path("out/demo"),
     seed: Annotated[int, typer.Option(help="Of weights, data order and dropout.")] = DemoSettings.seed,
 ) -> None:
-    """Cut a transformer into stages, train it on several processes and beside it uncut, and compare."""
+    """Cut a transformer into stages, train it on several processes and beside it uncut, and compare.
+
+    \b
+    partita demo
+    partita demo --schedule ZBVZeroBubble --out out/zbv  # two stages on each process
+    partita demo --schedule GPipe --stages 3 --microbatches 6 --steps 8
+    """
     settings = DemoSettings(
         steps=steps, stages=stages, schedule=schedule, microbatches=microbatches, seed=seed
     )

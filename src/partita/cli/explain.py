@@ -14,8 +14,11 @@ import torch
 import typer
 from rich.console import Console
 
+from partita._torch.compile.graph_breaks import Break
 from partita._version import __version__
-from partita.cli.models.user_file import build_from
+from partita.cli.models.model_source import ModelSource, choose_source
+from partita.cli.output.output_files import check_outputs, write_outputs
+from partita.cli.output.progress import progress_bar
 from partita.cudagraphs import SavingModel
 from partita.cudagraphs import explain as explain_cudagraphs
 from partita.cudagraphs.explain import ExplainedGraph, Explanation
@@ -35,13 +38,13 @@ __all__ = ["capture_report", "explain"]
 
 
 def explain(
-    place: Annotated[
-        str,
+    model: Annotated[
+        str | None,
         typer.Argument(
-            metavar="FILE.py:NAME",
-            help="A function without arguments that returns (model, args) or (model, args, kwargs).",
+            help="FILE.py:NAME, a function that returns (model, args) or (model, args, kwargs); hf:TYPE or "
+            "hf:FOLDER with a config.json."
         ),
-    ],
+    ] = None,
     purpose: Annotated[str, typer.Option("--for", help="What to explain: cudagraphs.")] = "cudagraphs",
     train: Annotated[
         bool, typer.Option("--train", help="Forward and backward of a training step, not inference.")
@@ -57,18 +60,41 @@ def explain(
         list[str] | None,
         typer.Option(help="A custom operator, namespace::name, that may be captured; can be given again."),
     ] = None,
+    config_json: Annotated[Path | None, typer.Option(help="A Hugging Face configuration.")] = None,
+    model_type: Annotated[str | None, typer.Option(help="A Hugging Face type, such as llama.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="name=value of the configuration; can be given again."),
+    ] = None,
+    architecture: Annotated[str | None, typer.Option(help="A Hugging Face model class.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Samples of a batch (default: 1).")] = None,
+    sequence: Annotated[
+        int | None, typer.Option(help="Tokens of a sample (default: what the model takes, at most 4096).")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="bfloat16, float16 or float32 (default: the configuration's).")
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page here too.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Say what of a model is captured as CUDA graphs, what is not and why, and how many launches it saves."""
+    """Say what of a model is captured as CUDA graphs, what is not and why, and how many launches it saves.
+
+    \b
+    partita explain model.py:build  # inference, judged as if there was a GPU
+    partita explain model.py:build --train --html explain.html
+    partita explain hf:llama --set num_hidden_layers=4 --sequence 128
+    """
     if purpose != "cudagraphs":
         raise UsageError(f"--for is {purpose!r}: there is 'cudagraphs'")
     if min_launches < 0:
         raise UsageError(f"--min-launches is {min_launches}: give 0 or more")
     if any("::" not in name for name in allow or ()):
         raise UsageError(f"--allow is {allow}: write operators as namespace::name")
-    with redirect_stdout(sys.stderr):  # what the model prints is no part of the report
-        built = build_from(place)
+    check_outputs({"--html": html})
+    options = architecture, batch, sequence, dtype
+    source = choose_source(model, config_json, model_type, tuple(set_ or ()), *options)
+    with progress_bar("tracing the model"), redirect_stdout(sys.stderr):  # what the model prints is no report
+        built = source.build("meta" if _is_bare(source, device) else "cpu")
         built.model.train(train)
         explanation = explain_cudagraphs(
             built.model,
@@ -79,14 +105,19 @@ def explain(
             saving=SavingModel(min_launches=min_launches),
             allow=frozenset(allow or ()),
         )
-    report = capture_report(explanation, f"{place}, {'training' if train else 'inference'}")
-    if html is not None:
-        html.parent.mkdir(parents=True, exist_ok=True)
-        html.write_text(render_capture_html(report), encoding="utf-8")
+    report = capture_report(explanation, f"{source.title}, {'training' if train else 'inference'}")
+    written = write_outputs([(html, lambda: render_capture_html(report))])
     if as_json:
         print(json.dumps(report.as_dict(), indent=2))
-        return
-    _show(report, html)
+    else:
+        _show(report)
+    for path in written:
+        print(f"wrote {path}", file=sys.stderr if as_json else sys.stdout)
+
+
+def _is_bare(source: ModelSource, device: str) -> bool:
+    """Whether a Hugging Face model needs no memory: without a GPU nothing is computed."""
+    return source.hugging_face is not None and device.startswith("cuda") and not torch.cuda.is_available()
 
 
 def capture_report(explanation: Explanation, title: str) -> CaptureReport:
@@ -102,7 +133,10 @@ def capture_report(explanation: Explanation, title: str) -> CaptureReport:
         explanation.note,
         explanation.assumed,
         tuple(graphs),
-        tuple(BreakRow(_short(item.source), item.reason, item.hint) for item in explanation.breaks),
+        (
+            *(_break_row(item, kept=False) for item in explanation.breaks),
+            *(_break_row(item, kept=True) for item in explanation.kept),
+        ),
         explanation.stopped,
         {
             "partita": __version__,
@@ -111,6 +145,10 @@ def capture_report(explanation: Explanation, title: str) -> CaptureReport:
             "judged on": f"{explanation.device}{' (assumed)' if explanation.assumed else ''}",
         },
     )
+
+
+def _break_row(item: Break, *, kept: bool) -> BreakRow:
+    return BreakRow(_short(item.source), item.reason, item.hint, kept, item.details)
 
 
 def _graph_row(graph: ExplainedGraph, name: str) -> GraphRow:
@@ -141,7 +179,7 @@ def _short(source: str) -> str:
     return source.removeprefix(f"{Path.cwd()}/")
 
 
-def _show(report: CaptureReport, html: Path | None) -> None:
+def _show(report: CaptureReport) -> None:
     console = Console()
     console.print(report.note, style="yellow" if report.assumed else "dim", markup=False, highlight=False)
     for table in capture_tables(report):
@@ -149,9 +187,4 @@ def _show(report: CaptureReport, html: Path | None) -> None:
     if report.stopped:
         console.print("the rest of the model is not here: ", style="bold yellow", end="")
         console.print(report.stopped, markup=False, highlight=False)
-    console.print(
-        f"{report.captured_nodes} of {report.nodes} operators captured, {report.launches_saved} launches "
-        f"saved a run"
-    )
-    if html is not None:
-        console.print(f"page: {html}", markup=False)
+    console.print(report.summary, markup=False, highlight=False)

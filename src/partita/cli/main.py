@@ -39,6 +39,7 @@ _COMMANDS = (
     "export",
     "import_",
     "plan",
+    "report",
     "simulate",
     "split",
     "verify",

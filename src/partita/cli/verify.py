@@ -17,21 +17,18 @@ from partita.cli.models.model_source import ModelSource, choose_source
 from partita.cli.models.user_file import Built
 from partita.cli.options.cut_options import CutRequest
 from partita.cli.options.schedule_cases import stages_a_rank
+from partita.cli.options.schedule_names import complete_schedule
 from partita.cli.output.progress import progress_bar
 from partita.cli.verifying.verify_checks import VerifyCheck, compare_compiled, compare_cut
 from partita.cli.verifying.verify_step_check import compare_step, step_schedule
 from partita.errors import UsageError
-from partita.planning import Schedule, get_schedule, schedule_names
+from partita.planning import Schedule, get_schedule
 
 __all__ = ["verify"]
 
 _BACKENDS = ("aot_eager", "inductor")
 _TOKENS = 64
 """So many of a sample where ``--sequence`` is not given: enough for a comparison."""
-
-
-def _complete_schedule(incomplete: str) -> list[str]:
-    return [name for name in schedule_names() if name.lower().startswith(incomplete.lower())]
 
 
 def _complete_backend(incomplete: str) -> list[str]:
@@ -53,7 +50,7 @@ def verify(
     ] = None,
     schedule: Annotated[
         str | None,
-        typer.Option(help="The schedule of the step (default: 1F1B).", autocompletion=_complete_schedule),
+        typer.Option(help="The schedule of the step (default: 1F1B).", autocompletion=complete_schedule),
     ] = None,
     microbatches: Annotated[
         int | None, typer.Option(help="Microbatches of the step; 0 for none (default: 4).")

@@ -10,8 +10,10 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from partita._torch.compile.traced import Break, TracedModel, pretend_device, trace_model
+from partita._torch.compile.graph_breaks import Break
+from partita._torch.compile.traced import TracedModel, pretend_device, trace_model
 from partita._torch.containers.pytree import tree_map
+from partita.cudagraphs.facts.source_line import source_line
 from partita.cudagraphs.regions.capturable import CaptureRules
 from partita.cudagraphs.regions.grouping import RegionPlan, find_regions
 from partita.cudagraphs.regions.launch_savings import SavingModel
@@ -24,6 +26,10 @@ _ASSUMED = (
     "graphs are judged as if all that lies there lay on one GPU. Values that the host reads stay in the "
     "graph, where torch.compile breaks the graph by default; attention is shown in its parts, where a GPU "
     "has one kernel for it; code that asks for a tensor's device sees 'meta'."
+)
+_KEPT = "the host reads a value of a tensor here; torch.compile ends the graph by default"
+_KEEP = (
+    "set torch._dynamo.config.capture_scalar_outputs and capture_dynamic_output_shape_ops, as was done here"
 )
 _CPU = "Judged for ReplayRecorder, which records on the CPU: tensors on the CPU count as capturable."
 _MEASURED = "The model was run once on {device}."
@@ -50,7 +56,8 @@ class Explanation:
 
     Attributes:
         graphs: in the order in which they are made.
-        breaks: where ``torch.compile`` ends a graph.
+        breaks: where ``torch.compile`` ends a graph, or leaves a function to Python.
+        kept: where it ends one with its default options, and did not here, since nothing was computed.
         stopped: why the rest of the model could not be traced, or an empty string.
         assumed: whether the device was assumed, and nothing was computed.
         device: on which the graphs are judged.
@@ -59,6 +66,7 @@ class Explanation:
 
     graphs: tuple[ExplainedGraph, ...]
     breaks: tuple[Break, ...]
+    kept: tuple[Break, ...]
     stopped: str
     assumed: bool
     device: torch.device
@@ -144,8 +152,19 @@ def explain(
         )
         for graph in traced.graphs
     )
-    breaks = tuple(dict.fromkeys(traced.breaks))  # a model called anew from the same place breaks there again
-    return Explanation(graphs, breaks, traced.stopped, target.assumed, target.judged, target.note)
+    breaks = _each_once(traced.breaks)
+    kept = tuple(dict.fromkeys(Break(_KEPT, _KEEP, source_line(node)) for node in traced.host_reads))
+    return Explanation(graphs, breaks, kept, traced.stopped, target.assumed, target.judged, target.note)
+
+
+def _each_once(breaks: Sequence[Break]) -> tuple[Break, ...]:
+    """A function breaks again at the same place where it is called anew, and where its caller was traced."""
+    each: dict[tuple[str, str], Break] = {}
+    for item in breaks:
+        key = (item.source, item.details.partition("\n")[0])
+        if key not in each or item.skipped > each[key].skipped:
+            each[key] = item
+    return tuple(each.values())
 
 
 def _trace_device(name: str) -> _TraceDevice:
@@ -174,11 +193,12 @@ def _moved(leaf: Any, device: torch.device) -> Any:
 
 
 def _check_has_graphs(traced: TracedModel, target: _TraceDevice) -> None:
-    if traced.graphs:
+    """A model of which all runs as Python is explained by its breaks; without any there is nothing to say."""
+    if traced.graphs or traced.breaks:
         return
-    why = traced.stopped or "; ".join(f"{item.reason} ({item.source})" for item in traced.breaks)
-    raise CaptureError(
-        f"torch.compile makes no graph of the model on {target.traced}"
-        + (f": {why}" if why else ": it does nothing with tensors, or its forward is excluded")
-        + (". With --device cpu it is run, so that values are there" if target.assumed else "")
+    why = traced.stopped or (
+        "it does nothing with tensors, or its forward is excluded (torch.compiler.disable, or code of a "
+        "library that torch.compile skips)"
     )
+    advice = ". With --device cpu it is run, so that values are there" if target.assumed else ""
+    raise CaptureError(f"torch.compile makes no graph of the model on {target.traced}: {why}{advice}")

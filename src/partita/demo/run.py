@@ -24,7 +24,6 @@ from partita.demo.settings import DemoSettings, check_writable
 from partita.demo.summary import build_report, conclude, introduce, write_files
 from partita.demo.training import measure_rank, train_rank, train_uncut
 from partita.demo.watch import train_and_watch
-from partita.pipelining import get_schedule_class
 from partita.planning import Cluster, CostModel, plan_stages
 from partita.reporting import LossPoint
 
@@ -44,7 +43,7 @@ def run_demo(settings: DemoSettings, out: Path, console: Console) -> DemoResult:
     """Train a model cut and uncut, compare both, and write a report.
 
     Args:
-        out: folder for ``report.html``, ``trace.json`` and ``plan.json``.
+        out: folder for ``report.html``, ``report.json``, ``trace.json`` and ``plan.json``.
         console: where to print.
 
     Raises:
@@ -53,21 +52,21 @@ def run_demo(settings: DemoSettings, out: Path, console: Console) -> DemoResult:
         ExecutionError: a process failed.
     """
     check_writable(out)
-    get_schedule_class(settings.schedule)
+    settings.check_schedule()
     corpus = read_corpus()
     with tempfile.TemporaryDirectory(prefix="partita-demo-") as scratch, _progress(console) as progress:
         folder = Path(scratch)
         costs, cluster = _measure(settings, progress)
         plan = plan_stages(
             costs,
-            settings.stages,
+            settings.number_of_stages,
             cluster=cluster,
             schedule=settings.schedule,
             microbatches=settings.microbatches,
             parameter_copies=4,
         )
         introduce(console, settings, corpus, plan)
-        ranks = range(settings.stages)
+        processes = settings.processes
         uncut = train_and_watch(
             lambda: launch(train_uncut, 1, settings, scratch, name="uncut training"),
             progress,
@@ -76,16 +75,18 @@ def run_demo(settings: DemoSettings, out: Path, console: Console) -> DemoResult:
             [folder / "uncut.jsonl"],
         )
         cut = train_and_watch(
-            lambda: launch(train_rank, settings.stages, settings, plan.to_json(), scratch, name="pipeline"),
+            lambda: launch(
+                train_rank, settings.processes, settings, plan.to_json(), scratch, name="pipeline"
+            ),
             progress,
-            f"training cut, {settings.stages} processes",
+            f"training cut, {processes} processes",
             settings.steps,
-            [folder / f"rank{rank}.jsonl" for rank in ranks],
+            [folder / f"rank{rank}.jsonl" for rank in range(processes)],
             other=uncut,
         )
         comparison = compare_parameters(
             folder / "uncut.safetensors",
-            [folder / f"rank{rank}.safetensors" for rank in ranks],
+            [folder / f"stage{stage}.safetensors" for stage in range(settings.number_of_stages)],
         )
     report = build_report(settings, corpus, plan, uncut, cut, comparison)
     files = write_files(out, report, plan)
@@ -108,9 +109,9 @@ def _measure(settings: DemoSettings, progress: Progress) -> tuple[CostModel, Clu
     """The costs and the links, as measured by rank 0 while as many ranks are at work as the machine has
     processors for.
     """
-    processes = min(settings.stages, max(os.cpu_count() or 1, 2))
+    processes = min(settings.processes, max(os.cpu_count() or 1, 2))
     task = progress.add_task(f"measuring, {processes} processes", total=None)
     measured = launch(measure_rank, processes, settings, name="measurement")
     progress.update(task, total=1, completed=1)
     costs, cluster = measured[0]
-    return CostModel.from_json(costs), replace(Cluster.from_json(cluster), ranks=settings.stages)
+    return CostModel.from_json(costs), replace(Cluster.from_json(cluster), ranks=settings.processes)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from partita.demo.model import TransformerConfig
 from partita.errors import UsageError
+from partita.planning import get_schedule
+from partita.planning.generators.registry import ScheduleKind
 
 __all__ = ["DemoSettings", "check_writable"]
 
@@ -17,8 +19,8 @@ class DemoSettings:
 
     Attributes:
         steps: training steps.
-        stages: how many stages, each on a process of its own.
-        schedule: ``1F1B`` or ``GPipe``.
+        stages: how many stages; None for those of two processes.
+        schedule: the name of any schedule that trains.
         microbatches: into how many a batch is cut.
         microbatch: sequences in a microbatch.
         seed: of the weights, the data order and dropout.
@@ -28,7 +30,7 @@ class DemoSettings:
     """
 
     steps: int = 24
-    stages: int = 2
+    stages: int | None = None
     schedule: str = "1F1B"
     microbatches: int = 8
     microbatch: int = 4
@@ -39,9 +41,43 @@ class DemoSettings:
 
     def __post_init__(self) -> None:
         for name in ("steps", "stages", "microbatches", "microbatch"):
-            if getattr(self, name) < 1:
+            value = getattr(self, name)
+            if value is not None and value < 1:
                 option = name.replace("_", "-")
-                raise UsageError(f"--{option} is {getattr(self, name)}: give 1 or more")
+                raise UsageError(f"--{option} is {value}: give 1 or more")
+
+    @property
+    def kind(self) -> ScheduleKind:
+        """The schedule (ScheduleError where there is none of that name)."""
+        return get_schedule(self.schedule)
+
+    @property
+    def number_of_stages(self) -> int:
+        """How many stages the model is cut into."""
+        return 2 * self.kind.stages_a_rank if self.stages is None else self.stages
+
+    @property
+    def processes(self) -> int:
+        """How many processes there are: each runs as many stages as the schedule was thought out for."""
+        return max(1, self.number_of_stages // self.kind.stages_a_rank)
+
+    def check_schedule(self) -> None:
+        """Refuse what the schedule can't do, before anything costs time.
+
+        Raises:
+            ScheduleError: no such schedule, or one that can't serve so many stages or microbatches.
+            UsageError: one that does not train, or stages that do not divide among the processes.
+        """
+        kind, stages = self.kind, self.number_of_stages
+        if not kind.trains:
+            raise UsageError(f"--schedule is {kind.name}, which has no backward pass: give 1F1B, say")
+        each = kind.stages_a_rank
+        if stages % each:
+            raise UsageError(
+                f"--stages is {stages}, and {kind.name} has {each} on each process: give "
+                f"{stages + each - stages % each}, or --schedule 1F1B, which takes any number"
+            )
+        kind(stages, self.microbatches, self.processes)
 
     @property
     def batch(self) -> int:
@@ -54,7 +90,17 @@ class DemoSettings:
 
     def describe(self) -> dict[str, str]:
         """Return names and values for a report."""
-        return {key: str(value) for key, value in asdict(self).items() if key != "model"}
+        return {
+            "steps": str(self.steps),
+            "stages": f"{self.number_of_stages} on {self.processes} processes",
+            "schedule": self.kind.name,
+            "microbatches of a batch": str(self.microbatches),
+            "samples of a microbatch": str(self.microbatch),
+            "tokens of a sample": str(self.model.context),
+            "learning rate": f"{self.learning_rate:g}",
+            "seed": str(self.seed),
+            "validated every": f"{self.validate_every} steps",
+        }
 
 
 def check_writable(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the demo prints and writes: the plan before, the figures after, and three files."""
+"""What the demo prints and writes: the plan before, the figures after, and four files."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from rich.console import Console
 from partita._version import __version__
 from partita.demo.comparison import Comparison
 from partita.demo.data import ByteCorpus
+from partita.demo.peak_memory import PeakMemory
 from partita.demo.settings import DemoSettings
-from partita.demo.timelines import measured_timeline, simulated_timeline
+from partita.demo.timelines import traced_timeline
 from partita.demo.watch import Side
-from partita.planning import Plan
+from partita.planning import Plan, schedule_of, simulate
 from partita.reporting import (
     LossPoint,
+    RankMemory,
     RunReport,
     chrome_trace,
     format_bytes,
@@ -27,6 +29,8 @@ from partita.reporting import (
     key_figures,
     plan_table,
     render_html,
+    report_to_json,
+    simulation_timeline,
     stage_rows,
 )
 
@@ -52,7 +56,9 @@ def build_report(
     settings: DemoSettings, corpus: ByteCorpus, plan: Plan, uncut: Side, cut: Side, comparison: Comparison
 ) -> RunReport:
     """Put together all that the report shows."""
-    measured, simulated = measured_timeline(cut.spans), simulated_timeline(plan)
+    simulation = simulate(schedule_of(plan), plan)
+    measured = traced_timeline(cut.spans)
+    simulated = simulation_timeline(simulation, transfers=True)
     figures = key_figures(
         parameter_difference=comparison.largest,
         bitwise_equal=comparison.bitwise,
@@ -60,12 +66,13 @@ def build_report(
         reference_samples_s=uncut.samples_per_second(settings.batch),
         measured=measured,
         simulated=simulated,
+        tokens_a_sample=settings.model.context,
     )
     return RunReport(
-        title=f"A transformer in {settings.stages} stages",
+        title=f"A transformer in {settings.number_of_stages} stages",
         subtitle=(
-            f"partita demo: {settings.steps} steps, {settings.schedule}, {settings.microbatches} "
-            "microbatches, one thread a process"
+            f"partita demo: {settings.steps} steps, {settings.kind.name}, {settings.microbatches} "
+            f"microbatches, {settings.processes} processes of one thread"
         ),
         stages=stage_rows(plan),
         losses=_points(cut.losses, uncut.losses),
@@ -74,6 +81,10 @@ def build_report(
         figures=figures,
         environment=_environment(settings, corpus),
         validation=_points(cut.validation, uncut.validation),
+        memory=tuple(
+            RankMemory(rank, simulation.peak_bytes[rank], cut.memory[rank], PeakMemory.NOTE)
+            for rank in sorted(cut.memory)
+        ),
     )
 
 
@@ -93,9 +104,10 @@ def _environment(settings: DemoSettings, corpus: ByteCorpus) -> dict[str, str]:
 
 
 def write_files(out: Path, report: RunReport, plan: Plan) -> tuple[Path, ...]:
-    """Write the report, the trace and the plan, and return their paths."""
+    """Write the report as a page and as data, the trace and the plan, and return their paths."""
     texts = {
         "report.html": render_html(report),
+        "report.json": report_to_json(report),
         "trace.json": chrome_trace([report.measured, report.simulated]),
         "plan.json": plan.to_json(),
     }
@@ -126,7 +138,7 @@ def conclude(
     speeds = [figure.value for figure in report.figures if figure.unit == "samples/s"]
     cut, uncut = (float(speed) for speed in speeds)
     console.print(
-        f"samples/s: cut {cut:.1f}, uncut {uncut:.1f} ({cut / uncut:.2f}×; {settings.stages} processes "
+        f"samples/s: cut {cut:.1f}, uncut {uncut:.1f} ({cut / uncut:.2f}×; {settings.processes} processes "
         "against one, one thread each)"
     )
     console.print(

@@ -6,7 +6,6 @@ import gc
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,10 +17,12 @@ from torch.nn import functional
 from partita.demo.data import ByteCorpus, read_corpus
 from partita.demo.events import EventWriter
 from partita.demo.model import ByteTransformer
+from partita.demo.peak_memory import PeakMemory
 from partita.demo.settings import DemoSettings
 from partita.pipelining import UncutReference, keyed_graph, pipeline
 from partita.pipelining.frontends.pipeline import measure_units
 from partita.pipelining.measuring.link_times import measure_cluster
+from partita.pipelining.schedules import PipelineSchedule
 from partita.planning import Plan
 from partita.runtime import ProcessGroupComm, Tracer, gather
 
@@ -86,8 +87,9 @@ def train_uncut(settings: DemoSettings, folder: str) -> None:
 
 @record
 def train_rank(settings: DemoSettings, plan_text: str, folder: str) -> None:
-    """Train one stage of the pipeline."""
+    """Train this rank's stages of the pipeline."""
     dist.init_process_group("gloo")
+    memory = PeakMemory()
     rank = dist.get_rank()
     tracer = Tracer(rank)
     events = EventWriter(Path(folder) / f"rank{rank}.jsonl")
@@ -95,10 +97,12 @@ def train_rank(settings: DemoSettings, plan_text: str, folder: str) -> None:
     with ProcessGroupComm.from_group() as comm:
         pipe = pipeline(build_model(settings), (example(settings),), plan=Plan.from_json(plan_text))
         schedule = pipe.schedule(next_byte_loss, comm=comm, seed=settings.seed)
-        stage = schedule.stages[rank]
+        stages = schedule.stages
+        has_loss = any(stage.is_last for stage in stages.values())
         del pipe
-        gc.collect()  # from here on only this stage's parameters are in memory
-        optimizer = torch.optim.AdamW(stage.module.parameters(), lr=settings.learning_rate)
+        gc.collect()  # from here on only this rank's parameters are in memory
+        memory.start_anew()
+        optimizer = torch.optim.AdamW(_parameters(schedule), lr=settings.learning_rate)
         for step in range(settings.steps):
             last = step + 1 == settings.steps
             if last:
@@ -112,16 +116,18 @@ def train_rank(settings: DemoSettings, plan_text: str, folder: str) -> None:
             optimizer.step()
             comm.barrier()
             seconds = time.perf_counter() - started
-            if stage.is_last:
+            if has_loss:
                 events.write("step", step=step, loss=_mean(losses), seconds=seconds)
             if last:
+                events.write("memory", rank=rank, bytes=memory.bytes())
                 _write_trace(events, comm, tracer)
             if settings.validates_after(step):
                 schedule.tracer = Tracer(rank)
-                loss = _validate_rank(schedule, stage.module, corpus, settings, step)
-                if stage.is_last:
+                loss = _validate_rank(schedule, corpus, settings, step)
+                if has_loss:
                     events.write("validation", step=step, loss=loss)
-        _save(stage.module, Path(folder) / f"rank{rank}.safetensors")
+        for index, stage in stages.items():
+            _save(stage.module, Path(folder) / f"stage{index}.safetensors")
         events.close()
     dist.destroy_process_group()
 
@@ -150,14 +156,22 @@ def _validate_uncut(whole: nn.Module, corpus: ByteCorpus, settings: DemoSettings
 
 
 def _validate_rank(
-    schedule: Any, module: nn.Module, corpus: ByteCorpus, settings: DemoSettings, step: int
+    schedule: PipelineSchedule, corpus: ByteCorpus, settings: DemoSettings, step: int
 ) -> float:
     inputs, target = _batch(corpus, settings, step, validation=True)
     losses: list[Tensor] = []
-    module.eval()
+    for stage in schedule.stages.values():
+        stage.module.eval()
     schedule.eval(inputs, target=target, losses=losses)
-    module.train()
+    for stage in schedule.stages.values():
+        stage.module.train()
     return _mean(losses)
+
+
+def _parameters(schedule: PipelineSchedule) -> list[nn.Parameter]:
+    """Those of all stages of this rank, each once."""
+    stages = schedule.stages.values()
+    return list({id(value): value for stage in stages for value in stage.module.parameters()}.values())
 
 
 def _write_trace(events: EventWriter, comm: ProcessGroupComm, tracer: Tracer) -> None:

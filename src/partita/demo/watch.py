@@ -21,12 +21,16 @@ _LOOK_EVERY_S = 0.1
 
 @dataclass
 class Side:
-    """One of the two trainings, as its events come in: loss, seconds and validation loss by step."""
+    """One of the two trainings, as its events come in.
+
+    Loss, seconds and validation loss by step; spans of the last step; the most bytes that each rank held.
+    """
 
     losses: dict[int, float] = field(default_factory=dict)
     seconds: dict[int, float] = field(default_factory=dict)
     validation: dict[int, float] = field(default_factory=dict)
     spans: list[dict[str, Any]] = field(default_factory=list)
+    memory: dict[int, int] = field(default_factory=dict)
 
     def take(self, event: dict[str, Any]) -> None:
         """Note one event of a training process."""
@@ -37,6 +41,8 @@ class Side:
             self.validation[event["step"]] = event["loss"]
         elif kind == "span":
             self.spans.append(event)
+        elif kind == "memory" and event["bytes"] is not None:
+            self.memory[event["rank"]] = event["bytes"]
 
     def samples_per_second(self, batch: int) -> float:
         """Return the speed of the median step, without the first one, which warms up."""

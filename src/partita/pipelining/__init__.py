@@ -45,6 +45,7 @@ from partita.pipelining.steps.schedule_kinds import ScheduleForwardOnly as _Sche
 from partita.pipelining.training.clipping import clip_grad_norm_
 from partita.pipelining.training.reference import UncutReference
 from partita.pipelining.training.scaler import GradScaler
+from partita.pipelining.training.step_metrics import StepMeter, StepMetrics, log_to
 from partita.pipelining.training.verify_step import verify_step
 from partita.runtime import TensorChunkSpec
 
@@ -71,6 +72,8 @@ __all__ = [
     "ScheduleZBVZeroBubble",
     "Snapshots",
     "SplitPoint",
+    "StepMeter",
+    "StepMetrics",
     "TensorChunkSpec",
     "TrivialLossWrapper",
     "UncutReference",
@@ -85,6 +88,7 @@ __all__ = [
     "latest_checkpoint",
     "load_checkpoint",
     "load_safetensors",
+    "log_to",
     "materialise",
     "parameters_on_meta",
     "pipe_split",

@@ -8,6 +8,15 @@ from __future__ import annotations
 from partita.reporting.capture.capture_html import render_capture_html
 from partita.reporting.capture.capture_report import BreakRow, CaptureReport, GraphRow, LeftOutRow, RegionRow
 from partita.reporting.capture.capture_tables import capture_tables
+from partita.reporting.comparison.compared import (
+    ComparedRun,
+    Comparison,
+    Quantity,
+    compared_plan,
+    compared_report,
+)
+from partita.reporting.comparison.comparison_html import render_comparison_html
+from partita.reporting.comparison.comparison_table import comparison_table
 from partita.reporting.drawing.units import (
     format_bytes,
     format_count,
@@ -28,6 +37,7 @@ from partita.reporting.plan.planned import (
     recomputed_words,
     stage_rows,
 )
+from partita.reporting.plan.run_text import report_text
 from partita.reporting.plan.tables import loss_table, plan_table, planned_table
 from partita.reporting.replication.backward_pass import BackwardPass, ReducedBucket
 from partita.reporting.replication.bucket_table import bucket_table
@@ -37,18 +47,31 @@ from partita.reporting.split.split_report import CrossingRow, PieceRow, StagesRe
 from partita.reporting.split.split_text import split_drawing, split_table
 from partita.reporting.step.chrome import chrome_trace
 from partita.reporting.step.codec import report_from_json, report_to_json
-from partita.reporting.step.data import Figure, LossPoint, RunReport, StageRow, Timeline, TimelineSpan
+from partita.reporting.step.data import (
+    Figure,
+    LossPoint,
+    RankMemory,
+    RunReport,
+    StageRow,
+    Timeline,
+    TimelineSpan,
+)
+from partita.reporting.step.differences import ActionRow, StepDifferences, TimeUse, step_differences
 from partita.reporting.step.figures import key_figures
 from partita.reporting.step.html import render_html
+from partita.reporting.step.measured import measured_timeline
 from partita.reporting.step.replication_report import backward_pass, replication_report
 from partita.reporting.step.simulated import action_span, simulation_timeline
 from partita.reporting.step.text import timeline_drawing, timeline_text
 
 __all__ = [
+    "ActionRow",
     "BackwardPass",
     "BreakRow",
     "CandidateRow",
     "CaptureReport",
+    "ComparedRun",
+    "Comparison",
     "CrossingRow",
     "CutRow",
     "Figure",
@@ -61,12 +84,16 @@ __all__ = [
     "PieceRow",
     "PlanReport",
     "PlannedStageRow",
+    "Quantity",
+    "RankMemory",
     "ReducedBucket",
     "RegionRow",
     "RunReport",
     "StageRow",
     "StagesReport",
+    "StepDifferences",
     "TiedRow",
+    "TimeUse",
     "Timeline",
     "TimelineSpan",
     "action_span",
@@ -75,6 +102,9 @@ __all__ = [
     "candidate_table",
     "capture_tables",
     "chrome_trace",
+    "compared_plan",
+    "compared_report",
+    "comparison_table",
     "critical_shares",
     "cut_rows",
     "format_bytes",
@@ -86,6 +116,7 @@ __all__ = [
     "format_share",
     "key_figures",
     "loss_table",
+    "measured_timeline",
     "memory_lanes",
     "outermost_modules",
     "plan_table",
@@ -93,17 +124,20 @@ __all__ = [
     "planned_table",
     "recomputed_words",
     "render_capture_html",
+    "render_comparison_html",
     "render_html",
     "render_plan_html",
     "render_split_html",
     "replication_report",
     "report_from_json",
+    "report_text",
     "report_to_json",
     "simulation_timeline",
     "split_chart",
     "split_drawing",
     "split_table",
     "stage_rows",
+    "step_differences",
     "summarise_modules",
     "timeline_drawing",
     "timeline_text",

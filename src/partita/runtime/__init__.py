@@ -26,6 +26,7 @@ from partita.runtime.piece_runner import PieceRunner, PlainRunner
 from partita.runtime.rng import RandomKey, enter_site, key_random_nodes, keyed, site_seed
 from partita.runtime.trace import (
     NULL_TRACER,
+    BusyTime,
     NullTracer,
     Recorder,
     TraceEvent,
@@ -38,6 +39,7 @@ from partita.runtime.trace import (
 __all__ = [
     "MAX_TAG",
     "NULL_TRACER",
+    "BusyTime",
     "Comm",
     "CutBatch",
     "FailureRecord",

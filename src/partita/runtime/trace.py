@@ -22,6 +22,7 @@ from partita.runtime.comms.comm import Comm
 
 __all__ = [
     "NULL_TRACER",
+    "BusyTime",
     "NullTracer",
     "Recorder",
     "TraceEvent",
@@ -85,7 +86,7 @@ class Tracer:
         self._records: list[tuple[str, str, float, float, dict[str, Any]]] = []
 
     def span(self, name: str, category: str, **args: Any) -> AbstractContextManager[None]:
-        return _Span(self._records, name, category, args)
+        return _Span(self, name, category, args)
 
     def add(self, name: str, category: str, start_s: float, end_s: float, **args: Any) -> None:
         self._records.append((name, category, start_s, end_s, args))
@@ -113,16 +114,12 @@ class NullTracer:
 
 
 class _Span(AbstractContextManager[None]):
-    __slots__ = ("_args", "_category", "_name", "_records", "_start")
+    """Times a block and adds it to a recorder."""
 
-    def __init__(
-        self,
-        records: list[tuple[str, str, float, float, dict[str, Any]]],
-        name: str,
-        category: str,
-        args: dict[str, Any],
-    ) -> None:
-        self._records = records
+    __slots__ = ("_args", "_category", "_name", "_recorder", "_start")
+
+    def __init__(self, recorder: Recorder, name: str, category: str, args: dict[str, Any]) -> None:
+        self._recorder = recorder
         self._name = name
         self._category = category
         self._args = args
@@ -134,7 +131,46 @@ class _Span(AbstractContextManager[None]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._records.append((self._name, self._category, self._start, time.monotonic(), self._args))
+        self._recorder.add(self._name, self._category, self._start, time.monotonic(), **self._args)
+
+
+class BusyTime:
+    """Adds up how long passes computed, without what they waited for, and keeps no spans.
+
+    >>> busy = BusyTime()
+    >>> busy.add("0F0", "compute", 1.0, 3.0)
+    >>> busy.add("wait 0F0", "wait", 1.0, 1.5)
+    >>> busy.take()
+    (1.5, 2.0)
+    """
+
+    def __init__(self) -> None:
+        self._passes_s = 0.0
+        self._first_s = float("inf")
+        self._last_s = float("-inf")
+
+    def span(self, name: str, category: str, **args: Any) -> AbstractContextManager[None]:
+        return _Span(self, name, category, args)
+
+    def add(self, name: str, category: str, start_s: float, end_s: float, **args: Any) -> None:  # noqa: ARG002
+        if category == "compute":
+            self._passes_s += end_s - start_s
+        elif category == "wait":
+            self._passes_s -= end_s - start_s
+        self._first_s = min(self._first_s, start_s)
+        self._last_s = max(self._last_s, end_s)
+
+    @property
+    def events(self) -> tuple[TraceEvent, ...]:
+        return ()
+
+    def take(self) -> tuple[float, float]:
+        """Return the seconds of passes, and those from the first span's start to the last one's end, since
+        the last call.
+        """
+        taken = self._passes_s, max(0.0, self._last_s - self._first_s)
+        self._passes_s, self._first_s, self._last_s = 0.0, float("inf"), float("-inf")
+        return taken
 
 
 _NOTHING: AbstractContextManager[None] = nullcontext()

@@ -21,7 +21,7 @@ import torch
 
 from partita.errors import ArgumentTypeError
 from partita.verification.comparing.compare import Mismatch, Tolerance, compare_values
-from partita.verification.observing.observe import observe
+from partita.verification.observing.observe import Mode, observe
 from partita.verification.observing.subject import SplitLike, Subject
 from partita.verification.result import Difference
 from partita.verification.tree import tensors
@@ -71,13 +71,14 @@ def explain(
     subjects: tuple[Subject, Subject],
     call: tuple[tuple[Any, ...], Mapping[str, Any]],
     *,
-    train: bool,
+    backward: bool,
+    mode: Mode | None,
     seed: int,
     tolerance: Tolerance,
 ) -> tuple[Difference, ...]:
     """Return the same differences; the first one that some node explains names that node and its piece.
 
-    This takes memory for a copy of every node's value, and with ``train`` of its gradient, on both sides.
+    This takes memory for a copy of every node's value, and with ``backward`` of its gradient, on both sides.
     """
     args, kwargs = call
     mine, theirs = _Notes(), _Notes()
@@ -85,7 +86,7 @@ def explain(
     pieces = _pieces(candidate, {node.name for node in nodes})
     for subject, notes, inside in zip(subjects, (mine, theirs), (pieces, {}), strict=True):
         instrument = _recording(notes, inside)
-        observe(subject, args, kwargs, train=train, seed=seed, instrument=instrument)
+        observe(subject, args, kwargs, backward=backward, mode=mode, seed=seed, instrument=instrument)
     order = [node for node in nodes if node.op not in _SILENT_OPS]
     impure = {node.name for node in order if node.is_impure()}
     ranked = [node.name for node in order]

@@ -70,6 +70,7 @@ class Verification:
             only what happened up to the exception was compared.
         rtol: relative tolerance that was asked for; 0 together with ``atol`` 0 means bit for bit.
         atol: absolute tolerance that was asked for.
+        hints: what may explain the differences and is no fault of the candidate's.
 
     >>> print(Verification(ok=True, differences=(), compared={"outputs": 1, "gradients": 0}))
     equal bit for bit
@@ -82,6 +83,7 @@ class Verification:
     raised: str | None = None
     rtol: float = 0.0
     atol: float = 0.0
+    hints: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.ok != (not self.differences):
@@ -94,6 +96,7 @@ class Verification:
             lines.extend(f"{_INDENT}{line}" for line in f"{number}. {difference}".splitlines())
         if len(self.differences) > _SHOWN:
             lines.append(f"{_INDENT}... and {len(self.differences) - _SHOWN} more")
+        lines.extend(f"{_INDENT}hint: {hint}" for hint in self.hints)
         counts = ", ".join(f"{count} {what}" for what, count in self.compared.items())
         lines.append(f"{_INDENT}compared: {counts or 'nothing'}")
         return "\n".join(lines)
@@ -107,6 +110,7 @@ class Verification:
             self.raised,
             self.rtol,
             self.atol,
+            self.hints,
         )
 
     def check(self) -> Verification:

@@ -3,21 +3,43 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from partita._torch.autograd import global_settings as ambient
+from partita._torch.modules.compiled import draws_other_numbers
 from partita.errors import ArgumentError, ArgumentTypeError
 from partita.verification.comparing.compare import Tolerance
 from partita.verification.comparing.judge import Judge
 from partita.verification.comparing.state_comparison import StateComparison
 from partita.verification.explain import explain as locate
 from partita.verification.explain import explainable
-from partita.verification.observing.observe import observe
+from partita.verification.observing import randomness
+from partita.verification.observing.observe import Mode, Observation, observe
 from partita.verification.observing.subject import subject_of
 from partita.verification.result import Verification
 
 __all__ = ["verify"]
+
+_OTHER_NUMBERS = (
+    "the reference draws random numbers (dropout, say), and Inductor draws others than eager mode does: "
+    'compile with options={"fallback_random": True} to compare them, or compare with mode="eval"'
+)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """How both sides are run."""
+
+    backward: bool
+    mode: Mode | None
+    seed: int
+
+    def options(self) -> dict[str, Any]:
+        """As keyword arguments."""
+        return {"backward": self.backward, "mode": self.mode, "seed": self.seed}
 
 
 def verify(
@@ -26,12 +48,14 @@ def verify(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any] | None = None,
     *,
-    train: bool = True,
+    mode: Mode | None = None,
+    backward: bool = True,
     seed: int = 0,
     rtol: float = 0.0,
     atol: float = 0.0,
     strides: bool = False,
     explain: bool = True,
+    train: bool | None = None,
 ) -> Verification:
     """Run candidate and reference from equal state and compare everything that can be observed of the runs.
 
@@ -49,10 +73,12 @@ def verify(
     Args:
         candidate: a `Split`, a module, or any callable. Its state is matched with the reference's by object
             and name; names may have a prefix, such as that of a piece.
-        reference: a module or any callable. Training flags are taken as they are, on both sides.
+        reference: a module or any callable.
         args: the positional arguments.
         kwargs: the keyword arguments.
-        train: also run the backward, from random cotangents that are the same on both sides, into every
+        mode: ``"train"`` or ``"eval"``: the copies of both sides' modules are put into that mode first. None:
+            training flags are taken as they are, on both sides.
+        backward: also run the backward, from random cotangents that are the same on both sides, into every
             output that requires grad, and compare gradients. False: no backward; the forward is the same.
         seed: seeds the generators before each run, and the cotangents; an int in [0, 2**32).
         rtol: relative tolerance for floating-point and complex elements.
@@ -60,6 +86,8 @@ def verify(
         strides: whether strides of outputs and arguments must be equal too.
         explain: where a graph was cut and something differs, run both again node by node, to name the first
             node that differs and its piece. Takes memory for a copy of every intermediate value.
+        train: the old name of ``backward``, which said something else than it did: it never changed the mode.
+            Gives a DeprecationWarning.
 
     Returns:
         A `Verification`: print it, look at ``.ok``, or call ``.check()``, which raises where anything
@@ -67,7 +95,7 @@ def verify(
 
     Raises:
         ArgumentTypeError: bad usage: ``args`` is not a tuple, something can't be called or copied.
-        ArgumentError: a tolerance or seed out of range.
+        ArgumentError: a tolerance or seed out of range, or another mode.
 
     Not compared: text that compiled code prints without ``sys.stdout``, attributes that are no tensors,
     numbers or text, private ones (with an underscore) that are no tensors, hooks on tensors (copies lose
@@ -78,19 +106,31 @@ def verify(
     output: 1 of 2 elements differ, first at [0]: 1.0, not -1.0; max abs 2, max rel 2, max ulp 2.131e+09
     """
     kwargs = {} if kwargs is None else kwargs
+    if train is not None:
+        warnings.warn(
+            f"verify(train={train}) is now verify(backward={train}): it says whether there is a backward, "
+            'and not in which mode the model is, which is mode="train" or mode="eval"',
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        backward = train
+    if mode not in (None, "train", "eval"):
+        raise ArgumentError(f"mode is {mode!r:.40}; give 'train', 'eval', or None for the modules' own flags")
+    if not isinstance(backward, bool):
+        raise ArgumentTypeError(f"backward is a {type(backward).__name__}; give True or False")
+    how = _Run(backward, mode, seed)
     _check_usage(args, kwargs, seed)
     tolerance = Tolerance(rtol, atol)
     # Outermost: what a run leaked may live in the copies, and act when they are freed.
     with ambient.preserved():
-        return _verify(candidate, reference, (args, kwargs), train, seed, tolerance, strides, explain)
+        return _verify(candidate, reference, (args, kwargs), how, tolerance, strides, explain)
 
 
 def _verify(
     candidate: Any,
     reference: Any,
     call: tuple[tuple[Any, ...], Mapping[str, Any]],
-    train: bool,
-    seed: int,
+    how: _Run,
     tolerance: Tolerance,
     strides: bool,
     explain: bool,
@@ -101,11 +141,12 @@ def _verify(
     state = StateComparison(*subjects, tolerance)
     judge = Judge(state, tolerance, strides)
     differences = tuple(state.initial())
-    theirs = observe(subjects[1], args, kwargs, train=train, seed=seed)
-    mine = observe(subjects[0], args, kwargs, train=train, seed=seed)
+    theirs = observe(subjects[1], args, kwargs, **how.options())
+    mine = observe(subjects[0], args, kwargs, **how.options())
     # Compare.
     differences += tuple(judge.differences(mine, theirs))
     raised = None if differences or theirs.raised is None else str(theirs.raised)
+    hints = _hints(candidate, theirs, how.seed) if differences else ()
     leaked = mine.leaked_inference_mode or theirs.leaked_inference_mode
     compared = {**judge.compared, **state.compared}
     # Free the first runs; then run again, to explain.
@@ -113,10 +154,21 @@ def _verify(
     if leaked:
         gc.collect()  # a guard that was left open resets the mode when it is freed: now, not later
     if differences and explain and explainable(candidate, reference):
-        differences = locate(
-            differences, candidate, subjects, call, train=train, seed=seed, tolerance=tolerance
-        )
-    return Verification(not differences, differences, compared, raised, tolerance.rtol, tolerance.atol)
+        differences = locate(differences, candidate, subjects, call, tolerance=tolerance, **how.options())
+    return Verification(not differences, differences, compared, raised, tolerance.rtol, tolerance.atol, hints)
+
+
+def _hints(candidate: Any, reference: Observation, seed: int) -> tuple[str, ...]:
+    """What may explain the differences and is no fault of the candidate's."""
+    with randomness.preserved():
+        randomness.seed_all(seed)
+        seeded = randomness.capture()
+    drew = any(
+        not randomness.same_state(state, seeded[name])
+        for (_, name), state in reference.random.items()
+        if name in seeded
+    )
+    return (_OTHER_NUMBERS,) if drew and draws_other_numbers(candidate) else ()
 
 
 def _check_usage(args: object, kwargs: object, seed: object) -> None:

@@ -9,6 +9,7 @@ import torch
 from tests.pipelining.models import MASK, NORMED, OUTPUTS, PLAIN, TRANSFORMER, WIDTH, Case, first_loss
 from tests.pipelining.running import assert_equal, cut, errors_of, piped, uncut
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 from partita.errors import ExecutionError, MicrobatchError, PeerFailed, ScheduleError, SignatureMismatch
 from partita.pipelining import (
@@ -218,6 +219,29 @@ def test_chunk_and_merge_specs_are_used() -> None:
 
     expected = torch.cat([pipe(part, shift=shift) for part in x.split(2, 1)], 1)
     assert torch.equal(InProcessWorld(2).run(body)[1], expected)
+
+
+def test_under_torchs_profiler_every_action_has_a_name_for_people() -> None:
+    pipe = cut(PLAIN, 2)
+
+    def body(comm: Comm) -> set[str]:
+        schedule = Schedule1F1B(_stage(pipe, comm), 2, PLAIN.loss)
+        args, _, target = PLAIN.data(4)
+        if comm.rank == 0:
+            schedule.step(*args, target=target)
+            return set()
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
+            schedule.step(*args, target=target)
+        return {event.name for event in profiler.events()}
+
+    assert {
+        "pipeline step 0, 1F1B, rank 1",
+        "stage 1 forward, microbatch 0",
+        "wait for what stage 1 forward, microbatch 0 takes",
+        "stage 1 backward, microbatch 1",
+        "stage 1 receives activations from stage 0, microbatch 1",
+        "stage 1 sends gradients to stage 0, microbatch 0",
+    } <= InProcessWorld(2).run(body)[1]
 
 
 def test_a_tracer_records_every_action_and_may_be_replaced() -> None:

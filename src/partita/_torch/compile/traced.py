@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,27 +13,14 @@ import torch
 from torch import nn
 from torch._dynamo import config
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_leaves
 
 from partita._torch.compile.aot import AotGraph, compile_ahead
+from partita._torch.compile.graph_breaks import Break, recorded_breaks
 
-__all__ = ["Break", "TracedModel", "pretend_device", "trace_model"]
-
-
-@dataclass(frozen=True)
-class Break:
-    """Where a graph ends, because Dynamo could not go on.
-
-    Attributes:
-        reason: Dynamo's, in one line.
-        hint: Dynamo's first hint, or an empty string.
-        source: ``file:line: code``, or an empty string.
-    """
-
-    reason: str
-    hint: str
-    source: str
+__all__ = ["TracedModel", "pretend_device", "trace_model"]
 
 
 @dataclass
@@ -41,12 +28,16 @@ class TracedModel:
     """What `trace_model` found, in order.
 
     Attributes:
+        breaks: where a graph ends.
+        host_reads: nodes of Dynamo's graphs at which one would end with torch's default options: what reads a
+            number from a tensor, or makes a size that the data decides. Empty where the graphs are run.
         stopped: why the rest of the model is not here, or an empty string.
         result: what the model returned; None where it stopped.
     """
 
     graphs: list[AotGraph] = field(default_factory=list)
     breaks: list[Break] = field(default_factory=list)
+    host_reads: list[Node] = field(default_factory=list)
     stopped: str = ""
     result: Any = None
 
@@ -71,9 +62,7 @@ def trace_model(
         return graph.gm if compute else _Zeros(graph.gm)
 
     def backend(gm: GraphModule, inputs: Sequence[Any]) -> Any:
-        ending = getattr(gm, "compile_subgraph_reason", None)
-        if ending is not None and ending.graph_break:
-            traced.breaks.append(_break(str(ending.reason), ending.user_stack))
+        traced.host_reads += [] if compute else _host_reads(gm)
         return compile_ahead(gm, inputs, compile_graph)
 
     patch = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True}
@@ -82,6 +71,7 @@ def trace_model(
         nullcontext() if compute else config.patch(patch),
         torch.set_grad_enabled(train),
         warnings.catch_warnings(),
+        recorded_breaks() as breaks,
     ):
         # Dynamo looks at the gradients of what one graph gives to the next
         warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
@@ -93,6 +83,7 @@ def trace_model(
             if compute:
                 raise
             traced.stopped = _first_line(error)
+    traced.breaks += breaks
     return traced
 
 
@@ -103,6 +94,17 @@ def pretend_device(graphs: Sequence[AotGraph], instead_of: str, device: torch.de
             for value in tree_leaves(node.meta.get("val")):
                 if isinstance(value, FakeTensor) and value.fake_device.type == instead_of:
                     value.fake_device = device
+
+
+def _host_reads(gm: GraphModule) -> Iterator[Node]:
+    """The nodes whose value, or size, only the data decides, and whose operands are of known sizes."""
+    for node in gm.graph.nodes:
+        values = tree_leaves(node.meta.get("example_value"))
+        if node.op == "placeholder" or not any(map(free_unbacked_symbols, values)):
+            continue
+        operands = [leaf for each in node.all_input_nodes for leaf in tree_leaves(each.meta["example_value"])]
+        if not any(map(free_unbacked_symbols, operands)):
+            yield node
 
 
 class _Zeros:
@@ -135,17 +137,6 @@ def _backward(result: Any) -> None:
     leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
     if leaves:
         torch.autograd.backward(leaves, [torch.ones_like(leaf) for leaf in leaves])
-
-
-def _break(text: str, stack: Sequence[traceback.FrameSummary]) -> Break:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    said = {name: value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}
-    reason = said.get("Explanation") or (lines[0] if lines else "")
-    frame = stack[-1] if stack else None
-    source = "" if frame is None else f"{frame.filename}:{frame.lineno}"
-    if frame is not None and frame.line:
-        source += f": {frame.line.strip()}"
-    return Break(reason.rstrip("."), said.get("Hint", "").rstrip("."), source)
 
 
 def _first_line(error: Exception) -> str:

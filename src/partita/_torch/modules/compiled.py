@@ -6,12 +6,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch._dynamo.eval_frame import OptimizedModule
 
 from partita.errors import ArgumentTypeError
 
-__all__ = ["compile_in_place_like", "compiled_like", "inside_compiled"]
+__all__ = ["compile_in_place_like", "compiled_like", "draws_other_numbers", "inside_compiled"]
 
 
 def inside_compiled(module: torch.nn.Module) -> torch.nn.Module | None:
@@ -36,10 +38,38 @@ def compile_in_place_like(original: torch.nn.Module, copied: torch.nn.Module) ->
     Raises:
         ArgumentTypeError: the options can't be found.
     """
-    call = vars(original).get("_compiled_call_impl")
-    if call is None:
+    if vars(original).get("_compiled_call_impl") is None:
         return
-    cells = dict(zip(call.__code__.co_freevars, call.__closure__ or (), strict=True))
-    if "self" not in cells:
+    context = _in_place_context(original)
+    if context is None:
         raise ArgumentTypeError(f"can't find out how this {type(original).__name__} was compiled in place")
-    copied._compiled_call_impl = cells["self"].cell_contents(copied._call_impl)
+    copied._compiled_call_impl = context(copied._call_impl)
+
+
+def draws_other_numbers(value: Any) -> bool:
+    """Whether a function or module, or a module in it, is compiled by Inductor with its own random numbers.
+
+    Inductor draws other numbers than eager mode, unless ``fallback_random`` is set, in its configuration or
+    as an option of ``torch.compile``.
+    """
+    modules = value.modules() if isinstance(value, torch.nn.Module) else ()
+    contexts = [context for module in modules for context in (_own_context(module),) if context is not None]
+    configs = [getattr(context, "compiler_config", None) for context in contexts]
+    ask = getattr(value, "get_compiler_config", None)  # of a compiled function
+    if callable(ask) and not contexts:
+        configs.append(ask())
+    return any(config is not None and not config.get("fallback_random", False) for config in configs)
+
+
+def _own_context(module: torch.nn.Module) -> Any:
+    """What a module was compiled with; None for one that was not."""
+    return module.dynamo_ctx if isinstance(module, OptimizedModule) else _in_place_context(module)
+
+
+def _in_place_context(module: torch.nn.Module) -> Any:
+    """What ``module.compile()`` compiled with; None where it was not called, or where that can't be found."""
+    call = vars(module).get("_compiled_call_impl")
+    if call is None:
+        return None
+    cells = dict(zip(call.__code__.co_freevars, call.__closure__ or (), strict=True))
+    return cells["self"].cell_contents if "self" in cells else None

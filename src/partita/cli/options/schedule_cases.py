@@ -32,8 +32,6 @@ __all__ = [
     "stages_a_rank",
 ]
 
-_TWO_A_RANK = ("LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble")
-
 
 @dataclass(frozen=True)
 class StageTimes:
@@ -125,7 +123,7 @@ def schedule_kinds(names: str) -> tuple[ScheduleKind, ...]:
 
 def stages_a_rank(kind: ScheduleKind) -> int:
     """How many stages a rank has where nobody says: what the schedule was thought out for."""
-    return 2 if kind.shape == "V" or kind.name in _TWO_A_RANK else 1
+    return kind.stages_a_rank
 
 
 def cases_from_times(

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from partita._torch.autograd.profiling import is_profiling, profiler_range
 from partita.errors import PartitaError
 from partita.pipelining.stages.stage import Stage
 from partita.pipelining.steps.custom_functions import CustomFunction
@@ -57,7 +58,7 @@ class Executor:
         self._program = Program(schedule, dict(stages), comm, loss_fn, ahead, functions)
 
     def run(self, inputs: StepInputs, tracer: Recorder = NULL_TRACER) -> StepResults:
-        """Run one step.
+        """Run one step. Under torch's profiler each action is a range with a name for people.
 
         Raises:
             BaseException: any error here, once it has been published to the other ranks.
@@ -70,12 +71,13 @@ class Executor:
                 for stage in self._stages:
                     stage.begin(self.schedule.microbatches)
             with torch.set_grad_enabled(self.train):
-                if isinstance(tracer, NullTracer):
+                if isinstance(tracer, NullTracer) and not is_profiling():
                     for instruction in self._program.instructions:
                         instruction.run()
                 else:
-                    for instruction in self._program.instructions:
-                        _run_traced(instruction, tracer)
+                    with profiler_range(self._title(inputs.number), wanted=is_profiling()):
+                        for instruction in self._program.instructions:
+                            _run_watched(instruction, tracer)
                 instruction = None
                 return self._program.finish()
         except BaseException as error:
@@ -86,14 +88,21 @@ class Executor:
                 error.add_note(f"(rank {self.comm.rank}, {where})")
             raise
 
+    def _title(self, step: int) -> str:
+        what = "step" if self.train else "evaluation"
+        return f"pipeline {what} {step}, {self.schedule.name}, rank {self.comm.rank}"
 
-def _run_traced(instruction: Instruction, tracer: Recorder) -> None:
-    action, inbox = instruction.action, instruction.inbox
+
+def _run_watched(instruction: Instruction, tracer: Recorder) -> None:
+    """Run it for a tracer, a profiler or both; what it waits for is a range of its own."""
+    action, inbox, profiled = instruction.action, instruction.inbox, is_profiling()
     category = "compute" if action.is_compute else "comm"
     about = {"stage": action.stage, "microbatch": action.microbatch}
-    with tracer.span(str(action), category, **about):
+    words = action.words if profiled else ""
+    with tracer.span(str(action), category, **about), profiler_range(words, wanted=profiled):
         if inbox is not None and inbox.handles:
-            with tracer.span(f"wait {action}", "wait", **about):
+            waiting = profiler_range(f"wait for what {words} takes", wanted=profiled)
+            with tracer.span(f"wait {action}", "wait", **about), waiting:
                 inbox.wait()
         instruction.run()
 

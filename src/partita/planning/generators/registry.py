@@ -97,10 +97,17 @@ class ScheduleKind:
             stages, microbatches, ranks, placement, costs=costs, cluster=cluster, memory_bytes=memory_bytes
         )
 
+    @property
+    def stages_a_rank(self) -> int:
+        """How many stages a rank has where nobody says: what the schedule was thought out for."""
+        return 2 if self.shape == "V" or self.name in _TWO_A_RANK else 1
+
     def placement(self, stages: int, ranks: int) -> tuple[int, ...]:
         """The rank of each stage."""
         return v_placement(stages, ranks) if self.shape == "V" else loop_placement(stages, ranks)
 
+
+_TWO_A_RANK = ("LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble")
 
 _KINDS = (
     ScheduleKind("ForwardOnly", forward_only, trains=False, hides_transfers=True),

@@ -59,6 +59,20 @@ _RECEIVES = frozenset({ActionKind.RECV_F, ActionKind.RECV_B})
 _WHOLE_STAGE = frozenset({ActionKind.UNSHARD, ActionKind.RESHARD, ActionKind.REDUCE_GRAD})
 _TO_NEXT = frozenset({ActionKind.SEND_F, ActionKind.RECV_B})
 
+_WORDS = {
+    ActionKind.F: "forward",
+    ActionKind.B: "backward",
+    ActionKind.I: "backward of inputs",
+    ActionKind.W: "backward of weights",
+    ActionKind.SEND_F: "sends activations to",
+    ActionKind.RECV_F: "receives activations from",
+    ActionKind.SEND_B: "sends gradients to",
+    ActionKind.RECV_B: "receives gradients from",
+    ActionKind.UNSHARD: "gathers parameters",
+    ActionKind.RESHARD: "frees gathered parameters",
+    ActionKind.REDUCE_GRAD: "sums gradients over replicas",
+}
+
 # Longest first, so that `0SEND_B1` is not read as something that starts with S.
 _KINDS = "|".join(sorted((kind.value for kind in ActionKind), key=len, reverse=True))
 _ONE_ACTION = re.compile(rf"(\d+)({_KINDS})(\d+)?(?:>(\d+))?")
@@ -188,6 +202,21 @@ class Action:
         if not self.is_communication:
             raise ScheduleError(f"{self} has no other stage: only sends and receives have")
         return self.stage + 1 if self.kind in _TO_NEXT else self.stage - 1
+
+    @property
+    def words(self) -> str:
+        """What it does, for people who read a trace or a profile.
+
+        >>> Action(1, ActionKind.F, 3).words
+        'stage 1 forward, microbatch 3'
+        >>> Action.parse("0SEND_F1>3").words
+        'stage 0 sends activations to stage 3, microbatch 1'
+        """
+        if self.parts:
+            return " and ".join(part.words for part in self.parts)
+        other = f" stage {self.other_stage}" if self.is_communication else ""
+        microbatch = "" if self.microbatch is None else f", microbatch {self.microbatch}"
+        return f"stage {self.stage} {_WORDS[self.kind]}{other}{microbatch}"
 
     def __str__(self) -> str:
         if self.parts:

@@ -72,11 +72,15 @@ class BreakRow:
         source: ``file:line: code``, or an empty string.
         reason: why.
         way_out: what the user can do, or an empty string.
+        kept: whether the graph went on here, by an option that is off by default.
+        details: all that torch says of it, in many lines; may be empty.
     """
 
     source: str
     reason: str
     way_out: str
+    kept: bool = False
+    details: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +136,26 @@ class CaptureReport:
         object.__setattr__(self, "environment", MappingProxyType(dict(self.environment)))
 
     @property
+    def summary(self) -> str:
+        """What comes of it, in a sentence that leaves out nothing."""
+        left_out = sum(len(row.operators) for graph in self.graphs for row in graph.left_out)
+        small = sum(region.nodes for graph in self.graphs for region in graph.regions if not region.captured)
+        ended = sum(not row.kept for row in self.breaks)
+        kept = len(self.breaks) - ended
+        counts = [f"{self.captured_nodes} of {self.nodes} operators captured"]
+        counts += [f"{left_out} can't be"] if left_out else []
+        counts += [f"{small} are too few to save time"] if small else []
+        sentences = [f"{', '.join(counts)}; {self.launches_saved} launches saved a run"]
+        if ended:
+            sentences.append(f"Besides, code runs as Python at {_count(ended, 'place')}")
+        if kept:
+            places = _count(kept, "place")
+            sentences.append(f"By default torch.compile ends the graph at {places} that it was kept at here")
+        if self.stopped:
+            sentences.append("The rest of the model could not be traced")
+        return ". ".join(sentences)
+
+    @property
     def nodes(self) -> int:
         """Operators of all graphs."""
         return sum(graph.nodes for graph in self.graphs)
@@ -155,6 +179,7 @@ class CaptureReport:
         return {
             "title": self.title,
             "note": self.note,
+            "summary": self.summary,
             "assumed": self.assumed,
             "nodes": self.nodes,
             "captured_nodes": self.captured_nodes,
@@ -164,3 +189,7 @@ class CaptureReport:
             "stopped": self.stopped,
             "environment": dict(self.environment),
         }
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

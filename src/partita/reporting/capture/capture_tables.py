@@ -18,7 +18,7 @@ _MOST_OPERATORS = 3
 
 def capture_tables(report: CaptureReport) -> list[Table]:
     """Make the tables of a report that have rows, in order."""
-    tables = [region_table(report.graphs)]
+    tables = [region_table(report.graphs)] if report.graphs else []
     if any(graph.left_out for graph in report.graphs):
         tables.append(left_out_table(report.graphs))
     if report.breaks:
@@ -60,33 +60,36 @@ def region_table(graphs: Sequence[GraphRow]) -> Table:
 
 def left_out_table(graphs: Sequence[GraphRow]) -> Table:
     """Make a table of the lines of the user's code with something that can't be captured."""
-    table = Table(title="Not captured", title_justify="left", show_lines=True)
-    table.add_column("graph")
-    table.add_column("where", overflow="fold", ratio=2)
-    table.add_column("what", overflow="fold", ratio=1)
-    table.add_column("why", overflow="fold", ratio=2)
-    table.add_column("what to do", overflow="fold", ratio=2)
+    table = _two_columns("Not captured")
     for graph in graphs:
         for row in graph.left_out:
-            table.add_row(
-                Text(graph.name),
-                Text(row.source or "no line is known"),
-                Text(operator_list(row)),
-                Text(row.reason),
-                Text(row.way_out),
-            )
+            place = Text(row.source or "no line is known")
+            place.append(f"\n{operator_list(row)}, in {graph.name}", "dim")
+            table.add_row(place, _reason(row.reason, row.way_out))
     return table
 
 
 def break_table(report: CaptureReport) -> Table:
-    """Make a table of the places where a graph ends."""
-    table = Table(title="torch.compile ends a graph", title_justify="left", show_lines=True)
-    table.add_column("where", overflow="fold", ratio=2)
-    table.add_column("why", overflow="fold", ratio=2)
-    table.add_column("what to do", overflow="fold", ratio=2)
+    """Make a table of the places where a graph ends, or would by default, or a function is left to Python."""
+    table = _two_columns("torch.compile ends a graph")
     for row in report.breaks:
-        table.add_row(Text(row.source or "no line is known"), Text(row.reason), Text(row.way_out))
+        place = Text(row.source or "no line is known")
+        if row.kept:
+            place.append("\nby default; kept in the graph here", "dim")
+        table.add_row(place, _reason(row.reason, row.way_out))
     return table
+
+
+def _two_columns(title: str) -> Table:
+    """Where, and why with what to do below it: two columns can be read in 80 characters, and five can't."""
+    table = Table(title=title, title_justify="left", show_lines=True)
+    table.add_column("where", overflow="fold", ratio=1)
+    table.add_column("why, and what to do", overflow="fold", ratio=1)
+    return table
+
+
+def _reason(reason: str, way_out: str) -> Text:
+    return Text(reason).append(f"\n→ {way_out}" if way_out else "", "italic")
 
 
 def operator_list(row: LeftOutRow) -> str:

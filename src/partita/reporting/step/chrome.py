@@ -1,9 +1,10 @@
 """Timelines in the Chrome trace event format, which Perfetto and ``chrome://tracing`` open.
 
 Source: "Trace Event Format" (Duffy and others, Google, 2016). Each timeline is a process and each rank a
-thread of it. Events of a thread must nest, and communication overlaps computation, so it gets a thread of
-its own below the rank's, and further ones where messages overlap. Arrows go from a stage's forward to the
-next stage's, and back for gradients; memory is a counter of each rank::
+thread of it. Events have names for people, such as "stage 1 forward, microbatch 3". Those of a thread must
+nest, and communication overlaps computation, so it gets a thread of its own below the rank's, and further
+ones where messages overlap. Arrows go from a stage's forward to the next stage's, and back for gradients;
+memory is a counter of each rank::
 
     process "Measured"
       rank 0         [0F0][0F1]   [0B0]...
@@ -127,9 +128,14 @@ def _metadata(name: str, process: int, thread: int, arguments: _Event) -> _Event
 
 
 def _complete(process: int, span: TimelineSpan, thread: int) -> _Event:
-    arguments = {"rank": span.rank, "stage": span.stage, "microbatch": span.microbatch}
+    arguments = {
+        "action": span.label,
+        "rank": span.rank,
+        "stage": span.stage,
+        "microbatch": span.microbatch,
+    }
     return {
-        "name": span.label,
+        "name": span.words,
         "cat": kind_style(span.kind).name,
         "ph": "X",
         "ts": _microseconds(span.start_s),

@@ -14,7 +14,15 @@ from typing import Any
 
 from partita.errors import ReportError
 from partita.reporting.replication.backward_pass import BackwardPass, ReducedBucket
-from partita.reporting.step.data import Figure, LossPoint, RunReport, StageRow, Timeline, TimelineSpan
+from partita.reporting.step.data import (
+    Figure,
+    LossPoint,
+    RankMemory,
+    RunReport,
+    StageRow,
+    Timeline,
+    TimelineSpan,
+)
 
 __all__ = ["report_from_json", "report_to_json"]
 
@@ -51,6 +59,7 @@ def report_from_json(text: str) -> RunReport:
             environment=tree["environment"],
             validation=_losses(tree["validation"]),
             backward=_backward(tree.get("backward")),
+            memory=tuple(RankMemory(**row) for row in tree.get("memory", ())),
         )
     except (KeyError, TypeError) as error:
         raise ReportError(f"The report lacks a field or has one too many ({error}): write it anew") from error

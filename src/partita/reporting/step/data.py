@@ -12,16 +12,17 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
-from partita.errors import ReportError
+from partita.errors import ReportError, ScheduleError
+from partita.planning import Action
 from partita.reporting.drawing.checks import require_quantity
 from partita.reporting.replication.backward_pass import BackwardPass
 
-__all__ = ["Figure", "LossPoint", "RunReport", "StageRow", "Timeline", "TimelineSpan", "Tone"]
+__all__ = ["Figure", "LossPoint", "RankMemory", "RunReport", "StageRow", "Timeline", "TimelineSpan", "Tone"]
 
 Tone = Literal["plain", "good", "bad"]
 
 # Time spent in these is not work on a microbatch: a rank that is here counts as waiting.
-_NOT_COMPUTE = frozenset({"comm", "idle"})
+_NOT_COMPUTE = frozenset({"comm", "idle", "handling"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,8 @@ class TimelineSpan:
     Args:
         rank: who did it.
         label: the action's short text, such as ``"0F3"`` (stage 0, forward, microbatch 3).
-        kind: ``"F"``, ``"B"``, ``"I"``, ``"W"``, ``"comm"``, ``"idle"``, or any other word (drawn in grey).
+        kind: ``"F"``, ``"B"``, ``"I"``, ``"W"``, ``"comm"``, ``"idle"``, ``"handling"`` (starting sends and
+            receives), or any other word (drawn in grey).
         stage: the stage it belongs to, or None.
         microbatch: the microbatch it belongs to, or None.
         start_s: when it began.
@@ -136,6 +138,18 @@ class TimelineSpan:
     def duration_s(self) -> float:
         """Seconds from start to end."""
         return self.end_s - self.start_s
+
+    @property
+    def words(self) -> str:
+        """What the label stands for, for people; the label itself where that is no action.
+
+        >>> TimelineSpan(1, "1F3", "F", 1, 3, 0.0, 1.0).words
+        'stage 1 forward, microbatch 3'
+        """
+        try:
+            return Action.parse(self.label).words
+        except ScheduleError:
+            return self.label
 
     @property
     def is_compute(self) -> bool:
@@ -200,6 +214,30 @@ class Timeline:
 
 
 @dataclass(frozen=True, slots=True)
+class RankMemory:
+    """The most memory that a rank held.
+
+    Args:
+        rank: which one.
+        predicted_bytes: by the simulation: parameters, gradients, optimizer, and what F keeps for B.
+        measured_bytes: what was seen.
+        note: what was measured, and what it has that was not predicted.
+
+    Raises:
+        ReportError: a quantity is negative or not finite.
+    """
+
+    rank: int
+    predicted_bytes: float
+    measured_bytes: float
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("rank", "predicted_bytes", "measured_bytes"):
+            require_quantity("RankMemory", name, getattr(self, name))
+
+
+@dataclass(frozen=True, slots=True)
 class Figure:
     """A key figure of a report.
 
@@ -233,6 +271,7 @@ class RunReport:
         environment: names and values that describe where it ran. Copied, and read-only afterwards.
         validation: losses on data not trained on, at the steps where they were taken; may be empty.
         backward: a data parallel backward pass and its buckets, or None.
+        memory: of each rank; may be empty.
     """
 
     title: str
@@ -245,6 +284,7 @@ class RunReport:
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)
     validation: tuple[LossPoint, ...] = ()
     backward: BackwardPass | None = None
+    memory: tuple[RankMemory, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "environment", MappingProxyType(dict(self.environment)))

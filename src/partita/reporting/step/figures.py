@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from partita.reporting.drawing.units import format_seconds, format_share
+from partita.reporting.drawing.units import format_number, format_seconds, format_share
 from partita.reporting.step.data import Figure, Timeline
 
 __all__ = ["key_figures"]
@@ -16,6 +16,7 @@ def key_figures(
     reference_samples_s: float,
     measured: Timeline,
     simulated: Timeline,
+    tokens_a_sample: int | None = None,
 ) -> tuple[Figure, ...]:
     """Return the key figures: the proof first, then the speed, then how well the ranks were used.
 
@@ -27,6 +28,7 @@ def key_figures(
         reference_samples_s: samples a second of the uncut run.
         measured: one step as it ran.
         simulated: the same step as simulated.
+        tokens_a_sample: for the figure of tokens a second; None: there is none.
     """
     equal = parameter_difference == 0
     note = "equal in value" if equal else "pipelined and uncut differ"
@@ -38,8 +40,14 @@ def key_figures(
     )
     ratio = pipelined_samples_s / reference_samples_s if reference_samples_s else None
     compared = "" if ratio is None else f"{ratio:.2f} times the uncut model"
+    tokens = (
+        ()
+        if tokens_a_sample is None
+        else (_tokens(pipelined_samples_s, reference_samples_s, tokens_a_sample),)
+    )
     return (
         proof,
+        *tokens,
         Figure("Pipelined speed", float(pipelined_samples_s), "samples/s", compared),
         Figure("Uncut speed", float(reference_samples_s), "samples/s", "one process, same microbatches"),
         Figure("Bubble, measured", format_share(measured.bubble), "", _step(measured)),
@@ -49,3 +57,8 @@ def key_figures(
 
 def _step(timeline: Timeline) -> str:
     return f"step of {format_seconds(timeline.makespan_s)}"
+
+
+def _tokens(pipelined_samples_s: float, reference_samples_s: float, each: int) -> Figure:
+    note = f"{each} a sample; uncut {format_number(reference_samples_s * each)} tokens/s"
+    return Figure("Pipelined tokens", float(pipelined_samples_s * each), "tokens/s", note)

@@ -140,13 +140,8 @@ def _lane_height(ranks: int) -> float:
 
 
 def _tooltip(span: TimelineSpan) -> str:
-    where = [f"rank {span.rank}"]
-    if span.stage is not None:
-        where.append(f"stage {span.stage}")
-    if span.microbatch is not None:
-        where.append(f"microbatch {span.microbatch}")
     times = f"{span.start_s * 1e3:.2f} to {span.end_s * 1e3:.2f} ms, takes {format_seconds(span.duration_s)}"
-    return f"{span.label}: {kind_style(span.kind).name}\n{', '.join(where)}\n{times}"
+    return f"{span.words} ({span.label})\nrank {span.rank}, {kind_style(span.kind).name}\n{times}"
 
 
 def _description(timelines: Sequence[Timeline]) -> str:

@@ -24,6 +24,7 @@ from partita.reporting.drawing.units import (
 )
 from partita.reporting.replication.bucket_chart import bucket_chart
 from partita.reporting.step.data import Figure, RunReport, StageRow, Timeline
+from partita.reporting.step.differences import differences_text, signed_seconds, step_differences
 from partita.reporting.step.gantt_chart import gantt_chart
 from partita.reporting.step.loss_chart import difference_summary, loss_chart, thin_out
 
@@ -42,6 +43,7 @@ def render_html(report: RunReport) -> str:
     pass to show, they are left out.
     """
     timelines = (report.measured, report.simulated)
+    differences = step_differences(*timelines)
     return _ENVIRONMENT.get_template("report.html.j2").render(
         report=report,
         figures=[(figure, figure_value(figure)) for figure in report.figures],
@@ -55,6 +57,11 @@ def render_html(report: RunReport) -> str:
         gantt=Markup(gantt_chart(timelines, width=_WIDE)),
         legend=timeline_legend(timelines),
         most_parameters=_MOST_PARAMETERS,
+        differences=differences,
+        differences_text="" if differences is None else differences_text(differences, *timelines),
+        has_messages=any(span.kind == "comm" for timeline in timelines for span in timeline.spans),
+        memory_note="; ".join(dict.fromkeys(row.note for row in report.memory if row.note)),
+        most_memory=max((row.measured_bytes for row in report.memory), default=0.0),
         bucket_figure=Markup(bucket_chart(report.backward, width=_WIDE)) if report.backward else "",
     )
 
@@ -126,4 +133,6 @@ _ENVIRONMENT = environment(
     number=format_number,
     seconds=format_seconds,
     share=format_share,
+    signed_seconds=signed_seconds,
+    kind=lambda kind: kind_style(kind).name,
 )

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 
@@ -20,7 +20,10 @@ from partita.verification.observing.snapshot import NamedTensor, named_tensors, 
 from partita.verification.observing.subject import Subject
 from partita.verification.tree import tensors
 
-__all__ = ["Observation", "Raised", "observe"]
+__all__ = ["Mode", "Observation", "Raised", "observe"]
+
+Mode: TypeAlias = Literal["train", "eval"]
+"""Training or evaluation mode, as ``module.train()`` and ``module.eval()`` set it."""
 
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
@@ -89,8 +92,9 @@ def observe(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     *,
-    train: bool,
+    backward: bool,
     seed: int,
+    mode: Mode | None = None,
     instrument: Callable[[Subject], Callable[..., Any]] | None = None,
 ) -> Observation:
     """Run a copy of ``subject`` on copies of the arguments; nothing of the caller's changes::
@@ -98,6 +102,8 @@ def observe(
         copy -> seed -> forward -> record settings and generators -> restore settings -> backward -> record
 
     Args:
+        backward: whether there is one.
+        mode: that the copies of the modules are put into; None: as they are.
         instrument: makes, from the copied subject, the callable that runs in its place.
 
     Raises:
@@ -105,6 +111,10 @@ def observe(
             observation.
     """
     copies = copy_for_run(subject, args, kwargs)
+    if mode is not None:
+        for _, root in copies.subject.roots:
+            if isinstance(root, torch.nn.Module):
+                root.train(mode == "train")
     call = copies.subject.call if instrument is None else instrument(copies.subject)
     seen = Observation(copies, named_tensors(copies.subject))
     log: list[tuple[str, str]] = []
@@ -112,7 +122,7 @@ def observe(
         randomness.seed_all(seed)
         with _stage(seen, "forward"):
             seen.output = call(*copies.args, **copies.kwargs)
-        if train and seen.raised is None:
+        if backward and seen.raised is None:
             with _stage(seen, "backward"):
                 _backward(seen.output, seed)
     seen.printed = _merged(log)

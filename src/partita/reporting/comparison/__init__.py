@@ -1,0 +1,1 @@
+"""Several runs or plans side by side."""
