@@ -76,7 +76,7 @@ def test_json_holds_the_same_and_nothing_that_the_model_prints(place: str) -> No
 
 
 def test_the_page_is_written_and_needs_nothing_else(place: str) -> None:
-    assert "page: out/page.html" in run(place, "--html", "out/page.html", "--device", "cpu")
+    assert "wrote out/page.html" in run(place, "--html", "out/page.html", "--device", "cpu")
     page = Page(Path("out/page.html").read_text(encoding="utf-8"))
     assert "Judged for ReplayRecorder" in page.words
     assert "region_0 on cpu" in page.words

@@ -59,7 +59,7 @@ def test_nothing_to_say_is_not_said() -> None:
     text = shown(CaptureReport("t", "n", False, (GraphRow("inference 0", 3, (REGION,), ()),)))
     assert "Not captured" not in text
     assert "ends a graph" not in text
-    assert "Everything can be captured" in render_capture_html(
+    assert "Every operator can be captured" in render_capture_html(
         CaptureReport("t", "n", False, (GraphRow("inference 0", 3, (REGION,), ()),))
     )
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 from torch._dynamo import config
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses import FakeTensor
+from torch._subclasses.fake_tensor import fake_tensor_tls
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_leaves
@@ -21,6 +23,9 @@ from partita._torch.compile.aot import AotGraph, compile_ahead
 from partita._torch.compile.graph_breaks import Break, recorded_breaks
 
 __all__ = ["TracedModel", "pretend_device", "trace_model"]
+
+_EXPLAINS = "Explanation: "
+_USER_LINE = re.compile(r'File "([^"]+)", line (\d+), in .*\n\s*([^\n]+)')
 
 
 @dataclass
@@ -69,6 +74,7 @@ def trace_model(
     compiled = torch.compile(module, backend=backend)
     with (
         nullcontext() if compute else config.patch(patch),
+        nullcontext() if compute else _real_constants(),
         torch.set_grad_enabled(train),
         warnings.catch_warnings(),
         recorded_breaks() as breaks,
@@ -82,7 +88,7 @@ def trace_model(
         except Exception as error:
             if compute:
                 raise
-            traced.stopped = _first_line(error)
+            traced.stopped = _reason(error)
     traced.breaks += breaks
     return traced
 
@@ -94,6 +100,21 @@ def pretend_device(graphs: Sequence[AotGraph], instead_of: str, device: torch.de
             for value in tree_leaves(node.meta.get("val")):
                 if isinstance(value, FakeTensor) and value.fake_device.type == instead_of:
                     value.fake_device = device
+
+
+@contextmanager
+def _real_constants() -> Iterator[None]:
+    """Let operators take what ``torch.tensor(..., device="meta")`` makes while a model is traced.
+
+    Elsewhere such a constant becomes a fake tensor; on the meta device it stays a real one, which Dynamo then
+    refuses beside fake ones (the caches of ``transformers`` begin with an empty one).
+    """
+    before = fake_tensor_tls.allow_non_fake_inputs_override
+    fake_tensor_tls.allow_non_fake_inputs_override = True
+    try:
+        yield
+    finally:
+        fake_tensor_tls.allow_non_fake_inputs_override = before
 
 
 def _host_reads(gm: GraphModule) -> Iterator[Node]:
@@ -139,8 +160,15 @@ def _backward(result: Any) -> None:
         torch.autograd.backward(leaves, [torch.ones_like(leaf) for leaf in leaves])
 
 
-def _first_line(error: Exception) -> str:
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+def _reason(error: Exception) -> str:
+    """The error in torch's own words, and the line of the user's code: the innermost that torch names."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = lines[0] if lines else ""
+    text += next((f": {line.removeprefix(_EXPLAINS)}" for line in lines if line.startswith(_EXPLAINS)), "")
+    named = _USER_LINE.findall(str(error))
+    if named:
+        file, number, code = named[-1]
+        return f"{type(error).__name__}: {text} at {file}:{number}: {code.strip()}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/torch/" not in frame.filename]
     place = f" at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
     return f"{type(error).__name__}: {text}{place}"
