@@ -96,10 +96,25 @@ def trace_model(
 def pretend_device(graphs: Sequence[AotGraph], instead_of: str, device: torch.device) -> None:
     """Let the example values on one type of device say that they lie on another, which need not be there."""
     for graph in graphs:
-        for node in graph.gm.graph.nodes:
-            for value in tree_leaves(node.meta.get("val")):
-                if isinstance(value, FakeTensor) and value.fake_device.type == instead_of:
-                    value.fake_device = device
+        nodes = list(graph.gm.graph.nodes)
+        values = [value for node in nodes for value in tree_leaves(node.meta.get("val"))]
+        fakes = [value for value in values if isinstance(value, FakeTensor)]
+        for node in nodes:
+            constant = _constant(graph.gm, node)
+            if fakes and constant is not None and constant.device.type == instead_of:
+                node.meta["val"] = fakes[0].fake_mode.from_tensor(constant)
+                fakes.append(node.meta["val"])
+        for value in fakes:
+            if value.fake_device.type == instead_of:
+                value.fake_device = device
+
+
+def _constant(gm: GraphModule, node: Node) -> torch.Tensor | None:
+    """The tensor that a node reads from the graph's module, unless the node's example value is a fake one."""
+    if node.op != "get_attr" or isinstance(node.meta.get("val"), FakeTensor):
+        return None
+    value = getattr(gm, str(node.target), None)
+    return value if isinstance(value, torch.Tensor) else None
 
 
 @contextmanager

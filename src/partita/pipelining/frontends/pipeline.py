@@ -53,6 +53,7 @@ from partita.pipelining.interface.two_modes import ModeCut, TwoModes
 from partita.pipelining.measuring.link_times import links_between
 from partita.planning import Cluster, CostModel, Plan
 from partita.planning.hardware._sizes import read_bytes
+from partita.planning.searching.stages import too_many_stages
 from partita.runtime import key_random_nodes
 from partita.splitter import Split, split
 
@@ -299,14 +300,20 @@ def measure_units(
         dynamic_shapes: as for `pipeline`; for a model on the meta device none stay open where it is None,
             since it takes several times as long to trace with open sizes.
         prove: as for `pipeline`, which proves the model that it cuts in any case.
+
+    Raises:
+        InfeasiblePlan: more stages than there are of the smallest units, before any is measured.
     """
     if dynamic_shapes is None and not all(map(has_memory, module.parameters())):
         dynamic_shapes = False
     captured, _ = _by_mode(capture(module, mb_args, mb_kwargs, dynamic_shapes=dynamic_shapes, prove=prove))
     loss = None if loss_fn is None else GraphLoss(loss_fn, target, captured.signature.unflatten)
+    ends, names = _units(captured.module, stages, None)
+    if stages is not None and stages > len(names):
+        raise too_many_stages(stages, len(names), f"{len(names)} units")
     return cost_model(
         captured.module,
-        _units(captured.module, stages, None)[0],
+        ends,
         captured.signature.flatten(mb_args, mb_kwargs or {}),
         repeats=repeats,
         speeds=device,
