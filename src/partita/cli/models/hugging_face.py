@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from partita.cli.models.hugging_face_config import (
     error_line,
     find_model_class,
     import_transformers,
+    parse_settings,
     read_config,
 )
 from partita.cli.models.user_file import Built
@@ -37,7 +38,7 @@ def build_hugging_face(model: HuggingFaceModel, device: str) -> Built:
     """
     transformers = import_transformers()
     config = read_config(transformers, model)
-    _prepare_training(config)
+    _prepare_training(config, parse_settings(model.settings))
     model_class = find_model_class(transformers, config, model.architecture)
     dtype = _dtype(config, model.dtype)
     with _as_usage_error(model_class), torch.device(device), _default_dtype(dtype):
@@ -81,8 +82,8 @@ def _as_usage_error(model_class: type[nn.Module]) -> Iterator[None]:
         ) from error
 
 
-def _prepare_training(config: Any) -> None:
-    if hasattr(config, "use_cache"):
+def _prepare_training(config: Any, settings: Mapping[str, Any]) -> None:
+    if hasattr(config, "use_cache") and "use_cache" not in settings:
         config.use_cache = False  # for generation only: in training it would travel from stage to stage
     starts = getattr(config, "decoder_start_token_id", None) is not None
     if getattr(config, "is_encoder_decoder", False) and not starts:

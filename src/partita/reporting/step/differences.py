@@ -182,11 +182,13 @@ def _by_kind(timeline: Timeline) -> dict[tuple[int, str], list[_Pass]]:
         for span in own:
             if span.kind == "idle":
                 waited_s += span.duration_s
-            if not span.is_compute or span.stage is None:
+            if not span.is_compute:
                 continue
             gap = max(0.0, span.start_s - done_s)
             waited = waited_s if records_waits else gap
-            passes[span.stage, span.kind].append(_Pass(span.duration_s, waited, max(0.0, gap - waited)))
+            if span.stage is not None:  # passes that run together have none
+                one = _Pass(span.duration_s, waited, max(0.0, gap - waited))
+                passes[span.stage, span.kind].append(one)
             done_s, waited_s = span.end_s, 0.0
     return dict(passes)
 
