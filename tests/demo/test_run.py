@@ -53,7 +53,7 @@ def test_an_unwritable_folder_is_refused_before_training(tmp_path: Path) -> None
 
 
 def test_an_unknown_schedule_lists_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(ScheduleError, match="choose one of GPipe, 1F1B"):
+    with pytest.raises(ScheduleError, match=r"choose one of .*GPipe, 1F1B"):
         run_demo(DemoSettings(schedule="2F2B"), tmp_path, Console(file=io.StringIO()))
 
 
@@ -64,7 +64,6 @@ def test_an_unknown_schedule_lists_the_known_ones(tmp_path: Path) -> None:
         ("ZBVZeroBubble", 4, 2),
         ("DualPipeV", 4, 2),
         ("Interleaved1F1B", 4, 2),
-        ("ZB-H1", 2, 2),
     ],
 )
 def test_each_schedule_has_the_stages_that_it_was_thought_out_for(

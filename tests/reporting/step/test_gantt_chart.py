@@ -87,7 +87,8 @@ def test_communication_does_not_cover_computation() -> None:
 def test_a_block_tells_its_times_under_the_pointer() -> None:
     span = TimelineSpan(2, "5B3", "B", 5, 3, 0.010, 0.0125)
     (block,) = blocks(gantt_chart([Timeline.from_spans("t", [span])]))
-    assert block[0].text == "5B3: backward\nrank 2, stage 5, microbatch 3\n10.00 to 12.50 ms, takes 2.50 ms"
+    words = "stage 5 backward, microbatch 3 (5B3)\nrank 2, backward\n10.00 to 12.50 ms, takes 2.50 ms"
+    assert block[0].text == words
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 8, 64])

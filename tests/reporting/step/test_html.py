@@ -9,7 +9,16 @@ from html.parser import HTMLParser
 import pytest
 from tests.reporting.fake_report import fake_backward
 
-from partita.reporting import BackwardPass, Figure, LossPoint, RunReport, StageRow, Timeline, render_html
+from partita.reporting import (
+    BackwardPass,
+    Figure,
+    LossPoint,
+    RankMemory,
+    RunReport,
+    StageRow,
+    Timeline,
+    render_html,
+)
 
 _VOID = {"meta", "link"}
 _EMPTY = Timeline("Measured", (), 0.0, 0.0)
@@ -45,7 +54,7 @@ class Page(HTMLParser):
 def test_the_page_has_every_section(report: RunReport) -> None:
     page = Page(render_html(report))
     headings = {attributes.get("id") for tag, attributes in page.tags if tag == "h2"}
-    assert headings == {"plan", "losses", "timeline", "environment"}
+    assert headings == {"plan", "losses", "timeline", "differences", "environment"}
     for words in (
         report.title,
         report.subtitle,
@@ -56,10 +65,22 @@ def test_the_page_has_every_section(report: RunReport) -> None:
         assert words in page.words
 
 
+def test_what_each_rank_held_and_why_the_step_differs_is_said(report: RunReport) -> None:
+    page = Page(render_html(replace(report, memory=(RankMemory(0, 2**20, 2**21, "as seen"),))))
+    for words in (
+        "Memory by rank",
+        "2.00 MiB",
+        "Measured: as seen",
+        "The measured step is",
+        "stage 2 backward",
+    ):
+        assert words in page.words
+
+
 def test_a_backward_pass_has_a_section_beside_the_others(report: RunReport) -> None:
     page = Page(render_html(replace(report, backward=fake_backward())))
     headings = [attributes.get("id") for tag, attributes in page.tags if tag == "h2"]
-    assert headings == ["buckets", "plan", "losses", "timeline", "environment"]
+    assert headings == ["buckets", "plan", "losses", "timeline", "differences", "environment"]
     for words in ("bucket 4", "layers.20.w", "2 more", "All buckets", "125 MiB"):
         assert words in page.words
 

@@ -49,7 +49,7 @@ KINDS: dict[str, KindStyle] = {
     "W": KindStyle("gradient of weights", Colour(0, 158, 115)),  # bluish green
     "OVERLAP_F_B": KindStyle("forward and backward together", Colour(86, 180, 233)),  # sky blue
     "comm": KindStyle("communication", Colour(204, 121, 167)),  # reddish purple
-    "handling": KindStyle("starting messages", Colour(128, 132, 138)),  # grey
+    "handling": KindStyle("starting messages", Colour(96, 104, 118)),  # slate
 }
 _OTHER = Colour(128, 132, 138)
 
