@@ -7,7 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from partita._torch.modules.compiled import compile_in_place_like, compiled_like, inside_compiled
+from partita._torch.modules.compiled import (
+    compile_in_place_like,
+    compiled_like,
+    draws_other_numbers,
+    inside_compiled,
+)
 
 
 class Affine(nn.Module):
@@ -61,3 +66,23 @@ def test_a_module_compiled_in_place_is_imitated(compilations: list[torch.fx.Grap
 def test_a_module_that_was_not_compiled_is_refused() -> None:
     with pytest.raises(TypeError, match=r"a Linear is not what torch\.compile returns"):
         compiled_like(nn.Linear(1, 1), nn.Linear(1, 1))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [({}, True), ({"options": {"fallback_random": True}}, False), ({"backend": "eager"}, False)],
+)
+def test_inductor_draws_other_numbers_unless_it_is_told_not_to(
+    options: dict[str, Any], expected: bool
+) -> None:
+    """Nothing is compiled: it is not called."""
+    in_place = nn.Linear(2, 2)
+    in_place.compile(**options)
+    for value in (
+        torch.compile(nn.Linear(2, 2), **options),
+        torch.compile(torch.sin, **options),
+        nn.Sequential(torch.compile(nn.Linear(2, 2), **options)),
+        in_place,
+    ):
+        assert draws_other_numbers(value) is expected
+    assert not draws_other_numbers(nn.Linear(2, 2))

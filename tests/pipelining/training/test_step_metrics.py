@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,12 +9,11 @@ from tests.pipelining.models import PLAIN
 from tests.pipelining.running import cut
 
 from partita.errors import ArgumentTypeError
-from partita.pipelining import Schedule1F1B, StepMeter, StepMetrics, clip_grad_norm_, log_to
+from partita.pipelining import Pipe, Schedule1F1B, StepMeter, StepMetrics, clip_grad_norm_, log_to
 from partita.runtime import Comm, InProcessWorld, Tracer
 
 
-def _train(comm: Comm, tracer: Any = None) -> list[StepMetrics]:
-    pipe = cut(PLAIN, 2)
+def _train(pipe: Pipe, comm: Comm, tracer: Any = None) -> list[StepMetrics]:
     schedule = Schedule1F1B(pipe.build_stage(comm.rank, comm=comm), 2, PLAIN.loss)
     if tracer is not None:
         schedule.tracer = tracer
@@ -29,7 +29,7 @@ def _train(comm: Comm, tracer: Any = None) -> list[StepMetrics]:
 
 
 def test_a_rank_that_logs_has_the_losses_and_numbers_of_the_others() -> None:
-    first, second = InProcessWorld(2).run(_train)[0]
+    first, second = InProcessWorld(2).run(partial(_train, cut(PLAIN, 2)))[0]
     assert (first.step, second.step) == (0, 1)
     assert len(first.losses) == 2
     assert first.loss == pytest.approx(sum(first.losses) / 2)
@@ -41,8 +41,10 @@ def test_a_rank_that_logs_has_the_losses_and_numbers_of_the_others() -> None:
 
 
 def test_a_tracer_of_the_users_stays_and_there_is_no_bubble_then() -> None:
+    pipe = cut(PLAIN, 2)
+
     def body(comm: Comm) -> list[StepMetrics]:
-        return _train(comm, Tracer(comm.rank))
+        return _train(pipe, comm, Tracer(comm.rank))
 
     assert InProcessWorld(2).run(body)[0][0].bubble is None
 
