@@ -45,6 +45,7 @@ COVERED_BY = {
     "ddp/buckets/comm_hooks.py": "ddp/test_gradients.py",
     "ddp/buckets/settings.py": "ddp/reducing/test_tuning.py",
     "ddp/forward_cut/buckets.py": "ddp/forward_cut/test_optimizer.py",
+    "reporting/comparison/comparison_table.py": "reporting/comparison/test_comparison_html.py",
     "runtime/graph_compiler.py": "ddp/replicas/test_replicate.py",
     "ddp/replicas/broadcast.py": "ddp/replicas/test_replicate.py",
     "ddp/replicas/owners.py": "ddp/replicas/test_replicate.py",
