@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
 
 __all__ = ["is_refusal", "refusal_text"]
 
@@ -19,14 +19,27 @@ def is_refusal(error: BaseException) -> bool:
 def refusal_text(error: BaseException) -> str:
     """Why, in one line, and the place in the user's code where there is one."""
     text = str(error)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    reason = lines[0] if lines else type(error).__name__
-    about = {name: value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}
-    if about.get("Explanation"):
+    if isinstance(error, BackendCompilerFailed):
+        inner = error.inner_exception
+        return f"{type(inner).__name__}: {_first_line(str(inner))}{_place(str(inner)) or _place(text)}"
+    reason = _first_line(text) or type(error).__name__
+    about = {name: value for name, _, value in (line.partition(": ") for line in _lines(text)[::-1])}
+    if "Explanation" in about:
         reason = f"{reason} ({about['Explanation'].rstrip('.')})"
+    return reason + _place(text)
+
+
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def _first_line(text: str) -> str:
+    return next(iter(_lines(text)), "")
+
+
+def _place(text: str) -> str:
     _, _, users = text.partition("from user code:")
     places = list(_PLACE.finditer(users))
     if not places:
-        return reason
-    last = places[-1]
-    return f"{reason}, at {last['file']}:{last['line']}: {last['code'].strip()}"
+        return ""
+    return f", at {places[-1]['file']}:{places[-1]['line']}: {places[-1]['code'].strip()}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
@@ -10,7 +11,9 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from partita.errors import NotCompiled
 from partita.pipelining.blocks.packet import Gradients, first_packet
+from partita.pipelining.interface.compile_options import CompileOptions
 from partita.pipelining.interface.routes import Routes, StageBorder, Tied, Value, make_routes
 from partita.pipelining.stages.flight import Flight
 from partita.pipelining.stages.stage import Stage
@@ -45,6 +48,16 @@ class BlockStage(Stage):
         """Where its parameters or buffers are; the ``device`` that it was made with where it has neither."""
         tensors = chain(self._inner.parameters(), self._inner.buffers())
         return next((tensor.device for tensor in tensors), self._device)
+
+    def compile_with(self, options: CompileOptions) -> None:  # noqa: ARG002 - those of any stage
+        """Warn that it stays as it is."""
+        warnings.warn(
+            f'stage {self.index} runs uncompiled, with the same results: it was cut with frontend="modules" '
+            'and runs the model\'s own code, of which there is no graph; cut with frontend="export", or '
+            "compile the model's blocks (block.compile()) before it is cut",
+            NotCompiled,
+            stacklevel=3,
+        )
 
     def _run(self, values: Mapping[str, Any], *, train: bool) -> tuple[Flight, dict[str, Any]]:
         packet = values[_ARGUMENTS if self.is_first else self._input_bundle]

@@ -13,8 +13,8 @@ from partita._torch.compile.aot import AotGraph, Boxed, reported_strides, takes_
 from partita._torch.compile.training_graphs import GraphCompiler, compile_training
 from partita.graph.structure import structural_hash
 from partita.pipelining.compiled.backward_runner import BackwardRunner
-from partita.pipelining.compiled.options import CompileOptions
 from partita.pipelining.compiled.stateless import STATE
+from partita.pipelining.interface.compile_options import CompileOptions
 from partita.runtime.graph_compiler import resolve_inner
 
 __all__ = ["Artifacts", "artifacts_for"]

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from partita._torch.operators.output_mask import ask_for_results, has_output_mask
 from partita.graph.effects import analyse
 from partita.pipelining.compiled.crossing import cheapest_crossing
 from partita.pipelining.compiled.graph_copy import copied, gradients_of
@@ -32,8 +33,6 @@ from partita.splitter import Piece, split
 __all__ = ["INPUTS", "WEIGHTS", "BackwardCut", "cut_backward"]
 
 INPUTS, WEIGHTS = "input", "weight"
-_NEVER_IN_PART = ("aten::native_group_norm_backward",)
-"""Asked for the gradients of weights alone it may crash the process (torch 2.13, CPU, channels-last)."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ def _ask_in_part(gm: GraphModule, first: set[Node]) -> None:
     asked for the half's own results.
     """
     for node in list(_calls(gm)):
-        if node not in first or not _has_mask(node):
+        if node not in first or not has_output_mask(node):
             continue
         results = [user for user in node.users if user.target is operator.getitem]
         mine = [user for user in results if user in first]
@@ -124,30 +123,9 @@ def _ask_in_part(gm: GraphModule, first: set[Node]) -> None:
         with gm.graph.inserting_before(others[0]):
             twin = gm.graph.node_copy(node, lambda value: value)
         for copy, own in ((node, mine), (twin, others)):
-            _ask_for(copy, {int(user.args[1]) for user in own})  # type: ignore[arg-type]
+            ask_for_results(copy, {int(user.args[1]) for user in own})  # type: ignore[arg-type]
         for user in others:
             user.replace_input_with(node, twin)
-
-
-def _has_mask(node: Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    if schema is None or schema.name in _NEVER_IN_PART:
-        return False
-    return any(argument.name == "output_mask" for argument in schema.arguments)
-
-
-def _ask_for(node: Node, results: Collection[int]) -> None:
-    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
-    position = names.index("output_mask")
-    mask: Any = node.args[position] if position < len(node.args) else node.kwargs["output_mask"]
-    asked = [bool(wanted) and number in results for number, wanted in enumerate(mask)]
-    if position < len(node.args):
-        node.update_arg(position, asked)
-    else:
-        node.update_kwarg("output_mask", asked)
-    value = node.meta.get("val")
-    if isinstance(value, (tuple, list)):
-        node.meta["val"] = tuple(one if wanted else None for one, wanted in zip(value, asked, strict=True))
 
 
 def _repeat(gm: GraphModule, first: set[Node], again: Collection[Node]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -15,10 +16,11 @@ from partita._torch.autograd.compiled_node import mark
 from partita._torch.compile.refusal import is_refusal, refusal_text
 from partita._torch.containers.pytree import flatten
 from partita._torch.graph_module.lazy_module import LazyGraphModule
+from partita._torch.modules.contents import registries
 from partita.errors import NotCompiled
 from partita.pipelining.compiled.artifacts import Artifacts, artifacts_for
-from partita.pipelining.compiled.options import CompileOptions
 from partita.pipelining.compiled.stateless import stateless
+from partita.pipelining.interface.compile_options import CompileOptions
 from partita.pipelining.interface.two_modes import TwoModes
 from partita.runtime.rng import sites_from
 
@@ -152,8 +154,8 @@ def _flagged(module: nn.Module) -> list[nn.Module]:
 def _slot(module: nn.Module, name: str) -> tuple[Mapping[str, Any], str]:
     path, _, leaf = name.rpartition(".")
     owner = module.get_submodule(path)
-    tables = (owner._parameters, owner._buffers, vars(owner))
-    return next(table for table in tables if leaf in table), leaf
+    own = islice(registries(owner), 2)  # of the module itself: parameters, buffers
+    return next(table for table in (*own, vars(owner)) if leaf in table), leaf
 
 
 def _tensors(result: Any) -> list[Tensor]:

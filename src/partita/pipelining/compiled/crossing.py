@@ -15,12 +15,13 @@ import networkx
 import torch
 from torch.fx import GraphModule, Node
 
+from partita._torch.operators.output_mask import operator_name
 from partita._torch.tensors.example_tensors import example_bytes
 from partita.graph.effects import metadata
 
 __all__ = ["cheapest_crossing"]
 
-_CASTS = (torch.ops.aten._to_copy.default, torch.ops.prims.convert_element_type.default)
+_CASTS = ("aten::_to_copy", "prims::convert_element_type")
 _UNLIMITED = 1 << 62
 
 
@@ -47,7 +48,7 @@ def cheapest_crossing(
     def repeatable(node: Node) -> bool:
         if node in fixed or not node.op.startswith("call_"):
             return False
-        if node in views or node.target in _CASTS or not isinstance(metadata(node), torch.Tensor):
+        if node in views or operator_name(node) in _CASTS or not isinstance(metadata(node), torch.Tensor):
             return node.target is not operator.getitem or repeatable(node.all_input_nodes[0])
         return fuses and torch.Tag.pointwise in getattr(node.target, "tags", ())
 

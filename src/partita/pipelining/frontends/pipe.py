@@ -15,6 +15,7 @@ from partita._torch.export.signature import Signature
 from partita._torch.graph_module.graph_copy import copy_graph
 from partita.capture.proving.proof import UNASKED, Proof
 from partita.errors import PlanError, StageIndexError
+from partita.pipelining.interface.compile_options import CompileOptions
 from partita.pipelining.interface.loss import LossSpec, OutputLoss, checked_loss, loss_by_name
 from partita.pipelining.interface.pipe_info import PipeInfo
 from partita.pipelining.interface.routes import Routes
@@ -48,6 +49,7 @@ class Pipe(nn.Module, ABC):
         plan: how the cuts were chosen, or None where they were made by hand.
         proof: whether what was cut was compared with the model itself, and how.
         recompute: the stages that are recomputed as a whole in the backward pass.
+        compile_options: how stages are compiled when they are built; None: not at all.
         loss_spec: which of the model's outputs is the loss, or None.
         loss: picks the loss out of the outputs, where there is a ``loss_spec``.
         step_loss: the loss of schedules without a ``loss_fn``: ``loss``, or without a ``loss_spec`` what the
@@ -70,6 +72,7 @@ class Pipe(nn.Module, ABC):
         self.plan = plan
         self.proof = proof
         self.recompute: frozenset[int] = frozenset()
+        self.compile_options: CompileOptions | None = None
         self.loss_spec: LossSpec | None = None
         self.loss: OutputLoss | None = None
         self.step_loss: OutputLoss | None = None
@@ -219,6 +222,7 @@ class Pipe(nn.Module, ABC):
             text=str(self),
             proof=self.proof,
             recompute=self.recompute,
+            compile_options=self.compile_options,
         )
 
     def __str__(self) -> str:

@@ -48,6 +48,7 @@ from partita.pipelining.frontends.graph.unit_runs import GraphLoss
 from partita.pipelining.frontends.graph.writes import check_writes
 from partita.pipelining.frontends.modules.frontend import cut_modules
 from partita.pipelining.frontends.pipe import Pipe
+from partita.pipelining.interface.compile_options import CompileArgument, compile_options
 from partita.pipelining.interface.loss import LossSpec
 from partita.pipelining.interface.two_modes import ModeCut, TwoModes
 from partita.pipelining.measuring.link_times import links_between
@@ -82,6 +83,7 @@ def pipeline(
     frontend: Literal["export", "modules"] = "export",
     prove: Prove = True,
     recompute: Recompute | None = None,
+    compile: CompileArgument = None,  # noqa: A002 - as the method is called
 ) -> Pipe:
     """Cut a model into pipeline stages. The model is not changed and can be cut again.
 
@@ -131,6 +133,8 @@ def pipeline(
             what enters it, and runs again at the start of its backward pass. A list: these stages, by index,
             and submodules by name (``*`` stands for any one part of it: ``"blocks.*.mlp"``), each of which
             is recomputed alone when its backward pass comes. None: what the plan says.
+        compile: let `Pipe.build_stage` compile the stages: True for Inductor, a backend, or a dict of the
+            arguments of ``Stage.compile``. A call of the pipe itself runs them as they are.
 
     Raises:
         ArgumentError: no source of the cuts was given, or more than one.
@@ -155,6 +159,7 @@ def pipeline(
         raise ArgumentError(f"pipeline got {' and '.join(named)}: give one of them, each says where to cut")
     limit = None if memory_limit is None else read_bytes(memory_limit, "memory_limit")
     request = PlanRequest(stages, plan, cluster, schedule, microbatches, limit)
+    compiled_with = compile_options(compile)
     if frontend == "modules":
         others = {
             "multi_use_param_spec": multi_use_param_spec is not MultiUseParameterConfig.REPLICATE,
@@ -162,7 +167,9 @@ def pipeline(
             "split_policy": split_policy is not None,
         }
         where = module_cuts(module, split_spec, request, [name for name, used in others.items() if used])
-        return cut_modules(module, mb_args, mb_kwargs or {}, where, loss_spec, modes, prove, recompute)
+        blocks = cut_modules(module, mb_args, mb_kwargs or {}, where, loss_spec, modes, prove, recompute)
+        blocks.compile_options = compiled_with
+        return blocks
     if frontend != "export":
         raise ArgumentError(f"frontend is {frontend!r}: choose 'export' or 'modules'")
     # Capture the model, in both modes where it takes another path in each.
@@ -204,6 +211,7 @@ def pipeline(
         regions=regions,
     )
     pipe.recompute |= again.whole_stages(pipe.num_stages)
+    pipe.compile_options = compiled_with
     if other is not None or captured_mode(whole) is not None:
         _follow_flags(module, pipe)
     check_state(module, [pipe.get_stage_module(index) for index in range(pipe.num_stages)])

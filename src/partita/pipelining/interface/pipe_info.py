@@ -9,6 +9,7 @@ from torch.fx import Graph
 
 from partita._torch.export.signature import Signature
 from partita.capture.proving.proof import UNASKED, Proof
+from partita.pipelining.interface.compile_options import CompileOptions
 from partita.pipelining.interface.loss import OutputLoss
 from partita.pipelining.interface.routes import Routes
 
@@ -33,6 +34,7 @@ class PipeInfo:
         text: the listing.
         proof: whether the stages' graphs were compared with the model itself.
         recompute: the stages that are recomputed as a whole in the backward pass.
+        compile_options: how the stages are compiled; None: not at all.
     """
 
     graph: Graph = field(repr=False)
@@ -45,6 +47,7 @@ class PipeInfo:
     text: str = field(repr=False)
     proof: Proof = UNASKED
     recompute: frozenset[int] = frozenset()
+    compile_options: CompileOptions | None = None
 
     def __str__(self) -> str:
         return self.text

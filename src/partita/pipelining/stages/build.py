@@ -68,4 +68,6 @@ def build_stage(
     stage.group = group
     stage.loss_fn = pipe_info.loss
     stage.recompute = stage_index in pipe_info.recompute
+    if pipe_info.compile_options is not None:
+        stage.compile_with(pipe_info.compile_options)
     return stage

@@ -16,7 +16,7 @@ from partita._torch.autograd.engine import hooks_made, run_backward
 from partita._torch.graph_module.lazy_module import LazyGraphModule
 from partita.errors import ExecutionError, SignatureMismatch
 from partita.pipelining.compiled.compiled_forward import CompiledForward
-from partita.pipelining.compiled.options import CompileOptions
+from partita.pipelining.interface.compile_options import CompileOptions
 from partita.pipelining.interface.routes import Routes, Tied
 from partita.pipelining.recompute.checkpointed_pass import CheckpointedPass
 from partita.pipelining.recompute.checkpointing import Checkpointing
@@ -184,8 +184,11 @@ class Stage(ABC):
         Raises:
             ArgumentError: an unknown backend, mode or option.
         """
-        compiled = CompileOptions(backend, mode, dict(options or {}), dynamic)
-        vars(self._inner)["forward"] = CompiledForward(self._inner, compiled, f"stage {self.index}")
+        self.compile_with(CompileOptions(backend, mode, dict(options or {}), dynamic))
+
+    def compile_with(self, options: CompileOptions) -> None:
+        """The same, with the options in one object."""
+        vars(self._inner)["forward"] = CompiledForward(self._inner, options, f"stage {self.index}")
 
     def forward(self, microbatch: int, values: Mapping[str, Any], *, train: bool) -> dict[str, Any]:
         """Run one microbatch.

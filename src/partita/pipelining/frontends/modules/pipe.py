@@ -92,6 +92,8 @@ class ModulePipe(Pipe):
         stage.group = group
         stage.loss_fn = self.step_loss
         stage.recompute = stage_index in self.recompute
+        if self.compile_options is not None:
+            stage.compile_with(self.compile_options)
         return stage
 
     def _about_stages(self) -> Iterator[str]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from partita._torch.compile.inductor import inductor_settings
 from partita.errors import ArgumentError
 from partita.runtime import PieceRunner
 from partita.runtime.graph_compiler import InnerCompiler, check_inner
 
-__all__ = ["CompileOptions", "compile_options"]
+__all__ = ["CompileArgument", "CompileOptions", "compile_options"]
 
 _CUDA_GRAPHS = "triton.cudagraphs"
 
@@ -24,7 +24,8 @@ class CompileOptions:
         backend: see `partita.runtime.graph_compiler.InnerCompiler`.
         mode: of Inductor, as ``torch.compile`` takes it.
         options: of Inductor.
-        dynamic: as ``torch.compile`` takes it: whether sizes are compiled as symbols. None: those that change.
+        dynamic: as ``torch.compile`` takes it: whether sizes are compiled as symbols. None: those that
+            change.
     """
 
     backend: InnerCompiler = "inductor"
@@ -72,7 +73,11 @@ class CompileOptions:
         return backend, self.mode, repr(sorted(self.options.items())), self.dynamic
 
 
-def compile_options(value: Any) -> CompileOptions | None:
+CompileArgument: TypeAlias = "CompileOptions | InnerCompiler | Mapping[str, Any] | bool | None"
+"""What says how stages are compiled; see `compile_options`."""
+
+
+def compile_options(value: CompileArgument) -> CompileOptions | None:
     """What ``pipeline(..., compile=...)`` was given: options, a backend, True for the defaults, or False or
     None.
 
