@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import default_partition
 from torch._guards import TracingContext
 from torch.fx import GraphModule
+from torch.utils.checkpoint import CheckpointPolicy
 
 __all__ = [
     "AotGraph",
@@ -117,9 +120,25 @@ def compile_ahead(
         fw_compiler=compiler("forward"),
         bw_compiler=compiler("backward"),
         inference_compiler=compiler("inference"),
+        partition_fn=_partition,
         keep_inference_input_mutations=True,
     )(gm, inputs)
     return compiled
+
+
+def _partition(joint: GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
+    """Torch's partition of a joint graph. Where regions are recomputed, what draws random numbers or has
+    another effect runs once: a second draw would have to be seeded like the first.
+    """
+    nodes = [node for node in joint.graph.nodes if node.op == "call_function"]
+    if any("recompute" in node.meta for node in nodes):
+        for node in nodes:
+            draws = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+            if draws or node.is_impure(impure_random=False):
+                parts = (user for user in node.users if user.target is operator.getitem)
+                for one in (node, *parts):
+                    one.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    return default_partition(joint, inputs, **options)
 
 
 def reported_strides() -> list[Any] | None:

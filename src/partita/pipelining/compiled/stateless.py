@@ -105,18 +105,19 @@ def _take_child(module: nn.Module, owner: nn.Module, node: Node) -> list[torch.f
     """Let the copy hold a child, a body without state, under a name of its own.
 
     Returns:
-        The graph of a region that is recomputed, to be changed.
+        Its graph, to be changed.
     """
     child = attribute(owner, node).value
     name = f"body_{sum(1 for _ in module.children())}"
     node.target = name
-    if not isinstance(child, CheckpointedRegion):
+    body = child.body if isinstance(child, CheckpointedRegion) else child
+    if not isinstance(body, GraphModule):
         module.add_module(name, child)
         return []
-    body = lazy_module(copy_graph(child.body.graph), "Region", training=child.body.training)
-    install(body, attributes_of(child.body, child.body.graph.nodes))
-    module.add_module(name, RecomputedRegion(body))
-    return [body.graph]
+    own = lazy_module(copy_graph(body.graph), type(body).__name__, training=body.training)
+    install(own, attributes_of(body, body.graph.nodes))
+    module.add_module(name, RecomputedRegion(own) if body is not child else own)
+    return [own.graph]
 
 
 def _renumber_sites(graphs: Sequence[torch.fx.Graph]) -> int:
@@ -128,7 +129,7 @@ def _renumber_sites(graphs: Sequence[torch.fx.Graph]) -> int:
 
 
 class RecomputedRegion(nn.Module):
-    """A region as compilers know it: its backward graph computes it again."""
+    """A region as compilers know it: its backward graph computes it again, but for what it has drawn."""
 
     def __init__(self, body: GraphModule) -> None:
         super().__init__()
