@@ -9,6 +9,7 @@ import torch
 
 __all__ = [
     "carry_hooks",
+    "first_hook_inside",
     "forward_hooks",
     "has_forward_hooks",
     "is_buffer",
@@ -54,6 +55,21 @@ def has_forward_hooks(module: torch.nn.Module) -> bool:
     if any(getattr(torch.nn.modules.module, name) for name in _GLOBAL_HOOKS):
         return True
     return "forward" in vars(module) or any(getattr(module, name, None) for name in _HOOKS)
+
+
+def first_hook_inside(module: torch.nn.Module) -> str:
+    """The name of a submodule that has a hook which its user has set, or an empty string. Hooks of torch's
+    own, such as those of ``torch.nn.utils.weight_norm``, belong to what a module computes.
+    """
+    for path, child in module.named_modules():
+        if not path:
+            continue
+        for name in _HOOKS:
+            for hook in (getattr(child, name, None) or {}).values():
+                home, _ = _origin(hook)
+                if (home or type(hook).__module__).partition(".")[0] != "torch":
+                    return path
+    return ""
 
 
 def forward_hooks(module: torch.nn.Module) -> Iterator[Any]:

@@ -16,7 +16,7 @@ from partita._torch.autograd.compiled_node import mark
 from partita._torch.compile.refusal import is_refusal, refusal_text
 from partita._torch.containers.pytree import flatten
 from partita._torch.graph_module.lazy_module import LazyGraphModule
-from partita._torch.modules.contents import registries
+from partita._torch.modules.contents import first_hook_inside, registries
 from partita.errors import NotCompiled
 from partita.pipelining.compiled.artifacts import Artifacts, artifacts_for
 from partita.pipelining.compiled.stateless import stateless
@@ -55,13 +55,14 @@ class CompiledForward:
 
     Attributes:
         refused: why it runs uncompiled; empty where it does not.
+        hooked: why it runs uncompiled in this step; likewise.
     """
 
     def __init__(self, module: nn.Module, options: CompileOptions, where: str) -> None:
         self._module = module
         self.options = options
         self.where = where
-        self.refused = ""
+        self.refused = self.hooked = ""
         self._reset()
 
     def _reset(self) -> None:
@@ -70,14 +71,31 @@ class CompiledForward:
         self._flags: tuple[nn.Module, ...] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_module": self._module, "options": self.options, "where": self.where, "refused": ""}
+        return {
+            "_module": self._module,
+            "options": self.options,
+            "where": self.where,
+            "refused": "",
+            "hooked": "",
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._reset()
 
+    def begin(self) -> None:
+        """Start a step. A compiler follows no hook of a submodule that is set later, and loses those of a
+        backward pass; so with such hooks the step runs uncompiled.
+        """
+        if isinstance(self._module, (GraphModule, TwoModes)):
+            return  # its submodules hold state, and are never called
+        path = first_hook_inside(self._module)
+        if path and not self.hooked:
+            self._warn(f"its submodule {path!r} has a hook, which a compiler would lose")
+        self.hooked = path
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.refused:
+        if self.refused or self.hooked:
             return self._as_it_is(*args, **kwargs)
         entry = self._entry()
         try:
@@ -134,8 +152,11 @@ class CompiledForward:
     def _give_up(self, error: Exception) -> None:
         self.refused = refusal_text(error)
         self._entries.clear()
+        self._warn(self.refused)
+
+    def _warn(self, why: str) -> None:
         warnings.warn(
-            f"{self.where} runs uncompiled, with the same results: {self.refused}", NotCompiled, stacklevel=4
+            f"{self.where} runs uncompiled, with the same results: {why}", NotCompiled, stacklevel=5
         )
 
 

@@ -363,6 +363,9 @@ class Stage(ABC):
     def begin(self, microbatches: int) -> None:
         """Start a training step of so many microbatches."""
         self._reduction = gradient_reduction(self.module)
+        compiled = vars(self._inner).get("forward")
+        if isinstance(compiled, CompiledForward):
+            compiled.begin()
         if self.recompute and self.dw_builder is not None:
             raise ExecutionError(
                 f"stage {self.index} has a dw_builder and is to be recomputed: its module would delay the "
