@@ -27,7 +27,7 @@ from partita.runtime.rng import sites_from
 __all__ = ["CompiledForward"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Entry:
     """A stage's function in one mode.
 
@@ -35,11 +35,13 @@ class _Entry:
         run: takes the state and the inputs.
         slots: where the state is looked up: a module's dict, and the name in it.
         first_site: the number of the stage's first random call.
+        ran: whether it has been compiled.
     """
 
     run: Callable[..., Any]
     slots: tuple[tuple[Mapping[str, Any], str], ...]
     first_site: int
+    ran: bool = False
 
 
 class CompiledForward:
@@ -99,7 +101,7 @@ class CompiledForward:
             return self._as_it_is(*args, **kwargs)
         entry = self._entry()
         try:
-            result = self._run(entry, args, kwargs)
+            result = self._run(entry, args, kwargs) if entry.ran else self._first_run(entry, args, kwargs)
         except Exception as error:
             if not is_refusal(error):
                 raise
@@ -107,6 +109,14 @@ class CompiledForward:
             return self._as_it_is(*args, **kwargs)
         if torch.is_grad_enabled():
             mark(_tensors(result), entry.first_site)
+        return result
+
+    def _first_run(self, entry: _Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with warnings.catch_warnings():
+            # Dynamo looks at the gradient of an input that the stage writes to
+            warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
+            result = self._run(entry, args, kwargs)
+        entry.ran = True
         return result
 
     def _run(self, entry: _Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

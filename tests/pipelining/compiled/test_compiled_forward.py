@@ -1,0 +1,193 @@
+"""The compiled forward of one stage: what is refused runs as it is, and what is equal is compiled once."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.pipelining.models import NORMED, PLAIN, TRANSFORMER, WIDTH
+from tests.pipelining.running import cut
+from torch import Tensor, nn
+
+from partita.errors import NotCompiled
+from partita.pipelining import PipelineStage, SplitPoint, pipeline
+from partita.pipelining.compiled.compiled_forward import CompiledForward
+from partita.pipelining.interface.compile_options import CompileOptions
+from partita.runtime import InProcessWorld, PlainRunner
+
+EAGER = CompileOptions("aot_eager")
+
+
+def _compiled(module: nn.Module, options: CompileOptions = EAGER) -> CompiledForward:
+    forward = CompiledForward(module, options, "stage 0")
+    vars(module)["forward"] = forward
+    return forward
+
+
+class Breaks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        torch._dynamo.graph_break()
+        return y.relu()
+
+
+def test_what_can_not_be_compiled_runs_as_it_is_with_one_warning_that_says_why_and_where() -> None:
+    module = Breaks()
+    expected = module(torch.ones(2, WIDTH))
+    forward = _compiled(module)
+    with pytest.warns(
+        NotCompiled, match=r"stage 0 runs uncompiled.*graph_break.*test_compiled_forward\.py:\d+"
+    ):
+        assert torch.equal(module(torch.ones(2, WIDTH)), expected)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(module(torch.ones(2, WIDTH)), expected)
+    assert "graph_break" in forward.refused
+
+
+def test_an_error_of_the_stage_itself_is_the_users() -> None:
+    module = nn.Linear(WIDTH, WIDTH)
+    _compiled(module)
+    with pytest.warns(NotCompiled), pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        module(torch.ones(2, 3))
+
+
+def _log_backward(module: nn.Module, log: list[int]) -> None:
+    module.register_full_backward_hook(lambda *_: log.append(1))
+
+
+def _log_forward(module: nn.Module, log: list[int]) -> None:
+    module.register_forward_hook(lambda *_: log.append(1))
+
+
+@pytest.mark.parametrize("register", [_log_backward, _log_forward])
+def test_hooks_of_submodules_fire_as_ever_since_the_step_runs_uncompiled(
+    register: Callable[[nn.Module, list[int]], None],
+) -> None:
+    module, log = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()), list[int]()
+    forward = _compiled(module)
+    module(torch.ones(2, WIDTH, requires_grad=True)).sum().backward()
+    register(module[0], log)
+    with pytest.warns(NotCompiled, match="its submodule '0' has a hook"):
+        forward.begin()
+    module(torch.ones(2, WIDTH, requires_grad=True)).sum().backward()
+    assert log == [1]
+
+
+def test_hooks_of_the_stage_itself_and_of_parameters_fire() -> None:
+    module, log = nn.Sequential(nn.Linear(WIDTH, WIDTH)), list[int]()
+    forward = _compiled(module)
+    _log_backward(module, log)
+    module[0].weight.register_hook(lambda _: log.append(2))
+    forward.begin()
+    module(torch.ones(2, WIDTH, requires_grad=True)).sum().backward()
+    assert sorted(log) == [1, 2]
+    assert not forward.hooked
+
+
+def _equal_blocks() -> Any:
+    torch.manual_seed(0)
+    blocks = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5)) for _ in range(4)]
+    spec = {str(number): SplitPoint.END for number in range(3)}
+    return pipeline(nn.Sequential(*blocks), (torch.randn(2, WIDTH),), split_spec=spec)
+
+
+def test_equal_stages_are_one_function_though_each_draws_its_own_numbers() -> None:
+    pipe = _equal_blocks()
+    forwards = []
+    for index in range(4):
+        module = pipe.get_stage_module(index)
+        forwards.append(_compiled(module, CompileOptions("aot_eager", dynamic=False)))
+        module(torch.ones(2, WIDTH, requires_grad=True)).sum().backward()
+    artifacts = forwards[0]._artifacts
+    assert all(forward._artifacts is artifacts for forward in forwards)
+    assert len(artifacts.functions) == 1
+    assert artifacts.compiled == 2  # the forward graph, and B
+    assert [entry.first_site for forward in forwards for entry in forward._entries.values()] == [0, 1, 2, 3]
+
+
+def test_equal_modules_of_the_users_share_their_compiled_graphs() -> None:
+    compiled: list[int] = []
+
+    def backend(gm: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
+        compiled.append(1)
+        return gm.forward
+
+    options = CompileOptions(backend)
+    modules = [nn.Linear(WIDTH, WIDTH) for _ in range(3)]
+    forwards = [_compiled(module, options) for module in modules]
+    for module in modules:
+        module(torch.ones(2, WIDTH)).sum().backward()
+    assert len(compiled) == forwards[0]._artifacts.compiled == 2
+
+
+def test_a_piece_runner_is_given_the_graphs_of_each_stage() -> None:
+    runner = PlainRunner()
+    pipe = _equal_blocks()
+    for index in range(2):
+        module = pipe.get_stage_module(index)
+        _compiled(module, CompileOptions(runner))
+        module(torch.ones(2, WIDTH, requires_grad=True)).sum().backward()
+    assert len(runner.graphs) == 4
+
+
+def test_a_copy_and_a_pickle_compile_anew_and_do_the_same() -> None:
+    module = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
+    _compiled(module)
+    expected = module(torch.ones(2, WIDTH))
+    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        forward = vars(other)["forward"]
+        assert forward._module is other
+        assert torch.equal(other(torch.ones(2, WIDTH)), expected)
+    stage = cut(PLAIN, 2).build_stage(0)
+    stage.compile("aot_eager")
+    again = pickle.loads(pickle.dumps(stage.module))
+    assert torch.equal(again(torch.ones(2, WIDTH)), stage.module(torch.ones(2, WIDTH)))
+
+
+def test_both_modes_have_their_own_graph() -> None:
+    pipe = cut(NORMED, 1)
+    module, plain = pipe.get_stage_module(0), cut(NORMED, 1).get_stage_module(0)
+    _compiled(module)
+    x = torch.randn(4, WIDTH)
+    for mode in (True, False, True):
+        module.train(mode), plain.train(mode)
+        torch.manual_seed(1)
+        actual = module(x)
+        torch.manual_seed(1)
+        assert torch.equal(actual, plain(x))
+
+
+def test_a_compiled_stage_keeps_its_state_dict() -> None:
+    stage = cut(TRANSFORMER, 2).build_stage(1)
+    before = list(stage.module.state_dict())
+    stage.compile("aot_eager")
+    assert list(stage.module.state_dict()) == before
+
+
+def test_a_stage_that_runs_the_models_own_code_stays_as_it_is() -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+    pipe = pipeline(
+        model,
+        (torch.randn(2, WIDTH),),
+        split_spec={"0": SplitPoint.END},
+        frontend="modules",
+        compile="aot_eager",
+    )
+    with pytest.warns(NotCompiled, match=r'stage 1 runs uncompiled.*frontend="modules"'):
+        pipe.build_stage(1, comm=InProcessWorld(1).run(lambda comm: comm)[0])
+
+
+def test_a_stage_of_the_users_own_is_compiled() -> None:
+    stage = PipelineStage(nn.Linear(WIDTH, WIDTH), 0, 1, "cpu")
+    stage.compile("aot_eager")
+    assert isinstance(vars(stage.module)["forward"], CompiledForward)

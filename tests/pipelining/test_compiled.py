@@ -1,0 +1,217 @@
+"""A pipeline of compiled stages equals the uncut eager model bit for bit, and W is not empty."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from tests.pipelining.models import CASES, NORMED, PLAIN, SKIP, TRANSFORMER, WIDTH, Case, _Four
+from tests.pipelining.running import assert_equal, assert_same, cut, piped, uncut
+from torch import Tensor, nn
+from torch.nn import functional
+
+from partita.errors import NotCompiled
+from partita.pipelining import PipelineStage, get_schedule_class
+from partita.planning import loop_placement, v_placement
+from partita.runtime import Comm, InProcessWorld
+
+SPLIT = {
+    "ZBVZeroBubble": v_placement(4, 2),
+    "InterleavedZeroBubble": loop_placement(4, 2),
+    "DualPipeV": v_placement(4, 2),
+}
+
+
+def _assert_compiled_equals_eager(
+    case: Case, kind: str, placement: Sequence[int] | None = None, **options: Any
+) -> None:
+    stages = len(case.after) + 1 if placement is None else len(placement)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NotCompiled)
+        records = piped(
+            cut(case, stages, compile="aot_eager", **options), case, get_schedule_class(kind), 4, placement
+        )
+    assert_same(records, uncut(case))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_stages_under_1f1b(case: Case) -> None:
+    _assert_compiled_equals_eager(case, "1F1B")
+
+
+@pytest.mark.parametrize("kind", SPLIT)
+@pytest.mark.parametrize("case", [TRANSFORMER, NORMED, SKIP], ids=lambda case: case.name)
+def test_stages_whose_backward_pass_is_split(case: Case, kind: str) -> None:
+    _assert_compiled_equals_eager(case, kind, SPLIT[kind])
+
+
+def test_stages_that_are_recomputed_as_a_whole_or_in_parts() -> None:
+    for again in (True, ("blocks.*.feed", "norm", "embedding")):
+        _assert_compiled_equals_eager(TRANSFORMER, "ZBVZeroBubble", SPLIT["ZBVZeroBubble"], recompute=again)
+
+
+class _Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return -ctx.factor * gradient, None
+
+
+class Functions(_Four):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.d(_Scaled.apply(self.c(self.b(self.a(x)).relu()), 0.5).tanh())
+
+
+@torch.library.custom_op("partita_test_compiled::thrice", mutates_args=())
+def thrice(x: Tensor) -> Tensor:
+    return x * 3
+
+
+@torch.library.custom_op("partita_test_compiled::twice", mutates_args=())
+def twice(x: Tensor) -> Tensor:
+    return x * 2
+
+
+for _operator in (thrice, twice):
+    _operator.register_fake(torch.empty_like)
+thrice.register_autograd(lambda _, gradient: thrice(gradient))
+
+
+class Operators(_Four):
+    """One with a backward formula, and one without."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.d(thrice(self.c(self.b(self.a(x)).relu()))) + twice(x)
+
+
+class Lora(_Four):
+    """Frozen layers, each with a trained one of low rank beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requires_grad_(False)
+        self.down = nn.ModuleDict({name: nn.Linear(WIDTH, 2, bias=False) for name in "abcd"})
+        self.up = nn.ModuleDict({name: nn.Linear(2, WIDTH, bias=False) for name in "abcd"})
+
+    def forward(self, x: Tensor) -> Tensor:
+        for name in "abcd":
+            x = torch.relu(self.get_submodule(name)(x) + self.up[name](self.down[name](x)))
+        return x
+
+
+class Convolutions(_Four):
+    def __init__(self) -> None:
+        super().__init__(
+            a=nn.Conv2d(3, WIDTH, 3, padding=1),
+            b=nn.Sequential(nn.Conv2d(WIDTH, WIDTH, 3, padding=1), nn.BatchNorm2d(WIDTH), nn.ReLU()),
+            c=nn.Sequential(nn.Conv2d(WIDTH, WIDTH, 3), nn.GroupNorm(2, WIDTH), nn.ReLU(inplace=True)),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.d(self.c(self.b(self.a(x))).mean((2, 3)))
+
+
+def _images(samples: int) -> tuple[tuple[Tensor], dict[str, Any], Tensor]:
+    return (torch.randn(samples, 3, 6, 6),), {}, torch.randn(samples, WIDTH)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("functions", Functions),
+        Case("operators", Operators),
+        Case("lora", Lora),
+        Case("convolutions", Convolutions, batch=_images),
+    ],
+    ids=lambda case: case.name,
+)
+def test_what_models_are_made_of(case: Case) -> None:
+    _assert_compiled_equals_eager(case, "ZBVZeroBubble", SPLIT["ZBVZeroBubble"])
+
+
+def test_w_computes_the_gradients_of_weights_and_keeps_what_it_needs_for_them_only() -> None:
+    """A compiled stage's backward pass is no opaque node whose W is empty."""
+    stage = cut(PLAIN, 4, compile="aot_eager").build_stage(
+        1, comm=InProcessWorld(1).run(lambda comm: comm)[0]
+    )
+    (name,), (output,) = stage.border.inputs, stage.border.outputs
+    value = torch.randn(2, WIDTH, requires_grad=True)
+    results = stage.forward(0, {name: value}, train=True)
+    seed = torch.randn_like(results[output])
+    sent = stage.backward_input(0, {output: seed})
+    assert all(parameter.grad is None for parameter in stage.module.parameters())
+    stage.backward_weight(0)
+    weight, bias = stage.module.get_parameter("b.weight"), stage.module.get_parameter("b.bias")
+    assert_equal(sent[name], seed @ weight)
+    assert_equal(weight.grad, seed.T @ value)
+    assert_equal(bias.grad, seed.sum(0))
+
+
+def test_other_batch_sizes() -> None:
+    pipe, model = cut(PLAIN, 2, compile="aot_eager"), PLAIN.model()
+
+    def body(comm: Comm) -> list[dict[str, Tensor]]:
+        stage = copy.deepcopy(pipe).build_stage(comm.rank, comm=comm)
+        gradients = []
+        for samples in (8, 20, 12):
+            args, _, target = PLAIN.data(samples)
+            get_schedule_class("1F1B")(stage, 4, PLAIN.loss).step(*args, target=target)
+            gradients.append({name: p.grad for name, p in stage.module.named_parameters()})
+            stage.module.zero_grad()
+        return gradients
+
+    ranks = InProcessWorld(2).run(body)
+    for number, samples in enumerate((8, 20, 12)):
+        args, _, target = PLAIN.data(samples)
+        model.zero_grad()
+        for x, y in zip(args[0].chunk(4), target.chunk(4), strict=True):
+            (PLAIN.loss(model(x), y) / 4).backward()
+        for rank in ranks:
+            for name, gradient in rank[number].items():
+                assert torch.equal(gradient, model.get_parameter(name).grad), (samples, name)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_modules_of_the_users_own_with_hooks_on_parameters_and_autocast_around(autocast: bool) -> None:
+    torch.manual_seed(0)
+    modules = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(4)]
+    whole = nn.Sequential(*copy.deepcopy(modules))
+    x, target = torch.randn(8, WIDTH), torch.randn(8, WIDTH)
+    log: list[tuple[str, float]] = []
+    expected: list[tuple[str, float]] = []
+
+    def watch(module: nn.Module, prefix: str, seen: list[tuple[str, float]]) -> None:
+        for name, parameter in module.named_parameters():
+            parameter.register_hook(lambda g, name=name: seen.append((prefix + name, float(g.sum()))))
+
+    for index, module in enumerate(whole):
+        watch(module, f"{index}.", expected)
+
+    def body(comm: Comm) -> dict[str, Tensor]:
+        own = [index for index, rank in enumerate(SPLIT["ZBVZeroBubble"]) if rank == comm.rank]
+        stages = [PipelineStage(modules[index], index, 4, "cpu", comm=comm) for index in own]
+        for stage in stages:
+            watch(stage.module, f"{stage.index}.", log)
+            stage.compile("aot_eager")
+        schedule = get_schedule_class("ZBVZeroBubble")(stages, 4, functional.mse_loss)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            schedule.step(*((x,) if comm.rank == 0 else ()), target=target)
+        return {f"{s.index}.{name}": p.grad for s in stages for name, p in s.module.named_parameters()}
+
+    ranks = InProcessWorld(2).run(body)
+    for part, answer in zip(x.chunk(4), target.chunk(4), strict=True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = functional.mse_loss(whole(part), answer)
+        (loss / 4).backward()
+    for rank in ranks:
+        for name, gradient in rank.items():
+            assert torch.equal(gradient, whole.get_parameter(name).grad), name
+    assert sorted(log) == sorted(expected)
