@@ -14,6 +14,7 @@ from transformers.generation import GenerateDecoderOnlyOutput, GenerationMode
 from partita.errors import ArgumentError, NotSupported
 from partita.integrations.generation.draws import Draws
 from partita.pipelining import ModelCall
+from partita.pipelining.blocks.answers import all_tensors
 from partita.pipelining.decoding.model_call import Program
 
 __all__ = ["Prepared", "check_model", "generate_program", "prepare"]
@@ -109,12 +110,21 @@ def prepare(model: Any, inputs: Any, kwargs: Mapping[str, Any]) -> Prepared:
             raise ArgumentError(
                 f"{name} is a {type(cache).__name__}: give a Cache of transformers, such as DynamicCache"
             )
-        if isinstance(cache, Cache) and int(cache.get_seq_length()):
+        if isinstance(cache, Cache) and _is_filled(cache):
             raise ArgumentError(
-                f"{name} has {int(cache.get_seq_length())} tokens already, and each stage needs those of its "
-                "own layers: give the whole text as input_ids, and no cache or an empty one"
+                f"{name} is a {type(cache).__name__} with keys and values in it, and each stage needs those "
+                "of its own layers: give the whole text as input_ids, and no cache or an empty one"
             )
     return prepared
+
+
+def _is_filled(cache: Cache) -> bool:
+    """Whether its layers have states, also in lists or dicts of them."""
+    return any(
+        tensor.is_floating_point() and tensor.numel() > 0
+        for layer in cache.layers
+        for tensor in all_tensors(layer)
+    )
 
 
 _REFUSED = {
