@@ -3,10 +3,10 @@
     pip install 'partita[hf]'
     torchrun --nproc-per-node 2 examples/generate_hf.py
 
-A tiny Llama with random weights (nothing is downloaded) is cut between its layers. `PipelineGenerator.generate`
-takes what ``model.generate`` takes: left-padded prompts, sampling, processors, static caches. With
-``in_flight`` the batch is cut into parts that take turns, so that both processes have something to do. The
-uncut model then generates the same tokens.
+A tiny Llama with random weights (nothing is downloaded) is cut between its layers. ``generate`` of a
+`PipelineGenerator` takes what ``model.generate`` takes: left-padded prompts, sampling, processors, static
+caches. With ``in_flight`` the batch is cut into parts that take turns, so that both processes have something
+to do. The uncut model then generates the same tokens.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ def main() -> None:
                 statistics = generator.statistics
                 print(
                     f"{way}: {statistics.new_tokens} tokens, equal to the uncut model's, "
-                    f"{statistics.tokens_per_second:.0f} a second, {statistics.cache_bytes:,} bytes of cache on this rank"
+                    f"{statistics.tokens_per_second:.0f} a second, "
+                    f"{statistics.cache_bytes:,} bytes of cache on this rank"
                 )
     dist.destroy_process_group()
 

@@ -219,7 +219,9 @@ def test_a_cache_with_tokens_in_it_is_refused() -> None:
         cache = model("llama")(prompts()["input_ids"], use_cache=True).past_key_values
     ids = torch.cat([prompts()["input_ids"], torch.full((4, 1), 5)], 1)
     with pytest.raises(ArgumentError, match="past_key_values is a DynamicCache with keys and values in it"):
-        on_stages("llama", 2, lambda generator: generator.generate(ids, past_key_values=cache, max_new_tokens=2))
+        on_stages(
+            "llama", 2, lambda generator: generator.generate(ids, past_key_values=cache, max_new_tokens=2)
+        )
 
 
 def test_several_sampled_batches_need_seeds() -> None:

@@ -37,10 +37,8 @@ class _Watched:
     def call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call the module by way of ``function``."""
         around = self.enter(self.path, (args, kwargs))
-        if around is None:
-            result = function(*args, **kwargs)
-        else:
-            result = around(partial(function, *args, **kwargs))
+        call = partial(function, *args, **kwargs)
+        result = call() if around is None else around(call)
         self.leave(self.path)
         return result
 

@@ -69,7 +69,7 @@ class PipelineGenerator:
     Beam search, assisted decoding, encoder-decoder models and caches that are filled already are refused.
 
     Args:
-        stage: this rank's, from the pipe of `cut_for_generation`, or of ``pipeline(..., frontend="modules")``.
+        stage: this rank's, from the pipe of `cut_for_generation`, or ``pipeline(..., frontend="modules")``.
         comm: between the stages; None: the stage's own, or one over its process group.
 
     Raises:

@@ -69,8 +69,8 @@ def check_model(model: Any) -> None:
     for name in _OWN_LOOP:
         if getattr(kind, name) is not getattr(GenerationMixin, name):
             raise NotSupported(
-                f"{kind.__name__} has a {name} of its own, which is not that of transformers' GenerationMixin: "
-                "write its loop as a program for partita.pipelining.run_programs"
+                f"{kind.__name__} has a {name} of its own in place of that of GenerationMixin: write its "
+                "loop as a program for partita.pipelining.run_programs"
             )
 
 
@@ -98,8 +98,8 @@ def prepare(model: Any, inputs: Any, kwargs: Mapping[str, Any]) -> Prepared:
         )
     if config.prefill_chunk_size is not None:
         raise ArgumentError(
-            f"prefill_chunk_size ({config.prefill_chunk_size}) is not followed over stages: leave it out, and "
-            "give smaller batches with in_flight, which bounds the memory of a prompt too"
+            f"prefill_chunk_size ({config.prefill_chunk_size}) is not followed over stages: leave it out, "
+            "and give smaller batches with in_flight, which bounds the memory of a prompt too"
         )
     for name in ("output_attentions", "output_hidden_states"):
         if getattr(config, name):
@@ -179,10 +179,7 @@ def generate_program(model: Any, prepared: Prepared, draws: Draws) -> Program:
         scores += [processed] if keep_scores else []
         logits += [last] if keep_logits else []
         # the token
-        if config.do_sample:
-            chosen = draws.draw(processed.softmax(dim=-1))
-        else:
-            chosen = processed.argmax(dim=-1)
+        chosen = draws.draw(processed.softmax(dim=-1)) if config.do_sample else processed.argmax(dim=-1)
         if pads:
             pad = config._pad_token_tensor.to(chosen.device)  # noqa: SLF001 - where generate has put it
             chosen = torch.where(going_on, chosen, pad)

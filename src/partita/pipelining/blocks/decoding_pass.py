@@ -117,11 +117,11 @@ class _DecodingPass(StagePass):
             self._staying.apply(changes)
         self._staying.begin()
 
-    def _handed_on(self) -> Callable[[int, Tensor], bool]:
+    def _handed_on(self) -> Callable[[int], bool]:
         """As in `StagePass`, and all arguments: their numbers may be others than with the example."""
         may_be_used = super()._handed_on()
         arguments = self._packet.tensors
-        return lambda number, tensor: number < arguments or may_be_used(number, tensor)
+        return lambda number: number < arguments or may_be_used(number)
 
     def _add_first_seen(self, tensor: Tensor, site: Site) -> None:
         """As in `StagePass`; what was there before the call and stays is not handed on."""

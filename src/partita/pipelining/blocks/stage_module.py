@@ -77,6 +77,7 @@ class StageModule(nn.Module):
             ExecutionError: the model uses a tensor that no stage has handed on, or goes another way than on
                 the stages before.
         """
+        device = self.home
         with self.ghosts_shown(), _generators(packet):
             enter_site(self.stage)
             return self.run_pass(
@@ -85,7 +86,7 @@ class StageModule(nn.Module):
                     self.cut,
                     packet,
                     training=self.training,
-                    device=self.home,
+                    device=device,
                     state=self.names_by_identity(),
                 )
             )

@@ -188,7 +188,7 @@ class StagePass(TorchFunctionMode):
             for number, tensor in enumerate(referenced_by_python(tensors.references)):
                 if tensor is None or number in tensors.ghosts or number in tensors.state:
                     continue
-                if handed_on(number, tensor):
+                if handed_on(number):
                     values[number] = tensor
             return replace(
                 self._packet,
@@ -198,11 +198,11 @@ class StagePass(TorchFunctionMode):
                 aliases=sharing_memory(values) | (self._packet.aliases & values.keys()),
             )
 
-    def _handed_on(self) -> Callable[[int, Tensor], bool]:
-        """Whether a later stage may use a value that is alive."""
+    def _handed_on(self) -> Callable[[int], bool]:
+        """Return whether a later stage may use a value that is alive, by its number."""
         unused = self._unused.get(self.stage + 1, frozenset())
         read = self._read_later()
-        return lambda number, tensor: self._tensors.sites[number] not in unused or number in read
+        return lambda number: self._tensors.sites[number] not in unused or number in read
 
     # Calls of modules.
 

@@ -2,12 +2,14 @@
 
 ::
 
-    length of the description     int64[1]
-    description                   uint8[length]      what all tensors look like, and what is no tensor
-    tensors                       as they lie in memory
+    head              uint8[32 KiB]     the length of the description (8 bytes), and its beginning
+    the rest of it    uint8[...]        where it is longer
+    tensors           as they lie in memory
 
-All have one tag: they arrive in order. Memory can't be allocated before the length is known, so
-`receive_bundle` waits for the description and returns once the receives of the tensors are posted.
+The description has what all tensors look like, what is no tensor, and small tensors on the CPU, so that a
+packet of one token is one message. All have one tag: they arrive in order. Memory can't be allocated before
+the length is known, so `receive_bundle` waits for the description and returns once the receives of the
+tensors are posted.
 """
 
 from __future__ import annotations
@@ -25,6 +27,12 @@ from partita.errors import ExecutionError
 from partita.runtime import Comm, Handle
 
 __all__ = ["Bundle", "receive_bundle", "send_bundle"]
+
+_HEAD = 2**15
+_LENGTH = 8
+"""Bytes of the first message, and of the length in it."""
+_SMALL = 2**13
+"""Tensors of so many bytes go with the description."""
 
 
 class Bundle(Protocol):
@@ -47,20 +55,28 @@ def send_bundle(comm: Comm, bundle: Bundle, rank: int, tag: int) -> list[Handle]
         ExecutionError: something in it can't be pickled.
     """
     layouts = {number: _Layout.of(tensor) for number, tensor in bundle.values.items()}
+    small = {
+        number: layouts[number].content(tensor)
+        for number, tensor in bundle.values.items()
+        if tensor.device.type == "cpu" and tensor.numel() * tensor.element_size() <= _SMALL
+    }
     try:
-        data = pickle.dumps((bundle.with_values({}), layouts), protocol=pickle.HIGHEST_PROTOCOL)
+        data = pickle.dumps((bundle.with_values({}), layouts, small), protocol=pickle.HIGHEST_PROTOCOL)
     except Exception as error:  # pickle raises what __reduce__ raises
         raise ExecutionError(
             f"what a stage hands on can't be sent to another process ({type(error).__name__}: {error}): give "
             "the model arguments that can be pickled"
         ) from error
-    message = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    handles = [
-        comm.send(torch.tensor([len(data)], dtype=torch.int64), rank, tag),
-        comm.send(message, rank, tag),
-    ]
+    head = bytearray(_HEAD)
+    head[:_LENGTH] = len(data).to_bytes(_LENGTH, "little")
+    head[_LENGTH : _LENGTH + len(data)] = data[: _HEAD - _LENGTH]
+    handles = [comm.send(torch.frombuffer(head, dtype=torch.uint8), rank, tag)]
+    if rest := bytearray(data[_HEAD - _LENGTH :]):
+        handles.append(comm.send(torch.frombuffer(rest, dtype=torch.uint8), rank, tag))
     handles += [
-        comm.send(layouts[number].packed(tensor), rank, tag) for number, tensor in bundle.values.items()
+        comm.send(layouts[number].packed(tensor), rank, tag)
+        for number, tensor in bundle.values.items()
+        if number not in small
     ]
     return handles
 
@@ -72,18 +88,25 @@ def receive_bundle(comm: Comm, rank: int, tag: int, device: torch.device, handle
         device: where the tensors are allocated.
         handles: gets the handles to wait for before the tensors may be read.
     """
-    length = torch.empty(1, dtype=torch.int64)
-    comm.recv(length, rank, tag).wait()
-    message = bytearray(int(length))
-    comm.recv(torch.frombuffer(message, dtype=torch.uint8), rank, tag).wait()
+    head = bytearray(_HEAD)
+    comm.recv(torch.frombuffer(head, dtype=torch.uint8), rank, tag).wait()
+    length = int.from_bytes(head[:_LENGTH], "little")
+    message = head[_LENGTH : _LENGTH + length]
+    if rest := bytearray(length - len(message)):
+        comm.recv(torch.frombuffer(rest, dtype=torch.uint8), rank, tag).wait()
+        message += rest
     bundle: Bundle
     layouts: Mapping[int, _Layout]
+    small: Mapping[int, bytes]
     with warnings.catch_warnings():
         # unpickling a pytree structure warns that torch's class is going to change
         warnings.simplefilter("ignore", FutureWarning)
-        bundle, layouts = pickle.loads(message)
+        bundle, layouts, small = pickle.loads(message)
     values: dict[int, Tensor] = {}
     for number, layout in layouts.items():
+        if number in small:
+            values[number] = layout.filled(small[number], device)
+            continue
         values[number] = tensor = layout.empty(device)
         handles.append(_TensorReceive(comm.recv(layout.packed(tensor), rank, tag), layout, tensor))
     return bundle.with_values(values)
@@ -117,6 +140,20 @@ class _Layout:
                 tensor = tensor.narrow(dim, 0, 1)
         order = sorted(range(tensor.dim()), key=lambda dim: -self.stride[dim])
         return tensor.permute(order)
+
+    def content(self, tensor: Tensor) -> bytes:
+        """The elements to send, as bytes."""
+        flat = self.packed(tensor).contiguous().flatten()
+        return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+    def filled(self, content: bytes, device: torch.device) -> Tensor:
+        """Return a tensor of that `content`."""
+        tensor = self.empty(torch.device("cpu"))
+        if content:
+            packed = self.packed(tensor)
+            elements = torch.frombuffer(bytearray(content), dtype=torch.uint8).view(self.dtype)
+            packed.copy_(elements.view(packed.shape))
+        return tensor.to(device).requires_grad_(self.requires_grad)
 
 
 @dataclass(eq=False, repr=False)

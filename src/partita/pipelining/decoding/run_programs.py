@@ -148,8 +148,8 @@ def check_stage(stage: Stage, comm: Comm) -> BlockStage:
         )
     if stage.num_stages != comm.size or stage.index != comm.rank:
         raise ArgumentError(
-            f"rank {comm.rank} of {comm.size} has stage {stage.index} of {stage.num_stages}: programs need as "
-            "many stages as ranks, stage 0 on rank 0 and so on"
+            f"rank {comm.rank} of {comm.size} has stage {stage.index} of {stage.num_stages}: programs need "
+            "one stage a rank, stage 0 on rank 0 and so on"
         )
     if stage.module.training:
         raise ArgumentError(
