@@ -70,8 +70,8 @@ ROOMS = {
     "runtime": (
         ("failures",),
         ("comms",),
-        ("rng", "microbatches", "piece_runner", "graph_compiler", "publish_errors", "same_settings", "trace"),
-        ("host_generators",),
+        ("rng", "microbatches", "piece_runner", "publish_errors", "same_settings", "trace"),
+        ("host_generators", "graph_compiler"),
     ),
     "reporting": (("drawing",), ("replication", "split", "capture"), ("step",), ("plan",), ("comparison",)),
     "cli": (
@@ -84,6 +84,7 @@ ROOMS = {
     "pipelining": (
         ("interface", "frontends.cuts"),
         ("recompute",),
+        ("compiled",),
         ("stages",),
         ("blocks", "tied", "measuring"),
         ("steps",),

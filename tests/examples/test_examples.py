@@ -46,6 +46,7 @@ def _run(script: Path, processes: int = 2) -> str:
 def test_there_are_examples() -> None:
     assert {script.name for script in SCRIPTS} == {
         "generate_hf.py",
+        "compiled.py",
         "gpt.py",
         "hugging_face.py",
         "planned.py",

@@ -8,7 +8,8 @@ import os
 from pathlib import Path
 
 import pytest
-from benchmarks.ddp_worker import WAYS
+from benchmarks.ddp_worker import tasks
+from benchmarks.ddp_overlap import WAYS
 from rich.console import Console
 
 from benchmarks import (
@@ -51,7 +52,7 @@ def test_ddp_overlap_says_how_far_it_is(tmp_path: Path) -> None:
     assert "not compatible with C++ DDP Reducer" in written.getvalue()
     assert rows_of(tmp_path / "rows.json") == len(rows)
     assert "tiny on 2 hosts: compiling" in written.getvalue()
-    number = len(ddp_overlap.tasks({"cells": {"1": list(WAYS)}, "rounds": 1}))
+    number = len(tasks({"cells": {"1": list(WAYS)}, "rounds": 1}))
     assert f"{number}/{number}" in written.getvalue()
 
 

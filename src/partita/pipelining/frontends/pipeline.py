@@ -287,6 +287,7 @@ def measure_units(
     progress: Callable[[float], None] | None = None,
     dynamic_shapes: Any = None,
     prove: Prove = False,
+    compile: CompileArgument = None,  # noqa: A002 - as the method is called
 ) -> CostModel:
     """Return the costs of a model's units, for `plan_stages`: measured on this machine, or worked out for a
     ``device`` from the operators and bytes of the model, which may be on the meta device.
@@ -308,6 +309,8 @@ def measure_units(
         dynamic_shapes: as for `pipeline`; for a model on the meta device none stay open where it is None,
             since it takes several times as long to trace with open sizes.
         prove: as for `pipeline`, which proves the model that it cuts in any case.
+        compile: as for `pipeline`: the seconds are those of compiled F, B, I and W. Bytes are those of
+            uncompiled passes.
 
     Raises:
         InfeasiblePlan: more stages than there are of the smallest units, before any is measured.
@@ -327,6 +330,7 @@ def measure_units(
         speeds=device,
         loss=loss,
         progress=progress,
+        compile_options=compile_options(compile),
     )
 
 

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from partita._torch.containers.pytree import tree_map
+from partita.pipelining.compiled.compiled_forward import CompiledForward
+from partita.pipelining.interface.compile_options import CompileOptions
 
 __all__ = ["UnitRun"]
 
@@ -26,6 +28,7 @@ class UnitRun:
         copied: positions of the inputs that it writes to: it is given copies of these.
         seeded: for each output whether a gradient comes back to it; all of them where it is None.
         is_last: whether nothing of the model comes after it.
+        module: what `call` calls, where that can be compiled.
     """
 
     name: str
@@ -35,6 +38,12 @@ class UnitRun:
     copied: frozenset[int] = frozenset()
     seeded: tuple[bool, ...] | None = None
     is_last: bool = False
+    module: nn.Module | None = None
+
+    def compile(self, options: CompileOptions) -> None:
+        """Let it run as a compiled stage does."""
+        if self.module is not None:
+            vars(self.module)["forward"] = CompiledForward(self.module, options, f"the unit {self.name}")
 
     def leaves(self) -> tuple[list[Tensor], list[Any]]:
         """The tensors at which gradients arrive, and the arguments made of them, as in a stage."""

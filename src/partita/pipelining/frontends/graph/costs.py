@@ -19,6 +19,7 @@ from partita.graph.liveness import Border, borders
 from partita.pipelining.frontends.cuts.cuts import COMPUTES_NOTHING
 from partita.pipelining.frontends.graph.branches import branch_nodes
 from partita.pipelining.frontends.graph.unit_runs import GraphLoss, graph_units
+from partita.pipelining.interface.compile_options import CompileOptions
 from partita.pipelining.measuring.kept_memory import kept_memory
 from partita.pipelining.measuring.meter import meter_for
 from partita.pipelining.measuring.pass_memory import PassMemory, pass_memory
@@ -81,6 +82,7 @@ def cost_model(
     speeds: Speeds | None = None,
     loss: GraphLoss | None = None,
     progress: Callable[[float], None] | None = None,
+    compile_options: CompileOptions | None = None,
 ) -> CostModel:
     """Run each unit of a graph alone, as a stage would, and return what it costs. Units that are equal are
     run once. Gradients are on, whatever the caller's grad mode; neither ``gm`` nor ``args`` nor the state of
@@ -93,6 +95,8 @@ def cost_model(
         speeds: of the device that seconds are worked out for, instead of being measured.
         loss: computed behind the last unit.
         progress: called with the share of the work that is done, from 0.0 to 1.0.
+        compile_options: how the stages will be compiled: seconds are those of compiled units. Bytes are those
+            of uncompiled ones.
     """
     tensors = [value for value in (*gm.parameters(), *gm.buffers(), *args) if isinstance(value, Tensor)]
     devices = sorted({tensor.device for tensor in tensors if tensor.device.type == "cuda"}, key=str)
@@ -100,6 +104,9 @@ def cost_model(
         units = graph_units(gm, ends, args, loss)
         runs = list({id(unit.run): unit.run for unit in units if unit.run is not None}.values())
         memories = {id(run): pass_memory(run) for run in runs}
+        if compile_options is not None and speeds is None:
+            for run in runs:
+                run.compile(compile_options)
         measured = pass_times(runs, meter_for(tensors, speeds), repeats, progress)
     times = dict(zip(map(id, runs), measured, strict=True))
     placeholders = [node.name for node in gm.graph.nodes if node.op == "placeholder"]

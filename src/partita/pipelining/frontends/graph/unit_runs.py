@@ -141,6 +141,7 @@ def _unit_run(piece: Piece, values: Mapping[str, Any], seeded: tuple[bool, ...],
         frozenset(position for position, name in enumerate(placeholders) if name in written),
         seeded,
         is_last,
+        module,
     )
 
 
@@ -195,7 +196,9 @@ def _with_loss(
         return (*outputs, loss.loss_fn(loss.unflatten(flat), loss.target))
 
     seeded = (*[False] * len(names), True)
-    return UnitRun(run.name, call, run.inputs, run.parameters, run.copied, seeded, is_last=True)
+    return UnitRun(
+        run.name, call, run.inputs, run.parameters, run.copied, seeded, is_last=True, module=run.module
+    )
 
 
 def _detached(value: Any) -> Any:

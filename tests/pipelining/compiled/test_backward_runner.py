@@ -1,0 +1,81 @@
+"""One backward graph, run as a whole, in halves, and without some of its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from partita._torch.autograd.compiled_node import ask, mark, second_half
+from partita._torch.compile.aot import AotGraph, Boxed, compile_ahead, takes_a_list
+from partita._torch.compile.aot import boxed as boxed_graph
+from partita.pipelining.compiled.backward_runner import BackwardRunner
+
+
+class TwoOutputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.first(x)
+        return h.relu(), self.second(h)
+
+
+def _compiled(model: nn.Module, compiled: list[int]) -> Any:
+    def piece(graph: AotGraph) -> Boxed:
+        compiled.append(len(graph.gm.graph.nodes))
+        return boxed_graph(graph.gm.forward)
+
+    def compile_graph(graph: AotGraph) -> Any:
+        if graph.kind != "backward":
+            return graph.gm.forward
+        return takes_a_list(BackwardRunner(graph, piece, fuses=False))
+
+    def backend(gm: Any, inputs: Sequence[Any]) -> Any:
+        return compile_ahead(gm, inputs, compile_graph)
+
+    return torch.compile(model, backend=backend, fullgraph=True)
+
+
+def _gradients(model: nn.Module, x: Tensor, outputs: Sequence[Tensor]) -> list[Tensor | None]:
+    """Those of eager mode, of the sum of these outputs."""
+    inputs = [x, *model.parameters()]
+    return list(torch.autograd.grad(sum(out.sum() for out in outputs), inputs, allow_unused=True))  # type: ignore[union-attr]
+
+
+def test_what_has_no_gradient_in_eager_mode_has_none_here() -> None:
+    model, x = TwoOutputs(), torch.randn(3, 4, requires_grad=True)
+    compiled: list[int] = []
+    run = _compiled(model, compiled)
+    for chosen in ([0], [1], [0, 1], [0]):
+        expected = _gradients(model, x, [model(x)[number] for number in chosen])
+        outputs = run(x)
+        mark(outputs)
+        actual = _gradients(model, x, [outputs[number] for number in chosen])
+        for one, other in zip(actual, expected, strict=True):
+            assert (one is None) == (other is None)
+            assert one is None or torch.equal(one, other)
+    assert len(compiled) == 3  # one for each set of outputs
+
+
+def test_the_halves_are_compiled_when_they_are_asked_for_and_compute_the_same() -> None:
+    model, x = TwoOutputs(), torch.randn(3, 4, requires_grad=True)
+    compiled: list[int] = []
+    run = _compiled(model, compiled)
+    expected = _gradients(model, x, model(x))
+    outputs = run(x)
+    mark(outputs)
+    node = outputs[0].grad_fn
+    leaves = [getattr(child, "variable", None) for child, _ in node.next_functions]
+    edge = next(number for number, leaf in enumerate(leaves) if leaf is x)
+    assert not compiled
+    ask(node, frozenset({edge}))
+    (gradient,) = torch.autograd.grad(sum(out.sum() for out in outputs), [x])
+    assert len(compiled) == 2
+    assert torch.equal(gradient, expected[0])  # type: ignore[arg-type]
+    late = {id(where.node.variable): value for where, value in second_half(node)}  # type: ignore[attr-defined]
+    for parameter, wanted in zip(model.parameters(), expected[1:], strict=True):
+        assert torch.equal(late[id(parameter)], wanted)  # type: ignore[arg-type]
