@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 2 examples/compiled.py
 
-Each process holds two of four equal stages, which are traced and compiled once. With ``aot_eager`` the run is the
-uncut eager model's bit for bit; pass ``inductor`` to have it fast, and equal up to rounding.
+Each process holds two of four equal stages, which are traced and compiled once. With ``aot_eager`` the run is
+the uncut eager model's bit for bit; pass ``inductor`` to have it fast, and equal up to rounding.
 """
 
 from __future__ import annotations

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import re
 
+import torch
 from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
 
-__all__ = ["is_refusal", "refusal_text"]
+__all__ = ["is_refusal", "modes_active", "refusal_text"]
 
 _PLACE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\n\s*(?P<code>[^\n]+)')
+
+
+def modes_active() -> bool:
+    """Whether a mode watches operators in this thread: Dynamo leaves functions as they are then."""
+    return torch._C._len_torch_dispatch_stack() > 0
 
 
 def is_refusal(error: BaseException) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from partita._torch.autograd.compiled_node import mark
-from partita._torch.compile.refusal import is_refusal, refusal_text
+from partita._torch.compile.refusal import is_refusal, modes_active, refusal_text
 from partita._torch.containers.pytree import flatten
 from partita._torch.graph_module.lazy_module import LazyGraphModule
 from partita._torch.modules.contents import first_hook_inside, registries
@@ -97,7 +97,7 @@ class CompiledForward:
         self.hooked = path
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.refused or self.hooked:
+        if self.refused or self.hooked or modes_active():
             return self._as_it_is(*args, **kwargs)
         entry = self._entry()
         try:

@@ -66,7 +66,7 @@ def _followers(whole: GraphModule) -> dict[Node, frozenset[Node]]:
             followers[node] = frozenset()  # every rank knows the sizes
         if node.name in numbers or not isinstance(value, Tensor):
             continue
-        if value.requires_grad or (written and written.intersection(effects.storages_of([node]))):
+        if value.requires_grad or (written and not written.isdisjoint(effects.storages_of([node]))):
             continue
         if node.op == "placeholder" and not (value.is_floating_point() or value.is_complex()):
             followers[node] = frozenset([node])
