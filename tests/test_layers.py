@@ -87,7 +87,7 @@ ROOMS = {
         ("compiled",),
         ("stages",),
         ("blocks", "tied", "measuring"),
-        ("steps",),
+        ("steps", "decoding"),
         ("training",),
         ("frontends.pipe",),
         ("frontends.graph",),

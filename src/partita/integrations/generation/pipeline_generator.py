@@ -22,7 +22,7 @@ from partita.integrations.generation.draws import (
     get_state,
     set_state,
 )
-from partita.integrations.generation.program import Prepared, check_model, generate_program, prepare
+from partita.integrations.generation.program import PreparedGeneration, check_model, generate_program, prepare
 from partita.pipelining import run_programs
 from partita.pipelining.blocks.stage_module import StageModule
 from partita.pipelining.decoding.model_call import Program
@@ -207,7 +207,7 @@ class PipelineGenerator:
         return self._run(prepared, draws, in_flight or self.comm.size, None)
 
     def _run(
-        self, prepared: Sequence[Prepared], draws: Sequence[Draws], in_flight: int, streamer: Any
+        self, prepared: Sequence[PreparedGeneration], draws: Sequence[Draws], in_flight: int, streamer: Any
     ) -> list[Any]:
         """Run the programs, and return the results on every rank."""
         programs = [
@@ -305,7 +305,7 @@ def _sequences(output: Any) -> Tensor:
     return sequences
 
 
-def _joined(results: Sequence[Tensor], prepared: Prepared) -> Tensor:
+def _joined(results: Sequence[Tensor], prepared: PreparedGeneration) -> Tensor:
     """The sequences of all parts, with padding after those of parts that ended early."""
     pad = prepared.config._pad_token_tensor  # noqa: SLF001 - where generate has put it
     longest = max(result.shape[1] for result in results)

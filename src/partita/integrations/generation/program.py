@@ -17,7 +17,7 @@ from partita.pipelining import ModelCall
 from partita.pipelining.blocks.answers import all_tensors
 from partita.pipelining.decoding.model_call import Program
 
-__all__ = ["Prepared", "check_model", "generate_program", "prepare"]
+__all__ = ["PreparedGeneration", "check_model", "generate_program", "prepare"]
 
 _CACHE_ARGUMENTS = ("past_key_values", "cache_params")
 _MODES = {
@@ -29,7 +29,7 @@ _OWN_LOOP = ("generate", "_sample", "_prefill")
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedGeneration:
     """What ``generate`` has worked out from its arguments, before the first call of the model.
 
     Attributes:
@@ -74,7 +74,7 @@ def check_model(model: Any) -> None:
             )
 
 
-def prepare(model: Any, inputs: Any, kwargs: Mapping[str, Any]) -> Prepared:
+def prepare(model: Any, inputs: Any, kwargs: Mapping[str, Any]) -> PreparedGeneration:
     """Let ``model.generate`` work out everything but the tokens.
 
     Args:
@@ -87,7 +87,7 @@ def prepare(model: Any, inputs: Any, kwargs: Mapping[str, Any]) -> Prepared:
     for name in ("custom_generate", "assistant_model", "streamer", "synced_gpus"):
         if kwargs.get(name) is not None:
             raise ArgumentError(_REFUSED[name])
-    prepared: Prepared = model.generate(inputs, custom_generate=_keep, **kwargs)
+    prepared: PreparedGeneration = model.generate(inputs, custom_generate=_keep, **kwargs)
     config = prepared.config
     mode = config.get_generation_mode()
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
@@ -143,7 +143,7 @@ def _keep(
     stopping_criteria: Any,
     generation_config: Any,
     **model_kwargs: Any,
-) -> Prepared:
+) -> PreparedGeneration:
     """Take the place of the loop in ``generate``."""
     del model
     options = {
@@ -151,10 +151,10 @@ def _keep(
         "stopping_criteria": stopping_criteria,
         "generation_config": generation_config,
     }
-    return Prepared(input_ids, options, model_kwargs)
+    return PreparedGeneration(input_ids, options, model_kwargs)
 
 
-def generate_program(model: Any, prepared: Prepared, draws: Draws) -> Program:
+def generate_program(model: Any, prepared: PreparedGeneration, draws: Draws) -> Program:
     """Generate tokens for one batch; returns what ``model.generate`` returns, without a cache."""
     config = prepared.config
     process, stop = prepared.options["logits_processor"], prepared.options["stopping_criteria"]

@@ -27,11 +27,12 @@ from partita._torch.fake.ghosts import is_ghostly, undisturbed
 from partita._torch.fake.suspended_mode import suspended
 from partita._torch.modules.calls import Around
 from partita.pipelining.blocks.answers import RaisedError, all_tensors, tensors_in
+from partita.pipelining.blocks.current_pass import EndOfStage, no_current_pass
 from partita.pipelining.blocks.cut import Site
 from partita.pipelining.blocks.packet import Packet
 from partita.pipelining.blocks.stage_module import StageModule
-from partita.pipelining.blocks.stage_pass import EndOfStage, StagePass
-from partita.pipelining.blocks.staying_state import Change, StayingObject, StayingState
+from partita.pipelining.blocks.stage_pass import StagePass
+from partita.pipelining.blocks.staying_state import StateChange, StayingObject, StayingState
 
 __all__ = ["PassResult", "StageDecoder"]
 
@@ -46,7 +47,14 @@ class PassResult:
     """
 
     output: Any
-    changes: tuple[Change, ...]
+    changes: tuple[StateChange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Changes:
+    """What one module has changed; a leaf among what it returned."""
+
+    changes: tuple[StateChange, ...]
 
 
 class StageDecoder:
@@ -65,7 +73,7 @@ class StageDecoder:
             self._names = module.names_by_identity()
 
     def run(
-        self, packet: Packet, staying: StayingState, earlier: Mapping[int, tuple[Change, ...]]
+        self, packet: Packet, staying: StayingState, earlier: Mapping[int, tuple[StateChange, ...]]
     ) -> PassResult:
         """Run the stage's part of a call.
 
@@ -81,7 +89,7 @@ class StageDecoder:
         with self.module.ghosts_shown(), torch.no_grad():
             stage_pass = _DecodingPass(self, packet, staying, earlier, self._names, self._whole)
             output = self.module.run_pass(stage_pass)
-            return PassResult(output, staying.changes())
+            return PassResult(output, stage_pass.all_changes())
 
 
 class _DecodingPass(StagePass):
@@ -96,7 +104,7 @@ class _DecodingPass(StagePass):
         decoder: StageDecoder,
         packet: Packet,
         staying: StayingState,
-        earlier: Mapping[int, tuple[Change, ...]],
+        earlier: Mapping[int, tuple[StateChange, ...]],
         names: Mapping[int, str],
         whole: Collection[str],
     ) -> None:
@@ -105,6 +113,7 @@ class _DecodingPass(StagePass):
         self._staying = staying
         self._earlier = earlier
         self._whole = whole
+        self._changes: list[StateChange] = []
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """As in `StagePass`, and the staying objects by their names."""
@@ -144,12 +153,14 @@ class _DecodingPass(StagePass):
         name = f"call of {path or 'the model'}"
         if self._code_of < self.stage:
             with undisturbed():
-                leaves, structure = self._replay.answer(name)
+                leaves, structure, changes = self._replay.answer(name)
+            self._staying.apply(changes.changes)
             return unflatten([self._own(leaf) for leaf in leaves], structure)
         try:
-            with self.left(), suspended(self):
+            with no_current_pass(), suspended(self):
                 result = function()
         except Exception as error:
+            self._changes += self._staying.changes()
             self._answers.append((name, RaisedError(error), None))
             with undisturbed():
                 self._check_ghosts(tensors_in(arguments), name, error)
@@ -157,9 +168,16 @@ class _DecodingPass(StagePass):
         with undisturbed():
             leaves, structure = flatten_registered(result, self._is_staying)
             self._check_ghosts(filter(_is_tensor, leaves), name, None)
+            changes = self._staying.changes()
+            self._changes += changes
             if self._records:
-                self._answers.append((name, (self._recorded_leaves(name, leaves), structure), None))
+                answer = (self._recorded_leaves(name, leaves), structure, _Changes(changes))
+                self._answers.append((name, answer, None))
         return result
+
+    def all_changes(self) -> tuple[StateChange, ...]:
+        """What this stage has changed in the staying objects."""
+        return (*self._changes, *self._staying.changes())
 
     def _check_ghosts(self, tensors: Iterator[Tensor], user: str, cause: Exception | None) -> None:
         """Raise ExecutionError where one of the tensors belongs to another stage."""

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from partita._torch.modules.calls import Around, calls_watched, overridden_calls
 from partita._torch.modules.contents import named_tables, state_tables
+from partita.pipelining.blocks.current_pass import EndOfStage, current_pass
 from partita.pipelining.blocks.cut import BlockCut
 from partita.pipelining.blocks.memos import memos_cleared
 from partita.pipelining.blocks.packet import Packet
-from partita.pipelining.blocks.stage_pass import EndOfStage, StagePass, current_pass
+from partita.pipelining.blocks.stage_pass import StagePass
 from partita.runtime.host_generators import keyed_generators, set_generators
 from partita.runtime.rng import enter_site
 

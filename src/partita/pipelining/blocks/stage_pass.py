@@ -15,9 +15,7 @@ way, whatever the way depends on.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -48,6 +46,7 @@ from partita.pipelining.blocks.answers import (
     picklable,
     tensors_in,
 )
+from partita.pipelining.blocks.current_pass import EndOfStage, set_current_pass
 from partita.pipelining.blocks.cut import BlockCut, Event, Site
 from partita.pipelining.blocks.liveness import variables_read_later
 from partita.pipelining.blocks.model_frames import line_of_model, variables_of_model
@@ -55,28 +54,12 @@ from partita.pipelining.blocks.numbered_tensors import NumberedTensors
 from partita.pipelining.blocks.packet import Packet, sharing_memory
 from partita.pipelining.blocks.replay import NOT_RUN_HERE, Replay
 
-__all__ = ["EndOfStage", "StagePass", "current_pass"]
+__all__ = ["StagePass"]
 
 _STATE: Site = ("a parameter or buffer",)
 _DEVICE_FLAGS = frozenset(f"is_{kind}.__get__" for kind in ("cuda", "cpu", "meta", "mps", "xpu"))
 _STATE_PROPERTIES = _DEVICE_FLAGS | {"device.__get__", "requires_grad.__get__", "is_leaf.__get__"}
 """What can be said of another stage's parameter."""
-
-
-class EndOfStage(BaseException):
-    """Leaves ``forward`` at the end of a stage. No ``except Exception`` of the model catches it."""
-
-
-class _Current(threading.local):
-    stage_pass: StagePass | None = None
-
-
-_current = _Current()
-
-
-def current_pass() -> StagePass | None:
-    """The pass that this thread is in."""
-    return _current.stage_pass
 
 
 class StagePass(TorchFunctionMode):
@@ -138,22 +121,13 @@ class StagePass(TorchFunctionMode):
         return arguments
 
     def __enter__(self) -> StagePass:
-        self._outer, _current.stage_pass = _current.stage_pass, self
+        self._outer = set_current_pass(self)
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        _current.stage_pass = self._outer
+        set_current_pass(self._outer)
         super().__exit__(*error)
-
-    @contextmanager
-    def left(self) -> Iterator[None]:
-        """In this block calls of modules are not told to the pass."""
-        _current.stage_pass = None
-        try:
-            yield
-        finally:
-            _current.stage_pass = self
 
     def finish(self, result: Any) -> None:
         """``forward`` has returned.

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -29,7 +28,7 @@ from partita._torch.tensors.versions import times_written
 from partita.errors import ExecutionError
 from partita.pipelining.blocks.answers import NewTensor, StageDevice, picklable
 
-__all__ = ["Change", "StayingObject", "StayingState"]
+__all__ = ["StateChange", "StayingObject", "StayingState"]
 
 _SMALL = 16
 """Tensors of so many integers, such as a length, are sent as they are."""
@@ -48,7 +47,7 @@ class StayingObject:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class StateChange:
     """What is new at one place.
 
     Attributes:
@@ -90,35 +89,42 @@ class StayingState:
     def __init__(self, objects: Mapping[str, Any], device: torch.device) -> None:
         self.objects = dict(objects)
         self._device = device
-        self._before: dict[Path, Any] = {}
-        self._tensors: dict[int, weakref.ref[Tensor]] = {}
-        self.begin()
+        self._slots: list[_Slot] = []
+        self._sizes: list[tuple[Any, int]] = []
+        self._look_at_all()
 
     def begin(self) -> None:
         """What changes from now on is the doing of this stage's part of the model."""
-        self._look(self._places())
+        with undisturbed():
+            if self._changed() is None:
+                self._look_at_all()
 
-    def changes(self) -> tuple[Change, ...]:
+    def changes(self) -> tuple[StateChange, ...]:
         """Return what this stage has changed since `begin`, or since this was called last.
 
         Raises:
             ExecutionError: it has put something in there that can't be pickled.
         """
-        places, before = self._places(), self._before
-        changes = []
-        sent: Path = ("",)  # the object that was described last, with all that is in it
         with undisturbed():
-            for path, (value, look) in places.items():
-                if path[: len(sent)] == sent or before.get(path, _GONE) == look:
+            changed = self._changed()
+            gone: list[StateChange] = []
+            if changed is None:  # objects have come or gone
+                before = {slot.path: slot.look for slot in self._slots}
+                self._look_at_all()
+                changed = [slot for slot in self._slots if before.get(slot.path, _GONE) != slot.look]
+                now = {slot.path for slot in self._slots}
+                gone = [StateChange(path, _GONE) for path in before if path not in now]
+            changes = []
+            sent: Path = ("",)  # the object that was described last, with all that is in it
+            for slot in changed:
+                if slot.path[: len(sent)] == sent:
                     continue
-                changes.append(Change(path, self._described(path, value, look)))
-                if isinstance(look, _Container):
-                    sent = path
-        changes += [Change(path, _GONE) for path in before if path not in places]
-        self._look(places)
-        return tuple(changes)
+                changes.append(StateChange(slot.path, self._described(slot)))
+                if isinstance(slot.look, _Container):
+                    sent = slot.path
+        return (*changes, *gone)
 
-    def apply(self, changes: tuple[Change, ...]) -> None:
+    def apply(self, changes: tuple[StateChange, ...]) -> None:
         """Enter what another stage has changed. `begin` comes next, before anything else changes."""
         with undisturbed():
             for change in changes:
@@ -132,17 +138,17 @@ class StayingState:
                     self._enter(owner, last, change.value)
 
     def holds(self, tensor: Tensor) -> bool:
-        """Whether a tensor was in the objects at the last `begin`."""
-        reference = self._tensors.get(id(tensor))
-        return reference is not None and reference() is tensor
+        """Whether a tensor was in the objects at the last `begin` or `changes`."""
+        return any(slot.value is tensor for slot in self._slots)
 
     def bytes(self) -> int:
         """The memory of the tensors that are on this stage, each storage once."""
+        self.begin()
         with undisturbed():
             storages = {
                 storage.data_ptr(): storage.nbytes()
-                for tensor, _ in self._places().values()
-                if isinstance(tensor, Tensor) and not is_ghostly(tensor) and tensor.layout == torch.strided
+                for tensor in [slot.value for slot in self._slots if isinstance(slot.value, Tensor)]
+                if not is_ghostly(tensor) and tensor.layout == torch.strided
                 for storage in [tensor.untyped_storage()]
             }
         return sum(storages.values())
@@ -153,28 +159,55 @@ class StayingState:
 
     # Places.
 
-    def _look(self, places: Mapping[Path, tuple[Any, Any]]) -> None:
-        self._before = {path: look for path, (_, look) in places.items()}
-        self._tensors = {
-            id(value): weakref.ref(value) for value, _ in places.values() if isinstance(value, Tensor)
-        }
-
-    def _places(self) -> dict[Path, tuple[Any, Any]]:
-        """Each place in the objects: what is there, and what it looks like."""
-        places: dict[Path, tuple[Any, Any]] = {}
+    def _look_at_all(self) -> None:
+        self._slots, self._sizes = [], []
         seen: set[int] = set()
         with undisturbed():
-            for name, value in self.objects.items():
-                _visit((name,), value, places, seen)
-        return places
+            for name in self.objects:
+                self._visit(self.objects, name, (name,), seen)
+
+    def _visit(self, owner: Any, key: Any, path: Path, seen: set[int]) -> None:
+        value = owner[key]
+        slot = _Slot(owner, key, path, value)
+        self._slots.append(slot)
+        if isinstance(slot.look, _Container) and id(value) not in seen:
+            seen.add(id(value))
+            inner = value if isinstance(value, (dict, list, tuple)) else vars(value)
+            self._sizes.append((inner, len(inner)))
+            for inner_key in list(inner) if isinstance(inner, dict) else range(len(inner)):
+                self._visit(inner, inner_key, (*path, inner_key), seen)
+
+    def _changed(self) -> list[_Slot] | None:
+        """Look again at each place: those that look otherwise; None where objects have come or gone."""
+        if any(len(inner) != size for inner, size in self._sizes):
+            return None
+        changed = []
+        for slot in self._slots:
+            try:
+                value = slot.owner[slot.key]
+            except (KeyError, IndexError):
+                return None
+            if value is slot.value and not (slot.small and times_written(value) != slot.version):
+                continue
+            before = slot.look
+            if isinstance(before, _Container):
+                return None
+            slot.take(value)
+            if isinstance(slot.look, _Container):
+                slot.look = before
+                return None
+            if slot.look != before:
+                changed.append(slot)
+        return changed
 
     # Values.
 
-    def _described(self, path: Path, value: Any, look: Any) -> Any:
+    def _described(self, slot: _Slot) -> Any:
+        value, look = slot.value, slot.look
         if isinstance(value, Tensor):
             if is_ghostly(value) and self._device.type != "meta":
-                return look[0]  # the model's own code has put a ghost there, as it does on the other stages
-            return value.detach().clone() if _is_small(value) else look[0]
+                return NewTensor.of(value)  # the model's own code has put it there, as on the other stages
+            return value.detach().clone() if slot.small else NewTensor.of(value)
         if not isinstance(look, _Container):
             return value if isinstance(value, (str, bytes, tuple)) else picklable(value, self._device)
         buffer = io.BytesIO()
@@ -182,7 +215,7 @@ class StayingState:
             _Pickler(buffer, self._device).dump(value)
         except Exception as error:  # pickle raises what __reduce__ raises
             raise ExecutionError(
-                f"{_text(path)}, which the model has made in what stays on its stage, is a "
+                f"{_text(slot.path)}, which the model has made in what stays on its stage, is a "
                 f"{type(value).__name__} that can't be pickled for the other stages "
                 f"({type(error).__name__}: {error}): make it before the first call, or of plain values"
             ) from error
@@ -219,36 +252,36 @@ class _Container:
     identity: int = 0
 
 
-def _visit(path: Path, value: Any, places: dict[Path, tuple[Any, Any]], seen: set[int]) -> None:
-    if isinstance(value, Tensor):
-        look = NewTensor.of(value)
-        places[path] = value, ((look, id(value), times_written(value)) if _is_small(value) else (look,))
-        return
-    if isinstance(value, _ATOMS) or (isinstance(value, tuple) and all(map(_is_atom, value))):
-        places[path] = value, value
-        return
-    children = _children(value)
-    if children is None:
-        places[path] = value, id(value)
-        return
-    identity = id(value) if isinstance(value, tuple) else 0
-    places[path] = value, _Container(type(value), identity)
-    if id(value) in seen:
-        return
-    seen.add(id(value))
-    for key, child in children:
-        _visit((*path, key), child, places, seen)
+class _Slot:
+    """One place in an object, and what was there when somebody looked last."""
 
+    __slots__ = ("key", "look", "owner", "path", "small", "value", "version")
 
-def _children(value: Any) -> list[tuple[Any, Any]] | None:
-    """What is in a container or an object, by key, place or attribute; None where it is a leaf."""
-    if isinstance(value, dict):
-        return list(value.items())
-    if isinstance(value, (list, tuple)):
-        return list(enumerate(value))
-    if isinstance(value, _OPAQUE) or not hasattr(value, "__dict__"):
-        return None
-    return list(vars(value).items())
+    def __init__(self, owner: Any, key: Any, path: Path, value: Any) -> None:
+        self.owner = owner
+        self.key = key
+        self.path = path
+        self.take(value)
+
+    def take(self, value: Any) -> None:
+        """Look at what is there now."""
+        self.value = value
+        self.small, self.version = False, 0
+        if isinstance(value, Tensor):
+            self.look: Any = NewTensor.of(value)
+            if _is_small(value):
+                self.small, self.version = True, times_written(value)
+                self.look = (self.look, id(value), self.version)
+        elif _is_atom(value) or (isinstance(value, tuple) and all(map(_is_atom, value))):
+            self.look = value
+        elif isinstance(value, (dict, list)):
+            self.look = _Container(type(value))
+        elif isinstance(value, tuple):
+            self.look = _Container(type(value), id(value))
+        elif isinstance(value, _OPAQUE) or not hasattr(value, "__dict__"):
+            self.look = id(value)
+        else:
+            self.look = _Container(type(value))
 
 
 def _child(owner: Any, key: Any) -> Any:

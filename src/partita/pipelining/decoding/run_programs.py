@@ -25,7 +25,7 @@ from partita.pipelining.blocks.decoding_pass import StageDecoder
 from partita.pipelining.blocks.packet import first_packet
 from partita.pipelining.blocks.stage import BlockStage
 from partita.pipelining.blocks.stage_module import StageModule
-from partita.pipelining.blocks.staying_state import Change, StayingState
+from partita.pipelining.blocks.staying_state import StateChange, StayingState
 from partita.pipelining.blocks.transfer import receive_bundle, send_bundle
 from partita.pipelining.decoding.model_call import ModelCall, Program
 from partita.pipelining.decoding.turn import Turn
@@ -228,7 +228,7 @@ class _Ring:
         if turn.report is not None:
             self._on_report(turn.program, turn.report)
 
-    def run(self, turn: Turn) -> tuple[Any, tuple[Change, ...]]:
+    def run(self, turn: Turn) -> tuple[Any, tuple[StateChange, ...]]:
         """Run this rank's part of the call."""
         assert turn.packet is not None
         result = self._decoder.run(turn.packet, self.staying[turn.program], turn.changes)
@@ -288,7 +288,7 @@ class _Driver:
             if count == 0:
                 return
 
-    def _advance(self, program: int, output: Any, before: dict[int, tuple[Change, ...]]) -> bool:
+    def _advance(self, program: int, output: Any, before: dict[int, tuple[StateChange, ...]]) -> bool:
         """Let a program go on to its next call, and send it off; False where the program has ended."""
         generator = self._programs[program]
         try:
@@ -308,7 +308,7 @@ class _Driver:
             self._under_way.append((program, turn))
         return True
 
-    def _turn(self, program: int, call: ModelCall, before: dict[int, tuple[Change, ...]]) -> Turn:
+    def _turn(self, program: int, call: ModelCall, before: dict[int, tuple[StateChange, ...]]) -> Turn:
         if not isinstance(call, ModelCall):
             raise ArgumentTypeError(
                 f"program {program} yields a {type(call).__name__}: yield a ModelCall, with the model's "

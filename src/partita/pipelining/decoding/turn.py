@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from partita.pipelining.blocks.packet import Packet
-from partita.pipelining.blocks.staying_state import Change
+from partita.pipelining.blocks.staying_state import StateChange
 
 __all__ = ["Turn"]
 
@@ -32,8 +32,8 @@ class Turn:
     program: int
     packet: Packet | None
     opened: bytes | None = None
-    before: Mapping[int, tuple[Change, ...]] = field(default_factory=dict)
-    changes: Mapping[int, tuple[Change, ...]] = field(default_factory=dict)
+    before: Mapping[int, tuple[StateChange, ...]] = field(default_factory=dict)
+    changes: Mapping[int, tuple[StateChange, ...]] = field(default_factory=dict)
     report: Any = None
     ended: tuple[int, ...] = ()
     last: bool = False
@@ -47,6 +47,6 @@ class Turn:
         """Return a copy with other tensors."""
         return self if self.packet is None else replace(self, packet=self.packet.with_values(values))
 
-    def handed_on(self, stage: int, packet: Packet, changes: tuple[Change, ...]) -> Turn:
+    def handed_on(self, stage: int, packet: Packet, changes: tuple[StateChange, ...]) -> Turn:
         """Return what goes to the next stage."""
         return replace(self, packet=packet, changes={**self.changes, stage: changes})
