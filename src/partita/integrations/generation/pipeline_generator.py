@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from partita.errors import ArgumentError
+from partita.errors import ArgumentError, PartitaError
 from partita.integrations.broadcast_value import broadcast_value
 from partita.integrations.generation.draws import (
     Draws,
@@ -29,6 +29,7 @@ from partita.pipelining.decoding.model_call import Program
 from partita.pipelining.decoding.run_programs import ProgramStatistics, check_stage
 from partita.pipelining.stages import Stage
 from partita.runtime import Comm, ProcessGroupComm
+from partita.runtime.publish_errors import publish_errors
 from partita.runtime.same_settings import check_same
 
 __all__ = ["GenerationStatistics", "PipelineGenerator"]
@@ -147,7 +148,7 @@ class PipelineGenerator:
             )
         self._check_same([(inputs, options)])
         parts = _parts(inputs, options, min(in_flight, batch), batch)
-        prepared = [prepare(self._model, part, kwargs) for part, kwargs, _ in parts]
+        prepared = self._prepared([(part, kwargs) for part, kwargs, _ in parts])
         repeated = len(prepared[0].input_ids) // (parts[0][2].stop - parts[0][2].start)
         if len(parts) > 1 and prepared[0].config.return_dict_in_generate:
             raise ArgumentError(
@@ -195,7 +196,7 @@ class PipelineGenerator:
             raise ArgumentError(f"{len(seeds)} seeds for {len(batches)} batches: give one a batch")
         arguments = [_arguments(batch, options) for batch in batches]
         self._check_same(arguments)
-        prepared = [prepare(self._model, inputs, kwargs) for inputs, kwargs in arguments]
+        prepared = self._prepared(arguments)
         if seeds is None and any(one.config.do_sample for one in prepared):
             raise ArgumentError(
                 "batches that take turns can't share one random generator and stay what they are alone: give "
@@ -205,6 +206,11 @@ class PipelineGenerator:
             GlobalDraws() if seeds is None else SeededDraws(seed) for seed in seeds or [0] * len(batches)
         ]
         return self._run(prepared, draws, in_flight or self.comm.size, None)
+
+    def _prepared(self, arguments: Sequence[tuple[Any, Mapping[str, Any]]]) -> list[PreparedGeneration]:
+        """What ``generate`` works out. What it refuses, all ranks refuse; any other failure is published."""
+        with publish_errors(self.comm, "preparing to generate", alike=(PartitaError, ValueError)):
+            return [prepare(self._model, inputs, kwargs) for inputs, kwargs in arguments]
 
     def _run(
         self, prepared: Sequence[PreparedGeneration], draws: Sequence[Draws], in_flight: int, streamer: Any
@@ -224,25 +230,24 @@ class PipelineGenerator:
             on_report=None if streamer is None else lambda _, tokens: streamer.put(tokens),
             statistics=statistics,
         )
-        results = broadcast_value(self.comm, results, self.comm.size - 1, self.stage.device)
+        outputs = broadcast_value(self.comm, results, self.comm.size - 1, self.stage.device)
         seconds = time.perf_counter() - started
         if streamer is not None:
-            streamer.put(results[0][1])
+            streamer.put(_sequences(outputs[0])[:, -1].cpu())
             streamer.end()
-        outputs = [output for output, _ in results]
         new_tokens = sum(
             sequences.shape[0] * (sequences.shape[1] - one.input_ids.shape[1])
             for one, output in zip(prepared, outputs, strict=True)
             for sequences in [_sequences(output)]
         )
         self.statistics = GenerationStatistics(new_tokens, seconds, statistics.calls, statistics.state_bytes)
-        return outputs
+        return list(outputs)
 
     def _share_generator(self) -> None:
         """Let every rank's random generator be where the last rank's is."""
         device = self.stage.device
-        state = get_state(device) if self.comm.rank == self.comm.size - 1 else None
-        set_state(broadcast_value(self.comm, state, self.comm.size - 1, torch.device("cpu")), device)
+        state = get_state(device).to(device) if self.comm.rank == self.comm.size - 1 else None
+        set_state(broadcast_value(self.comm, state, self.comm.size - 1, device).cpu(), device)
 
     def _check_same(self, arguments: Sequence[tuple[Any, Mapping[str, Any]]]) -> None:
         settings = {

@@ -195,7 +195,7 @@ def generate_program(model: Any, prepared: PreparedGeneration, draws: Draws) -> 
             scores=tuple(scores) if keep_scores else None,
             logits=tuple(logits) if keep_logits else None,
         )
-    return result, chosen.cpu()
+    return result
 
 
 def _call(
