@@ -36,8 +36,9 @@ from benchmarks.prediction_models import MODELS, Subject
 from partita._torch.tensors.live_bytes import LiveBytes  # noqa: PLC2701 - what the measuring watches with
 from partita.capture import Captured, capture
 from partita.pipelining import get_schedule_class, pipeline
-from partita.pipelining.frontends.graph.costs import cost_model, unit_ends
+from partita.pipelining.frontends.graph.costs import cost_model
 from partita.pipelining.frontends.graph.unit_runs import GraphLoss
+from partita.pipelining.frontends.pipeline import units_to_plan
 from partita.pipelining.measuring.link_times import measure_cluster
 from partita.planning import Cluster, CostModel, Plan, StageCost, plan_stages, simulate
 from partita.planning.costs.recompute import neighbours_on_rank, recomputed_cost
@@ -182,8 +183,7 @@ class _Measured:
     @classmethod
     def of(cls, subject: Subject, stages: int) -> _Measured:
         captured = capture(subject.model, subject.args, prove=False)
-        ends = next(ends for ends in unit_ends(captured.module) if len(ends) >= stages)
-        return cls(subject, captured, ends)
+        return cls(subject, captured, units_to_plan(captured.module, stages, None)[0])
 
     def costs(self, comm: ProcessGroupComm) -> CostModel:
         """The mean of what all ranks measure at the same time."""

@@ -44,12 +44,12 @@ def test_w_does_all_where_the_input_wants_no_gradient_and_i_where_there_are_no_w
 
 
 def test_the_median_counts_and_the_first_round_does_not() -> None:
-    scripted = iter([100.0] * 5 + [1.0, 2.0, 9.0, 1.0, 1.0] * 2 + [50.0, 2.0, 50.0, 7.0, 1.0])
+    scripted = iter([100.0] * 5 + [1.0, 9.0, 2.0, 1.0, 1.0] * 2 + [50.0, 50.0, 2.0, 7.0, 1.0])
 
     def timed(call: Callable[[], Any]) -> tuple[Any, float]:
         return call(), next(scripted)
 
-    # In each round: F, B, F, I, W.
+    # In each round: F, F, B, I, W.
     times = pass_times(
         [unit(nn.Linear(4, 4), torch.randn(2, 4, requires_grad=True))], Meter(timed), repeats=3
     )

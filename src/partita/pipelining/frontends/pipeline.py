@@ -58,7 +58,10 @@ from partita.planning.searching.stages import too_many_stages
 from partita.runtime import key_random_nodes
 from partita.splitter import Split, split
 
-__all__ = ["keyed_graph", "measure_units", "pipeline"]
+__all__ = ["keyed_graph", "measure_units", "pipeline", "units_to_plan"]
+
+_UNITS_A_STAGE = 4
+"""So many units a stage are wanted at least: from a few large ones no equal stages can be made."""
 
 SplitPolicy = Callable[[GraphModule], GraphModule]
 
@@ -224,7 +227,7 @@ def _planned(
 ) -> tuple[Plan, list[int], list[int]]:
     """The plan, made here where there is none yet, its cuts, and where its units end."""
     ready = request.ready
-    ends, names = _units(whole, None if ready else request.least_units, ready)
+    ends, names = units_to_plan(whole, None if ready else request.least_units, ready)
     request.check_units(len(names))
     tensors = [*whole.parameters(), *flat]
     plan = ready or request.planned(lambda: cost_model(whole, ends, flat), links_between(tensors))
@@ -298,7 +301,8 @@ def measure_units(
     measure at the same time too: they share its memory's bandwidth.
 
     Args:
-        stages: how many stages are wanted at least: where large units are fewer, smaller ones are taken.
+        stages: how many stages are wanted: where there are fewer than four large units for each, smaller
+            ones are taken.
         repeats: how many runs count, after one that does not.
         device: what to work the seconds out for, such as ``partita.planning.get_device("H100")``. Without it,
             a model on the meta device gets the seconds of no particular device, good for ratios only.
@@ -319,7 +323,7 @@ def measure_units(
         dynamic_shapes = False
     captured, _ = _by_mode(capture(module, mb_args, mb_kwargs, dynamic_shapes=dynamic_shapes, prove=prove))
     loss = None if loss_fn is None else GraphLoss(loss_fn, target, captured.signature.unflatten)
-    ends, names = _units(captured.module, stages, None)
+    ends, names = units_to_plan(captured.module, stages, None)
     if stages is not None and stages > len(names):
         raise too_many_stages(stages, len(names), f"{len(names)} units")
     return cost_model(
@@ -334,18 +338,25 @@ def measure_units(
     )
 
 
-def _units(whole: GraphModule, stages: int | None, plan: Plan | None) -> tuple[list[int], list[str]]:
-    """Where the units to plan with end, and their names: as large as ``stages`` allows; for a plan, those
-    that it was made of.
+def units_to_plan(whole: GraphModule, stages: int | None, plan: Plan | None) -> tuple[list[int], list[str]]:
+    """Where the units to plan with end, and their names: as large as leaves every stage several, so that
+    stages can be as long as each other; for a plan, those that it was made of.
     """
     tried = []
     for ends in unit_ends(whole):
         names = unit_names(whole, ends)
         tried.append((ends, names))
-        fits = stages is not None and len(names) >= stages
-        if fits or (plan is not None and planned_units(plan) == names):
+        several = stages is not None and len(names) >= _UNITS_A_STAGE * stages
+        if several or (plan is not None and planned_units(plan) == names):
             return ends, names
-    return tried[0 if stages is None else -1]  # planning refuses these, and says how many units there are
+        if stages is None and plan is None:
+            break
+    if stages is None:
+        return tried[0]
+    # The smallest units are single operations, and many values cross between them.
+    *blocks, operations = tried
+    enough = [one for one in blocks if len(one[1]) >= stages]
+    return enough[-1] if enough else operations  # planning refuses too few, and says how many there are
 
 
 def keyed_graph(

@@ -30,10 +30,13 @@ class Meter:
     Attributes:
         timed: calls a function; returns its result and the seconds that it took.
         is_exact: whether it tells the same each time, so that once is enough.
+        keeps_waiting: whether what is in memory meanwhile makes a difference, so that a microbatch is to be
+            there as in a step.
     """
 
     timed: _Timed
     is_exact: bool = False
+    keeps_waiting: bool = False
 
 
 def _by_clock(call: Callable[[], T]) -> tuple[T, float]:
@@ -42,7 +45,7 @@ def _by_clock(call: Callable[[], T]) -> tuple[T, float]:
     return result, time.perf_counter() - started
 
 
-CLOCK = Meter(_by_clock)
+CLOCK = Meter(_by_clock, keeps_waiting=True)
 """Of the host: right where a function has done its work when it returns."""
 
 

@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from partita._torch.autograd.engine import run_backward
 from partita.pipelining.measuring.meter import Meter
 from partita.pipelining.measuring.unit_run import UnitRun
@@ -41,14 +43,17 @@ def pass_times(
     """
     rounds = 1 if meter.is_exact else 1 + repeats
     rows: list[list[_Row]] = [[] for _ in units]
+    waiting: list[_Flight | None] = [None] * len(units)
     try:
         for number in range(rounds):
-            for unit, own in zip(units, rows, strict=True):
+            for position, unit in enumerate(units):
                 unit.prepare_gradients()
-                own.append(_row(unit, meter))
+                row, waiting[position] = _row(unit, meter, waiting[position])
+                rows[position].append(row)
             if progress is not None:
                 progress((number + 1) / rounds)
     finally:
+        waiting.clear()
         for unit in units:
             unit.drop_gradients()
     return [_summary(own if meter.is_exact else own[1:]) for own in rows]
@@ -57,25 +62,58 @@ def pass_times(
 _Row = tuple[float, float, float, float]
 
 
-def _row(unit: UnitRun, meter: Meter) -> _Row:
-    """Seconds of F, B, I and W: one microbatch is sent back whole, another one in two halves."""
-    # F and B
-    leaves, arguments = unit.leaves()
-    outputs, first_forward_s = meter.timed(lambda: unit.call(*arguments))
-    roots, seeds = unit.roots(outputs)
-    if not roots:
-        return first_forward_s, 0.0, 0.0, 0.0
-    arrivals = Arrivals(leaves)
-    _, backward_s = meter.timed(lambda: run_backward(roots, seeds, accumulate=True))
+@dataclass(slots=True)
+class _Flight:
+    """A microbatch between its forward and its backward pass."""
+
+    leaves: list[Tensor]
+    roots: list[Tensor]
+    seeds: list[Tensor]
+    forward_s: float
+
+    @classmethod
+    def begun(cls, unit: UnitRun, meter: Meter) -> _Flight:
+        leaves, arguments = unit.leaves()
+        outputs, forward_s = meter.timed(lambda: unit.call(*arguments))
+        return cls(leaves, *unit.roots(outputs), forward_s)
+
+    def clear(self) -> None:
+        """Drop its memory, whoever still refers to it."""
+        self.leaves, self.roots, self.seeds = [], [], []
+
+
+def _row(unit: UnitRun, meter: Meter, waiting: _Flight | None) -> tuple[_Row, _Flight | None]:
+    """Seconds of F, B, I and W, and a microbatch that has yet to go back.
+
+    One microbatch is sent back whole, another one in two halves. Where there is memory on the host, a third
+    one waits, as others do in a step: if all memory were free in between, it would go back to the system, and
+    each pass would have to ask for it again.
+
+    Args:
+        waiting: the microbatch that waits, from the call before.
+    """
+    second = _Flight.begun(unit, meter)
+    forwards_s = [second.forward_s]
+    if not second.roots:
+        return (second.forward_s, 0.0, 0.0, 0.0), None
+    if waiting is None:
+        waiting, second = second, _Flight.begun(unit, meter)
+        forwards_s.append(second.forward_s)
+    # B
+    first, arrivals = waiting, Arrivals(waiting.leaves)
+    _, backward_s = meter.timed(lambda: run_backward(first.roots, first.seeds, accumulate=True))
     arrivals.gradients()
-    del outputs, roots, arrivals
-    # F, I and W
-    leaves, arguments = unit.leaves()
-    outputs, second_forward_s = meter.timed(lambda: unit.call(*arguments))
-    roots, seeds = unit.roots(outputs)
-    half, input_s = meter.timed(lambda: input_pass(roots, seeds, leaves))
+    del arrivals
+    first.clear()
+    third = None
+    if meter.keeps_waiting:
+        third = _Flight.begun(unit, meter)
+        forwards_s.append(third.forward_s)
+    # I and W
+    half, input_s = meter.timed(lambda: input_pass(second.roots, second.seeds, second.leaves))
     _, weight_s = meter.timed(half.weights.run)
-    return (first_forward_s + second_forward_s) / 2, backward_s, input_s if leaves else 0.0, weight_s
+    forward_s = sum(forwards_s) / len(forwards_s)
+    return (forward_s, backward_s, input_s if second.leaves else 0.0, weight_s), third
 
 
 def _summary(rows: Sequence[_Row]) -> UnitTimes:

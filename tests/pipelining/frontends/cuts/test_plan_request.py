@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 
-from tests.runtime.worlds import endings
+from tests.runtime.worlds import endings, patience
 
 from partita.errors import PeerFailed
 from partita.pipelining.frontends.cuts.plan_request import PlanRequest
@@ -12,18 +12,18 @@ from partita.planning import Cluster, CostModel, Unit
 from partita.runtime import Comm
 
 COSTS = CostModel(tuple(Unit(name, 1.0, 2.0) for name in "abcd"), (8, 8, 8))
-REQUEST = PlanRequest(None, "auto", None, "1F1B", 4)
 SLOW = Cluster(2, latency_s=0.5, overhead_s=0.25)
 
 
 def _planned(comm: Comm) -> bytes:
-    plan = REQUEST.planned(lambda: COSTS, lambda _: SLOW)
+    plan = PlanRequest(None, "auto", None, "1F1B", 4).planned(lambda: COSTS, lambda _: SLOW)
     given = PlanRequest(None, "auto", Cluster(2), "1F1B", 4).planned(lambda: COSTS, lambda _: SLOW)
     return pickle.dumps((comm.rank, plan.cluster, given.cluster))
 
 
 def test_a_search_takes_the_links_as_they_were_measured_unless_they_are_given() -> None:
-    ended = endings(2, _planned)
+    with patience(90.0):  # imports, and searches twice
+        ended = endings(2, _planned)
     assert not any(ending.error for ending in ended), [ending.text for ending in ended]
     results = [pickle.loads(ending.result) for ending in ended]
     assert results == [(0, SLOW, Cluster(2)), (1, SLOW, Cluster(2))]
@@ -36,7 +36,7 @@ def _measured_by_one(comm: Comm) -> str:
         return COSTS
 
     try:
-        REQUEST.planned(measure, None)
+        PlanRequest(None, "auto", None, "1F1B", 4).planned(measure, None)
     except ValueError as error:
         return f"raised {error}"
     except PeerFailed as error:
