@@ -83,7 +83,6 @@ COVERED_BY = {
     "pipelining/compiled/artifacts.py": "pipelining/compiled/test_compiled_forward.py",
     "pipelining/compiled/crossing.py": "pipelining/compiled/test_backward_cut.py",
     "pipelining/compiled/stateless.py": "pipelining/compiled/test_compiled_forward.py",
-    "pipelining/frontends/cuts/plan_request.py": "pipelining/test_from_plan_to_run.py",
     "pipelining/frontends/cuts/recompute_option.py": "pipelining/test_recompute.py",
     "pipelining/frontends/cuts/sources.py": "pipelining/test_from_plan_to_run.py",
     "pipelining/frontends/graph/other_mode.py": "pipelining/frontends/test_pipeline.py",
