@@ -342,3 +342,8 @@ def test_a_replayed_random_operator_is_random_and_nothing_else(name: str) -> Non
     assert effect.random
     assert not effect.writes
     assert not effect.host
+
+
+def test_where_no_node_writes_no_storage_is_asked_for() -> None:
+    effects = analyse(fx.symbolic_trace(nn.Linear(2, 2)))
+    assert not list(effects.storages_of(effects.nodes))

@@ -64,8 +64,9 @@ class Effects:
     state_storages: dict[int, int] = field(default_factory=dict, repr=False)
 
     def storages_of(self, nodes: Iterable[Node]) -> Iterator[int]:
-        """Return the ids of the storages that the nodes' values may occupy."""
-        return (identity for node in nodes for identity in self.storages[self.index[node]])
+        """Return the ids of the storages that the nodes' values may occupy; none where no node writes."""
+        located = nodes if self.storages else ()
+        return (identity for node in located for identity in self.storages[self.index[node]])
 
     def storages_written(self, effect: NodeEffect) -> Iterator[int]:
         """Return the ids of the storages that a node with this effect writes."""
