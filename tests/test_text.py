@@ -27,8 +27,8 @@ WORD = re.compile(r"(?:\{[^{}]*\}|[^ {]|\{\{)* ?")
 """With what is put into an f-string whole."""
 BORDERS = (":", ".", ",", ";", "]")
 """A phrase of its own may end a line of a string early."""
-DRAWN = re.compile(r"[│├└|]|  |->|^[-*>+#]|^\w+: ")
-"""Drawings, tables, lists and examples have lines of their own."""
+DRAWN = re.compile(r"[│├└|]|  |->|^[-*>+#]|^\w+: |^partita \w")
+"""Drawings, tables, lists, examples and commands have lines of their own."""
 CLOSING = re.compile(r" *[)\]}]+[:,]?  # (?!fmt|noqa|type)")
 
 

@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 
 import pytest
-from benchmarks.ddp_worker import tasks
 from benchmarks.ddp_overlap import WAYS
+from benchmarks.ddp_worker import tasks
 from rich.console import Console
 
 from benchmarks import (

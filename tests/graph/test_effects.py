@@ -345,5 +345,5 @@ def test_a_replayed_random_operator_is_random_and_nothing_else(name: str) -> Non
 
 
 def test_where_no_node_writes_no_storage_is_asked_for() -> None:
-    effects = analyse(fx.symbolic_trace(nn.Linear(2, 2)))
+    effects = analyse(torch.fx.symbolic_trace(nn.Linear(2, 2)))
     assert not list(effects.storages_of(effects.nodes))

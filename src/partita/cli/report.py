@@ -15,7 +15,7 @@ from partita.errors import PlanError, ReportError, UsageError
 from partita.planning import Plan
 from partita.reporting import (
     ComparedRun,
-    Comparison,
+    RunComparison,
     RunReport,
     chrome_trace,
     compared_plan,
@@ -60,7 +60,7 @@ def report(
         raise UsageError(
             f"{named[0][1]} is a plan: give two or more to compare them, or `partita simulate --plan` for one"
         )
-    comparison = Comparison("Runs compared", tuple(_compared(*item) for item in _distinct(named)))
+    comparison = RunComparison("Runs compared", tuple(_compared(*item) for item in _distinct(named)))
     written = write_outputs([(html, lambda: render_comparison_html(comparison))])
     if as_json:
         print(json.dumps(comparison.as_dict(), indent=2))

@@ -10,8 +10,8 @@ from partita.reporting.capture.capture_report import BreakRow, CaptureReport, Gr
 from partita.reporting.capture.capture_tables import capture_tables
 from partita.reporting.comparison.compared import (
     ComparedRun,
-    Comparison,
     Quantity,
+    RunComparison,
     compared_plan,
     compared_report,
 )
@@ -71,7 +71,6 @@ __all__ = [
     "CandidateRow",
     "CaptureReport",
     "ComparedRun",
-    "Comparison",
     "CrossingRow",
     "CutRow",
     "Figure",
@@ -88,6 +87,7 @@ __all__ = [
     "RankMemory",
     "ReducedBucket",
     "RegionRow",
+    "RunComparison",
     "RunReport",
     "StageRow",
     "StagesReport",

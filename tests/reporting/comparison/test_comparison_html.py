@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 from rich.console import Console
 
 from partita.reporting import (
-    Comparison,
+    RunComparison,
     RunReport,
     compared_report,
     comparison_table,
@@ -14,9 +14,9 @@ from partita.reporting import (
 )
 
 
-def comparison(report: RunReport) -> Comparison:
+def comparison(report: RunReport) -> RunComparison:
     quicker = replace(report, measured=replace(report.measured, makespan_s=report.measured.makespan_s / 2))
-    return Comparison("Two & more", (compared_report(report, "<slow>"), compared_report(quicker, "quick")))
+    return RunComparison("Two & more", (compared_report(report, "<slow>"), compared_report(quicker, "quick")))
 
 
 def test_the_page_marks_the_best_and_escapes_names(report: RunReport) -> None:

@@ -11,7 +11,7 @@ from partita.planning import Plan, schedule_of, simulate
 from partita.reporting.step.data import LossPoint, RunReport, Timeline
 from partita.reporting.step.simulated import simulation_timeline
 
-__all__ = ["ComparedRun", "Comparison", "Quantity", "compared_plan", "compared_report"]
+__all__ = ["ComparedRun", "Quantity", "RunComparison", "compared_plan", "compared_report"]
 
 QuantityUnit = Literal["seconds", "share", "bytes", "count", "rate", "loss"]
 
@@ -95,7 +95,7 @@ class Quantity:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class RunComparison:
     """Several runs.
 
     Args:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from markupsafe import Markup
 
-from partita.reporting.comparison.compared import Comparison
+from partita.reporting.comparison.compared import RunComparison
 from partita.reporting.comparison.comparison_table import quantity_text
 from partita.reporting.drawing.pages import environment
 from partita.reporting.step.gantt_chart import gantt_chart
@@ -17,7 +17,7 @@ __all__ = ["render_comparison_html"]
 _WIDE = 1040.0
 
 
-def render_comparison_html(comparison: Comparison) -> str:
+def render_comparison_html(comparison: RunComparison) -> str:
     """Render a comparison as the text of one HTML file, to be written as UTF-8.
 
     The same comparison gives the same text. All that users wrote is escaped, and there are no scripts.

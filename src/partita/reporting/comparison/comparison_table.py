@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 from rich.text import Text
 
-from partita.reporting.comparison.compared import Comparison, Quantity
+from partita.reporting.comparison.compared import Quantity, RunComparison
 from partita.reporting.drawing.units import (
     format_bytes,
     format_loss,
@@ -26,7 +26,7 @@ _FORMATS = {
 }
 
 
-def comparison_table(comparison: Comparison) -> Table:
+def comparison_table(comparison: RunComparison) -> Table:
     """Make a table with a row a quantity. The best of a row are green and bold."""
     table = Table()
     table.add_column("")
