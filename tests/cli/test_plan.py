@@ -171,3 +171,11 @@ def test_a_hugging_face_model_is_planned_for_devices_without_weights() -> None:
 
 def test_help_has_examples_and_completion_knows_names() -> None:
     assert "partita plan hf:llama --set num_hidden_layers=80" in " ".join(run("--help").split())
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--set", "num_layers=2"), ("--model-type", "llama"), ("--batch", "4")]
+)
+def test_options_of_a_model_are_refused_beside_saved_costs(option: str, value: str) -> None:
+    with pytest.raises(UsageError, match=f"{option} is given with costs.json, costs that were saved"):
+        run("costs.json", "--devices", "4xH100", option, value)

@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from typer.testing import CliRunner
@@ -167,7 +168,7 @@ def test_bad_options_are_refused_in_one_line(
         ("0F0\n1F0,1B0\n", "rank 0, stage 0, microbatch 0: there is no whole backward pass; add 0B0"),
         ("1F0,0F0,1B0,0B0\n", "the schedule stalls: rank 0 waits at position 0"),
         ("__import__('os')\n", "is not an action: write it like 2F0"),
-        ("", "stage 0 has no action"),
+        ("", "this CSV has no actions"),
     ],
 )
 def test_an_impossible_order_is_one_line(text: str, message: str) -> None:
@@ -213,3 +214,11 @@ def test_options_that_a_file_answers_are_refused() -> None:
 def test_help_has_examples() -> None:
     text = run("--help")
     assert "partita simulate --ranks 8 --microbatches 32 --memory 5" in " ".join(text.split())
+
+
+def test_the_drawing_is_a_file_that_stands_alone() -> None:
+    run("--ranks", "2", "--microbatches", "4", "--schedule", "1F1B", "--svg", "step.svg")
+    drawn = ElementTree.fromstring(Path("step.svg").read_text(encoding="utf-8"))
+    assert drawn.tag == "{http://www.w3.org/2000/svg}svg"
+    assert ".heading" in next(drawn.iter("{http://www.w3.org/2000/svg}style")).text  # type: ignore[operator]
+    assert len(list(drawn.iter("{http://www.w3.org/2000/svg}rect"))) > 2 * 2 * 4

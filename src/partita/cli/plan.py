@@ -19,6 +19,7 @@ from partita.cli.options.plan_options import (
     device_names,
     measure_costs,
     read_costs,
+    refuse_model_options,
 )
 from partita.cli.output.output_files import check_outputs, write_outputs
 from partita.cli.output.progress import progress_bar
@@ -118,7 +119,11 @@ def plan(
     request = PlanOptions.from_options(cluster, microbatches, stages, schedule, parameter_copies, recompute)
     is_saved = model is not None and model.endswith(".json") and not model.startswith("hf:")
     source = None
-    if not is_saved:
+    if is_saved:
+        named = {"--config-json": config_json, "--model-type": model_type, "--set": set_}
+        named |= {"--architecture": architecture, "--batch": batch, "--sequence": sequence, "--dtype": dtype}
+        refuse_model_options(str(model), named)
+    else:
         options = architecture, batch, sequence, dtype
         source = choose_source(model, config_json, model_type, tuple(set_ or ()), *options)
 

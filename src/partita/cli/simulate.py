@@ -15,7 +15,13 @@ from partita.cli.options.simulate_options import SimulateOptions, SimulationSubj
 from partita.cli.output.output_files import check_outputs, write_outputs
 from partita.cli.output.progress import progress_bar
 from partita.planning import schedule_names
-from partita.reporting import candidate_table, render_plan_html, simulation_timeline, timeline_drawing
+from partita.reporting import (
+    candidate_table,
+    render_plan_html,
+    simulation_timeline,
+    timeline_drawing,
+    timeline_svg,
+)
 
 __all__ = ["simulate"]
 
@@ -70,6 +76,7 @@ def simulate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page here too.")] = None,
+    svg: Annotated[Path | None, typer.Option(help="Write the drawing of the best one here too.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write the best one as a Chrome trace.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Write the best one as torch's CSV.")] = None,
 ) -> None:
@@ -80,9 +87,9 @@ def simulate(
     partita simulate --ranks 8 --microbatches 32 --memory 5  # in the memory of 5 microbatches
     partita simulate --ranks 4 --schedule VHalf,1F1B --f 3ms --i 3ms --w 2ms --comm 0.1ms  # two of them
     partita simulate plan.json --schedule all  # a plan's stages under all schedules
-    partita simulate schedule.csv --f 2ms --html step.html --trace step.json  # a schedule of your own
+    partita simulate schedule.csv --f 2ms --svg step.svg --trace step.json  # a schedule of your own
     """
-    check_outputs({"--html": html, "--trace": trace, "--csv": csv})
+    check_outputs({"--html": html, "--svg": svg, "--trace": trace, "--csv": csv})
     settings = SimulateOptions(ranks, stages, microbatches, schedule, (f, i, w), comm, activation, memory)
     subject = settings.of_times() if file is None else settings.of_file(file)
     with progress_bar("simulating") as progress:
@@ -93,6 +100,7 @@ def simulate(
         [
             (trace, lambda: subject.trace(best)),
             (csv, best.schedule.to_csv),
+            (svg, lambda: timeline_svg([simulation_timeline(best.simulation, best.case.name)])),
             (html, lambda: render_plan_html(subject.report(ranked, refused))),
         ]
     )

@@ -58,6 +58,7 @@ from partita.reporting.step.data import (
 )
 from partita.reporting.step.differences import ActionRow, StepDifferences, TimeUse, step_differences
 from partita.reporting.step.figures import key_figures
+from partita.reporting.step.gantt_chart import timeline_svg
 from partita.reporting.step.html import render_html
 from partita.reporting.step.measured import measured_timeline
 from partita.reporting.step.replication_report import backward_pass, replication_report
@@ -140,5 +141,6 @@ __all__ = [
     "step_differences",
     "summarise_modules",
     "timeline_drawing",
+    "timeline_svg",
     "timeline_text",
 ]

@@ -92,3 +92,9 @@ def test_a_bad_action_in_json_is_named_by_rank_and_position() -> None:
 def test_text_that_is_too_large_is_an_error_of_partitas(text: str, message: str) -> None:
     with pytest.raises(ScheduleError, match=message):
         Schedule.from_csv(text)
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", ",,\n,"])
+def test_a_csv_without_actions_says_so(text: str) -> None:
+    with pytest.raises(ScheduleError, match="this CSV has no actions: give one line a rank"):
+        Schedule.from_csv(text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +18,15 @@ from partita.errors import UsageError
 from partita.pipelining.frontends.pipeline import measure_units
 from partita.planning import Candidate, Cluster, CostModel, Device, devices, parse_devices, search
 
-__all__ = ["PlanOptions", "choose_cluster", "device_names", "measure_costs", "plan_schedules", "read_costs"]
+__all__ = [
+    "PlanOptions",
+    "choose_cluster",
+    "device_names",
+    "measure_costs",
+    "plan_schedules",
+    "read_costs",
+    "refuse_model_options",
+]
 
 Progress = Callable[[float], None]
 
@@ -177,6 +185,19 @@ def read_costs(path: Path) -> CostModel:
         return CostModel.from_json(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} can't be read ({error}): give a saved cost model, or a model") from error
+
+
+def refuse_model_options(costs: str, options: Mapping[str, object]) -> None:
+    """Refuse options that say what a model is, where its costs are there already.
+
+    Raises:
+        UsageError: one of them is given.
+    """
+    for option, value in options.items():
+        if value:
+            raise UsageError(
+                f"{option} is given with {costs}, costs that were saved: leave it out, or name the model"
+            )
 
 
 def measure_costs(

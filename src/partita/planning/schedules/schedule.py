@@ -144,7 +144,7 @@ class Schedule:
             microbatches: how many there are; one more than the largest in the file where it is not given.
 
         Raises:
-            ScheduleError: a cell that is no action, a stage in two lines, or a stage that is in none.
+            ScheduleError: no action, a cell that is none, a stage in two lines, or a stage that is in none.
         """
         try:
             lines = list(csv.reader(io.StringIO(text)))
@@ -156,6 +156,10 @@ class Schedule:
             tuple(_parse_cell(cell, rank, position) for position, cell in enumerate(line))
             for rank, line in enumerate(lines)
         )
+        if not any(action for row in rows for action in row):
+            raise ScheduleError(
+                "this CSV has no actions: give one line a rank, with actions such as 2F0 between commas"
+            )
         if stage_ranks is None:
             stage_ranks = _find_stage_ranks(rows)
         if microbatches is None:

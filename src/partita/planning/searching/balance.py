@@ -18,6 +18,10 @@ from partita.planning.cutting._cuts import CutProblem, Cuts
 __all__ = ["all_cuts", "balanced_cuts", "cut_moves", "fewer_places", "rank_work"]
 
 _STEPS = (1, 2, 4, 8)
+_RUNS = (1, 2, 3, 4, 6, 8, 12, 16, 24)
+"""So many neighbouring borders move together: what one stage has too much of goes to one further away."""
+_MOST_BORDERS = 64
+"""Where there are more, such moves would take too long."""
 _MOST_ROUNDS = 40
 
 
@@ -68,16 +72,16 @@ def fewer_places(problem: CutProblem, most: int) -> CutProblem:
 
 
 def cut_moves(problem: CutProblem, cuts: Cuts) -> Iterator[Cuts]:
-    """One border to another place near by, or two neighbouring borders, with the stage between them."""
+    """One border to another place near by, or several neighbouring ones, with the stages between them."""
     places = problem.places
     number = [bisect_left(places, place) for place in cuts]
-    inner = range(1, len(cuts) - 1)
-    for size in (1, 2):
-        for first in inner:
+    count = len(cuts) - 2
+    runs = _RUNS if count < _MOST_BORDERS else _RUNS[:2]
+    for size in (one for one in runs if one <= count):
+        steps = _STEPS if size <= 2 else _STEPS[:1]
+        for first in range(1, count - size + 2):
             last = first + size - 1
-            if last not in inner:
-                continue
-            for step in (sign * step for step in _STEPS for sign in (1, -1)):
+            for step in (sign * step for step in steps for sign in (1, -1)):
                 moved = [index + step for index in number[first : last + 1]]
                 if number[first - 1] < moved[0] and moved[-1] < number[last + 1]:
                     yield (*cuts[:first], *(places[index] for index in moved), *cuts[last + 1 :])

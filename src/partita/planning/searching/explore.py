@@ -43,6 +43,7 @@ def explore(
     choices = list(layouts(case.cluster, stages_per_rank, most_stages))
     passes = 3 * max((len(layout.own) for layout in choices), default=1) * case.microbatches
     wanted = min(max(_PASSES_FOR_EACH * passes, _LEAST_PASSES), _MOST_PASSES)
+    is_large = passes > _SMALL
     trains = any(kind.trains for kind in kinds) or with_lists
     budget = Budget(int(effort * max(wanted, _MOST_TIMED * passes)))
     explorer = Explorer(case, budget, trains=trains)
@@ -64,7 +65,6 @@ def explore(
             step += 1
     tell("moving cuts", steps - 2)
     # Small steps are quick: more of their schedules get better cuts.
-    is_large = passes > _SMALL
     finalists = FINALISTS if is_large else 3 * FINALISTS
     if case.is_limited and case.recompute:
         own_budget = Budget(int(effort * (wanted // 4 if is_large else wanted)))

@@ -48,6 +48,7 @@ class Explorer:
         self._cuts: dict[tuple[object, ...], Cuts | None] = {}
         self._fitting: dict[tuple[Layout, tuple[int, ...]], FittingCuts | None] = {}
         self._firsts: list[Trial] = []
+        self._tried: dict[tuple[Layout, bool], list[tuple[Rows, list[Trial]]]] = {}
         self.refused: dict[str, str] = {}
         self.best: dict[tuple[str, str, int], Trial] = {}
 
@@ -80,8 +81,15 @@ class Explorer:
         if named is None:
             return
         schedule, rows = named
-        for cuts in dict.fromkeys(self._cuts_for(kind, layout, schedule)):
-            self.keep(self._case.timed(kind.name, layout, cuts, rows))
+        # Some names mean the same order where each rank has one stage.
+        tried = self._tried.setdefault((layout, kind.hides_transfers), [])
+        trials = next((trials for other_rows, trials in tried if other_rows == rows), None)
+        if trials is None:
+            chosen = dict.fromkeys(self._cuts_for(kind, layout, schedule))
+            trials = [self._case.timed(kind.name, layout, cuts, rows) for cuts in chosen]
+            tried.append((rows, trials))
+        for trial in trials:
+            self.keep(replace(trial, name=kind.name))
 
     def move_named_cuts(self, share: float = 1.0, finalists: int = FINALISTS) -> None:
         """Move the borders of the named schedules that are nearest to the best; their orders stay.
@@ -130,7 +138,8 @@ class Explorer:
         looked_at.sort(key=lambda trial: trial.key)
         finalists = looked_at[: FINALISTS - 1]
         for index, trial in enumerate(finalists):
-            self.keep(self._refined(trial, self._budget.share(1 / (len(finalists) - index))))
+            refined = self._refined(trial, self._budget.share(1 / (len(finalists) - index)))
+            self.keep(self._case.relaxed(refined))
 
     def _refined(self, trial: Trial, budget: Budget) -> Trial:
         """Cuts for the order, ranks for the cuts, an order for both, for as long as that helps."""

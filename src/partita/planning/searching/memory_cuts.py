@@ -71,11 +71,13 @@ def _fill(
         low, high = shortest - 1, last + 1
         while high - low > 1:
             end = shortest if low < shortest else (low + high) // 2
-            option = _cheapest(case, places[index], places[end], share, in_flight[stage])
-            if option is None or option[0] / case.cluster.speed(rank) > bound_s:
+            speed = case.cluster.speed(rank)
+            ends = places[index], places[end]
+            option = _cheapest(case, *ends, share, in_flight[stage], bound_s * speed)
+            if option is None:
                 high = end
             else:
-                low, chosen = end, (end, option[0] / case.cluster.speed(rank), option[1])
+                low, chosen = end, (end, option[0] / speed, option[1])
         if chosen is None:
             return None
         index = chosen[0]
@@ -86,19 +88,25 @@ def _fill(
 
 
 def _cheapest(
-    case: Case, start: int, end: int, share: int | None, in_flight: int
+    case: Case, start: int, end: int, share: int | None, in_flight: int, most_s: float
 ) -> tuple[float, Regions] | None:
-    """Seconds of the stage for one microbatch, and the option for it that takes the least."""
-    cost = case.stage(start, end)
+    """Seconds of the stage for one microbatch, and the option for it that takes the least: at most `most_s`.
+
+    None where there is none that fits.
+    """
+    plain = case.stage(start, end)
+    seconds = plain.forward_s + plain.backward_s
+    if seconds > most_s:
+        return None
     if share is None or stage_bytes(case, start, end, (), in_flight) <= share:
-        return cost.forward_s + cost.backward_s, ()
+        return seconds, ()
     best: tuple[float, Regions] | None = None
     for regions in case.options(start, end):
+        recomputed_s = seconds + case.stage(start, end, regions).recompute_s
+        if recomputed_s > most_s or (best is not None and recomputed_s >= best[0]):
+            continue
         if stage_bytes(case, start, end, regions, in_flight) <= share:
-            cost = case.stage(start, end, regions)
-            seconds = cost.forward_s + cost.backward_s + cost.recompute_s
-            if best is None or seconds < best[0]:
-                best = seconds, regions
+            best = recomputed_s, regions
     return best
 
 

@@ -12,7 +12,8 @@ from partita.planning.costs.units import CostModel
 from partita.planning.cutting._cuts import Cuts
 from partita.planning.generators._problem import Problem, scheduling_problem
 from partita.planning.hardware.cluster import Cluster
-from partita.planning.searching.clock import PASS_KINDS, Pass, Rows, has_backward, overflow, run_rows
+from partita.planning.searching.clock import Rows, overflow, run_rows
+from partita.planning.searching.held import State, peak_of, row_states
 from partita.planning.searching.layouts import Layout
 
 __all__ = ["Case", "Trial"]
@@ -79,8 +80,15 @@ class Case:
         key = (start, end, regions, same_rank)
         cost = self._stages.get(key)
         if cost is None:
+            plain = self.stage(start, end, (), same_rank) if regions and not same_rank[0] else None
             cost = self._stages[key] = recomputed_cost(
-                self.costs, start, end - 1, regions, self.parameter_copies, same_rank=same_rank
+                self.costs,
+                start,
+                end - 1,
+                regions,
+                self.parameter_copies,
+                same_rank=same_rank,
+                plain=plain,
             )
         return cost
 
@@ -128,52 +136,68 @@ class Case:
         rows: Rows,
         regions: tuple[Regions, ...],
         over: Sequence[float],
+        *,
+        tightly: bool = False,
     ) -> tuple[Regions, ...]:
-        """On each rank that holds too much, stage by stage, the cheapest option that will do."""
+        """On each rank that holds too much, stage by stage, the cheapest option that will do.
+
+        What one stage frees beyond that stays free for other orders, unless it is to be done `tightly`.
+        """
         chosen = list(regions)
-        stage_ranks = layout.stage_ranks
         for rank in (rank for rank, excess in enumerate(over) if excess > 0):
-            for stage in (stage for stage, at in enumerate(stage_ranks) if at == rank):
-                ends = cuts[stage], cuts[stage + 1]
-                rated = []
-                for option in self.options(*ends):
-                    chosen[stage] = option
-                    excess = self._excess(layout, cuts, chosen, rows[rank], rank)
-                    rated.append((max(excess, 0.0), self.stage(*ends, option).recompute_s, option))
-                least = min(rated)
-                chosen[stage] = least[2]
-                if not least[0]:
+            limit, states = self.cluster.memory(rank), row_states(rows[rank])
+            if limit is None:
+                continue
+            own = [stage for stage, at in enumerate(layout.stage_ranks) if at == rank]
+            costs = {
+                stage: self.stage(cuts[stage], cuts[stage + 1], chosen[stage], layout.same_rank[stage])
+                for stage in own
+            }
+            for stage in own:
+                if not self._choose(chosen, costs, layout, stage, cuts, states, limit):
                     break
+            # The other way round, what was more than it takes.
+            for stage in reversed(own if tightly else ()):
+                if chosen[stage]:
+                    self._choose(chosen, costs, layout, stage, cuts, states, limit)
         return tuple(chosen)
 
-    def _excess(
-        self, layout: Layout, cuts: Cuts, regions: Sequence[Regions], row: Sequence[Pass], rank: int
-    ) -> float:
-        """By how many bytes one row exceeds the memory of its rank."""
-        limit = self.cluster.memory(rank)
-        return 0.0 if limit is None else self._peak(layout, cuts, regions, row, rank) - limit
+    def _choose(
+        self,
+        chosen: list[Regions],
+        costs: dict[int, StageCost],
+        layout: Layout,
+        stage: int,
+        cuts: Cuts,
+        states: Sequence[State],
+        limit: int,
+    ) -> int:
+        """Change what a stage recomputes to the cheapest that fits; the bytes that are still too many."""
+        ends, same_rank, rated = (cuts[stage], cuts[stage + 1]), layout.same_rank[stage], []
+        for option in self.options(*ends):
+            costs[stage] = self.stage(*ends, option, same_rank)
+            rated.append((max(peak_of(states, costs) - limit, 0), costs[stage].recompute_s, option))
+        excess, _, chosen[stage] = min(rated)
+        costs[stage] = self.stage(*ends, chosen[stage], same_rank)
+        return excess
+
+    def relaxed(self, trial: Trial) -> Trial:
+        """The same order with nothing recomputed that does not have to be, where that is faster."""
+        if not any(trial.regions) or not trial.fits:
+            return trial
+        everywhere = (1.0,) * len(trial.rows)
+        regions = self._regions_that_fit(
+            trial.layout, trial.cuts, trial.rows, trial.regions, everywhere, tightly=True
+        )
+        if regions == trial.regions:
+            return trial
+        result = self.timed(trial.name, trial.layout, trial.cuts, trial.rows, regions)
+        return min(trial, result, key=lambda one: one.key)
 
     def peaks(self, layout: Layout, cuts: Cuts, regions: Sequence[Regions], rows: Rows) -> tuple[int, ...]:
         """For each rank, the most bytes that it holds."""
-        return tuple(self._peak(layout, cuts, regions, row, rank) for rank, row in enumerate(rows))
-
-    def _peak(
-        self, layout: Layout, cuts: Cuts, regions: Sequence[Regions], row: Sequence[Pass], rank: int
-    ) -> int:
-        during: dict[int, tuple[int, ...]] = {}
-        after: dict[int, tuple[int, ...]] = {}
-        current, trains = 0, has_backward(row)
-        for stage, at in enumerate(layout.stage_ranks):
-            if at == rank:
-                same_rank = layout.same_rank[stage]
-                cost = self.stage(cuts[stage], cuts[stage + 1], regions[stage], same_rank)
-                during[stage] = tuple(map(cost.bytes_during, PASS_KINDS))
-                after[stage] = tuple(map(cost.bytes_after, PASS_KINDS)) if trains else (0, 0, 0, 0)
-                current += cost.static_bytes
-        most = current
-        for kind, stage, _ in row:
-            peak = current + during[stage][kind]
-            if peak > most:
-                most = peak
-            current += after[stage][kind]
-        return most
+        costs = [dict[int, StageCost]() for _ in rows]
+        for stage, rank in enumerate(layout.stage_ranks):
+            ends = cuts[stage], cuts[stage + 1]
+            costs[rank][stage] = self.stage(*ends, regions[stage], layout.same_rank[stage])
+        return tuple(peak_of(row_states(row), own) for row, own in zip(rows, costs, strict=True))

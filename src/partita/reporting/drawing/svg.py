@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-__all__ = ["Attribute", "element", "picture", "points", "text", "title"]
+__all__ = ["Attribute", "element", "picture", "points", "standalone", "text", "title"]
 
 Attribute = str | float | None
 
@@ -55,6 +55,37 @@ def picture(width: float, height: float, label: str, children: Iterable[str], na
         },
         *children,
     )
+
+
+def standalone(drawing: str) -> str:
+    """Give a `picture` that stands on a page what it needs to be a file of its own: light colours, on white.
+
+    >>> standalone(picture(4, 2, "nothing", [], "chart")).startswith('<svg xmlns="http://www.w3.org/2000/svg"')
+    True
+    """
+    start, _, rest = drawing.removeprefix("<svg").partition(">")
+    if start.endswith("/"):
+        start, rest = start[:-1], "</svg>"
+    ground = element("rect", {"width": "100%", "height": "100%", "fill": "#fff"})
+    style = element("style", None, _STYLE)
+    return f'<svg xmlns="http://www.w3.org/2000/svg"{start}>{style}{ground}{rest}\n'
+
+
+_STYLE = """
+svg { font-family: system-ui, sans-serif; font-size: 12px; }
+text { fill: #1b1f24; }
+.tick, .quiet { fill: #57606a; }
+.heading { font-size: 14px; }
+.heading .strong { font-weight: 650; }
+.number { font-size: 11px; text-anchor: middle; }
+.number.black { fill: #000; }
+.number.white { fill: #fff; }
+.lane { fill: #f0f2f4; }
+.grid { stroke: #d8dee4; }
+.axis { stroke: #57606a; }
+.finish { stroke: #1b1f24; stroke-width: 1.5; stroke-dasharray: 4 3; }
+"""
+"""What the style sheet of the pages says of a drawing, for a light page."""
 
 
 def _value(value: str | float) -> str:

@@ -15,12 +15,12 @@ from html import escape
 
 from partita.reporting.drawing.palette import BLACK, hexadecimal, ink_on, kind_style, shade
 from partita.reporting.drawing.scales import Scale
-from partita.reporting.drawing.svg import Attribute, element, picture, text, title
+from partita.reporting.drawing.svg import Attribute, element, picture, standalone, text, title
 from partita.reporting.drawing.time_axis import AXIS_HEIGHT, time_axis
 from partita.reporting.drawing.units import format_seconds, format_share
 from partita.reporting.step.data import Timeline, TimelineSpan
 
-__all__ = ["gantt_chart"]
+__all__ = ["gantt_chart", "timeline_svg"]
 
 _LEFT, _RIGHT = 62.0, 18.0
 _HEADING, _PANEL_GAP = 34.0, 18.0
@@ -48,6 +48,11 @@ def gantt_chart(timelines: Sequence[Timeline], *, width: float = 1040) -> str:
     if end:
         parts.append(time_axis(scale, y - _PANEL_GAP))
     return picture(width, y - _PANEL_GAP + AXIS_HEIGHT, _description(timelines), parts, "chart gantt")
+
+
+def timeline_svg(timelines: Sequence[Timeline], *, width: float = 1040) -> str:
+    """Draw the timelines as `gantt_chart` does, as the text of an SVG file of its own."""
+    return standalone(gantt_chart(timelines, width=width))
 
 
 class _Panel:
