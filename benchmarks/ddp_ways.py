@@ -213,7 +213,8 @@ def _whole_step(
     def train() -> None:
         module(batch).square().mean().backward()
 
-    compiled = torch.compile(own_code(train), backend=setting.backend)
+    with dynamo():  # torch.compile asks here whether compiled autograd takes part
+        compiled = torch.compile(own_code(train), backend=setting.backend)
 
     def step() -> None:
         module.zero_grad()
