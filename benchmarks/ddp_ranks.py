@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -66,7 +67,7 @@ def run_ranks(
 
 @contextmanager
 def _ranks(worker: str, hosts: Sequence[str], folder: Path) -> Iterator[list[subprocess.Popen[str]]]:
-    """A rank in each namespace; none outlives the block, or the time limit."""
+    """A rank in each namespace; none outlives the block, the time limit, or a SIGTERM."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": INTERFACE}
     ranks: list[subprocess.Popen[str]] = []
 
@@ -75,6 +76,7 @@ def _ranks(worker: str, hosts: Sequence[str], folder: Path) -> Iterator[list[sub
             rank.kill()
 
     timer = threading.Timer(_LIMIT_S, end)
+    before = signal.signal(signal.SIGTERM, lambda *_arguments: sys.exit(143))
     try:
         for number, name in enumerate(hosts):
             command = ["ip", "netns", "exec", name, sys.executable, "-m", worker]
@@ -93,6 +95,7 @@ def _ranks(worker: str, hosts: Sequence[str], folder: Path) -> Iterator[list[sub
         yield ranks
     finally:
         timer.cancel()
+        signal.signal(signal.SIGTERM, before)
         end()
         for rank in ranks:
             rank.wait()
