@@ -34,7 +34,7 @@ test: setup
 	@$(BIN)/python tools/check.py
 
 docs: setup
-	@$(BIN)/mkdocs build --quiet && echo "out/site/index.html"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet && echo "out/site/index.html"
 
 format: setup
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .

@@ -11,7 +11,7 @@ from partita.pipelining import SplitPoint, pipeline
 transformers = pytest.importorskip("transformers")
 
 SIZES: dict[str, Any] = {"vocab_size": 16, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2}
-IDS = torch.arange(8).reshape(2, 4)
+IDS = torch.arange(10).reshape(2, 5)
 GPT2_SIZES: dict[str, Any] = {"vocab_size": 16, "n_embd": 8, "n_layer": 2, "n_head": 2, "n_positions": 8}
 
 
@@ -34,8 +34,8 @@ def cut(model: Any, place: str, **options: Any) -> Any:
     ("make", "place"), [(llama, "model.layers.1"), (gpt2, "transformer.h.1")], ids=["llama", "gpt2"]
 )
 def test_a_default_configuration_says_that_keys_and_values_travel(make: Any, place: str) -> None:
-    # keys and values of one layer, 2 x 4 x 8 floats each
-    with pytest.warns(CostlyCut, match=r"returns past_key_values, .* 512 of \d+ bytes .*use_cache = False"):
+    # keys and values of one layer, 2 x 5 x 8 floats each
+    with pytest.warns(CostlyCut, match=r"returns past_key_values, .* 640 of \d+ bytes .*use_cache = False"):
         pipe = cut(make(), place)
     assert str(pipe.info()).count("only to be returned") == 2
     quiet = cut(make(use_cache=False), place)
@@ -54,7 +54,7 @@ def test_causal_attention_needs_no_mask() -> None:
     assert [node.args[3:] for node in attention] == [(None, 0.0, True)] * 2 or all(
         node.kwargs.get("is_causal") or node.args[5] for node in attention
     )
-    assert not any(value.shape[-2:] == (4, 4) for value in pipe.routes.values.values())
+    assert not any(value.shape[-2:] == (5, 5) for value in pipe.routes.values.values())
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
@@ -68,4 +68,4 @@ def test_a_mask_of_windows_or_of_eager_attention_is_worked_out_by_each_stage(att
         **SIZES,
     )
     pipe = cut(transformers.MistralForCausalLM(config), "model.layers.1")
-    assert not any(value.shape[-2:] == (4, 4) for value in pipe.routes.values.values())
+    assert not any(value.shape[-2:] == (5, 5) for value in pipe.routes.values.values())

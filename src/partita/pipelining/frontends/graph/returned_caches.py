@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
 
+import torch
 from torch import nn
 
 from partita._torch.containers.pytree import flatten
@@ -28,10 +29,7 @@ def warn_of_caches(model: nn.Module, pipe: GraphPipe, flat: Sequence[Any]) -> No
     Warns:
         CostlyCut: names the outputs, their bytes, and the option that leaves them out.
     """
-    output = pipe.signature.unflatten(pipe.routes.results)
-    if not isinstance(output, Mapping):
-        return
-    names = {key: _names(output[key]) for key in _cache_keys(model) if key in output}
+    names = _names_by_key(pipe, _cache_keys(model))
     sent = pipe.routes.only_returned & {name for key in names for name in names[key]}
     if not sent:
         return
@@ -53,8 +51,22 @@ def _cache_keys(model: nn.Module) -> Iterator[str]:
         yield from getattr(config, "keys_to_ignore_at_inference", None) or ()
 
 
-def _names(tree: Any) -> list[str]:
-    return [leaf.name for leaf in flatten(tree)[0] if isinstance(leaf, Named)]
+def _names_by_key(pipe: GraphPipe, keys: Iterable[str]) -> dict[str, list[str]]:
+    """The names of the values that the model returns under each of these keys, as far as it does."""
+    results = pipe.routes.results
+    # containers of the library's own are opened where they hold tensors
+    tensors = [torch.empty(0) if isinstance(item, Named) else item for item in results]
+    names = {
+        id(one): item.name for one, item in zip(tensors, results, strict=True) if isinstance(item, Named)
+    }
+    output = pipe.signature.unflatten(tensors)
+    if not isinstance(output, Mapping):
+        return {}
+    return {
+        key: [names[id(leaf)] for leaf in flatten(output[key])[0] if id(leaf) in names]
+        for key in keys
+        if key in output
+    }
 
 
 def _bytes(routes: Routes, names: Collection[str]) -> int:
