@@ -11,7 +11,7 @@ from tests.graph.making import effect_of, graph_of, names
 from torch import nn
 from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_mutation
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import Graph, GraphModule, symbolic_trace
+from torch.fx import Graph, GraphModule
 from torch.nn import functional
 
 from partita.graph.effect_rules.functions import function_rule

@@ -120,7 +120,7 @@ def plan(
     is_saved = model is not None and model.endswith(".json") and not model.startswith("hf:")
     source = None
     if is_saved:
-        named = {"--config-json": config_json, "--model-type": model_type, "--set": set_}
+        named: dict[str, object] = {"--config-json": config_json, "--model-type": model_type, "--set": set_}
         named |= {"--architecture": architecture, "--batch": batch, "--sequence": sequence, "--dtype": dtype}
         refuse_model_options(str(model), named)
     else:

@@ -115,8 +115,8 @@ def verify(
         title = f"{source.title}, {cut.number} {'stage' if cut.number == 1 else 'stages'}"
     else:
         of_cuts = {"--stages": stages, "--split-at": split_at or None, "--schedule": schedule}
-        for name, value in {**of_cuts, "--microbatches": microbatches}.items():
-            if value is not None:
+        for name, cut_value in {**of_cuts, "--microbatches": microbatches}.items():
+            if cut_value is not None:
                 raise UsageError(f"{name} is given with --compile, which cuts nothing: leave one of them out")
         tolerance = _compile_options(backend, rtol, atol)
         checks = _compile_checks(source, backend, tolerance)

@@ -14,7 +14,7 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 
 def is_profiling() -> bool:
     """Whether ``torch.profiler.profile`` or ``torch.autograd.profiler.emit_nvtx`` is on in this thread."""
-    return bool(torch.autograd._profiler_enabled())
+    return bool(torch._C._autograd._profiler_enabled())
 
 
 def profiler_range(name: str, *, wanted: bool = True) -> AbstractContextManager[object]:

@@ -110,7 +110,7 @@ def set_state(state: Tensor, device: torch.device) -> None:
 
 def _generator(device: torch.device) -> torch.Generator:
     if device.type == "cpu":
-        return torch.random.default_generator
+        return torch.default_generator
     module = torch.get_device_module(device)
     index = module.current_device() if device.index is None else device.index
     generator: torch.Generator = module.default_generators[index]

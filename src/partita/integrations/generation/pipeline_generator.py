@@ -25,7 +25,6 @@ from partita.integrations.generation.draws import (
 from partita.integrations.generation.program import PreparedGeneration, check_model, generate_program, prepare
 from partita.pipelining import run_programs
 from partita.pipelining.blocks.stage_module import StageModule
-from partita.pipelining.decoding.model_call import Program
 from partita.pipelining.decoding.run_programs import ProgramStatistics, check_stage
 from partita.pipelining.stages import Stage
 from partita.runtime import Comm, ProcessGroupComm
@@ -224,7 +223,7 @@ class PipelineGenerator:
         started = time.perf_counter()
         results = run_programs(
             self.stage,
-            cast("list[Program]", programs),
+            programs,
             in_flight=in_flight,
             comm=self.comm,
             on_report=None if streamer is None else lambda _, tokens: streamer.put(tokens),

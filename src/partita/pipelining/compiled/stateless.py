@@ -122,9 +122,9 @@ def _take_child(module: nn.Module, owner: nn.Module, node: Node) -> list[torch.f
 
 def _renumber_sites(graphs: Sequence[torch.fx.Graph]) -> int:
     nodes = [node for graph in graphs for node in graph.nodes if node.target is enter_site]
-    first = min((int(node.args[0]) for node in nodes), default=0)  # type: ignore[arg-type]
+    first = min((int(node.args[0]) for node in nodes), default=0)
     for node in nodes:
-        node.args = (node.args[0] - first,)  # type: ignore[operator]
+        node.args = (node.args[0] - first,)
     return first
 
 

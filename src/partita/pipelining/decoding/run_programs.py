@@ -16,7 +16,7 @@ import pickle
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -171,7 +171,7 @@ class _Ring:
         self.comm = comm
         self.device = stage.device
         self.staying: dict[int, StayingState] = {}
-        self._decoder = StageDecoder(stage.module)
+        self._decoder = StageDecoder(cast("StageModule", stage.module))
         self._index = stage.index
         self._on_report = on_report
         self._statistics = statistics

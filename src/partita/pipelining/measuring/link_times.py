@@ -190,7 +190,7 @@ class _Probe:
     def _products(self) -> float:
         """How many products of matrices take as long as a rank is to compute between two messages."""
         self._compute(_IN_A_ROW)
-        seconds = self._timed(lambda: self._compute(_IN_A_ROW)) / _IN_A_ROW
+        seconds = self._timed(partial(self._compute, _IN_A_ROW)) / _IN_A_ROW
         return math.ceil(_COMPUTE_S / max(seconds, 1e-7))
 
     def _one_way_s(self, message: Tensor) -> float:
@@ -211,7 +211,7 @@ class _Probe:
         seconds, processor_s = [], []
         for number in range(1 + _ROUNDS):
             started_s = time.process_time()
-            alone_s = self._timed(lambda: self._compute(_IN_A_ROW * count))
+            alone_s = self._timed(partial(self._compute, _IN_A_ROW * count))
             between_s = time.process_time()
             beside_s = self._timed(lambda: self._exchange(message, count))
             if number:

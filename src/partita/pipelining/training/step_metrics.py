@@ -131,12 +131,17 @@ class StepMeter:
         )
         now = time.monotonic()
         every = self._schedule.comm.all_gather_object(own)
+        grad_norm, samples, tokens = (
+            next((row[place] for row in every if row[place] is not None), None) for place in (1, 2, 3)
+        )
         metrics = StepMetrics(
             self._schedule.state_dict()["steps"] - 1,
             now - self._began,
             next((row[0] for row in every if row[0]), ()),
-            *(next((row[place] for row in every if row[place] is not None), None) for place in (1, 2, 3)),
-            bubble=_bubble([row[4] for row in every]),
+            grad_norm,
+            samples,
+            tokens,
+            _bubble([row[4] for row in every]),
         )
         self._began = now
         for function in self._on_step:

@@ -13,8 +13,8 @@ from partita.planning.cutting._cuts import Cuts
 from partita.planning.generators._problem import Problem, scheduling_problem
 from partita.planning.hardware.cluster import Cluster
 from partita.planning.searching.clock import Rows, overflow, run_rows
-from partita.planning.searching.held import State, peak_of, row_states
 from partita.planning.searching.layouts import Layout
+from partita.planning.searching.row_memory import State, peak_of, row_states
 
 __all__ = ["Case", "Trial"]
 

@@ -69,7 +69,7 @@ def _messages(
     events: Sequence[TraceEvent], waits: dict[tuple[int, str], TraceEvent], origin: float
 ) -> Iterator[TimelineSpan]:
     """The messages whose arrival was waited for."""
-    arrivals = {
+    arrivals: dict[tuple[str, int, int | None], float] = {
         (action.kind, action.stage, action.microbatch): wait.end_s - origin
         for (_, name), wait in waits.items()
         for action in (Action.parse(name),)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -72,7 +72,7 @@ def _names_by_key(pipe: GraphPipe, keys: Iterable[str]) -> dict[str, list[str]]:
 def _bytes(routes: Routes, names: Collection[str]) -> int:
     """The bytes of these values, wherever they are sent."""
     return sum(
-        prod(routes.values[name].shape) * routes.values[name].dtype.itemsize
+        prod(cast("tuple[int, ...]", routes.values[name].shape)) * routes.values[name].dtype.itemsize
         for sent in routes.forward.values()
         for name in sent
         if name in names

@@ -21,12 +21,12 @@ class State(NamedTuple):
     Attributes:
         kind: of the pass, F 0, I 1, W 2, B 3.
         stage: of the pass.
-        held: (stage, microbatches between F and I or B, microbatches between I and W) of each stage.
+        counts: (stage, microbatches between F and I or B, microbatches between I and W) of each stage.
     """
 
     kind: int
     stage: int
-    held: tuple[tuple[int, int, int], ...]
+    counts: tuple[tuple[int, int, int], ...]
 
 
 def row_states(row: Sequence[Pass]) -> list[State]:
@@ -38,8 +38,8 @@ def row_states(row: Sequence[Pass]) -> list[State]:
     stages = sorted(forward)
     seen: dict[tuple[int, int], set[tuple[int, ...]]] = {}
     for kind, stage, _ in row:
-        held = tuple(count for one in stages for count in (forward[one], backward[one]))
-        seen.setdefault((kind, stage), set()).add(held)
+        counts = tuple(count for one in stages for count in (forward[one], backward[one]))
+        seen.setdefault((kind, stage), set()).add(counts)
         if not trains:
             continue
         if kind == 0:
@@ -50,18 +50,18 @@ def row_states(row: Sequence[Pass]) -> list[State]:
             forward[stage] -= 1
             backward[stage] += kind == 1
     return [
-        State(kind, stage, tuple(zip(stages, held[::2], held[1::2], strict=True)))
-        for (kind, stage), all_held in seen.items()
-        for held in _largest(all_held)
+        State(kind, stage, tuple(zip(stages, counts[::2], counts[1::2], strict=True)))
+        for (kind, stage), all_counts in seen.items()
+        for counts in _largest(all_counts)
     ]
 
 
-def _largest(all_held: set[tuple[int, ...]]) -> list[tuple[int, ...]]:
+def _largest(all_counts: set[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """Without those of which another one has at least as many of everything."""
     chosen: list[tuple[int, ...]] = []
-    for held in sorted(all_held, key=lambda one: (-sum(one), one)):
-        if not any(all(map(le, held, other)) for other in chosen):
-            chosen.append(held)
+    for counts in sorted(all_counts, key=lambda one: (-sum(one), one)):
+        if not any(all(map(le, counts, other)) for other in chosen):
+            chosen.append(counts)
     return chosen
 
 
@@ -77,9 +77,9 @@ def peak_of(states: Sequence[State], costs: Mapping[int, StageCost]) -> int:
     left = {stage: cost.weight_bytes for stage, cost in costs.items()}
     during = {stage: tuple(map(cost.bytes_during, PASS_KINDS)) for stage, cost in costs.items()}
     most = 0
-    for kind, own, held in states:
+    for kind, own, counts in states:
         size = during[own][kind]
-        for stage, forward, backward in held:
+        for stage, forward, backward in counts:
             size += forward * kept[stage] + backward * left[stage]
         if size > most:
             most = size

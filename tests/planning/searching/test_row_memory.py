@@ -6,7 +6,7 @@ import pytest
 
 from partita.planning import StageCost, get_schedule, simulate
 from partita.planning.searching.clock import rows_of
-from partita.planning.searching.held import peak_of, row_states
+from partita.planning.searching.row_memory import peak_of, row_states
 
 
 @pytest.mark.parametrize("name", ["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble", "VMin", "ForwardOnly"])
