@@ -2,18 +2,51 @@
 
 from __future__ import annotations
 
+import keyword
 import sys
 from importlib import import_module
+from typing import Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 from partita._version import __version__
 from partita.errors import ArgumentError, InfeasiblePlan, PartitaError, PlanError
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(name="partita", no_args_is_help=True, pretty_exceptions_enable=False)
+_COMMANDS = (
+    "bench",
+    "convert",
+    "demo",
+    "explain",
+    "export",
+    "import",
+    "plan",
+    "report",
+    "simulate",
+    "split",
+    "verify",
+)
+
+
+class _Commands(TyperGroup):
+    """Imports a command when it is asked for: most need torch, which takes seconds, and some do without."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 (the signature of click)
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
+        if cmd_name not in _COMMANDS:
+            return None
+        name = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
+        own = typer.Typer(add_completion=False)
+        own.command(cmd_name)(getattr(import_module(f"partita.cli.{name}"), name))
+        return typer.main.get_command(own)
+
+
+app = typer.Typer(name="partita", cls=_Commands, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def _version(wanted: bool) -> None:
@@ -29,23 +62,6 @@ def _root(
     ),
 ) -> None:
     """Cuts a PyTorch model's graph into pieces, runs them, and proves that they do what the whole did."""
-
-
-_COMMANDS = (
-    "bench",
-    "convert",
-    "demo",
-    "explain",
-    "export",
-    "import_",
-    "plan",
-    "report",
-    "simulate",
-    "split",
-    "verify",
-)
-for _name in _COMMANDS:  # `import` is no name of Python's
-    app.command(_name.rstrip("_"))(getattr(import_module(f"partita.cli.{_name}"), _name))
 
 
 def main() -> None:
