@@ -9,10 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from tests.group_of_one import group_of_one
 from tests.pipelining.models import CASES, NORMED, PLAIN, SKIP, TRANSFORMER, WIDTH, Case, _Four
-from tests.pipelining.running import assert_equal, assert_same, cut, piped, uncut
+from tests.pipelining.running import Record, assert_equal, assert_same, cut, piped, train, uncut
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 
 from partita.errors import NotCompiled
 from partita.pipelining import PipelineStage, get_schedule_class
@@ -215,3 +219,31 @@ def test_modules_of_the_users_own_with_hooks_on_parameters_and_autocast_around(a
         for name, gradient in rank.items():
             assert torch.equal(gradient, whole.get_parameter(name).grad), name
     assert sorted(log) == sorted(expected)
+
+
+@pytest.mark.parametrize("wrap", [DistributedDataParallel, fully_shard])
+def test_data_parallel_stages_compiled_before_they_are_wrapped_or_afterwards(wrap: Any) -> None:
+    """``fully_shard`` does all in I; ``DistributedDataParallel`` reduces in the last W."""
+    records = {}
+    for when in ("never", "before", "afterwards"):
+
+        def body(comm: Comm, when: str = when) -> Record:
+            pipe = cut(PLAIN, 2)
+            stages = [pipe.build_stage(index, comm=comm) for index in range(2)]
+            modules, record = [stage.module for stage in stages], Record()
+            for stage in stages:
+                if when == "before":
+                    stage.compile("aot_eager")
+                stage.module = wrap(stage.module)
+                if when == "afterwards":
+                    stage.compile("aot_eager")
+            train(get_schedule_class("InterleavedZeroBubble")(stages, 4, PLAIN.loss), modules, PLAIN, record)
+            for name, value in record.state.items():
+                record.state[name] = value.full_tensor() if isinstance(value, DTensor) else value
+            return record
+
+        with group_of_one():
+            (records[when],) = InProcessWorld(1).run(body)
+    for when in ("before", "afterwards"):
+        assert_equal(records[when].losses, records["never"].losses)
+        assert_equal(records[when].state, records["never"].state)
