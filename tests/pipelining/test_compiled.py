@@ -123,6 +123,22 @@ class Convolutions(_Four):
         return self.d(self.c(self.b(self.a(x))).mean((2, 3)))
 
 
+class Branches(_Four):
+    """What the host reads from a mask decides the way; each way is compiled."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        h = self.b(self.a(x))
+        if not mask.all():
+            h = h.masked_fill(~mask, 0.0)
+        return self.d(self.c(h).relu())
+
+
+def _mask(samples: int) -> tuple[tuple[Tensor, Tensor], dict[str, Any], Tensor]:
+    mask = torch.ones(samples, WIDTH, dtype=torch.bool)
+    mask[: samples // 2, 0] = False  # the microbatches of a batch go either way
+    return (torch.randn(samples, WIDTH), mask), {}, torch.randn(samples, WIDTH)
+
+
 def _images(samples: int) -> tuple[tuple[Tensor], dict[str, Any], Tensor]:
     return (torch.randn(samples, 3, 6, 6),), {}, torch.randn(samples, WIDTH)
 
@@ -134,6 +150,7 @@ def _images(samples: int) -> tuple[tuple[Tensor], dict[str, Any], Tensor]:
         Case("operators", Operators),
         Case("lora", Lora),
         Case("convolutions", Convolutions, batch=_images),
+        Case("branches", Branches, batch=_mask),
     ],
     ids=lambda case: case.name,
 )

@@ -35,12 +35,14 @@ class _Entry:
         run: takes the state and the inputs.
         slots: where the state is looked up: a module's dict, and the name in it.
         first_site: the number of the stage's first random call.
+        conditions: reads what the function takes between state and inputs; None where it takes nothing.
         ran: whether it has been compiled.
     """
 
     run: Callable[..., Any]
     slots: tuple[tuple[Mapping[str, Any], str], ...]
     first_site: int
+    conditions: Callable[..., tuple[bool, ...]] | None = None
     ran: bool = False
 
 
@@ -121,6 +123,9 @@ class CompiledForward:
 
     def _run(self, entry: _Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         state = [table[name] for table, name in entry.slots]
+        if entry.conditions is not None:
+            with torch.no_grad():
+                state += entry.conditions(*state, *args)
         if not entry.first_site:
             return entry.run(*state, *args, **kwargs)
         with sites_from(entry.first_site):
@@ -146,7 +151,7 @@ class CompiledForward:
         if run is None:
             run = functions[function.hash] = self._compiled(function.module)
         slots = tuple(_slot(module, name) for name in function.state)
-        return _Entry(run, slots, function.first_site)
+        return _Entry(run, slots, function.first_site, function.conditions)
 
     def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         run: Callable[..., Any] = torch.compile(

@@ -22,6 +22,8 @@ from torch.utils.checkpoint import checkpoint
 from partita._torch.graph_module.graph_copy import copy_graph
 from partita._torch.graph_module.lazy_module import LazyGraphModule, lazy_module, use_flat_signature
 from partita.graph.attributes import attribute
+from partita.graph.effect_rules.conditions import ReadCondition
+from partita.graph.effects import analyse
 from partita.graph.structure import structural_hash
 from partita.pipelining.recompute.region import CheckpointedRegion
 from partita.runtime import enter_site
@@ -43,6 +45,8 @@ class StatelessGraph:
         flags: the modules whose training flag is written into the graph, by name, with that flag.
         first_site: the number of the stage's first random call.
         hash: equal for equal graphs.
+        conditions: takes the state and the inputs, and returns what the host reads from tensors (``if
+            mask.all():``), which `module` takes between state and inputs; None where nothing is read.
     """
 
     module: LazyGraphModule
@@ -50,6 +54,7 @@ class StatelessGraph:
     flags: tuple[tuple[str, bool], ...]
     first_site: int
     hash: str
+    conditions: LazyGraphModule | None = None
 
 
 def stateless(graph: GraphModule, owner: nn.Module) -> StatelessGraph:
@@ -91,8 +96,58 @@ def stateless(graph: GraphModule, owner: nn.Module) -> StatelessGraph:
             _write_in(node, value)
         copy.erase_node(node)
     first = _renumber_sites(graphs)
+    conditions = _read_conditions_before(module, start)
     key = structural_hash(copy, module)
-    return StatelessGraph(module, tuple(state), tuple(flags), first, key)
+    return StatelessGraph(module, tuple(state), tuple(flags), first, key, conditions)
+
+
+def _read_conditions_before(module: LazyGraphModule, start: Node) -> LazyGraphModule | None:
+    """Take what the host reads out of a graph, in place: a compiler would have to break the graph there, and
+    so it compiles one for each answer.
+
+    Args:
+        start: the graph's first input.
+    """
+    graph = module.graph
+    reads = [node for node in graph.nodes if isinstance(node.target, ReadCondition)]
+    needed = _ancestors(reads)
+    effects = analyse(module)
+    written = {
+        storage for effect in effects.by_position.values() for storage in effects.storages_written(effect)
+    }
+    for node in needed:
+        effect = effects.by_position.get(effects.index[node])
+        changes = effect is not None and effect.observable and not isinstance(node.target, ReadCondition)
+        if changes or (written and not written.isdisjoint(effects.storages_of([node]))):
+            return None  # to run it twice, or sooner, would be seen
+    if not reads:
+        return None
+    names = {node.name for node in needed}
+    reading = copy_graph(graph)
+    results = tuple(node for node in reading.nodes if node.name in {read.name for read in reads})
+    reading.output_node().args = (results,)
+    for node in reversed(list(reading.nodes)):
+        if node.name not in names and node.op not in ("placeholder", "output"):
+            reading.erase_node(node)
+    before = lazy_module(reading, "Conditions", training=module.training)
+    install(before, attributes_of(module, reading.nodes))
+    for number, read in enumerate(reads):
+        with graph.inserting_before(start):
+            argument = graph.placeholder(f"partita_condition_{number}")
+        read.replace_all_uses_with(argument)
+        graph.erase_node(read)
+    return before
+
+
+def _ancestors(nodes: Sequence[Node]) -> set[Node]:
+    needed: set[Node] = set()
+    queue = list(nodes)
+    while queue:
+        node = queue.pop()
+        if node not in needed:
+            needed.add(node)
+            queue += node.all_input_nodes
+    return needed
 
 
 def _write_in(node: Node, value: Any) -> None:
