@@ -1,4 +1,4 @@
-"""Runs the notebooks of the docs and stores what their code prints: ``python -m tools.notebooks``.
+"""Runs the notebooks of the docs and stores what their code prints: ``python -m tools.notebooks [NAME...]``.
 
 A notebook is a page with code that runs without a kernel: plain Python, whose outputs are what it prints.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def code_cells(notebook: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    for path in sorted(FOLDER.glob("*.ipynb")):
+    for path in [FOLDER / f"{name}.ipynb" for name in sys.argv[1:]] or sorted(FOLDER.glob("*.ipynb")):
         notebook = json.loads(path.read_text(encoding="utf-8"))
         texts = printed_by_cells(notebook)
         for number, (cell, text) in enumerate(zip(code_cells(notebook), texts, strict=True), 1):
