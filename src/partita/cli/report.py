@@ -101,7 +101,7 @@ def _distinct(named: list[tuple[str, Path]]) -> list[tuple[str, Path]]:
         names = [f"{path.parent.name}/{path.name}" if path.parent.name else path.name for path in paths]
     if len(set(names)) < len(names):
         names = [str(path) for path in paths]
-    return [(given or name, path) for (given, path), name in zip(named, names, strict=True)]
+    return [(label or name, path) for (label, path), name in zip(named, names, strict=True)]
 
 
 def _compared(name: str, path: Path) -> ComparedRun:

@@ -179,8 +179,8 @@ def log_to(logger: Any, prefix: str = "train/") -> Callable[[StepMetrics], None]
 
 def _bubble(busy: Sequence[tuple[float, float] | None]) -> float | None:
     """From each rank's seconds in passes, and in the whole step."""
-    known = [pair for pair in busy if pair is not None]
-    longest = max((whole for _, whole in known), default=0.0)
-    if len(known) < len(busy) or not longest:
+    measured = [pair for pair in busy if pair is not None]
+    longest = max((whole for _, whole in measured), default=0.0)
+    if len(measured) < len(busy) or not longest:
         return None
-    return min(1.0, max(0.0, 1 - sum(passes for passes, _ in known) / (len(known) * longest)))
+    return min(1.0, max(0.0, 1 - sum(passes for passes, _ in measured) / (len(measured) * longest)))

@@ -43,7 +43,7 @@ def recomputed_cost(
     parameter_copies: float = 1.0,
     *,
     same_rank: SameRank = (False, False),
-    plain: StageCost | None = None,
+    whole: StageCost | None = None,
 ) -> StageCost:
     """The cost of the stage of the units from `first_unit` to `last_unit`, of which `regions` are recomputed.
 
@@ -55,7 +55,7 @@ def recomputed_cost(
         parameter_copies: as in `plan_stages`, for `StageCost.static_bytes`.
         same_rank: whether the stages before and after it lie on the same rank: what they hand over is there
             once, and no message.
-        plain: what this gives for the same stage without regions, where that is there already and the stage
+        whole: what this gives for the same stage without regions, where that is there already and the stage
             before lies on another rank.
 
     Raises:
@@ -79,7 +79,7 @@ def recomputed_cost(
             )
         free = last + 1
     messages = costs.message_bytes(first_unit, last_unit, same_rank)
-    once = plain
+    once = whole
     if once is None:
         once = _cost_once(costs, first_unit, last_unit, parameter_copies, messages)
     if tuple(regions) == ((first_unit, last_unit),):

@@ -94,8 +94,8 @@ def _cheapest(
 
     None where there is none that fits.
     """
-    plain = case.stage(start, end)
-    seconds = plain.forward_s + plain.backward_s
+    whole = case.stage(start, end)
+    seconds = whole.forward_s + whole.backward_s
     if seconds > most_s:
         return None
     if share is None or stage_bytes(case, start, end, (), in_flight) <= share:

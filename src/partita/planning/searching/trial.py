@@ -80,7 +80,7 @@ class Case:
         key = (start, end, regions, same_rank)
         cost = self._stages.get(key)
         if cost is None:
-            plain = self.stage(start, end, (), same_rank) if regions and not same_rank[0] else None
+            whole = self.stage(start, end, (), same_rank) if regions and not same_rank[0] else None
             cost = self._stages[key] = recomputed_cost(
                 self.costs,
                 start,
@@ -88,7 +88,7 @@ class Case:
                 regions,
                 self.parameter_copies,
                 same_rank=same_rank,
-                plain=plain,
+                whole=whole,
             )
         return cost
 

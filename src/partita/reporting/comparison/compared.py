@@ -81,10 +81,10 @@ class Quantity:
     @property
     def best(self) -> frozenset[int]:
         """The positions of the best; empty where all are the same, or one is alone."""
-        known = [value for value in self.values if value is not None]
-        if self.better is None or len(known) < 2 or min(known) == max(known):
+        comparable = [value for value in self.values if value is not None]
+        if self.better is None or len(comparable) < 2 or min(comparable) == max(comparable):
             return frozenset()
-        best = min(known) if self.better == "less" else max(known)
+        best = min(comparable) if self.better == "less" else max(comparable)
         return frozenset(place for place, value in enumerate(self.values) if value == best)
 
     def share(self, place: int) -> float:
