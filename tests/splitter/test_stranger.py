@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import partita
 from partita._torch.operators.schemas import operator_facts
-from partita.errors import ExecutionError, GraphError
+from partita.errors import ExecutionError
 from partita.graph.effect_rules.functions import function_rule
 from partita.splitter import split_module
 
@@ -186,12 +186,6 @@ def test_an_exported_program_still_refuses_inputs_that_it_does_not_fit(check_gua
         for same in (module, copy.deepcopy(module)):
             result = partita.verify(same, gm, args, backward=False).check()
             assert result.raised
-    if check_guards:
-        with pytest.raises(
-            GraphError, match=r"can't be pickled: .* cut ExportedProgram.module\(check_guards="
-        ):
-            pickle.dumps(module)
-        return
     again = pickle.loads(pickle.dumps(module))
     assert torch.equal(again(torch.ones(8, 2), 3), gm(torch.ones(8, 2), 3))
     with pytest.raises(ValueError, match="Trying to flatten user inputs"):

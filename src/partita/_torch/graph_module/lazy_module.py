@@ -23,9 +23,8 @@ from partita._torch.autograd.region_switches import (
 )
 from partita._torch.graph_module.graph_copy import copy_graph
 from partita._torch.graph_module.graph_pickle import GraphRecord
+from partita._torch.graph_module.guards_module import recorded, restored
 from partita._torch.graph_module.quick_code import quick_forward
-from partita._torch.modules.contents import is_guards_module
-from partita.errors import GraphError
 
 __all__ = ["LazyGraphModule", "generate_code", "lazy_module", "mark_impure", "run_by", "use_flat_signature"]
 
@@ -119,20 +118,10 @@ class LazyGraphModule(_LazyGraphModule):
         super().compile(*args, **kwargs)
 
     def __reduce__(self) -> Any:
-        """Pickle the graph.
-
-        Raises:
-            GraphError: it is cut from an exported program that checks its inputs, by code that has no source;
-                or see `GraphRecord.of`.
-        """
-        if any(module is not None and is_guards_module(module) for module in self._modules.values()):
-            raise GraphError(
-                f"{type(self).__name__} can't be pickled: an exported program checks its inputs in code that "
-                "torch compiles from text and does not keep; cut ExportedProgram.module(check_guards=False)"
-            )
         state = {
             key: value for key, value in vars(self).items() if key not in ("_graph", "_in_spec", "_out_spec")
         }
+        state["_modules"] = recorded(self._modules)
         return _rebuilt, (type(self).__name__, state, GraphRecord.of(self._graph))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LazyGraphModule:
@@ -217,7 +206,7 @@ def _fresh(value: Any) -> Any:
 
 def _rebuilt(name: str, state: dict[str, Any], record: GraphRecord) -> LazyGraphModule:
     module = lazy_module(Graph(), name, training=True)
-    vars(module).update(state)
+    vars(module).update(state, _modules=restored(state["_modules"]))
     module.graph = record.build()
     info = getattr(module._graph._codegen, "pytree_info", None)
     if info is not None and module._forward_pre_hooks:
