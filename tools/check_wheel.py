@@ -30,7 +30,10 @@ def main() -> int:
         run([sys.executable, "-m", "venv", str(home)], elsewhere)
         python, partita = str(home / "bin" / "python"), str(home / "bin" / "partita")
         constraints = ("--constraint", str(ROOT / "constraints.txt"))
-        run([python, "-m", "pip", "install", "--quiet", "--no-compile", *constraints, f"{wheel}[hf]"], elsewhere)
+        run(
+            [python, "-m", "pip", "install", "--quiet", "--no-compile", *constraints, f"{wheel}[hf]"],
+            elsewhere,
+        )
         # Every command that a newcomer tries first, and the blocks of the README as they stand.
         run([python, "-m", "partita", "--help"], elsewhere)
         run([partita, "demo", "--steps", "3", "--out", "demo"], elsewhere)

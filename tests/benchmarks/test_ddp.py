@@ -109,9 +109,11 @@ def test_cells_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
         ddp_overlap.main(only=["mlp/3/*"], console=quiet)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # asked for by Dynamo
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_every_way_takes_its_steps_with_the_gradients_of_the_model() -> None:
-    """Torch refuses its own reducer under compiled autograd, and that is the reason that is kept."""
+    """Torch refuses its own reducer under compiled autograd, and that is the reason that is kept. Dynamo looks
+    at gradients of tensors that have none, which warns.
+    """
     sizes = MODELS["tiny"]
     batch, model = sizes.batch(0), make_model(sizes)
     model(batch).square().mean().backward()

@@ -82,7 +82,7 @@ def test_completion_is_installed_and_completes_commands_and_values(tmp_path: Pat
     ("arguments", "message"),
     [
         (("demo", "--steps", "0"), "UsageError: --steps is 0: give 1 or more"),
-        (("demo", "--schedule", "nonsense"), "ScheduleError: there is no schedule class 'nonsense'"),
+        (("demo", "--schedule", "nonsense"), "ScheduleError: there is no schedule 'nonsense'"),
     ],
 )
 def test_what_can_not_be_used_is_one_message_and_status_2(arguments: tuple[str, ...], message: str) -> None:

@@ -120,7 +120,7 @@ def test_bodies_of_higher_order_operators_travel_with_their_user() -> None:
                 moved = (args[0] * sign, *args[1:])
                 partita.verify(cut, gm, moved, backward=False).check()
                 partita.verify(
-                    split_module(gm, None, by_name(in_runs(gm, 1))), gm, moved, train=False
+                    split_module(gm, None, by_name(in_runs(gm, 1))), gm, moved, backward=False
                 ).check()
 
 

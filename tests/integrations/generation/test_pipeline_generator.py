@@ -226,9 +226,17 @@ def test_a_cache_with_tokens_in_it_is_refused() -> None:
 
 def test_several_sampled_batches_need_seeds() -> None:
     with pytest.raises(ArgumentError, match="give seeds, one a batch"):
-        on_stages("llama", 2, lambda generator: generator.generate_batches([prompts()] * 2, do_sample=True))
+        on_stages(
+            "llama",
+            2,
+            lambda generator: generator.generate_batches([prompts()] * 2, do_sample=True, max_new_tokens=2),
+        )
     with pytest.raises(ArgumentError, match="1 seeds for 2 batches"):
-        on_stages("llama", 2, lambda generator: generator.generate_batches([prompts()] * 2, seeds=[1]))
+        on_stages(
+            "llama",
+            2,
+            lambda generator: generator.generate_batches([prompts()] * 2, seeds=[1], max_new_tokens=2),
+        )
 
 
 def test_ranks_with_different_prompts_hear_of_it() -> None:

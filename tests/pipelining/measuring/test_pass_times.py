@@ -63,7 +63,9 @@ def test_each_repeat_goes_through_all_units_and_progress_goes_to_one() -> None:
         UnitRun(name, lambda x, name=name: (calls.append(name), x)[1:], (torch.ones(2),)) for name in "ab"
     ]
     pass_times(units, CLOCK, repeats=3, progress=shares.append)
-    assert calls == ["a", "b"] * 4
+    tried, measured = calls[:4], calls[4:]
+    assert tried == ["a", "a", "b", "b"]  # does one write to what it has saved?
+    assert measured == ["a", "b"] * 4
     assert shares == [0.25, 0.5, 0.75, 1.0]
 
 
@@ -74,3 +76,23 @@ def test_gradients_are_added_to_as_in_a_step_and_gone_afterwards() -> None:
     pass_times([unit(layer, torch.randn(2, 4, requires_grad=True))], CLOCK, repeats=1)
     assert len(seen) == 4
     assert all(parameter.grad is None for parameter in layer.parameters())
+
+
+class Counts(nn.Module):
+    """Writes in place to what its backward pass needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+        self.register_buffer("calls", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(1)
+        return x * self.weight * self.calls
+
+
+def test_a_unit_that_writes_to_what_it_saved_goes_back_before_the_next_microbatch() -> None:
+    """Two of its microbatches under way at once are an error of autograd's."""
+    (times,) = pass_times([unit(Counts(), torch.randn(2, 4, requires_grad=True))], CLOCK, repeats=1)
+    assert times.backward_s > 0.0
+    assert times.weight_s > 0.0

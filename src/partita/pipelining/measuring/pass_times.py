@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from partita._torch.autograd.engine import run_backward
+from partita._torch.tensors.versions import times_written
 from partita.pipelining.measuring.meter import Meter
 from partita.pipelining.measuring.unit_run import UnitRun
 from partita.pipelining.stages.arrivals import Arrivals
@@ -44,11 +46,15 @@ def pass_times(
     rounds = 1 if meter.is_exact else 1 + repeats
     rows: list[list[_Row]] = [[] for _ in units]
     waiting: list[_Flight | None] = [None] * len(units)
+    alone = [_writes_to_saved(unit) for unit in units]
     try:
         for number in range(rounds):
             for position, unit in enumerate(units):
                 unit.prepare_gradients()
-                row, waiting[position] = _row(unit, meter, waiting[position])
+                if alone[position]:
+                    row = _row_of_one(unit, meter)
+                else:
+                    row, waiting[position] = _row(unit, meter, waiting[position])
                 rows[position].append(row)
             if progress is not None:
                 progress((number + 1) / rounds)
@@ -82,6 +88,47 @@ class _Flight:
         self.leaves, self.roots, self.seeds = [], [], []
 
 
+def _writes_to_saved(unit: UnitRun) -> bool:
+    """Whether a forward pass writes to what the one before has saved for its backward pass, such as a buffer
+    that counts. A stage keeps such buffers for each microbatch; a unit sends one back before the next.
+    """
+    saved: list[tuple[Tensor, int]] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        saved.append((tensor, times_written(tensor)))
+        return tensor
+
+    with saved_tensors_hooks(note, lambda tensor: tensor):
+        unit.call(*unit.leaves()[1])
+    unit.call(*unit.leaves()[1])
+    return any(times_written(tensor) != version for tensor, version in saved)
+
+
+def _row_of_one(unit: UnitRun, meter: Meter) -> _Row:
+    """Seconds of F, B, I and W, one microbatch at a time."""
+    first = _Flight.begun(unit, meter)
+    if not first.roots:
+        return first.forward_s, 0.0, 0.0, 0.0
+    backward_s = _backward_s(first, meter)
+    second = _Flight.begun(unit, meter)
+    input_s, weight_s = _halves_s(second, meter)
+    return (first.forward_s + second.forward_s) / 2, backward_s, input_s, weight_s
+
+
+def _backward_s(flight: _Flight, meter: Meter) -> float:
+    arrivals = Arrivals(flight.leaves)
+    _, backward_s = meter.timed(lambda: run_backward(flight.roots, flight.seeds, accumulate=True))
+    arrivals.gradients()
+    flight.clear()
+    return backward_s
+
+
+def _halves_s(flight: _Flight, meter: Meter) -> tuple[float, float]:
+    half, input_s = meter.timed(lambda: input_pass(flight.roots, flight.seeds, flight.leaves))
+    _, weight_s = meter.timed(half.weights.run)
+    return input_s if flight.leaves else 0.0, weight_s
+
+
 def _row(unit: UnitRun, meter: Meter, waiting: _Flight | None) -> tuple[_Row, _Flight | None]:
     """Seconds of F, B, I and W, and a microbatch that has yet to go back.
 
@@ -99,21 +146,13 @@ def _row(unit: UnitRun, meter: Meter, waiting: _Flight | None) -> tuple[_Row, _F
     if waiting is None:
         waiting, second = second, _Flight.begun(unit, meter)
         forwards_s.append(second.forward_s)
-    # B
-    first, arrivals = waiting, Arrivals(waiting.leaves)
-    _, backward_s = meter.timed(lambda: run_backward(first.roots, first.seeds, accumulate=True))
-    arrivals.gradients()
-    del arrivals
-    first.clear()
+    backward_s = _backward_s(waiting, meter)
     third = None
     if meter.keeps_waiting:
         third = _Flight.begun(unit, meter)
         forwards_s.append(third.forward_s)
-    # I and W
-    half, input_s = meter.timed(lambda: input_pass(second.roots, second.seeds, second.leaves))
-    _, weight_s = meter.timed(half.weights.run)
-    forward_s = sum(forwards_s) / len(forwards_s)
-    return (forward_s, backward_s, input_s if second.leaves else 0.0, weight_s), third
+    input_s, weight_s = _halves_s(second, meter)
+    return (sum(forwards_s) / len(forwards_s), backward_s, input_s, weight_s), third
 
 
 def _summary(rows: Sequence[_Row]) -> UnitTimes:

@@ -148,7 +148,7 @@ def signed_seconds(seconds: float) -> str:
     """Return seconds with their sign.
 
     >>> signed_seconds(-0.0021), signed_seconds(0.0)
-    ('−2.10 ms', '+0 s')
+    ('−2.10 ms', '+0 ms')
     """
     return f"{'−' if seconds < 0 else '+'}{format_seconds(abs(seconds))}"
 
