@@ -14,11 +14,12 @@ from benchmarks.ddp_models import MODELS, make_model
 from benchmarks.ddp_ways import WAYS, Setting, Step
 from benchmarks.ddp_worker import warm
 from rich.console import Console
-from tests.group_of_one import group_of_one
+from tests.runtime.worlds import ProcessWorld, patience
 
 from benchmarks import ddp_network, ddp_overlap
 from partita.ddp import replicate
 from partita.errors import ExecutionError, UsageError
+from partita.runtime import Comm
 
 
 def test_rows_are_measured_against_the_longer_of_computing_and_network() -> None:
@@ -109,11 +110,8 @@ def test_cells_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
         ddp_overlap.main(only=["mlp/3/*"], console=quiet)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-def test_every_way_takes_its_steps_with_the_gradients_of_the_model() -> None:
-    """Torch refuses its own reducer under compiled autograd, and that is the reason that is kept. Dynamo looks
-    at gradients of tensors that have none, which warns.
-    """
+def steps_of_every_way(_comm: Comm) -> tuple[list[str], dict[str, str]]:
+    """The ways whose steps have the gradients of the model, and why the others have none."""
     sizes = MODELS["tiny"]
     batch, model = sizes.batch(0), make_model(sizes)
     model(batch).square().mean().backward()
@@ -137,16 +135,20 @@ def test_every_way_takes_its_steps_with_the_gradients_of_the_model() -> None:
 
         return step_and_compare
 
-    torch.compiler.reset()
-    with group_of_one():
-        replica: Any = replicate(make_model(sizes), inner="aot_eager")
-        setting = Watched(sizes, batch, "aot_eager", replica)
-        steps, problems = warm(list(WAYS), step_of, lambda: None)
-        ran = list(steps)
-        replica.replication.close()
-        steps.clear()
-        models.clear()
-        torch.compiler.reset()
+    replica: Any = replicate(make_model(sizes), inner="aot_eager")
+    setting = Watched(sizes, batch, "aot_eager", replica)
+    steps, problems = warm(list(WAYS), step_of, lambda: None)
+    ran = list(steps)
+    replica.replication.close()
+    return ran, problems
+
+
+def test_every_way_takes_its_steps_with_the_gradients_of_the_model() -> None:
+    """Torch refuses its own reducer under compiled autograd, and that is the reason that is kept. In a process
+    of its own, which goes on tracing DDP's code after the Python reducer.
+    """
+    with patience(120.0):
+        ((ran, problems),) = ProcessWorld(1).run(steps_of_every_way)
     assert list(problems) == ["compiled autograd"]
     assert 'use torch._dynamo.config.optimize_ddp="python_reducer"' in problems["compiled autograd"]
     assert [*ran, *problems] == sorted(WAYS, key=lambda way: way in problems)

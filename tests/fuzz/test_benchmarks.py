@@ -16,7 +16,6 @@ from benchmarks import (
     ddp_compile_time,
     ddp_network,
     ddp_overlap,
-    fsdp_overlap,
     pipeline_makespan,
     pipeline_memory,
     prediction,
@@ -54,14 +53,6 @@ def test_ddp_overlap_says_how_far_it_is(tmp_path: Path) -> None:
     assert "tiny on 2 hosts: compiling" in written.getvalue()
     number = len(tasks({"cells": {"1": list(WAYS)}, "rounds": 1}))
     assert f"{number}/{number}" in written.getvalue()
-
-
-@pytest.mark.usefixtures("_hosts")
-def test_fsdp_overlap(tmp_path: Path) -> None:
-    rows = fsdp_overlap.main(quick=True, json_path=tmp_path / "rows.json", console=Console(quiet=True))
-    assert [row.way for row in rows] == list(fsdp_overlap.WAYS)
-    assert not [row.problem for row in rows if row.problem]
-    assert rows_of(tmp_path / "rows.json") == len(rows)
 
 
 def test_ddp_compile_time() -> None:
