@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection, Iterator
 
-import networkx  # type: ignore[import-untyped]
+import networkx
 import torch
 from torch.fx import GraphModule, Node
 
