@@ -95,8 +95,8 @@ def main(*, quick: bool = False, json_path: Path | None = None, console: Console
         ]
     else:
         cases = [
-            Case("computes", 2, 8, 512, 0.0, 2, 32, 24, MIN_ROUNDS),
-            Case("sleeps", 4, 4, 16, 0.010, 1, 4, 16, MIN_ROUNDS),
+            Case("computes", 2, 8, 512, 0.0, 1, 16, 12, MIN_ROUNDS),
+            Case("sleeps", 4, 4, 16, 0.010, 1, 4, 8, MIN_ROUNDS),
         ]
     rows: list[Row] = []
     with progress_bar(console, "generation", [case.name for case in cases]) as done:

@@ -41,6 +41,36 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("Mixtral", {**LLAMA, "num_local_experts": 2}),
     "mamba": ("Mamba", {**TOKENS, "hidden_size": 16, "state_size": 4, "num_hidden_layers": 4}),
 }
+DECODERS = tuple(MODELS)
+MODELS |= {
+    "minimax": ("MiniMax", {**LLAMA, "num_local_experts": 2}),
+    "recurrentgemma": (
+        "RecurrentGemma",
+        {
+            **TOKENS,
+            "hidden_size": 16,
+            "lru_width": 16,
+            "intermediate_size": 32,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 2,
+            "attention_window_size": 5,
+        },
+    ),
+    "gemma3n": (
+        "Gemma3n",
+        {
+            **LLAMA,
+            "num_kv_shared_layers": 2,
+            "sliding_window": 5,
+            "hidden_size_per_layer_input": 4,
+            "vocab_size_per_layer_input": VOCABULARY,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "altup_num_inputs": 2,
+            "laurel_rank": 4,
+            "activation_sparsity_pattern": [0.0] * 4,
+        },
+    ),
+}
 
 
 @cache

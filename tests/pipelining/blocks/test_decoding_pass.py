@@ -55,6 +55,25 @@ class ReadsOthers(Model):
         return self.second(x, {"second": memory["first"]})["out"]
 
 
+class Leaves(Model):
+    """The first layer's result goes through a list that it is given."""
+
+    def forward(self, x: Tensor, memory: dict[str, Tensor]) -> Tensor:
+        shared: list[Tensor] = []
+        x = self.leaver(self.first(x * 2, memory)["out"], shared)
+        return self.second(x + shared[0], memory)["out"]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leaver = Leaver()
+
+
+class Leaver(nn.Module):
+    def forward(self, x: Tensor, shared: list[Tensor]) -> Tensor:
+        shared.append(x.exp())
+        return x - 1
+
+
 class Catches(Model):
     """Goes on where the first layer fails."""
 
@@ -85,7 +104,7 @@ def _call(decoders: Sequence[StageDecoder], staying: Sequence[StayingState], x: 
     return second.output
 
 
-@pytest.mark.parametrize("kind", [Model, Catches])
+@pytest.mark.parametrize("kind", [Model, Leaves, Catches])
 def test_calls_in_a_row_are_those_of_the_whole_model(kind: type[Model]) -> None:
     torch.manual_seed(0)
     model = kind()

@@ -250,6 +250,37 @@ def test_a_stage_of_another_rank_is_refused() -> None:
         InProcessWorld(2).run(run)
 
 
+class KeepsInItself(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.kept = nn.Linear(WIDTH, WIDTH), None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x)
+        self.kept = x if self.kept is None else self.kept + x
+        return self.kept
+
+
+def test_a_module_that_keeps_tensors_in_itself_takes_one_program_at_a_time() -> None:
+    model = nn.Sequential(KeepsInItself(), nn.Linear(WIDTH, WIDTH)).eval()
+    spec = {"1": SplitPoint.BEGINNING}
+    pipe = pipeline(model, (_x(0),), {}, spec, frontend="modules", modes="eval", prove=False)
+
+    def program() -> Program:
+        for _ in range(2):
+            x = yield ModelCall((_x(0),))
+        return x
+
+    def run(comm: Comm, in_flight: int) -> Any:
+        stage = pipe.build_stage(comm.rank, comm=comm)
+        return run_programs(stage, [program(), program()], in_flight=in_flight, comm=comm)
+
+    assert InProcessWorld(2).run(run, 1)[1] is not None
+    message = r"stage 0 keeps '0\.kept' for its next call in the module itself.*in_flight=1"
+    with pytest.raises(ExecutionError, match=message):
+        InProcessWorld(2).run(run, 2)
+
+
 def test_less_than_one_in_flight_is_refused() -> None:
     with pytest.raises(ArgumentError, match="in_flight is 0"):
         _run(2, list, in_flight=0)

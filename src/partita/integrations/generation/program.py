@@ -115,6 +115,11 @@ def prepare(model: Any, inputs: Any, kwargs: Mapping[str, Any]) -> PreparedGener
                 f"{name} is a {type(cache).__name__} with keys and values in it, and each stage needs those "
                 "of its own layers: give the whole text as input_ids, and no cache or an empty one"
             )
+    if config.use_cache and not any(prepared.model_kwargs.get(name) is not None for name in _CACHE_ARGUMENTS):
+        raise NotSupported(
+            f"{type(model).__name__} makes a cache of a kind of its own while it runs, which can't be kept "
+            "on the stages: give use_cache=False, or generate with the uncut model"
+        )
     return prepared
 
 
@@ -172,7 +177,6 @@ def generate_program(model: Any, prepared: PreparedGeneration, draws: Draws) -> 
         model_kwargs = model._update_model_kwargs_for_generation(  # noqa: SLF001 - what subclasses override
             outputs, model_kwargs, is_encoder_decoder=False
         )
-        _check_caches(model, model_kwargs)
         last = outputs.logits[:, -1].to(copy=True, dtype=torch.float32, device=tokens.device)
         del outputs
         processed = process(tokens, last)
@@ -207,10 +211,3 @@ def _call(
     state = {name: inputs.pop(name) for name in _CACHE_ARGUMENTS if isinstance(inputs.get(name), Cache)}
     inputs = {name: value for name, value in inputs.items() if value is not None}
     return ModelCall((), inputs | {"return_dict": True}, state, tokens.cpu() if first else report)
-
-
-def _check_caches(model: Any, model_kwargs: Mapping[str, Any]) -> None:
-    """Refuse a cache that the model itself has made on the way."""
-    for name, value in model_kwargs.items():
-        if value is not None and name not in _CACHE_ARGUMENTS and isinstance(value, Cache):
-            raise NotSupported(f"{type(model).__name__} keeps a cache as {name!r}, which is not known here")

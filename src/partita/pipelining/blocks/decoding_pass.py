@@ -8,13 +8,13 @@
 
 A `StagePass` lets the code of modules before its stage run again, for what it may do to Python objects. In
 decoding a pass is one token long and that would be most of it. So here a stage hands on what its modules
-return, and what they change in the objects that stay (`StayingState`). What else a module may change in
-Python, its own attributes or those of others, stays on its stage.
+return, and what they change in the objects that stay (`StayingState`) and in dicts and lists that they are
+given. What else a module may change in Python, its own attributes or those of others, stays on its stage.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, MutableSequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,6 +26,7 @@ from partita._torch.containers.pytree import flatten_registered, unflatten
 from partita._torch.fake.ghosts import is_ghostly, undisturbed
 from partita._torch.fake.suspended_mode import suspended
 from partita._torch.modules.calls import Around
+from partita.errors import ExecutionError
 from partita.pipelining.blocks.answers import RaisedError, all_tensors, tensors_in
 from partita.pipelining.blocks.current_pass import EndOfStage, no_current_pass
 from partita.pipelining.blocks.cut import Site
@@ -33,6 +34,7 @@ from partita.pipelining.blocks.packet import Packet
 from partita.pipelining.blocks.stage_module import StageModule
 from partita.pipelining.blocks.stage_pass import StagePass
 from partita.pipelining.blocks.staying_state import StateChange, StayingObject, StayingState
+from partita.pipelining.blocks.tensor_attributes import TensorAttributes
 
 __all__ = ["PassResult", "StageDecoder"]
 
@@ -69,11 +71,17 @@ class StageDecoder:
         self.device = module.home
         cut = module.cut
         self._whole = frozenset(path for stage in range(cut.stages) for path in cut.outermost(stage))
+        self._attributes = TensorAttributes(module.code_that_runs)
         with module.ghosts_shown():
             self._names = module.names_by_identity()
 
     def run(
-        self, packet: Packet, staying: StayingState, earlier: Mapping[int, tuple[StateChange, ...]]
+        self,
+        packet: Packet,
+        staying: StayingState,
+        earlier: Mapping[int, tuple[StateChange, ...]],
+        *,
+        alone: bool = True,
     ) -> PassResult:
         """Run the stage's part of a call.
 
@@ -81,15 +89,24 @@ class StageDecoder:
             packet: what the stage was handed. The staying objects are not in it.
             staying: their copies on this stage; they become arguments of the model by their names.
             earlier: what the stages before this one have changed in this call.
+            alone: no other series of calls is under way.
 
         Raises:
             ExecutionError: the model uses a tensor that no stage has handed on, or goes another way than on
-                the stages before.
+                the stages before; or, not ``alone``, one of its modules keeps a tensor for the next call.
         """
+        before = None if alone else self._attributes.look()
         with self.module.ghosts_shown(), torch.no_grad():
             stage_pass = _DecodingPass(self, packet, staying, earlier, self._names, self._whole)
             output = self.module.run_pass(stage_pass)
-            return PassResult(output, stage_pass.all_changes())
+            changes = stage_pass.all_changes()
+        if before is not None and (name := self._attributes.changed_since(before)) is not None:
+            raise ExecutionError(
+                f"stage {self.module.stage} keeps {name!r} for its next call in the module itself, where "
+                "calls that take turns would find each other's: give in_flight=1, or keep it in an argument "
+                "that is given as state"
+            )
+        return PassResult(output, changes)
 
 
 class _DecodingPass(StagePass):
@@ -153,9 +170,14 @@ class _DecodingPass(StagePass):
         name = f"call of {path or 'the model'}"
         if self._code_of < self.stage:
             with undisturbed():
-                leaves, structure, changes = self._replay.answer(name)
+                leaves, structure, changes, filled = self._replay.answer(name)
             self._staying.apply(changes.changes)
+            containers = self._containers(arguments)
+            for place, content, form in filled:
+                _fill(containers[place], unflatten([self._own(leaf) for leaf in content], form))
             return unflatten([self._own(leaf) for leaf in leaves], structure)
+        containers = self._containers(arguments)
+        before = [_content(container) for container in containers]
         try:
             with no_current_pass(), suspended(self):
                 result = function()
@@ -171,9 +193,25 @@ class _DecodingPass(StagePass):
             changes = self._staying.changes()
             self._changes += changes
             if self._records:
-                answer = (self._recorded_leaves(name, leaves), structure, _Changes(changes))
-                self._answers.append((name, answer, None))
+                output = self._recorded_leaves(name, leaves)
+                filled = [
+                    (place, self._recorded_leaves(name, content), form)
+                    for place, (container, old) in enumerate(zip(containers, before, strict=True))
+                    if not _is_same(now := _content(container), old)
+                    for content, form in [flatten_registered(now, self._is_staying)]
+                ]
+                self._answers.append((name, (output, structure, _Changes(changes), filled), None))
         return result
+
+    def _containers(self, arguments: Any) -> list[Any]:
+        """The dicts and lists among the arguments of a module, in which it may leave something."""
+        args, kwargs = arguments
+        values = [*args, *kwargs.values()]
+        return [
+            value
+            for value in values
+            if isinstance(value, (MutableMapping, MutableSequence)) and not self._is_staying(value)
+        ]
 
     def all_changes(self) -> tuple[StateChange, ...]:
         """What this stage has changed in the staying objects."""
@@ -196,6 +234,28 @@ class _DecodingPass(StagePass):
 
     def _own(self, leaf: Any) -> Any:
         return self._staying.objects[leaf.name] if isinstance(leaf, StayingObject) else leaf
+
+
+def _content(container: Any) -> dict[Any, Any] | list[Any]:
+    return dict(container) if isinstance(container, MutableMapping) else list(container)
+
+
+def _is_same(content: Any, before: Any) -> bool:
+    """Whether two dicts, or two lists, hold the very same objects."""
+    if len(content) != len(before):
+        return False
+    if isinstance(content, dict):
+        return all(key in before and before[key] is value for key, value in content.items())
+    return all(own is old for own, old in zip(content, before, strict=True))
+
+
+def _fill(container: Any, content: Any) -> None:
+    """Let a dict or list hold what another one holds."""
+    container.clear()
+    if isinstance(container, MutableMapping):
+        container.update(content)
+    else:
+        container.extend(content)
 
 
 def _is_tensor(value: Any) -> bool:

@@ -70,7 +70,8 @@ def run_programs(
     Up to ``in_flight`` programs take turns; the next one begins where one has ended.
 
     What a call does is, bit for bit, what the model does with the same arguments in one process, as long as
-    its modules keep nothing in Python between calls but in the ``state`` of the calls.
+    its modules keep nothing in Python between calls but in the ``state`` of the calls. (Tensors that they
+    keep in attributes of their own are noticed, where programs take turns, and refused.)
 
     Args:
         stage: this rank's, from ``pipeline(..., frontend="modules").build_stage(rank)``: one a rank.
@@ -87,7 +88,8 @@ def run_programs(
     Raises:
         ArgumentError: a captured stage, or more than one stage a rank; a stage in training mode; state that
             is not empty, or is given after the first call.
-        ExecutionError: the model uses a tensor that no stage has handed on.
+        ExecutionError: the model uses a tensor that no stage has handed on, or keeps one in a module while
+            several programs are in flight.
         PeerFailed: another rank failed.
 
     >>> from torch import nn
@@ -231,7 +233,8 @@ class _Ring:
     def run(self, turn: Turn) -> tuple[Any, tuple[StateChange, ...]]:
         """Run this rank's part of the call."""
         assert turn.packet is not None
-        result = self._decoder.run(turn.packet, self.staying[turn.program], turn.changes)
+        staying, alone = self.staying[turn.program], len(self.staying) == 1
+        result = self._decoder.run(turn.packet, staying, turn.changes, alone=alone)
         self._statistics.calls += 1
         return result.output, result.changes
 
