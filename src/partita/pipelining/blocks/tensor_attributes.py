@@ -43,8 +43,8 @@ class TensorAttributes:
         looks: Looks = []
         for table, name, _, _ in self._places:
             value = table.get(name)
-            is_tensor = isinstance(value, Tensor)
-            looks.append((value if is_tensor else None, id(value), times_written(value) if is_tensor else 0))
+            tensor = value if isinstance(value, Tensor) else None
+            looks.append((tensor, id(value), 0 if tensor is None else times_written(tensor)))
         return looks
 
     def changed_since(self, before: Looks) -> str | None:
