@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from partita.errors import ArgumentError
+from partita.errors import ArgumentError, CaptureError, PartitaError
 from partita.integrations.balanced_split_points import balanced_split_points
 from partita.integrations.generation.program import check_model
 from partita.pipelining import Pipe, SplitPoint, pipeline
@@ -50,6 +50,32 @@ def cut_for_generation(
         raise ArgumentError(f"{len(names)} split points make {len(names) + 1} stages, not {stages}")
     spec: dict[Place, SplitPoint] = dict.fromkeys(names, SplitPoint.BEGINNING)
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    example = {"input_ids": torch.ones(2, 4, dtype=torch.int64, device=device), "use_cache": False}
-    with torch.no_grad():
-        return pipeline(model, (), example, spec, frontend="modules", **{"modes": "eval", **options})
+    options = {"modes": "eval", **options}
+    tried: list[str] = []
+    for example in _examples(device):
+        try:
+            with torch.no_grad():
+                return pipeline(model, (), example, spec, frontend="modules", **options)
+        except (RuntimeError, ValueError, TypeError) as error:  # what the model raises for this kind of mask
+            if device.type != "meta" or isinstance(error, PartitaError):
+                raise
+            tried.append(f"{type(error).__name__}: {error}".partition("\n")[0])
+    raise CaptureError(
+        f"{type(model).__name__} can't be cut on the meta device, since it reads values of tensors there "
+        f"({'; '.join(tried)}): cut a model that has memory, on the CPU, and let each rank keep its own stage"
+    )
+
+
+def _examples(device: torch.device) -> Iterator[dict[str, Any]]:
+    """Prompts to cut with. On the meta device with a mask that is ready (4-d), for models that read values of
+    others to see what they can skip, then with one that is not (2-d).
+    """
+    example: dict[str, Any] = {
+        "input_ids": torch.ones(2, 4, dtype=torch.int64, device=device),
+        "use_cache": False,
+    }
+    if device.type != "meta":
+        yield example
+        return
+    yield example | {"attention_mask": torch.ones(2, 1, 4, 4, dtype=torch.bool, device=device)}
+    yield example | {"attention_mask": torch.ones(2, 4, dtype=torch.int64, device=device)}
