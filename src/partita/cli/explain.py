@@ -17,6 +17,7 @@ from rich.console import Console
 from partita._torch.compile.graph_breaks import Break
 from partita._version import __version__
 from partita.cli.models.model_source import ModelSource, choose_source
+from partita.cli.options.model_options import Architecture, ConfigJson, Dtype, ModelType, Overrides, Sequence
 from partita.cli.output.output_files import check_outputs, write_outputs
 from partita.cli.output.progress import progress_bar
 from partita.cudagraphs import SavingModel
@@ -60,20 +61,13 @@ def explain(
         list[str] | None,
         typer.Option(help="A custom operator, namespace::name, that may be captured; can be given again."),
     ] = None,
-    config_json: Annotated[Path | None, typer.Option(help="A Hugging Face configuration.")] = None,
-    model_type: Annotated[str | None, typer.Option(help="A Hugging Face type, such as llama.")] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="name=value of the configuration; can be given again."),
-    ] = None,
-    architecture: Annotated[str | None, typer.Option(help="A Hugging Face model class.")] = None,
+    config_json: ConfigJson = None,
+    model_type: ModelType = None,
+    set_: Overrides = None,
+    architecture: Architecture = None,
     batch: Annotated[int | None, typer.Option(help="Samples of a batch (default: 1).")] = None,
-    sequence: Annotated[
-        int | None, typer.Option(help="Tokens of a sample (default: what the model takes, at most 4096).")
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="bfloat16, float16 or float32 (default: the configuration's).")
-    ] = None,
+    sequence: Sequence = None,
+    dtype: Dtype = None,
     html: Annotated[Path | None, typer.Option(help="Write a page here too.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from partita.cli.models.hugging_face_config import DTYPES
 from partita.cli.models.model_source import choose_source
+from partita.cli.options.model_options import Architecture, ConfigJson, ModelType, Overrides
 from partita.cli.options.quantities import parse_bytes
 from partita.cli.output.progress import progress_bar
 from partita.errors import UsageError
@@ -31,13 +32,10 @@ def export(
             "with a config.json, or FILE.py:NAME. Without one, the weights alone are written."
         ),
     ] = None,
-    config_json: Annotated[Path | None, typer.Option(help="A Hugging Face configuration.")] = None,
-    model_type: Annotated[str | None, typer.Option(help="A Hugging Face type, such as llama.")] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="name=value of the configuration; can be given again."),
-    ] = None,
-    architecture: Annotated[str | None, typer.Option(help="A Hugging Face model class.")] = None,
+    config_json: ConfigJson = None,
+    model_type: ModelType = None,
+    set_: Overrides = None,
+    architecture: Architecture = None,
     max_shard_size: Annotated[str, typer.Option(help="Tensors in a file, at most.")] = "5GB",
     dtype: Annotated[
         str | None, typer.Option(help="bfloat16, float16 or float32 (default: as they were saved).")

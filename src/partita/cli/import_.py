@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from partita.cli.models.model_source import choose_source
+from partita.cli.options.model_options import Architecture, ConfigJson, ModelType, Overrides
 from partita.cli.output.progress import progress_bar
 from partita.pipelining import import_pretrained
 from partita.reporting import format_bytes
@@ -27,13 +28,10 @@ def import_(
             "FILE.py:NAME."
         ),
     ] = None,
-    config_json: Annotated[Path | None, typer.Option(help="A Hugging Face configuration.")] = None,
-    model_type: Annotated[str | None, typer.Option(help="A Hugging Face type, such as llama.")] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="name=value of the configuration; can be given again."),
-    ] = None,
-    architecture: Annotated[str | None, typer.Option(help="A Hugging Face model class.")] = None,
+    config_json: ConfigJson = None,
+    model_type: ModelType = None,
+    set_: Overrides = None,
+    architecture: Architecture = None,
     model_key: Annotated[
         str, typer.Option(help="The prefix of the model's names in the checkpoint.")
     ] = "model",

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from partita.cli.models.model_source import choose_source
+from partita.cli.options.model_options import Architecture, ConfigJson, Dtype, ModelType, Overrides, Sequence
 from partita.cli.options.plan_options import (
     LIST_SCHEDULE,
     PlanOptions,
@@ -83,20 +84,13 @@ def plan(
     recompute: Annotated[
         bool, typer.Option(help="Whether units may be computed again in the backward pass to save memory.")
     ] = True,
-    config_json: Annotated[Path | None, typer.Option(help="A Hugging Face configuration.")] = None,
-    model_type: Annotated[str | None, typer.Option(help="A Hugging Face type, such as llama.")] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="name=value of the configuration; can be given again."),
-    ] = None,
-    architecture: Annotated[str | None, typer.Option(help="A Hugging Face model class.")] = None,
+    config_json: ConfigJson = None,
+    model_type: ModelType = None,
+    set_: Overrides = None,
+    architecture: Architecture = None,
     batch: Annotated[int | None, typer.Option(help="Samples of a microbatch (default: 1).")] = None,
-    sequence: Annotated[
-        int | None, typer.Option(help="Tokens of a sample (default: what the model takes, at most 4096).")
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="bfloat16, float16 or float32 (default: the configuration's).")
-    ] = None,
+    sequence: Sequence = None,
+    dtype: Dtype = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page here too.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the plan here, for pipeline(plan=...).")] = None,

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from partita.cli.models.model_source import choose_source
 from partita.cli.options.cut_options import CutRequest
+from partita.cli.options.model_options import Architecture, ConfigJson, Dtype, ModelType, Overrides, Sequence
 from partita.cli.output.output_files import check_outputs, write_outputs
 from partita.cli.output.progress import progress_bar
 from partita.cli.split_rows import split_report
@@ -45,20 +46,13 @@ def split(
             help="Without memory and without computing anything (default: for Hugging Face models).",
         ),
     ] = None,
-    config_json: Annotated[Path | None, typer.Option(help="A Hugging Face configuration.")] = None,
-    model_type: Annotated[str | None, typer.Option(help="A Hugging Face type, such as llama.")] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="name=value of the configuration; can be given again."),
-    ] = None,
-    architecture: Annotated[str | None, typer.Option(help="A Hugging Face model class.")] = None,
+    config_json: ConfigJson = None,
+    model_type: ModelType = None,
+    set_: Overrides = None,
+    architecture: Architecture = None,
     batch: Annotated[int | None, typer.Option(help="Samples of a microbatch (default: 1).")] = None,
-    sequence: Annotated[
-        int | None, typer.Option(help="Tokens of a sample (default: what the model takes, at most 4096).")
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="bfloat16, float16 or float32 (default: the configuration's).")
-    ] = None,
+    sequence: Sequence = None,
+    dtype: Dtype = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page here too.")] = None,
     svg: Annotated[Path | None, typer.Option(help="Write the drawing here too.")] = None,

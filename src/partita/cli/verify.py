@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
-from pathlib import Path
 from typing import Annotated
 
 import torch
@@ -16,6 +15,7 @@ from partita.cli.models.hugging_face_values import with_random_values
 from partita.cli.models.model_source import ModelSource, choose_source
 from partita.cli.models.user_file import Built
 from partita.cli.options.cut_options import CutRequest
+from partita.cli.options.model_options import Architecture, ConfigJson, Dtype, ModelType, Overrides
 from partita.cli.options.schedule_cases import stages_a_rank
 from partita.cli.options.schedule_names import complete_schedule
 from partita.cli.output.progress import progress_bar
@@ -69,18 +69,13 @@ def verify(
     atol: Annotated[
         float | None, typer.Option(help="With --compile: absolute tolerance (inductor: by the dtype).")
     ] = None,
-    config_json: Annotated[Path | None, typer.Option(help="A Hugging Face configuration.")] = None,
-    model_type: Annotated[str | None, typer.Option(help="A Hugging Face type, such as llama.")] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="name=value of the configuration; can be given again."),
-    ] = None,
-    architecture: Annotated[str | None, typer.Option(help="A Hugging Face model class.")] = None,
+    config_json: ConfigJson = None,
+    model_type: ModelType = None,
+    set_: Overrides = None,
+    architecture: Architecture = None,
     batch: Annotated[int | None, typer.Option(help="Samples of a microbatch (default: 2).")] = None,
     sequence: Annotated[int | None, typer.Option(help=f"Tokens of a sample (default: {_TOKENS}).")] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="bfloat16, float16 or float32 (default: the configuration's).")
-    ] = None,
+    dtype: Dtype = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Compare a model that is cut into stages with itself uncut, bit for bit.

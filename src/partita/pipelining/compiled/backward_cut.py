@@ -26,8 +26,8 @@ from torch.fx import GraphModule, Node
 
 from partita._torch.operators.output_mask import ask_for_results, has_output_mask
 from partita.graph.effects import analyse
+from partita.pipelining.compiled.backward_graph import copied, gradients_of
 from partita.pipelining.compiled.crossing import cheapest_crossing
-from partita.pipelining.compiled.graph_copy import copied, gradients_of
 from partita.splitter import Piece, split
 
 __all__ = ["INPUTS", "WEIGHTS", "BackwardCut", "cut_backward"]

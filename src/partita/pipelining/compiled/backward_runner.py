@@ -19,7 +19,7 @@ from partita._torch.autograd.compiled_node import asked, leave, site_of_node
 from partita._torch.compile.aot import AotGraph, Boxed
 from partita._torch.tensors.example_tensors import zeros_like_example
 from partita.pipelining.compiled.backward_cut import INPUTS, WEIGHTS, cut_backward
-from partita.pipelining.compiled.graph_copy import gradients_of
+from partita.pipelining.compiled.backward_graph import gradients_of
 from partita.pipelining.compiled.missing_gradients import without_gradients
 from partita.runtime.rng import sites_from
 from partita.splitter import Piece

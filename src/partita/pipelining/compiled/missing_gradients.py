@@ -17,7 +17,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from partita.graph.effects import analyse
-from partita.pipelining.compiled.graph_copy import copied, gradients_of
+from partita.pipelining.compiled.backward_graph import copied, gradients_of
 
 __all__ = ["without_gradients"]
 
