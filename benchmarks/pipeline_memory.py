@@ -34,7 +34,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.harness import write_json
-from partita.pipelining import PipelineStage, SplitPoint, get_schedule_class, materialise, pipeline
+from partita.pipelining import PipelineStage, SplitPoint, get_schedule_class, pipeline
+from partita.pipelining.stages import materialise
 
 __all__ = ["Measured", "Shape", "main", "measure"]
 

@@ -25,7 +25,8 @@ from rich.console import Console
 from torch import nn
 
 from benchmarks.harness import MIN_ROUNDS, Ratio, in_turn, progress_bar, ratio, write_json
-from partita.pipelining import Snapshots, save_checkpoint
+from partita.pipelining import save_checkpoint
+from partita.pipelining.checkpoints import Snapshots
 
 __all__ = ["Row", "main"]
 

@@ -25,11 +25,11 @@ from partita.pipelining import (
     Schedule1F1B,
     ScheduleInterleaved1F1B,
     UncutReference,
-    export_pretrained,
     load_checkpoint,
     pipeline,
     save_checkpoint,
 )
+from partita.pipelining.checkpoints import export_pretrained
 
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
 CONFIG = LlamaConfig(vocab_size=32, tie_word_embeddings=True, attention_dropout=0.1, use_cache=False, **SIZES)

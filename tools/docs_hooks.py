@@ -16,8 +16,11 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 SOURCE = Path(__file__).parent.parent / "src"
-TITLES = {"integrations": ("accelerate", "transformers")}
-"""Packages whose names are in modules of their own."""
+PARTS = {
+    "integrations": ("accelerate", "transformers"),
+    "pipelining": ("checkpoints", "training", "stages", "decoding", "frontends.cuts"),
+}
+"""Packages with names in modules of their own."""
 PACKAGES = (
     "partita",
     "pipelining",
@@ -45,19 +48,21 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def reference_page(package: str) -> str:
-    """The page of a package: what its ``__init__`` exports."""
+    """The page of a package: what its ``__init__`` exports, then what its modules export beyond that."""
     module = "partita" if package == "partita" else f"partita.{package}"
-    lines = [f"# `{module}`", ""]
-    for name in [f"{module}.{part}" for part in TITLES.get(package, ())] or [module]:
+    lines, shown = [f"# `{module}`", ""], set[str]()
+    for name in (module, *(f"{module}.{part}" for part in PARTS.get(package, ()))):
+        exports = [export for export in exported(name) if not export.startswith("__") and export not in shown]
+        if not exports:
+            continue
+        shown |= set(exports)
         if name != module:
             lines += [f"## `{name}`", ""]
-        level = 2 if name == module else 3
-        exports = ", ".join(export for export in exported(name) if not export.startswith("__"))
         lines += [
             f"::: {name}",
             "    options:",
-            f"      heading_level: {level}",
-            f"      members: [{exports}]",
+            f"      heading_level: {2 if name == module else 3}",
+            f"      members: [{', '.join(exports)}]",
             "",
         ]
     return "\n".join(lines)

@@ -24,8 +24,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from partita.pipelining import LossWeights, Pipe, UncutReference, keyed_graph, pipeline
+from partita.pipelining import Pipe, UncutReference, keyed_graph, pipeline
 from partita.pipelining.stages import Stage
+from partita.pipelining.training import LossWeights
 from partita.runtime import ProcessGroupComm
 
 SAMPLES = 16

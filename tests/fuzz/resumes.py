@@ -19,14 +19,8 @@ from tests.runtime.worlds import Ending, endings, patience
 from torch import nn
 
 from partita.errors import PeerFailed
-from partita.pipelining import (
-    Pipe,
-    Snapshots,
-    get_schedule_class,
-    latest_checkpoint,
-    load_checkpoint,
-    save_checkpoint,
-)
+from partita.pipelining import Pipe, get_schedule_class, load_checkpoint, save_checkpoint
+from partita.pipelining.checkpoints import Snapshots, latest_checkpoint
 from partita.runtime import Comm
 
 CUTS = (

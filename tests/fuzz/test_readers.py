@@ -20,7 +20,8 @@ from tests.reporting.fake_report import fake_report
 from torch import Tensor, nn
 
 from partita.errors import CheckpointError, PlanError, ReportError
-from partita.pipelining import latest_checkpoint, load_checkpoint, load_safetensors, save_checkpoint
+from partita.pipelining import load_checkpoint, save_checkpoint
+from partita.pipelining.checkpoints import latest_checkpoint, load_safetensors
 from partita.planning import (
     BucketPlan,
     Cluster,

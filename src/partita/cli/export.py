@@ -14,7 +14,7 @@ from partita.cli.options.quantities import parse_bytes
 from partita.cli.output.progress import progress_bar
 from partita.errors import UsageError
 from partita.listing import listed
-from partita.pipelining import export_pretrained
+from partita.pipelining.checkpoints import export_pretrained
 from partita.reporting import format_bytes
 
 __all__ = ["export"]

@@ -10,7 +10,7 @@ import typer
 from partita.cli.models.model_source import choose_source
 from partita.cli.options.model_options import Architecture, ConfigJson, ModelType, Overrides
 from partita.cli.output.progress import progress_bar
-from partita.pipelining import import_pretrained
+from partita.pipelining.checkpoints import import_pretrained
 from partita.reporting import format_bytes
 
 __all__ = ["import_"]

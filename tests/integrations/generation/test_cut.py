@@ -12,7 +12,8 @@ from torch import nn
 
 from partita.errors import ArgumentError, CaptureError, NotSupported
 from partita.integrations.generation import PipelineGenerator, cut_for_generation
-from partita.pipelining import load_safetensors, materialise, parameters_on_meta
+from partita.pipelining.checkpoints import load_safetensors
+from partita.pipelining.stages import materialise, parameters_on_meta
 from partita.runtime import Comm, InProcessWorld
 
 

@@ -39,7 +39,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from partita.errors import ArgumentError, CheckpointError
-from partita.pipelining import Schedule1F1B, latest_checkpoint
+from partita.pipelining import Schedule1F1B
+from partita.pipelining.checkpoints import latest_checkpoint
 from partita.pipelining.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from partita.pipelining.checkpoints.files import manifest_writer
 from partita.runtime import Comm, InProcessWorld

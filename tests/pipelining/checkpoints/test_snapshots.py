@@ -14,7 +14,8 @@ from tests.runtime.worlds import ProcessWorld, endings
 from torch import nn
 
 from partita.errors import ArgumentError, CheckpointError, PeerFailed
-from partita.pipelining import Schedule1F1B, Snapshots, latest_checkpoint, load_checkpoint
+from partita.pipelining import Schedule1F1B, load_checkpoint
+from partita.pipelining.checkpoints import Snapshots, latest_checkpoint
 from partita.pipelining.checkpoints.files import manifest_writer
 from partita.runtime import Comm, InProcessWorld
 

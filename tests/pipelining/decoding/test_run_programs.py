@@ -11,7 +11,8 @@ from tests.runtime.worlds import endings
 from torch import Tensor, nn
 
 from partita.errors import ArgumentError, ArgumentTypeError, ExecutionError, PeerFailed
-from partita.pipelining import ModelCall, Pipe, SplitPoint, pipeline, run_programs
+from partita.pipelining import Pipe, SplitPoint, pipeline
+from partita.pipelining.decoding import ModelCall, run_programs
 from partita.pipelining.decoding.model_call import Program
 from partita.pipelining.decoding.run_programs import ProgramStatistics
 from partita.runtime import Comm, InProcessWorld

@@ -15,15 +15,9 @@ from torch.nn import functional
 
 import partita
 from partita.errors import CaptureError, ExecutionError, SignatureMismatch
-from partita.pipelining import (
-    ScheduleGPipe,
-    SplitPoint,
-    UncutReference,
-    keyed_graph,
-    materialise,
-    pipeline,
-)
+from partita.pipelining import ScheduleGPipe, SplitPoint, UncutReference, keyed_graph, pipeline
 from partita.pipelining.interface.two_modes import TwoModes
+from partita.pipelining.stages import materialise
 from partita.runtime import Comm, InProcessWorld
 
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from partita.errors import MicrobatchError
-from partita.pipelining import LossWeights, Schedule1F1B, UncutReference, keyed_graph
+from partita.pipelining import Schedule1F1B, UncutReference, keyed_graph
+from partita.pipelining.training import LossWeights
 from partita.runtime import Comm, InProcessWorld
 
 PADDING = -100

@@ -13,7 +13,8 @@ from tests.pipelining.running import assert_equal, cut
 from torch import Tensor, nn
 
 from partita.errors import ExecutionError, SignatureMismatch
-from partita.pipelining import GradScaler, LossWeights, Schedule1F1B, UncutReference, keyed_graph
+from partita.pipelining import GradScaler, Schedule1F1B, UncutReference, keyed_graph
+from partita.pipelining.training import LossWeights
 from partita.runtime import Comm, InProcessWorld
 
 SETTINGS = {"init_scale": 1024.0, "growth_interval": 2}

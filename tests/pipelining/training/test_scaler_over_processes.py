@@ -14,15 +14,8 @@ from tests.pipelining.running import assert_equal, cut
 from tests.runtime.worlds import ProcessWorld
 from torch import Tensor, nn
 
-from partita.pipelining import (
-    GradScaler,
-    LossWeights,
-    Pipe,
-    Schedule1F1B,
-    UncutReference,
-    clip_grad_norm_,
-    keyed_graph,
-)
+from partita.pipelining import GradScaler, Pipe, Schedule1F1B, UncutReference, clip_grad_norm_, keyed_graph
+from partita.pipelining.training import LossWeights
 from partita.runtime import Comm
 
 STEPS = 4

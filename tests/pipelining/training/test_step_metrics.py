@@ -9,7 +9,8 @@ from tests.pipelining.models import PLAIN
 from tests.pipelining.running import cut
 
 from partita.errors import ArgumentTypeError
-from partita.pipelining import Pipe, Schedule1F1B, StepMeter, StepMetrics, clip_grad_norm_, log_to
+from partita.pipelining import Pipe, Schedule1F1B, clip_grad_norm_
+from partita.pipelining.training import StepMeter, StepMetrics, log_to
 from partita.runtime import Comm, InProcessWorld, Tracer
 
 

@@ -9,15 +9,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from partita.errors import ExecutionError, PeerFailed, VerificationFailed
-from partita.pipelining import (
-    Pipe,
-    Schedule1F1B,
-    ScheduleInterleavedZeroBubble,
-    UncutReference,
-    pipeline,
-    verify_step,
-)
+from partita.pipelining import Pipe, Schedule1F1B, ScheduleInterleavedZeroBubble, UncutReference, pipeline
 from partita.pipelining.interface.two_modes import graphs_in
+from partita.pipelining.training import verify_step
 from partita.runtime import Comm, InProcessWorld
 
 

@@ -19,8 +19,9 @@ from partita.cli.models.user_file import Built
 from partita.cli.options.schedule_cases import stages_a_rank
 from partita.cli.verifying.verify_checks import VerifyCheck
 from partita.errors import MicrobatchError, UsageError, VerificationFailed
-from partita.pipelining import UncutReference, get_schedule_class, verify_step
+from partita.pipelining import UncutReference, get_schedule_class
 from partita.pipelining.frontends.graph.pipe import GraphPipe
+from partita.pipelining.training import verify_step
 from partita.planning import Schedule, get_schedule
 from partita.runtime import Comm, InProcessWorld
 from partita.verification import Difference

@@ -23,8 +23,8 @@ from partita.integrations.generation.draws import (
     set_state,
 )
 from partita.integrations.generation.program import PreparedGeneration, check_model, generate_program, prepare
-from partita.pipelining import run_programs
 from partita.pipelining.blocks.stage_module import StageModule
+from partita.pipelining.decoding import run_programs
 from partita.pipelining.decoding.run_programs import ProgramStatistics, check_stage
 from partita.pipelining.stages import Stage
 from partita.runtime import Comm, ProcessGroupComm

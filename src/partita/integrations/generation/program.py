@@ -13,8 +13,8 @@ from transformers.generation import GenerateDecoderOnlyOutput, GenerationMode
 
 from partita.errors import ArgumentError, NotSupported
 from partita.integrations.generation.draws import Draws
-from partita.pipelining import ModelCall
 from partita.pipelining.blocks.answers import all_tensors
+from partita.pipelining.decoding import ModelCall
 from partita.pipelining.decoding.model_call import Program
 
 __all__ = ["PreparedGeneration", "check_model", "generate_program", "prepare"]
@@ -58,19 +58,19 @@ def check_model(model: Any) -> None:
     if not isinstance(model, GenerationMixin):
         raise NotSupported(
             f"{kind.__name__} has no generate of transformers: write the loop as a program for "
-            "partita.pipelining.run_programs, or give a ...ForCausalLM model"
+            "partita.pipelining.decoding.run_programs, or give a ...ForCausalLM model"
         )
     if model.config.is_encoder_decoder:
         raise NotSupported(
             f"{kind.__name__} is an encoder-decoder model, whose encoder runs outside of the decoding loop: "
-            "write the loop as a program for partita.pipelining.run_programs, which passes encoder_outputs, "
-            "or generate with the uncut model"
+            "write the loop as a program for partita.pipelining.decoding.run_programs, which passes "
+            "encoder_outputs, or generate with the uncut model"
         )
     for name in _OWN_LOOP:
         if getattr(kind, name) is not getattr(GenerationMixin, name):
             raise NotSupported(
                 f"{kind.__name__} has a {name} of its own in place of that of GenerationMixin: write its "
-                "loop as a program for partita.pipelining.run_programs"
+                "loop as a program for partita.pipelining.decoding.run_programs"
             )
 
 
@@ -134,7 +134,7 @@ def _is_filled(cache: Cache) -> bool:
 
 _REFUSED = {
     "custom_generate": "custom_generate is a loop of its own around the whole model: write it as a program "
-    "for partita.pipelining.run_programs",
+    "for partita.pipelining.decoding.run_programs",
     "assistant_model": "assistant_model needs a second model beside the stages: leave it out",
     "streamer": "a streamer takes one batch: give it to PipelineGenerator.generate, without in_flight",
     "synced_gpus": "synced_gpus is for whole models that are sharded: leave it out",

@@ -93,7 +93,8 @@ def run_programs(
         PeerFailed: another rank failed.
 
     >>> from torch import nn
-    >>> from partita.pipelining import ModelCall, SplitPoint, pipeline, run_programs
+    >>> from partita.pipelining import SplitPoint, pipeline
+    >>> from partita.pipelining.decoding import ModelCall, run_programs
     >>> from partita.runtime import InProcessWorld
     >>> class Sums(nn.Module):
     ...     def forward(self, x, memory):

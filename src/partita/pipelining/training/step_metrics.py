@@ -80,7 +80,8 @@ class StepMeter:
         on_step: are called with each step's metrics, on the ranks that give some; see `log_to`.
 
     >>> import torch
-    >>> from partita.pipelining import Schedule1F1B, StepMeter, pipeline
+    >>> from partita.pipelining import Schedule1F1B, pipeline
+    >>> from partita.pipelining.training import StepMeter
     >>> from partita.runtime import InProcessWorld
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
     >>> pipe = pipeline(model, (torch.ones(1, 4),), stages=2)

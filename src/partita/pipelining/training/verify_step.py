@@ -46,7 +46,8 @@ def verify_step(
 
     >>> import copy
     >>> import torch
-    >>> from partita.pipelining import Schedule1F1B, UncutReference, pipeline, verify_step
+    >>> from partita.pipelining import Schedule1F1B, UncutReference, pipeline
+    >>> from partita.pipelining.training import verify_step
     >>> from partita.runtime import InProcessWorld
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.5), torch.nn.Linear(2, 1))
     >>> pipe = pipeline(model, (torch.randn(1, 2),), stages=2)

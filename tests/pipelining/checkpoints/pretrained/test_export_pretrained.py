@@ -13,7 +13,8 @@ from tests.pipelining.running import assert_equal
 from torch import Tensor, nn
 
 from partita.errors import ArgumentError, CheckpointError
-from partita.pipelining import export_pretrained, load_checkpoint, load_safetensors, save_checkpoint
+from partita.pipelining import load_checkpoint, save_checkpoint
+from partita.pipelining.checkpoints import export_pretrained, load_safetensors
 from partita.pipelining.checkpoints.together.torch_messages import quiet_alone
 
 

@@ -11,14 +11,8 @@ import torch
 from safetensors import safe_open
 from tests.pipelining.running import assert_equal
 
-from partita.pipelining import (
-    SplitPoint,
-    export_pretrained,
-    import_pretrained,
-    load_checkpoint,
-    pipeline,
-    save_checkpoint,
-)
+from partita.pipelining import SplitPoint, load_checkpoint, pipeline, save_checkpoint
+from partita.pipelining.checkpoints import export_pretrained, import_pretrained
 
 transformers = pytest.importorskip("transformers")
 

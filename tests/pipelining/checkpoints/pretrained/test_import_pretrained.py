@@ -13,7 +13,8 @@ from tests.pipelining.running import assert_equal
 from torch import nn
 
 from partita.errors import CheckpointError
-from partita.pipelining import export_pretrained, import_pretrained, load_checkpoint, save_checkpoint
+from partita.pipelining import load_checkpoint, save_checkpoint
+from partita.pipelining.checkpoints import export_pretrained, import_pretrained
 from partita.pipelining.checkpoints.together.torch_messages import quiet_alone
 
 

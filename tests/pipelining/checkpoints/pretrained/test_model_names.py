@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from partita.errors import CheckpointError
-from partita.pipelining import export_pretrained, save_checkpoint
+from partita.pipelining import save_checkpoint
+from partita.pipelining.checkpoints import export_pretrained
 
 
 def test_a_model_without_memory_is_compared_by_names_and_shapes(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from tests.pipelining.running import assert_equal
 from torch import nn
 
 from partita.errors import CheckpointError
-from partita.pipelining import export_pretrained, save_checkpoint
+from partita.pipelining import save_checkpoint
+from partita.pipelining.checkpoints import export_pretrained
 from partita.pipelining.checkpoints.files.manifest import MANIFEST
 
 

@@ -9,7 +9,8 @@ from tests.pipelining.checkpoints.pretrained.test_export_pretrained import tenso
 from tests.pipelining.running import assert_equal
 from torch import nn
 
-from partita.pipelining import export_pretrained, save_checkpoint
+from partita.pipelining import save_checkpoint
+from partita.pipelining.checkpoints import export_pretrained
 
 
 def test_large_models_become_shards_with_an_index(tmp_path: Path) -> None:

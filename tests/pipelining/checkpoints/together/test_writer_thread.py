@@ -16,7 +16,7 @@ import torch.distributed as dist
 from tests.runtime.worlds import Ending, endings_of
 from torch import nn
 
-from partita.pipelining import Snapshots, latest_checkpoint
+from partita.pipelining.checkpoints import Snapshots, latest_checkpoint
 from partita.pipelining.checkpoints.files.manifest_writer import ManifestWriter
 from partita.pipelining.checkpoints.together.writer_thread import WriterThread
 
@@ -68,7 +68,7 @@ FAILS = """
 import sys, threading
 import torch.distributed as dist
 from torch import nn
-from partita.pipelining import Snapshots
+from partita.pipelining.checkpoints import Snapshots
 from partita.pipelining.checkpoints.files.manifest_writer import ManifestWriter
 
 ManifestWriter.write_data = lambda *_: threading.Event().wait()

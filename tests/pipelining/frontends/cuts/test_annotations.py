@@ -11,15 +11,8 @@ from torch import Tensor, nn
 from torch.distributed import pipelining as theirs
 
 from partita.errors import AssignmentError
-from partita.pipelining import (
-    Pipe,
-    PipeSequential,
-    SplitPoint,
-    annotate_split_points,
-    clear_split_points,
-    pipe_split,
-    pipeline,
-)
+from partita.pipelining import Pipe, PipeSequential, SplitPoint, annotate_split_points, pipe_split, pipeline
+from partita.pipelining.frontends.cuts import clear_split_points
 
 
 def _names(pipe: Pipe) -> list[list[str]]:
