@@ -19,10 +19,10 @@ from tests.planning.profiles import (
 
 from partita.errors import InfeasiblePlan
 from partita.planning import optimal_schedule, schedule_of, search, simulate, validate
-from partita.planning.generators._problem import scheduling_problem
-from partita.planning.searching.clock import make_schedule
-from partita.planning.searching.improve import Budget, lower_bound_s
-from partita.planning.searching.list_schedule import best_order
+from partita.planning.generators.making.problem import scheduling_problem
+from partita.planning.searching.orders.clock import make_schedule
+from partita.planning.searching.orders.improve import Budget, lower_bound_s
+from partita.planning.searching.orders.list_schedule import best_order
 
 PROFILES = 300
 SMALL = 100

@@ -24,7 +24,7 @@ from partita.errors import PeerFailed, ScheduleError
 from partita.pipelining import get_schedule_class
 from partita.pipelining.schedules import CustomSchedule, PipelineSchedule
 from partita.pipelining.stages import Stage
-from partita.pipelining.steps.program import receives_ahead
+from partita.pipelining.steps.running.program import receives_ahead
 from partita.planning import ActionKind, get_schedule, loop_placement, lower, schedule_names, v_placement
 from partita.runtime import Comm, InProcessComm, InProcessWorld, Tracer
 

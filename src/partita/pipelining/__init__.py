@@ -20,7 +20,7 @@ from partita.pipelining.frontends.pipe import Pipe
 from partita.pipelining.frontends.pipeline import keyed_graph, pipeline
 from partita.pipelining.interface.loss import LossWrapper, TrivialLossWrapper
 from partita.pipelining.stages.build import build_stage
-from partita.pipelining.stages.manual import PipelineStage
+from partita.pipelining.stages.own_modules.manual import PipelineStage
 from partita.pipelining.steps.schedule_kinds import (
     Schedule1F1B,
     ScheduleDualPipeV,

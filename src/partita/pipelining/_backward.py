@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from partita._torch.containers.pytree import flatten, flatten_up_to
-from partita.pipelining.stages.arrivals import Arrivals
-from partita.pipelining.stages.split_backward import WeightPass, input_pass
+from partita.pipelining.stages.backward.arrivals import Arrivals
+from partita.pipelining.stages.backward.split_backward import WeightPass, input_pass
 
 __all__ = ["stage_backward", "stage_backward_input", "stage_backward_weight"]
 

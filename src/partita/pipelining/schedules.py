@@ -7,8 +7,8 @@ from itertools import zip_longest
 from typing import Any
 
 from partita.errors import ScheduleError
-from partita.pipelining.steps.custom_functions import CustomFunction as _CustomFunctionProtocol
-from partita.pipelining.steps.custom_functions import PipelineContext as _PipelineContext
+from partita.pipelining.steps.running.custom_functions import CustomFunction as _CustomFunctionProtocol
+from partita.pipelining.steps.running.custom_functions import PipelineContext as _PipelineContext
 from partita.pipelining.steps.schedule_bases import PipelineScheduleMulti, PipelineScheduleSingle
 from partita.pipelining.steps.schedule_bases import PipelineScheduleRuntime as _PipelineScheduleRuntime
 from partita.pipelining.steps.schedule_kinds import (

@@ -6,7 +6,7 @@ from typing import Any
 
 from partita.pipelining.interface.pipe_info import PipeInfo
 from partita.pipelining.stages.build import build_stage
-from partita.pipelining.stages.manual import PipelineStage
+from partita.pipelining.stages.own_modules.manual import PipelineStage
 from partita.pipelining.stages.stage import Stage as _PipelineStageBase
 
 __all__ = [

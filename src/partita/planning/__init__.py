@@ -27,7 +27,7 @@ from partita.planning.schedules.lower import lower
 from partita.planning.schedules.merge_backward import merge_backward
 from partita.planning.schedules.schedule import Schedule
 from partita.planning.schedules.validate import validate
-from partita.planning.searching.cut_reasons import explain_cuts
+from partita.planning.searching.cuts.cut_reasons import explain_cuts
 from partita.planning.searching.optimal import OptimalSchedule, optimal_schedule
 from partita.planning.searching.search import Candidate, search
 from partita.planning.searching.stages import plan_stages

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.planning.searching.test_clock import stage_costs
+from tests.planning.searching.orders.test_clock import stage_costs
 
 from partita.errors import InfeasiblePlan, NotSupported, PlanError
 from partita.planning import (
@@ -15,9 +15,9 @@ from partita.planning import (
     simulate,
     validate,
 )
-from partita.planning.generators._problem import scheduling_problem
-from partita.planning.searching.improve import Budget
-from partita.planning.searching.list_schedule import best_order
+from partita.planning.generators.making.problem import scheduling_problem
+from partita.planning.searching.orders.improve import Budget
+from partita.planning.searching.orders.list_schedule import best_order
 
 pytest.importorskip("ortools", reason="the extra 'solver' is not installed")
 EQUAL = [StageCost(1.0, 2.0, activation_bytes=1, weight_activation_bytes=1)] * 2

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.pipelining.stages.test_own_memory import Tied
+from tests.pipelining.stages.placing.test_own_memory import Tied
 from tests.runtime.worlds import endings
 from torch import nn
 

@@ -13,7 +13,7 @@ from transformers.generation import GenerateDecoderOnlyOutput, GenerationMode
 
 from partita.errors import ArgumentError, NotSupported
 from partita.integrations.generation.draws import Draws
-from partita.pipelining.blocks.answers import all_tensors
+from partita.pipelining.blocks.replaying.answers import all_tensors
 from partita.pipelining.decoding import ModelCall
 from partita.pipelining.decoding.model_call import Program
 

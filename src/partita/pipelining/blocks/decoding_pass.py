@@ -27,10 +27,10 @@ from partita._torch.fake.ghosts import is_ghostly, undisturbed
 from partita._torch.fake.suspended_mode import suspended
 from partita._torch.modules.calls import Around
 from partita.errors import ExecutionError
-from partita.pipelining.blocks.answers import RaisedError, all_tensors, tensors_in
 from partita.pipelining.blocks.current_pass import EndOfStage, no_current_pass
 from partita.pipelining.blocks.cut import Site
 from partita.pipelining.blocks.packet import Packet
+from partita.pipelining.blocks.replaying.answers import RaisedError, all_tensors, tensors_in
 from partita.pipelining.blocks.stage_module import StageModule
 from partita.pipelining.blocks.stage_pass import StagePass
 from partita.pipelining.blocks.staying_state import StateChange, StayingObject, StayingState

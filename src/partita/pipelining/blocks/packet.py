@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from partita._torch.containers.pytree import TreeSpec, flatten, register_leaves
-from partita.pipelining.blocks.answers import Answer, NewTensor
 from partita.pipelining.blocks.cut import Site
+from partita.pipelining.blocks.replaying.answers import Answer, NewTensor
 
 __all__ = ["Gradients", "Packet", "first_packet", "sharing_memory"]
 

@@ -36,7 +36,10 @@ from partita._torch.modules.calls import Around
 from partita._torch.tensors.tensor_text import tensor_text
 from partita._torch.tensors.versions import times_written
 from partita.errors import ExecutionError
-from partita.pipelining.blocks.answers import (
+from partita.pipelining.blocks.current_pass import EndOfStage, set_current_pass
+from partita.pipelining.blocks.cut import BlockCut, Event, Site
+from partita.pipelining.blocks.packet import Packet, sharing_memory
+from partita.pipelining.blocks.replaying.answers import (
     Answer,
     NewTensor,
     NumberedTensor,
@@ -46,13 +49,10 @@ from partita.pipelining.blocks.answers import (
     picklable,
     tensors_in,
 )
-from partita.pipelining.blocks.current_pass import EndOfStage, set_current_pass
-from partita.pipelining.blocks.cut import BlockCut, Event, Site
-from partita.pipelining.blocks.liveness import variables_read_later
-from partita.pipelining.blocks.model_frames import line_of_model, variables_of_model
-from partita.pipelining.blocks.numbered_tensors import NumberedTensors
-from partita.pipelining.blocks.packet import Packet, sharing_memory
-from partita.pipelining.blocks.replay import NOT_RUN_HERE, Replay
+from partita.pipelining.blocks.replaying.liveness import variables_read_later
+from partita.pipelining.blocks.replaying.model_frames import line_of_model, variables_of_model
+from partita.pipelining.blocks.replaying.numbered_tensors import NumberedTensors
+from partita.pipelining.blocks.replaying.replay import NOT_RUN_HERE, Replay
 
 __all__ = ["StagePass"]
 

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from partita._torch.fake.ghosts import is_ghostly, undisturbed
 from partita._torch.tensors.versions import times_written
 from partita.errors import ExecutionError
-from partita.pipelining.blocks.answers import NewTensor, StageDevice, picklable
+from partita.pipelining.blocks.replaying.answers import NewTensor, StageDevice, picklable
 
 __all__ = ["StateChange", "StayingObject", "StayingState"]
 

@@ -42,14 +42,14 @@ from partita.pipelining.checkpoints.files.manifest_writer import ManifestWriter
 from partita.pipelining.checkpoints.together.savers import Savers, agree, attempt, savers_of
 from partita.pipelining.checkpoints.together.shared_folder import check_shared
 from partita.pipelining.checkpoints.together.torch_messages import reason
-from partita.pipelining.stages.stage import Stage
-from partita.pipelining.stages.state_of_stage import (
+from partita.pipelining.stages.placing.state_of_stage import (
     Stages,
     by_identity,
     listed_stages,
     stage_modules,
     state_of_stage,
 )
+from partita.pipelining.stages.stage import Stage
 
 __all__ = ["Restored", "load_checkpoint", "save_checkpoint"]
 

@@ -20,7 +20,7 @@ from partita.pipelining.checkpoints.files.manifest import MANIFEST
 from partita.pipelining.checkpoints.files.manifest_writer import ManifestWriter
 from partita.pipelining.checkpoints.together.savers import Savers, agree, attempt, savers_of
 from partita.pipelining.checkpoints.together.shared_folder import check_shared
-from partita.pipelining.stages.state_of_stage import Stages
+from partita.pipelining.stages.placing.state_of_stage import Stages
 
 __all__ = ["Snapshots"]
 

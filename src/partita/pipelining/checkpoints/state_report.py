@@ -15,7 +15,7 @@ from partita.graph.attributes import lookup
 from partita.listing import listed
 from partita.pipelining.frontends.pipe import Pipe
 from partita.pipelining.interface.two_modes import TwoModes
-from partita.pipelining.stages.state_of_stage import state_of_stage
+from partita.pipelining.stages.placing.state_of_stage import state_of_stage
 
 __all__ = ["StateReport", "state_report"]
 

@@ -17,7 +17,7 @@ from partita.errors import CheckpointError
 from partita.listing import listed
 from partita.pipelining.checkpoints.contents.all_or_nothing import put, unchanged_on_error
 from partita.pipelining.checkpoints.pretrained.safetensors_files import SafetensorsFiles
-from partita.pipelining.stages.state_of_stage import (
+from partita.pipelining.stages.placing.state_of_stage import (
     Stages,
     StateValue,
     by_identity,

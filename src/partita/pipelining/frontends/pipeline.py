@@ -31,7 +31,6 @@ from partita.pipelining.frontends.cuts.plans import planned_cuts, planned_units
 from partita.pipelining.frontends.cuts.recompute_option import Recompute, recompute_option
 from partita.pipelining.frontends.cuts.sources import check_sources, module_cuts
 from partita.pipelining.frontends.graph.branches import repeat_branches
-from partita.pipelining.frontends.graph.costs import REPEATS, cost_model, unit_ends, unit_names
 from partita.pipelining.frontends.graph.coverage import check_state
 from partita.pipelining.frontends.graph.multi_use import (
     MultiUseParameterConfig,
@@ -44,7 +43,8 @@ from partita.pipelining.frontends.graph.planned_sizes import check_sizes
 from partita.pipelining.frontends.graph.recompute_regions import regions_of_modules, regions_of_units
 from partita.pipelining.frontends.graph.repeated_masks import repeat_masks
 from partita.pipelining.frontends.graph.returned_caches import warn_of_caches
-from partita.pipelining.frontends.graph.unit_runs import GraphLoss
+from partita.pipelining.frontends.graph.units.costs import REPEATS, cost_model, unit_ends, unit_names
+from partita.pipelining.frontends.graph.units.unit_runs import GraphLoss
 from partita.pipelining.frontends.graph.writes import check_writes
 from partita.pipelining.frontends.modules.frontend import cut_modules
 from partita.pipelining.frontends.pipe import Pipe

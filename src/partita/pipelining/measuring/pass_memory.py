@@ -22,8 +22,8 @@ from partita._torch.operators.fused_attention import FusedAttention
 from partita._torch.tensors.live_bytes import LiveBytes
 from partita._torch.tensors.storage import WeakStorage, storage_key, storage_of
 from partita.pipelining.measuring.unit_run import UnitRun
-from partita.pipelining.stages.arrivals import Arrivals
-from partita.pipelining.stages.split_backward import input_pass
+from partita.pipelining.stages.backward.arrivals import Arrivals
+from partita.pipelining.stages.backward.split_backward import input_pass
 
 __all__ = ["OutputMemory", "PassMemory", "pass_memory"]
 

@@ -13,8 +13,8 @@ from partita._torch.autograd.engine import run_backward
 from partita._torch.tensors.versions import times_written
 from partita.pipelining.measuring.meter import Meter
 from partita.pipelining.measuring.unit_run import UnitRun
-from partita.pipelining.stages.arrivals import Arrivals
-from partita.pipelining.stages.split_backward import input_pass
+from partita.pipelining.stages.backward.arrivals import Arrivals
+from partita.pipelining.stages.backward.split_backward import input_pass
 
 __all__ = ["UnitTimes", "pass_times"]
 

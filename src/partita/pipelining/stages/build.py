@@ -9,9 +9,9 @@ from torch import nn
 from partita.errors import ArgumentError, StageIndexError
 from partita.pipelining.interface.pipe_info import PipeInfo
 from partita.pipelining.stages.graph_stage import GraphStage
-from partita.pipelining.stages.own_memory import with_own_memory
-from partita.pipelining.stages.relocate import relocated
-from partita.pipelining.stages.state_of_stage import stage_modules
+from partita.pipelining.stages.placing.own_memory import with_own_memory
+from partita.pipelining.stages.placing.relocate import relocated
+from partita.pipelining.stages.placing.state_of_stage import stage_modules
 from partita.runtime import Comm
 
 __all__ = ["build_stage"]

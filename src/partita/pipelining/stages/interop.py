@@ -22,9 +22,9 @@ from partita.capture.open_sizes.sizes import evaluated
 from partita.errors import ArgumentError
 from partita.pipelining.interface.routes import Constant, Named, Routes, Value, accept
 from partita.pipelining.stages.graph_stage import GraphStage, named_outputs
-from partita.pipelining.stages.manual import PipelineStage
+from partita.pipelining.stages.own_modules.manual import PipelineStage
+from partita.pipelining.stages.placing.state_of_stage import stage_modules
 from partita.pipelining.stages.stage import Stage
-from partita.pipelining.stages.state_of_stage import stage_modules
 
 __all__ = ["to_torch_stage"]
 

@@ -21,13 +21,13 @@ from partita.pipelining.interface.routes import Routes, Tied
 from partita.pipelining.recompute.checkpointed_pass import CheckpointedPass
 from partita.pipelining.recompute.checkpointing import Checkpointing
 from partita.pipelining.recompute.runs_twice import check_hooks, check_wrapper, warn_of_python
-from partita.pipelining.stages.arrivals import Arrivals
+from partita.pipelining.stages.backward.arrivals import Arrivals
+from partita.pipelining.stages.backward.saved_buffers import SavedBuffers
+from partita.pipelining.stages.backward.split_backward import WeightPass, input_pass
+from partita.pipelining.stages.backward.tied_share import TiedShare, kept_apart
 from partita.pipelining.stages.data_parallel import GradientReduction, gradient_reduction
 from partita.pipelining.stages.flight import Flight, hand_to_caller, roots_of
-from partita.pipelining.stages.saved_buffers import SavedBuffers
-from partita.pipelining.stages.split_backward import WeightPass, input_pass
 from partita.pipelining.stages.step_count import StepCount
-from partita.pipelining.stages.tied_share import TiedShare, kept_apart
 from partita.planning import ActionKind
 from partita.runtime import Comm, enter_site
 from partita.runtime.graph_compiler import InnerCompiler

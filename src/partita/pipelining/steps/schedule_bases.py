@@ -12,8 +12,8 @@ from torch import Tensor
 
 from partita.errors import ScheduleError
 from partita.pipelining.stages.stage import Stage
-from partita.pipelining.steps.custom_functions import CustomFunction, checked_kind
-from partita.pipelining.steps.messages import with_messages
+from partita.pipelining.steps.running.custom_functions import CustomFunction, checked_kind
+from partita.pipelining.steps.running.messages import with_messages
 from partita.pipelining.steps.schedules import PipelineSchedule
 from partita.planning import Action, ActionKind, Schedule
 

@@ -13,19 +13,19 @@ from torch import Tensor
 
 from partita.errors import ScheduleError, SignatureMismatch
 from partita.pipelining.interface.routes import Routes
-from partita.pipelining.stages.manual import PipelineStage
+from partita.pipelining.stages.own_modules.manual import PipelineStage
 from partita.pipelining.stages.stage import Stage
 from partita.pipelining.stages.step_count import StepCount
-from partita.pipelining.steps.actions import Actions
-from partita.pipelining.steps.agreement import StepAgreement, agree_on_placement, rank_pairs
-from partita.pipelining.steps.arguments import Cutting, LossSide, StepArguments
-from partita.pipelining.steps.custom_functions import PipelineContext
-from partita.pipelining.steps.executor import Executor, StepInputs
 from partita.pipelining.steps.loss_weights import LossWeights, step_weights
-from partita.pipelining.steps.modes import follow_modes, mode_name
-from partita.pipelining.steps.precision import current_autocast, fresh_casts
-from partita.pipelining.steps.preparation import CapturedPreparation, PreparedStep, StepPreparation
-from partita.pipelining.steps.shape_exchange import ShapeExchange
+from partita.pipelining.steps.preparing.agreement import StepAgreement, agree_on_placement, rank_pairs
+from partita.pipelining.steps.preparing.arguments import Cutting, LossSide, StepArguments
+from partita.pipelining.steps.preparing.modes import follow_modes, mode_name
+from partita.pipelining.steps.preparing.precision import current_autocast, fresh_casts
+from partita.pipelining.steps.preparing.preparation import CapturedPreparation, PreparedStep, StepPreparation
+from partita.pipelining.steps.preparing.shape_exchange import ShapeExchange
+from partita.pipelining.steps.running.actions import Actions
+from partita.pipelining.steps.running.custom_functions import PipelineContext
+from partita.pipelining.steps.running.executor import Executor, StepInputs
 from partita.pipelining.tied.tied_parameters import TiedParameters
 from partita.pipelining.tied.tied_sum import TiedGradients, with_chains
 from partita.planning import Schedule, get_schedule

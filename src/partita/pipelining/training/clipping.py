@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from partita._torch.tensors.norms import each_norm
 from partita.errors import ExecutionError
 from partita.listing import first_few
-from partita.pipelining.stages.state_of_stage import stage_modules
+from partita.pipelining.stages.placing.state_of_stage import stage_modules
 from partita.pipelining.steps.schedules import PipelineSchedule
 from partita.runtime.publish_errors import publish_errors
 

@@ -20,7 +20,7 @@ from partita.pipelining.interface.loss import loss_by_name
 from partita.pipelining.interface.routes import Constant, Value, accept
 from partita.pipelining.interface.two_modes import TwoModes
 from partita.pipelining.steps.loss_weights import LossWeights, checked_weights
-from partita.pipelining.steps.precision import fresh_casts
+from partita.pipelining.steps.preparing.precision import fresh_casts
 from partita.pipelining.training.eager_model import EagerModel
 from partita.runtime import RandomKey, cut_batch, keyed, merge, split_tree
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from partita.planning.generators._arguments import place
-from partita.planning.generators._clock import Rows, laid_out
+from partita.planning.generators.making.arguments import place
+from partita.planning.generators.making.ticks import Rows, laid_out
 from partita.planning.generators.one_f_one_b import one_f_one_b
 from partita.planning.hardware.placement import loop_placement
 from partita.planning.schedules.actions import Action, ActionKind

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from partita.planning.generators._arguments import place
-from partita.planning.generators._clock import Done, Rows
 from partita.planning.generators.interleaved_1f1b import interleaved_rows
+from partita.planning.generators.making.arguments import place
+from partita.planning.generators.making.ticks import Done, Rows
 from partita.planning.schedules.actions import Action, ActionKind
 from partita.planning.schedules.schedule import Schedule
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from partita.planning.generators._arguments import place
-from partita.planning.generators._clock import forwards, laid_out
+from partita.planning.generators.making.arguments import place
+from partita.planning.generators.making.ticks import forwards, laid_out
 from partita.planning.schedules.actions import Action, ActionKind
 from partita.planning.schedules.schedule import Schedule
 

@@ -8,19 +8,19 @@ from typing import Literal, Protocol
 
 from partita.errors import ScheduleError
 from partita.planning.costs.stage_cost import StageCost
-from partita.planning.generators.dualpipe_v import dualpipe_v
 from partita.planning.generators.forward_only import forward_only
 from partita.planning.generators.gpipe import gpipe
 from partita.planning.generators.interleaved_1f1b import interleaved_1f1b
 from partita.planning.generators.interleaved_zero_bubble import interleaved_zero_bubble
 from partita.planning.generators.looped_bfs import looped_bfs
 from partita.planning.generators.one_f_one_b import one_f_one_b
-from partita.planning.generators.v_half import v_half
-from partita.planning.generators.v_min import v_min
+from partita.planning.generators.v_shaped.dualpipe_v import dualpipe_v
+from partita.planning.generators.v_shaped.v_half import v_half
+from partita.planning.generators.v_shaped.v_min import v_min
+from partita.planning.generators.v_shaped.zbv_zero_bubble import zbv_zero_bubble
 from partita.planning.generators.zb_2p import zb_2p
 from partita.planning.generators.zb_h1 import zb_h1
 from partita.planning.generators.zb_h2 import zb_h2
-from partita.planning.generators.zbv_zero_bubble import zbv_zero_bubble
 from partita.planning.hardware.cluster import Cluster
 from partita.planning.hardware.placement import loop_placement, v_placement
 from partita.planning.schedules.schedule import Schedule

@@ -20,11 +20,11 @@ from functools import lru_cache
 
 from partita.errors import ScheduleError
 from partita.planning.costs.stage_cost import StageCost
-from partita.planning.generators._arguments import place
-from partita.planning.generators._clock import laid_out
-from partita.planning.generators._list_scheduler import ListScheduler, Outcome, Rule, least_capacity
-from partita.planning.generators._problem import Problem, scheduling_problem
 from partita.planning.generators.interleaved_zero_bubble import interleaved_zero_bubble
+from partita.planning.generators.making.arguments import place
+from partita.planning.generators.making.list_scheduler import ListScheduler, Outcome, Rule, least_capacity
+from partita.planning.generators.making.problem import Problem, scheduling_problem
+from partita.planning.generators.making.ticks import laid_out
 from partita.planning.generators.zb_h1 import zb_h1
 from partita.planning.generators.zb_h2 import zb_h2
 from partita.planning.hardware.cluster import Cluster

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from partita.planning.generators.registry import ScheduleKind
 from partita.planning.searching.explorer import FINALISTS, Explorer
-from partita.planning.searching.improve import Budget
 from partita.planning.searching.layouts import Layout, layouts
+from partita.planning.searching.orders.improve import Budget
 from partita.planning.searching.trial import Case
 
 __all__ = ["explore"]

@@ -14,12 +14,12 @@ from partita.planning.cutting._rank_memory import find_cuts_within
 from partita.planning.cutting.cut_problem import make_cut_problem
 from partita.planning.generators.registry import ScheduleKind
 from partita.planning.schedules.schedule import Schedule
-from partita.planning.searching.balance import all_cuts, balanced_cuts, cut_moves, fewer_places
-from partita.planning.searching.clock import Rows, one_by_one, rows_of
-from partita.planning.searching.improve import Budget
+from partita.planning.searching.cuts.balance import all_cuts, balanced_cuts, cut_moves, fewer_places
+from partita.planning.searching.cuts.memory_cuts import FittingCuts, cuts_in_memory
 from partita.planning.searching.layouts import Layout, rearranged, swapped
-from partita.planning.searching.list_schedule import best_order, first_order
-from partita.planning.searching.memory_cuts import FittingCuts, cuts_in_memory
+from partita.planning.searching.orders.clock import Rows, one_by_one, rows_of
+from partita.planning.searching.orders.improve import Budget
+from partita.planning.searching.orders.list_schedule import best_order, first_order
 from partita.planning.searching.trial import Case, Trial
 
 __all__ = ["FINALISTS", "LIST", "Explorer"]

@@ -15,12 +15,12 @@ from typing import Any
 from partita.errors import InfeasiblePlan, NotSupported, PlanError
 from partita.planning._check import require_count, require_seconds
 from partita.planning.costs.stage_cost import StageCost
-from partita.planning.generators._list_scheduler import least_capacity
-from partita.planning.generators._problem import Problem, scheduling_problem
+from partita.planning.generators.making.list_scheduler import least_capacity
+from partita.planning.generators.making.problem import Problem, scheduling_problem
 from partita.planning.hardware.cluster import Cluster
 from partita.planning.hardware.placement import check_placement
 from partita.planning.schedules.schedule import Schedule
-from partita.planning.searching.clock import Rows, make_schedule, rows_of, run_rows
+from partita.planning.searching.orders.clock import Rows, make_schedule, rows_of, run_rows
 from partita.planning.simulating.simulate import peak_bytes, simulate
 
 __all__ = ["OptimalSchedule", "optimal_schedule"]

@@ -11,8 +11,8 @@ from partita.planning.generators.registry import get_schedule, schedule_names
 from partita.planning.plan import Plan
 from partita.planning.schedules.actions import Action
 from partita.planning.schedules.schedule import Schedule
-from partita.planning.searching.clock import make_schedule, run_rows
 from partita.planning.searching.layouts import Layout
+from partita.planning.searching.orders.clock import make_schedule, run_rows
 from partita.planning.searching.trial import Case, Trial
 from partita.planning.simulating.simulate import simulate
 

@@ -10,7 +10,7 @@ from partita.planning._check import require_count, require_part
 from partita.planning.costs.units import CostModel
 from partita.planning.generators.registry import get_schedule, schedule_names
 from partita.planning.hardware.cluster import Cluster
-from partita.planning.searching.cut_reasons import explain_cuts
+from partita.planning.searching.cuts.cut_reasons import explain_cuts
 from partita.planning.searching.explore import explore
 from partita.planning.searching.explorer import LIST
 from partita.planning.searching.result import Candidate, candidate_of

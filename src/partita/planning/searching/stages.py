@@ -17,8 +17,8 @@ from partita.planning.generators.registry import ScheduleKind, get_schedule
 from partita.planning.hardware.cluster import Cluster
 from partita.planning.plan import Plan
 from partita.planning.searching.explorer import Explorer
-from partita.planning.searching.improve import Budget
 from partita.planning.searching.layouts import Layout
+from partita.planning.searching.orders.improve import Budget
 from partita.planning.searching.trial import Case
 
 __all__ = ["plan_stages", "too_many_stages"]

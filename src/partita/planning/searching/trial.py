@@ -10,11 +10,11 @@ from partita.planning.costs.recompute import Regions, SameRank, recompute_option
 from partita.planning.costs.stage_cost import StageCost
 from partita.planning.costs.units import CostModel
 from partita.planning.cutting._cuts import Cuts
-from partita.planning.generators._problem import Problem, scheduling_problem
+from partita.planning.generators.making.problem import Problem, scheduling_problem
 from partita.planning.hardware.cluster import Cluster
-from partita.planning.searching.clock import Rows, overflow, run_rows
 from partita.planning.searching.layouts import Layout
-from partita.planning.searching.row_memory import State, peak_of, row_states
+from partita.planning.searching.orders.clock import Rows, overflow, run_rows
+from partita.planning.searching.orders.row_memory import State, peak_of, row_states
 
 __all__ = ["Case", "Trial"]
 

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from partita.pipelining.checkpoints.contents.checkpoint_source import Incoming
-from partita.pipelining.stages.state_of_stage import by_identity, is_opaque, state_of_stage
+from partita.pipelining.stages.placing.state_of_stage import by_identity, is_opaque, state_of_stage
 
 __all__ = ["Undo", "put", "unchanged_on_error"]
 

@@ -23,7 +23,7 @@ from partita.pipelining.checkpoints.contents.replicas import under
 from partita.pipelining.checkpoints.files.checked_reader import CheckedReader, PlainPlanner
 from partita.pipelining.checkpoints.files.plain_values import plain_value
 from partita.pipelining.checkpoints.together.torch_messages import quiet_alone, reason
-from partita.pipelining.stages.state_of_stage import StateValue, is_opaque
+from partita.pipelining.stages.placing.state_of_stage import StateValue, is_opaque
 
 __all__ = ["EXTRA", "CheckpointSource", "Incoming", "StoredTensor"]
 

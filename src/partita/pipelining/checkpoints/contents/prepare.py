@@ -21,8 +21,7 @@ from partita.pipelining.checkpoints.files.manifest import MANIFEST, UNFINISHED
 from partita.pipelining.checkpoints.files.manifest_writer import METADATA
 from partita.pipelining.checkpoints.files.plain_values import check_plain, plain_bytes
 from partita.pipelining.checkpoints.together.savers import Savers, agree, attempt
-from partita.pipelining.stages.stage import Stage
-from partita.pipelining.stages.state_of_stage import (
+from partita.pipelining.stages.placing.state_of_stage import (
     Stages,
     StateValue,
     by_identity,
@@ -30,6 +29,7 @@ from partita.pipelining.stages.state_of_stage import (
     stage_modules,
     state_of_stage,
 )
+from partita.pipelining.stages.stage import Stage
 
 __all__ = ["Optimizers", "Prepared", "Request", "all_names", "listed_optimizers", "prepare", "refuse_second"]
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from partita.errors import CheckpointError
 from partita.listing import listed
-from partita.pipelining.stages.state_of_stage import (
+from partita.pipelining.stages.placing.state_of_stage import (
     StateValue,
     by_identity,
     is_opaque,

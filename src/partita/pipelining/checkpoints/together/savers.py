@@ -17,8 +17,8 @@ from partita.errors import CheckpointError, PartitaError
 from partita.pipelining.checkpoints.together.collective_save import comm_of_group, save_together
 from partita.pipelining.checkpoints.together.torch_messages import be_quiet_alone, quiet_alone, reason
 from partita.pipelining.checkpoints.together.writer_thread import writer_thread
+from partita.pipelining.stages.placing.state_of_stage import Stages, listed_stages
 from partita.pipelining.stages.stage import Stage
-from partita.pipelining.stages.state_of_stage import Stages, listed_stages
 from partita.runtime import Comm, InProcessComm
 from partita.runtime.failures.thread_activity import doing
 from partita.runtime.publish_errors import publish_errors

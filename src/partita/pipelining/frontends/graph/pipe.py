@@ -29,7 +29,7 @@ from partita.pipelining.interface.routes import Named, Routes, StageBorder, acce
 from partita.pipelining.interface.two_modes import ModeCut, graphs_in, joined
 from partita.pipelining.stages.build import build_stage
 from partita.pipelining.stages.graph_stage import GraphStage
-from partita.pipelining.stages.relocate import devices_of
+from partita.pipelining.stages.placing.relocate import devices_of
 from partita.pipelining.tied.tied_parameters import tied_parameters
 from partita.pipelining.training.reference import graph_inputs
 from partita.planning import Plan

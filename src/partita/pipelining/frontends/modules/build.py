@@ -14,8 +14,8 @@ from partita._torch.modules.contents import named_state
 from partita.pipelining.blocks.stage_module import StageModule, entering, leaving
 from partita.pipelining.frontends.modules.borders import BlockPlan
 from partita.pipelining.frontends.modules.recording import twin_of
-from partita.pipelining.stages.materialise import tensor_slots
-from partita.pipelining.stages.relocate import relocated
+from partita.pipelining.stages.placing.materialise import tensor_slots
+from partita.pipelining.stages.placing.relocate import relocated
 
 __all__ = ["moved", "stage_modules_of"]
 

@@ -20,8 +20,8 @@ from partita.pipelining.frontends.modules.build import moved, stage_modules_of
 from partita.pipelining.frontends.pipe import Pipe, stage_name
 from partita.pipelining.interface.loss import LossSpec
 from partita.pipelining.interface.model_structure import structure_of
-from partita.pipelining.stages.own_memory import with_own_memory
-from partita.pipelining.stages.relocate import devices_of
+from partita.pipelining.stages.placing.own_memory import with_own_memory
+from partita.pipelining.stages.placing.relocate import devices_of
 from partita.pipelining.tied.tied_parameters import tied_parameters
 from partita.planning import Plan
 from partita.runtime import Comm

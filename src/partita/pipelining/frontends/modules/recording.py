@@ -23,10 +23,10 @@ from partita._torch.modules.calls import (
 from partita._torch.tensors.versions import times_written
 from partita.capture.merging.modes import in_mode
 from partita.errors import CaptureError
-from partita.pipelining.blocks.answers import all_tensors, tensors_in
 from partita.pipelining.blocks.cut import BlockCut, Event, Site
 from partita.pipelining.blocks.memos import memos_cleared
 from partita.pipelining.blocks.packet import first_packet
+from partita.pipelining.blocks.replaying.answers import all_tensors, tensors_in
 from partita.pipelining.blocks.stage_module import entering, leaving, named_tensors
 from partita.pipelining.blocks.stage_pass import StagePass
 from partita.runtime.host_generators import generator_states, seed_generators, set_generators

@@ -1,0 +1,249 @@
+"""The units of a captured graph: where they end, and what each of them costs."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from partita._torch.operators.roofline import Speeds
+from partita.capture.open_sizes.sizes import Sizes
+from partita.capture.tracing.module_paths import module_path
+from partita.graph.attributes import lookup
+from partita.graph.liveness import Border, borders
+from partita.pipelining.frontends.cuts.cuts import COMPUTES_NOTHING
+from partita.pipelining.frontends.graph.branches import branch_nodes
+from partita.pipelining.frontends.graph.units.unit_runs import GraphLoss, graph_units
+from partita.pipelining.interface.compile_options import CompileOptions
+from partita.pipelining.measuring.kept_memory import kept_memory
+from partita.pipelining.measuring.meter import meter_for
+from partita.pipelining.measuring.pass_memory import PassMemory, pass_memory
+from partita.pipelining.measuring.pass_times import UnitTimes, pass_times
+from partita.planning import CostModel, Unit
+
+__all__ = ["REPEATS", "cost_model", "narrow_borders", "unit_ends", "unit_names"]
+
+REPEATS = 5
+"""How often each pass is timed, after a round that does not count. The median counts."""
+
+_WINDOWS = (64, 16, 4, 0)
+"""How many borders to either side a border is compared with; the first that gives enough units counts."""
+
+
+_AS_NARROW = 1.2
+"""So many more bytes may cross a border than the narrowest in its window: those of small tables (rotary
+embeddings), and not another activation.
+"""
+_NEARBY = 8
+"""How many borders to either side are of the same block."""
+
+
+def unit_ends(gm: GraphModule) -> Iterator[list[int]]:
+    """The positions of the nodes that units end with, all but the last, for smaller and smaller units.
+
+    In a small model a value may go past all blocks (to scale the result back, say). Borders before that value
+    is made are narrower then than those between the blocks, and only a small window leaves the latter.
+    """
+    nodes = list(gm.graph.nodes)
+    # A result goes straight from where it is made to the end: it does not tell one place to cut from another.
+    passing = _borders(gm, results=False)
+    for window in _WINDOWS:
+        yield [gap.after for gap in narrow_borders(nodes, passing, window, ignored=Sizes.of(gm).numbers)]
+
+
+def unit_names(gm: GraphModule, ends: Sequence[int]) -> list[str]:
+    """The names of the units that end there, each its number and its last operation. They are the same
+    whichever sizes were left open.
+    """
+    names = []
+    for number, nodes in enumerate(_unit_nodes(gm, ends)):
+        named = [
+            node.name
+            for node in nodes
+            if node.op.startswith("call_") and node.target not in COMPUTES_NOTHING and not _is_view(node)
+        ]
+        # Without the number that tells it from others of its kind, and that depends on how it was traced.
+        last = re.sub(r"_[0-9]+$", "", named[-1]) if named else "inputs"
+        names.append(f"{number}:{last}")
+    return names
+
+
+def cost_model(
+    gm: GraphModule,
+    ends: Sequence[int],
+    args: Sequence[Any],
+    *,
+    repeats: int = REPEATS,
+    speeds: Speeds | None = None,
+    loss: GraphLoss | None = None,
+    progress: Callable[[float], None] | None = None,
+    compile_options: CompileOptions | None = None,
+) -> CostModel:
+    """Run each unit of a graph alone, as a stage would, and return what it costs. Units that are equal are
+    run once. Gradients are on, whatever the caller's grad mode; neither ``gm`` nor ``args`` nor the state of
+    torch's generators change.
+
+    Args:
+        ends: see `unit_ends`.
+        args: one value for each placeholder.
+        repeats: how many runs count.
+        speeds: of the device that seconds are worked out for, instead of being measured.
+        loss: computed behind the last unit.
+        progress: called with the share of the work that is done, from 0.0 to 1.0.
+        compile_options: how the stages will be compiled: seconds are those of compiled units. Bytes are those
+            of uncompiled ones.
+    """
+    tensors = [value for value in (*gm.parameters(), *gm.buffers(), *args) if isinstance(value, Tensor)]
+    devices = sorted({tensor.device for tensor in tensors if tensor.device.type == "cuda"}, key=str)
+    with torch.random.fork_rng(devices), torch.enable_grad():
+        units = graph_units(gm, ends, args, loss)
+        runs = list({id(unit.run): unit.run for unit in units if unit.run is not None}.values())
+        memories = {id(run): pass_memory(run) for run in runs}
+        if compile_options is not None and speeds is None:
+            for run in runs:
+                run.compile(compile_options)
+        measured = pass_times(runs, meter_for(tensors, speeds), repeats, progress)
+    times = dict(zip(map(id, runs), measured, strict=True))
+    placeholders = [node.name for node in gm.graph.nodes if node.op == "placeholder"]
+    kept = kept_memory(
+        units,
+        [memories.get(id(unit.run)) for unit in units],
+        dict(zip(placeholders, args, strict=True)),
+        results=[node.name for node in gm.graph.output_node().all_input_nodes],
+        written=[unit.written for unit in units],
+    )
+    sizes = {gap.after: gap.bytes for gap in _borders(gm)}
+    rows = zip(unit_names(gm, ends), _unit_nodes(gm, ends), units, strict=True)
+    return CostModel(
+        tuple(
+            _unit(gm, name, nodes, times.get(id(unit.run)), memories.get(id(unit.run)), sizes_kept)
+            for (name, nodes, unit), sizes_kept in zip(
+                rows, zip(kept.activations, kept.left, strict=True), strict=True
+            )
+        ),
+        tuple(sizes[end] for end in ends),
+        entry_bytes=kept.entry,
+        exit_bytes=kept.exit,
+    )
+
+
+def _borders(gm: GraphModule, *, results: bool = True) -> list[Border]:
+    nodes = list(gm.graph.nodes)
+    index = {node: position for position, node in enumerate(nodes)}
+    not_sent = {*Sizes.of(gm).numbers, *(node.name for node in branch_nodes(gm))}
+    return borders(nodes, index, ignored=not_sent, results=results)
+
+
+def _unit_nodes(gm: GraphModule, ends: Sequence[int]) -> Iterator[list[Node]]:
+    nodes = list(gm.graph.nodes)
+    start = 0
+    for end in [*ends, len(nodes) - 1]:
+        yield nodes[start : end + 1]
+        start = end + 1
+
+
+def narrow_borders(
+    nodes: Sequence[Node],
+    gaps: Sequence[Border],
+    window: int = _WINDOWS[0],
+    *,
+    ignored: Collection[str] = (),
+) -> list[Border]:
+    """Return the borders at which a cut makes sense: only tensors cross, and fewer of them, or clearly fewer
+    bytes, cross at no neighbouring border.
+
+    Between two transformer blocks one tensor crosses, within a block two or more; in the middle of a U-Net
+    all of its skips do. Operations lie on both sides.
+
+    Args:
+        window: how many borders to either side count as neighbours.
+        ignored: names of nodes that compute sizes only.
+    """
+    acts = [
+        node.op.startswith("call_") and node.target not in COMPUTES_NOTHING and node.name not in ignored
+        for node in nodes
+    ]
+    computes = [acts_here and not _is_view(node) for node, acts_here in zip(nodes, acts, strict=True)]
+    first = next((position for position, does in enumerate(computes) if does), len(nodes))
+    last = max((position for position, does in enumerate(computes) if does), default=-1)
+    inner = [
+        gap
+        for gap in gaps
+        if first <= gap.after < last and acts[gap.after] and not gap.others and gap.tensors
+    ]
+    fewest = _window_minima([gap.tensors for gap in inner], window)
+    # Where small tables go past all blocks but the first ones, the borders between the others are as narrow
+    # in bytes, and have the fewest tensors of their neighbourhood.
+    nearby = _window_minima([gap.tensors for gap in inner], min(window, _NEARBY))
+    least = _window_minima([gap.bytes for gap in inner], window)
+    chosen = [
+        gap
+        for gap, tensors, close, size in zip(inner, fewest, nearby, least, strict=True)
+        if gap.tensors == tensors or (gap.tensors == close and gap.bytes <= _AS_NARROW * size)
+    ]
+    # Of several borders in a row with nothing but views between them, the narrowest is enough.
+    apart: list[Border] = []
+    for gap in chosen:
+        if not apart or any(computes[apart[-1].after + 1 : gap.after + 1]):
+            apart.append(gap)
+        elif gap.bytes < apart[-1].bytes:
+            apart[-1] = gap
+    return apart
+
+
+def _is_view(node: Node) -> bool:
+    """Whether a node only looks at memory in another way."""
+    return bool(getattr(node.target, "is_view", False))
+
+
+def _window_minima(numbers: Sequence[int], reach: int) -> list[int]:
+    """For each place the least number within ``reach`` places to either side, in linear time."""
+    minima, candidates, ahead = [], deque[int](), 0
+    for place in range(len(numbers)):
+        while ahead < min(len(numbers), place + reach + 1):
+            while candidates and numbers[candidates[-1]] >= numbers[ahead]:
+                candidates.pop()
+            candidates.append(ahead)
+            ahead += 1
+        while candidates[0] < place - reach:
+            candidates.popleft()
+        minima.append(numbers[candidates[0]])
+    return minima
+
+
+def _unit(
+    gm: GraphModule,
+    name: str,
+    nodes: Sequence[Node],
+    times: UnitTimes | None,
+    memory: PassMemory | None,
+    kept: tuple[int, int],
+) -> Unit:
+    parameters: dict[int, torch.nn.Parameter] = {}
+    for node in nodes:
+        for operand in node.all_input_nodes:
+            if operand.op == "get_attr" and isinstance(value := lookup(gm, operand), torch.nn.Parameter):
+                parameters[id(value)] = value
+    modules = dict.fromkeys(
+        path for node in nodes if node.op.startswith("call_") and (path := module_path(node))
+    )
+    return Unit(
+        name=name,
+        forward_s=times.forward_s if times is not None else 0.0,
+        backward_s=times.backward_s if times is not None else 0.0,
+        parameter_bytes=sum(value.numel() * value.element_size() for value in parameters.values()),
+        parameters=sum(value.numel() for value in parameters.values()),
+        activation_bytes=kept[0],
+        modules=tuple(modules),
+        backward_input_s=times.input_s if times is not None else 0.0,
+        backward_weight_s=times.weight_s if times is not None else 0.0,
+        weight_activation_bytes=kept[1],
+        forward_workspace_bytes=memory.forward_workspace_bytes if memory is not None else 0,
+        backward_workspace_bytes=memory.backward_workspace_bytes if memory is not None else 0,
+        spread=times.spread if times is not None else 0.0,
+    )

@@ -1,0 +1,180 @@
+"""Cuts one backward pass in two, for any module: I, the gradients of inputs, and W, those of weights.
+
+Of the autograd graph below, I runs the upper row from right to left. At the nodes where a branch leads to
+parameters only, it keeps the gradient that arrives. W starts there, and runs the lower row::
+
+    x --- linear --- relu --- linear --- loss
+            |                   |
+           w1                  w2
+
+Both compute what the whole pass computes, in the order in which it does: the engine always runs the latest
+node that can run, so leaving nodes out does not change the order of the others. Each node computes the
+gradient of each of its inputs once, in I or in W, and what accumulates into ``.grad``, with all of its hooks,
+does so in W.
+
+Some weights' gradients are *early*: computed in I, added to ``.grad`` in W. They are
+
+- of a parameter that several nodes of the upper row use directly (a normalisation that is called twice):
+  their shares must be added up in the order of the upper row;
+- what a node computes that would cost more if it ran twice: a custom ``autograd.Function``, a graph that the
+  user has compiled (one of ``Stage.compile`` has two halves of its own), a region that is checkpointed; or
+  what torch can't compute alone: those of a group normalisation;
+- all, where hooks were registered in the forward pass: those on activations must run once.
+
+A reentrant checkpoint hides its parameters from the graph. There, all is done in I, and W has nothing to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+
+from partita._torch.autograd.compiled_node import ask, second_half
+from partita._torch.autograd.engine import hooks_paused, leaf_of, run_backward
+from partita.pipelining.stages.backward.arrivals import Arrivals
+from partita.pipelining.stages.backward.autograd_cut import AutogradCut, AutogradGraph, Catch
+
+__all__ = ["InputPass", "WeightPass", "input_pass"]
+
+_Root = tuple[Tensor | GradientEdge, Tensor]
+
+
+class WeightPass:
+    """The backward pass of weights; run once.
+
+    Args:
+        private: nodes of the upper row with the parameters that only they lead to.
+        shared: nodes of the upper row with the edges to what other nodes lead to as well.
+        roots: what else W starts from, each with its gradient.
+        compiled: nodes of compiled stages, which have a second half of their own.
+    """
+
+    def __init__(
+        self,
+        private: Sequence[tuple[Catch, list[Tensor]]] = (),
+        shared: Sequence[tuple[Catch, list[GradientEdge]]] = (),
+        roots: Sequence[_Root] = (),
+        compiled: Sequence[Node] = (),
+    ) -> None:
+        self._private = private
+        self._shared = shared
+        self._roots = roots
+        self._compiled = compiled
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return not (self._private or self._shared or self._roots or self._compiled)
+
+    def run(self) -> None:
+        """Add to ``.grad`` of the parameters."""
+        for catch, parameters in self._private:
+            starts, seeds = catch.starts()
+            if starts and parameters:
+                run_backward(starts, seeds, parameters, accumulate=True)
+        roots = [*self._roots]
+        for catch, branches in self._shared:
+            starts, seeds = catch.starts()
+            if starts:
+                leaves = [leaf for edge in branches if (leaf := leaf_of(edge.node)) is not None]
+                with hooks_paused(leaves):
+                    gradients = run_backward(starts, seeds, branches, accumulate=False)
+                roots += [(edge, it) for edge, it in zip(branches, gradients, strict=True) if it is not None]
+        for node in self._compiled:
+            roots += second_half(node)
+        if roots:
+            run_backward([root for root, _ in roots], [seed for _, seed in roots], accumulate=True)
+        self._private, self._shared, self._roots, self._compiled = (), (), (), ()
+
+
+@dataclass(frozen=True, slots=True)
+class InputPass:
+    """The results of the backward pass of inputs.
+
+    Attributes:
+        gradients: of each leaf; None where nothing depends on it.
+        shares: the gradients of the ``shared`` parameters.
+        weights: what is left for W.
+    """
+
+    gradients: Sequence[Tensor | None]
+    shares: Sequence[Tensor | None]
+    weights: WeightPass
+
+
+def input_pass(
+    roots: Sequence[Tensor],
+    seeds: Sequence[Tensor],
+    leaves: Sequence[Tensor],
+    shared: Sequence[Tensor] = (),
+    *,
+    hooked: bool = False,
+) -> InputPass:
+    """Run the backward pass of inputs.
+
+    Args:
+        roots: what the pass starts from; each requires a gradient.
+        seeds: their gradients.
+        leaves: tensors without history whose gradients are wanted now.
+        shared: parameters whose gradients are wanted now too: returned, not left in ``.grad``, and not shown
+            to the parameters' hooks.
+        hooked: whether hooks were registered during the forward pass.
+    """
+    if not leaves and not shared:
+        return InputPass((), (), WeightPass(roots=[*zip(map(get_gradient_edge, roots), seeds, strict=True)]))
+    graph = AutogradGraph.of(roots)
+    if graph.accumulates_inside:
+        return _whole_pass(roots, seeds, leaves, shared)
+    # I: what the leaves depend on, and the weights whose gradients are early
+    cut = AutogradCut(graph, [*leaves, *shared], hooked=hooked)
+    catches = [Catch(node) for node in cut.frontier]
+    if catches:  # else the graph goes with I
+        cut.free_when_run()
+    for node, edges in cut.compiled.items():
+        ask(node, edges)
+    sooner = cut.early
+    computed: Sequence[Tensor | None] = (None,) * (len(leaves) + len(shared) + len(sooner))
+    now = [number for number, start in enumerate(graph.starts) if cut.leads[start]]
+    if now:
+        with hooks_paused([*shared, *sooner]):
+            computed = run_backward(
+                [roots[number] for number in now],
+                [seeds[number] for number in now],
+                [*leaves, *shared, *sooner],
+                accumulate=False,
+                keep_graph=bool(catches),
+            )
+    remaining = iter(computed)
+    gradients, shares = list(islice(remaining, len(leaves))), list(islice(remaining, len(shared)))
+    # W: roots that lead to weights alone, weights whose gradients are there already, and the caught nodes
+    later: list[_Root] = [
+        (get_gradient_edge(root), seed)
+        for root, seed, start in zip(roots, seeds, graph.starts, strict=True)
+        if not cut.leads[start]
+    ]
+    later += [(weight, it) for weight, it in zip(sooner, remaining, strict=True) if it is not None]
+    private = [(catch, cut.private[catch.node]) for catch in catches if catch.node in cut.private]
+    merging = [(catch, cut.branches(catch.node)) for catch in catches if catch.node not in cut.private]
+    return InputPass(gradients, shares, WeightPass(private, merging, later, tuple(cut.compiled)))
+
+
+def _whole_pass(
+    roots: Sequence[Tensor], seeds: Sequence[Tensor], leaves: Sequence[Tensor], shared: Sequence[Tensor]
+) -> InputPass:
+    arrivals = Arrivals(leaves)
+    before = [parameter.grad for parameter in shared]
+    for parameter in shared:
+        parameter.grad = None
+    try:
+        with hooks_paused(shared):
+            torch.autograd.backward(roots, seeds)
+        shares = [parameter.grad for parameter in shared]
+    finally:
+        for parameter, gradient in zip(shared, before, strict=True):
+            parameter.grad = gradient
+    return InputPass(arrivals.gradients(), shares, WeightPass())

@@ -1,0 +1,1 @@
+"""Where the tensors of a stage are: devices, memory, and the names of its state."""

@@ -1,0 +1,1 @@
+"""What ranks find out, and agree on, before the first tensor of a step is sent."""

@@ -1,0 +1,1 @@
+"""A schedule as instructions, and the step that replays them."""

@@ -1,0 +1,287 @@
+"""What a rank does in a step: one small object for each action, with all that it needs looked up before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from partita._torch.autograd.engine import hooks_made
+from partita.errors import ExecutionError, PartitaError, SignatureMismatch
+from partita.pipelining.blocks.transfer import receive_bundle, send_bundle
+from partita.pipelining.interface.layout import empty_trailer, packed, trailer_of
+from partita.pipelining.interface.routes import Value
+from partita.pipelining.stages.flight import detached
+from partita.pipelining.stages.stage import Stage
+from partita.pipelining.steps.running.mailbox import Delivery, Inbox, Outbox
+from partita.pipelining.steps.running.step import StepState
+from partita.planning import Action
+from partita.runtime import Comm, Handle, finish_all, keyed, wait_all
+
+__all__ = [
+    "Backward",
+    "Forward",
+    "Instruction",
+    "Receive",
+    "Send",
+    "StageCall",
+    "WeightBackward",
+]
+
+LossFunction = Callable[..., Tensor]
+
+
+class Instruction(Protocol):
+    """One action, ready to run.
+
+    Attributes:
+        action: for messages and traces.
+        inbox: what it waits for first; None where it waits for nothing.
+    """
+
+    action: Action
+    inbox: Inbox | None
+
+    def run(self) -> None: ...
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Forward:
+    """F: the forward pass of one microbatch; on the last stage also its result and its loss."""
+
+    action: Action
+    microbatch: int
+    stage: Stage
+    step: StepState
+    inbox: Inbox | None
+    delivery: Delivery
+    loss_fn: LossFunction | None
+    train: bool
+
+    def run(self) -> None:
+        step, stage, microbatch = self.step, self.stage, self.microbatch
+        assert self.inbox is not None
+        values = self.inbox.take()
+        if stage.is_first and step.inputs.arguments is not None:
+            values.update(step.inputs.arguments[microbatch])
+        with keyed(step.key(microbatch)):
+            outputs = stage.forward(microbatch, values, train=self.train)
+        if values:
+            outputs = values | outputs
+        if stage.is_last:
+            self._finish()
+        self.delivery.put(outputs)
+
+    def _finish(self) -> None:
+        step, microbatch = self.step, self.microbatch
+        output = self.stage.assemble()
+        if step.inputs.keep_outputs:
+            step.outputs[microbatch] = detached(output)
+        targets = step.inputs.targets
+        if self.loss_fn is None or not (self.train or targets):
+            return
+        before = hooks_made()
+        target = targets[microbatch] if targets else None
+        loss = _checked(_loss_of(self.loss_fn, output, target, step.inputs.loss_kwargs))
+        # A copy: what a reduction returns may lie in memory as large as what was reduced (mse_loss).
+        step.losses[microbatch] = loss.detach().clone()
+        if self.train:
+            seed = step.seed(microbatch, loss)
+            self.stage.start_from(microbatch, loss, seed, hooked=hooks_made() != before)
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Backward:
+    """B or I: ``backward`` is the stage's method for it."""
+
+    action: Action
+    microbatch: int
+    backward: Callable[[int, dict[str, Tensor]], dict[str, Tensor | None]]
+    step: StepState
+    inbox: Inbox | None
+    delivery: Delivery
+
+    def run(self) -> None:
+        assert self.inbox is not None
+        gradients = self.inbox.take()
+        with keyed(self.step.key(self.microbatch), backward=True):
+            results = self.backward(self.microbatch, gradients)
+        self.delivery.put(results)
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class WeightBackward:
+    """W: the gradients of the stage's parameters, which I has left out."""
+
+    action: Action
+    microbatch: int
+    stage: Stage
+    step: StepState
+    inbox: Inbox | None = None
+
+    def run(self) -> None:
+        with keyed(self.step.key(self.microbatch), backward=True):
+            self.stage.backward_weight(self.microbatch)
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class _Transfer:
+    """A message from one rank to another for one microbatch.
+
+    Attributes:
+        rank: the other one.
+        values: what the message is made of, each with its tag.
+        trailer_tag: the tag of what is sent after them.
+    """
+
+    action: Action
+    microbatch: int
+    step: StepState
+    comm: Comm
+    rank: int
+    values: Sequence[tuple[Value, int]]
+    trailer_tag: int
+    inbox: Inbox | None = field(default=None, init=False)
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Send(_Transfer):
+    """SEND_F or SEND_B: starts sending, and does not wait.
+
+    Attributes:
+        outbox: where the values are.
+        answered: earlier sends that are let go of first (see ``partita.planning.SendEnds``).
+        unanswered: earlier sends that are waited for first (see there).
+        handles: of what is under way.
+    """
+
+    outbox: Outbox
+    answered: tuple[Send, ...] = ()
+    unanswered: tuple[Send, ...] = ()
+    handles: list[Handle] = field(default_factory=list)
+
+    def run(self) -> None:
+        for earlier in self.answered:
+            finish_all(earlier.handles)
+            earlier.clear()
+        for earlier in self.unanswered:
+            wait_all(earlier.handles)
+            earlier.clear()
+        outbox, send, rank, sends = self.outbox, self.comm.send, self.rank, self.handles
+        values, data, tags = [], [], []
+        for value, tag in self.values:
+            tensor = outbox.get(value.name)
+            if value.bundle:
+                sends += send_bundle(self.comm, outbox[value.name], rank, tag)
+                continue
+            values.append(tensor)
+            data.append(self._blank(value) if tensor is None else packed(tensor))
+            tags.append(tag)
+        if tags:
+            for numbers, tag in zip(data, tags, strict=True):
+                sends.append(send(numbers, rank, tag))
+            sends.append(send(trailer_of(values, data), rank, self.trailer_tag))
+        outbox.clear()
+
+    def _blank(self, value: Value) -> Tensor:
+        """A message has all of its values: zeros stand for what is not there."""
+        return self.step.empty_like_value(self.action.stage, self.microbatch, value).zero_()
+
+    def clear(self) -> None:
+        """Free its memory: it has left, or there was a failure."""
+        self.handles.clear()
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class _Arrival:
+    """The handle of a message: of its numbers, and of the trailer, which has been sent after them.
+
+    The numbers are here when the trailer is. That is short, and so arrives whole or not at all: only for such
+    messages gloo reports reliably that a connection has ended (see ``partita.runtime.comms.waiters``).
+    """
+
+    numbers: list[Handle]
+    trailer: Handle
+
+    def wait(self) -> None:
+        self.trailer.wait()
+        finish_all(self.numbers)
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Receive(_Transfer):
+    """RECV_F or RECV_B: allocates memory for a message, and starts receiving.
+
+    The memory belongs to whoever takes the value: autograd keeps some of it for the backward pass. So it is
+    never used for another microbatch; torch's allocator has it back when its last user lets go.
+
+    Attributes:
+        to: who takes the message.
+    """
+
+    to: Inbox
+    _bundles: list[tuple[str, int]] = field(init=False)
+    _tensors: list[tuple[Value, int]] = field(init=False)
+    _names: list[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._bundles = [(value.name, tag) for value, tag in self.values if value.bundle]
+        self._tensors = [(value, tag) for value, tag in self.values if not value.bundle]
+        self._names = [value.name for value, _ in self._tensors]
+
+    def run(self) -> None:
+        handles, receive, rank, stage = self.to.handles, self.comm.recv, self.rank, self.action.stage
+        empty, microbatch = self.step.empty_like_value, self.microbatch
+        for name, tag in self._bundles:
+            self.to.values[name] = receive_bundle(self.comm, rank, tag, self.step.devices[stage], handles)
+        if not self._tensors:
+            return
+        data = [empty(stage, microbatch, value) for value, _ in self._tensors]
+        numbers = [receive(to, rank, tag) for (_, tag), to in zip(self._tensors, data, strict=True)]
+        trailer = empty_trailer(data)
+        self.to.messages.append((self._names, trailer, data))
+        handles.append(_Arrival(numbers, receive(trailer, rank, self.trailer_tag)))
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class StageCall:
+    """UNSHARD, RESHARD or REDUCE_GRAD: calls the stage's hook for it, if there is one."""
+
+    action: Action
+    stage: Stage
+    inbox: Inbox | None = None
+
+    def run(self) -> None:
+        hook = self.stage.hooks.get(self.action.kind)
+        if hook is not None:
+            hook()
+
+
+def _loss_of(loss_fn: Callable[..., Tensor], output: Any, target: Any, keywords: Mapping[str, Any]) -> Tensor:
+    """The loss. Where ``loss_fn`` fails because output and target differ in shape, the error says so."""
+    try:
+        return loss_fn(output, target, **keywords)
+    except (RuntimeError, ValueError) as error:
+        is_about_sizes = "size" in str(error) or "shape" in str(error)
+        if isinstance(error, PartitaError) or not is_about_sizes or not _differ(output, target):
+            raise
+        raise SignatureMismatch(
+            f"loss_fn fails on a microbatch's output of shape {list(output.shape)} and its target of shape "
+            f"{list(target.shape)}: {error}. Give targets of the batch's size"
+        ) from error
+
+
+def _differ(output: Any, target: Any) -> bool:
+    return isinstance(output, Tensor) and isinstance(target, Tensor) and output.shape != target.shape
+
+
+def _checked(loss: Any) -> Tensor:
+    if not isinstance(loss, Tensor):
+        raise ExecutionError(f"loss_fn returns {type(loss).__name__}: return a tensor of one number")
+    if loss.dim() != 0:
+        raise ExecutionError(
+            f"loss_fn returns a tensor of shape {list(loss.shape)}: return one number, such as its mean()"
+        )
+    return loss

@@ -1,0 +1,1 @@
+"""Schedules of a V of stages, two a rank."""

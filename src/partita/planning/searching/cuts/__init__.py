@@ -1,0 +1,1 @@
+"""Where a search cuts: by work, by memory, and why."""

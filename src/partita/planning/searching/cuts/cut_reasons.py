@@ -1,0 +1,99 @@
+"""Why each cut of a plan is where it is: what the step would take with the next best one in its place."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+
+from partita.errors import PlanError
+from partita.planning.costs.units import CostModel
+from partita.planning.generators.plan_schedule import schedule_of
+from partita.planning.hardware.cluster import Cluster
+from partita.planning.plan import CutReason, Plan
+from partita.planning.searching.layouts import Layout
+from partita.planning.searching.orders.clock import Rows, rows_of
+from partita.planning.searching.trial import Case, Trial
+
+__all__ = ["explain_cuts"]
+
+_MOST_STEPS = 4
+_MOST_PASSES = 6_000_000
+
+
+def explain_cuts(costs: CostModel, plan: Plan) -> tuple[CutReason, ...]:
+    """For each cut of a plan, the simulated step with it and with the best of the places next to it.
+
+    The other cuts and the order of the passes stay as they are. Looked at are up to four places on each side,
+    fewer where there are very many cuts and passes, and of these only those that fit the memory.
+
+    Args:
+        costs: what the plan was made from.
+        plan: any plan of those costs.
+
+    Raises:
+        PlanError: the plan is not of these units.
+
+    >>> from partita.planning import Unit, plan_stages
+    >>> units = tuple(Unit(name, 1.0, 2.0) for name in "abcd")
+    >>> costs = CostModel(units, (8, 8, 8))
+    >>> [str(reason) for reason in explain_cuts(costs, plan_stages(costs, 2))]
+    ["between 'b' and 'c' (8 bytes): the step takes 54 s; cut between 'c' and 'd' (8 bytes), 72 s"]
+    """
+    names = [unit.name for unit in costs.units]
+    if list(plan.stage_of()) != names:
+        raise PlanError(
+            f"the plan has {len(plan.stage_of())} units, the costs {len(names)}, or of other names: give the "
+            "costs that it was made from"
+        )
+    # The same order of passes throughout, and recomputation only where the plan has some.
+    cluster = Cluster(plan.ranks) if plan.cluster is None else plan.cluster
+    recomputes = any(stage.recompute for stage in plan.stages)
+    case = Case(costs, cluster, plan.microbatches, plan.parameter_copies, recomputes)
+    layout = Layout("plan", plan.placement, tuple(range(plan.ranks)))
+    rows = rows_of(schedule_of(plan))
+    cuts = (0, *(stage.last_unit + 1 for stage in plan.stages))
+    regions = tuple(stage.recompute for stage in plan.stages)
+    here = case.timed(plan.schedule, layout, cuts, rows, regions)
+    timed = sum(map(len, rows)) * 2 * (len(cuts) - 2)
+    steps = max(min(_MOST_STEPS, _MOST_PASSES // max(timed, 1)), 1)
+    reasons = []
+    for index in range(1, len(cuts) - 1):
+        others = _others(case, here, layout, rows, index, steps)
+        best = min((trial for trial in others if trial.fits), key=lambda trial: trial.key, default=None)
+        reasons.append(_reason(costs, cuts[index], here.end_s, index, best))
+    return tuple(reasons)
+
+
+def _others(case: Case, here: Trial, layout: Layout, rows: Rows, index: int, steps: int) -> Iterator[Trial]:
+    """The same with cut number `index` at other places near by."""
+    cuts = here.cuts
+    places = [border + 1 for border in case.costs.allowed_borders]
+    at = bisect_left(places, cuts[index])
+    for place in places[max(at - steps, 0) : at + steps + 1]:
+        if cuts[index - 1] < place < cuts[index + 1] and place != cuts[index]:
+            moved = (*cuts[:index], place, *cuts[index + 1 :])
+            # What is recomputed goes with the stages that stay.
+            regions = tuple(
+                () if stage in (index - 1, index) else chosen for stage, chosen in enumerate(here.regions)
+            )
+            yield case.timed(here.name, layout, moved, rows, regions)
+
+
+def _reason(costs: CostModel, place: int, end_s: float, index: int, best: Trial | None) -> CutReason:
+    border = place - 1
+    units, crossing = costs.units, costs.crossing_bytes
+    names = units[border].name, units[place].name
+    if best is None:
+        return CutReason(border, *names, crossing[border], end_s)
+    other = best.cuts[index]
+    return CutReason(
+        border,
+        *names,
+        crossing[border],
+        end_s,
+        other - 1,
+        units[other - 1].name,
+        units[other].name,
+        crossing[other - 1],
+        best.end_s,
+    )

@@ -1,0 +1,1 @@
+"""Orders of passes: timed, held against memory, made and improved."""

@@ -1,0 +1,86 @@
+"""What a row of passes holds at each pass, apart from what a stage costs.
+
+A row has few states that differ, so its peak for other costs is known without going through it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from operator import le
+from typing import NamedTuple
+
+from partita.planning.costs.stage_cost import StageCost
+from partita.planning.searching.orders.clock import PASS_KINDS, Pass, has_backward
+
+__all__ = ["State", "peak_of", "row_states"]
+
+
+class State(NamedTuple):
+    """What a rank holds when a pass starts.
+
+    Attributes:
+        kind: of the pass, F 0, I 1, W 2, B 3.
+        stage: of the pass.
+        counts: (stage, microbatches between F and I or B, microbatches between I and W) of each stage.
+    """
+
+    kind: int
+    stage: int
+    counts: tuple[tuple[int, int, int], ...]
+
+
+def row_states(row: Sequence[Pass]) -> list[State]:
+    """The states of the row in which it may hold most."""
+    trains = has_backward(row)
+    forward, backward = dict[int, int](), dict[int, int]()
+    for _, stage, _ in row:
+        forward[stage] = backward[stage] = 0
+    stages = sorted(forward)
+    seen: dict[tuple[int, int], set[tuple[int, ...]]] = {}
+    for kind, stage, _ in row:
+        counts = tuple(count for one in stages for count in (forward[one], backward[one]))
+        seen.setdefault((kind, stage), set()).add(counts)
+        if not trains:
+            continue
+        if kind == 0:
+            forward[stage] += 1
+        elif kind == 2:
+            backward[stage] -= 1
+        else:
+            forward[stage] -= 1
+            backward[stage] += kind == 1
+    return [
+        State(kind, stage, tuple(zip(stages, counts[::2], counts[1::2], strict=True)))
+        for (kind, stage), all_counts in seen.items()
+        for counts in _largest(all_counts)
+    ]
+
+
+def _largest(all_counts: set[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Without those of which another one has at least as many of everything."""
+    chosen: list[tuple[int, ...]] = []
+    for counts in sorted(all_counts, key=lambda one: (-sum(one), one)):
+        if not any(all(map(le, counts, other)) for other in chosen):
+            chosen.append(counts)
+    return chosen
+
+
+def peak_of(states: Sequence[State], costs: Mapping[int, StageCost]) -> int:
+    """The most bytes that the row's rank holds.
+
+    Args:
+        states: of the row.
+        costs: of each of the rank's stages.
+    """
+    always = sum(cost.static_bytes for cost in costs.values())
+    kept = {stage: cost.activation_bytes for stage, cost in costs.items()}
+    left = {stage: cost.weight_bytes for stage, cost in costs.items()}
+    during = {stage: tuple(map(cost.bytes_during, PASS_KINDS)) for stage, cost in costs.items()}
+    most = 0
+    for kind, own, counts in states:
+        size = during[own][kind]
+        for stage, forward, backward in counts:
+            size += forward * kept[stage] + backward * left[stage]
+        if size > most:
+            most = size
+    return always + most

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.pipelining.models import IN_PLACE, TRANSFORMER, WIDTH
+from torch import Tensor, nn
+
+from partita._torch.operators.roofline import FixedSpeeds
+from partita.graph.liveness import borders
+from partita.pipelining import pipeline
+from partita.pipelining.frontends.graph.units.costs import _window_minima, cost_model, narrow_borders
+from partita.pipelining.frontends.pipeline import measure_units
+
+
+def test_a_transformer_is_cut_between_its_blocks() -> None:
+    model = TRANSFORMER.model()
+    costs = measure_units(model, TRANSFORMER.data(2)[0])
+    assert len(costs.crossing_bytes) == len(costs.units) - 1
+    assert set(costs.crossing_bytes) == {2 * 6 * WIDTH * 4}  # one activation, never more
+    modules = [module for unit in costs.units for module in unit.modules]
+    assert {"embedding", "blocks.0.mix", "blocks.2.feed.3", "norm", "head"} <= set(modules)
+
+
+def test_units_add_up_to_the_model() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    costs = measure_units(model, (torch.randn(3, 4),))
+    assert sum(unit.parameters for unit in costs.units) == sum(p.numel() for p in model.parameters())
+    assert sum(unit.parameter_bytes for unit in costs.units) == 4 * sum(p.numel() for p in model.parameters())
+    assert costs.crossing_bytes == (3 * 6 * 4, 3 * 6 * 4)
+    assert all(unit.forward_s > 0.0 for unit in costs.units)
+    assert [unit.name for unit in costs.units] == ["0:linear", "1:relu", "2:linear"]
+
+
+class Skips(nn.Module):
+    """A value goes past the middle: there, two tensors cross at least."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.layers[0](x)
+        h = first
+        for layer in self.layers[1:-1]:
+            h = layer(h)
+        return self.layers[-1](h + first)
+
+
+def test_inside_of_a_residual_block_there_is_no_border() -> None:
+    costs = measure_units(Skips(), (torch.randn(3, 4),))
+    assert [unit.name for unit in costs.units] == ["0:linear", "1:add", "2:linear"]
+
+
+class Scales(nn.Module):
+    """Makes its input small, and its result large again: after the first few operations two tensors cross."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.relu().exp().log()
+        scale = x.abs().amax(-1, keepdim=True)
+        h = x / scale
+        for layer in self.layers:
+            h = layer(h)
+        return h * scale
+
+
+def test_where_stages_are_more_than_units_wider_borders_are_taken_too_and_the_plan_can_be_used_again() -> (
+    None
+):
+    model, x = Scales(), torch.randn(3, 4)
+    assert len(measure_units(model, (x,)).units) < 6
+    pipe = pipeline(model, (x,), stages=6)
+    assert pipe.num_stages == 6
+    assert torch.equal(pipe(x), model(x))
+    assert pipeline(model, (x,), plan=pipe.plan).num_stages == 6
+
+
+def test_progress_is_told_and_the_model_is_as_it_was() -> None:
+    model, shares = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4)), []
+    measure_units(model, (torch.randn(3, 4),), repeats=2, progress=shares.append)
+    assert shares == pytest.approx([1 / 3, 2 / 3, 1.0])
+    assert model[0].num_batches_tracked == 0
+    assert model.training
+
+
+@given(st.lists(st.integers(0, 9), max_size=40), st.integers(1, 50))
+def test_window_minima_are_those_of_each_window(numbers: list[int], reach: int) -> None:
+    expected = [min(numbers[max(0, i - reach) : i + reach + 1]) for i in range(len(numbers))]
+    assert _window_minima(numbers, reach) == expected
+
+
+def test_no_border_is_taken_where_nothing_is_computed_between_two() -> None:
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    a = graph.call_function(torch.neg, (x,))
+    weight = graph.create_node("get_attr", "weight")
+    graph.output(graph.call_function(torch.add, (a, weight)))
+    for node in graph.nodes:
+        node.meta["val"] = torch.empty(2)
+    nodes = list(graph.nodes)
+    gaps = borders(nodes, {node: position for position, node in enumerate(nodes)})
+    assert [gap.after for gap in narrow_borders(nodes, gaps)] == [1]
+
+
+class Tables(nn.Module):
+    """As in a model with rotary embeddings: a small table goes past all blocks but the first operations."""
+
+    def __init__(self, blocks: int = 6) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(16, 16), nn.GELU())))
+            for _ in range(blocks)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        table = x[:, :1, :1].detach().cos()
+        for block in self.blocks:
+            x = x + block(x * table)
+        return x
+
+
+def test_a_small_table_that_passes_all_blocks_does_not_hide_the_borders_between_them() -> None:
+    costs = measure_units(Tables(), (torch.randn(2, 16, 16),), repeats=1)
+    assert [unit.name.partition(":")[2] for unit in costs.units].count("add") == 6
+
+
+def test_units_are_the_same_whichever_sizes_are_open() -> None:
+    model, args = TRANSFORMER.model(), TRANSFORMER.data(2)[0]
+    names = [
+        [unit.name for unit in measure_units(model, args, repeats=1, dynamic_shapes=shapes).units]
+        for shapes in (None, False)
+    ]
+    assert names[0] == names[1]
+
+
+def test_equal_units_are_measured_once() -> None:
+    costs = measure_units(Tables(), (torch.randn(2, 16, 16),), repeats=1)
+    blocks = [unit for unit in costs.units if unit.name.endswith(":add")]
+    assert len({(unit.forward_s, unit.backward_s, unit.spread) for unit in blocks[1:-1]}) == 1
+
+
+def test_a_model_on_the_meta_device_is_costed_for_a_device_by_the_same_code() -> None:
+    with torch.device("meta"):
+        model, x = Tables(), torch.empty(2, 16, 16)
+    slow, fast = (measure_units(model, (x,), device=FixedSpeeds(speed, speed)) for speed in (1e9, 2e9))
+    here = measure_units(Tables(), (torch.randn(2, 16, 16),), repeats=1)
+    for one, two, measured in zip(slow.units, fast.units, here.units, strict=True):
+        assert one.forward_s == pytest.approx(2 * two.forward_s)
+        assert one.backward_input_s == pytest.approx(2 * (two.backward_input_s or 0.0))
+        assert one.spread == 0.0
+        assert one.activation_bytes == measured.activation_bytes
+        assert one.weight_activation_bytes == measured.weight_activation_bytes
+    assert slow.entry_bytes == here.entry_bytes
+
+
+def test_a_loss_is_a_part_of_the_last_unit_and_what_the_model_returns_is_held_until_then() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 8)), torch.randn(16, 4)
+    target = torch.randint(0, 8, (16,))
+    plain = measure_units(model, (x,), repeats=1)
+    lossy = measure_units(model, (x,), repeats=1, loss_fn=nn.functional.cross_entropy, target=target)
+    assert plain.units[-1].activation_bytes == 16 * 8 * 4
+    assert lossy.units[-1].activation_bytes >= 2 * 16 * 8 * 4  # the logits, and their log-softmax
+    assert [unit.name for unit in lossy.units] == [unit.name for unit in plain.units]
+
+
+def test_nothing_of_the_users_changes() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 4))
+    calls: list[object] = []
+    model[0].weight.register_hook(calls.append)
+    x = torch.randn(3, 4)
+    before, x_before = {name: value.clone() for name, value in model.state_dict().items()}, x.clone()
+    state = torch.get_rng_state()
+    with torch.no_grad():
+        costs = measure_units(model, (x,), repeats=1)
+    assert costs.units[0].backward_s > 0.0
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(x, x_before)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert calls == []
+
+
+def test_a_unit_that_writes_to_what_it_is_given_can_be_measured() -> None:
+    costs = measure_units(IN_PLACE.model(), IN_PLACE.data(3)[0], repeats=1)
+    assert all(unit.forward_s > 0.0 for unit in costs.units)
+
+
+def test_a_unit_that_fails_raises_its_own_error_and_leaves_grad_mode_alone() -> None:
+    gm = torch.fx.symbolic_trace(lambda x, y: torch.relu(x) @ y)
+    with torch.no_grad(), pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        cost_model(gm, [], (torch.randn(2, 3), torch.randn(2, 3)))
+    assert torch.is_grad_enabled()

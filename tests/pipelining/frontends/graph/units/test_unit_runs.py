@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from partita.capture import capture
+from partita.pipelining.frontends.graph.units.costs import unit_ends
+from partita.pipelining.frontends.graph.units.unit_runs import GraphLoss, GraphUnit, graph_units
+
+
+def units_of(model: nn.Module, *args: Tensor, loss: GraphLoss | None = None) -> list[GraphUnit]:
+    whole = capture(model, args).module
+    return graph_units(whole, next(unit_ends(whole)), args, loss)
+
+
+def blocks(count: int) -> nn.Sequential:
+    return nn.Sequential(*(layer for _ in range(count) for layer in (nn.Linear(8, 8), nn.Tanh())))
+
+
+def test_equal_units_share_a_run_and_others_do_not() -> None:
+    units = units_of(blocks(4), torch.randn(3, 8))
+    linears = units[::2]
+    # The first has an input that wants no gradient.
+    assert len({id(unit.run) for unit in linears}) == 2
+    assert linears[1].run is linears[2].run is linears[3].run
+    assert units[1].run is units[3].run is not units[7].run  # nothing comes behind the last
+
+
+def test_other_shapes_dtypes_or_frozen_weights_are_other_units() -> None:
+    model = blocks(4)
+    model[4].requires_grad_(False)
+    units = units_of(model, torch.randn(3, 8))
+    assert units[2].run is not units[4].run
+    assert units[2].run is units[6].run
+
+
+def test_units_run_one_after_the_other_compute_what_the_model_computes() -> None:
+    model, x = blocks(1), torch.randn(3, 8)
+    linear, tanh = units_of(model, x)
+    assert linear.run is not None
+    assert tanh.run is not None
+    (h,) = linear.run.call(x)
+    assert torch.equal(tanh.run.call(h)[0], model(x))
+
+
+def test_parameters_lie_in_the_models_memory_but_those_that_are_written_to_do_not() -> None:
+    class Clamps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.scale = nn.Linear(8, 8), nn.Parameter(torch.full((8,), 3.0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                self.scale.clamp_(max=1.0)
+            return self.layer(x) * self.scale  # type: ignore[no-any-return]
+
+    model, x = Clamps(), torch.randn(3, 8)
+    shared = {
+        parameter.data_ptr()
+        for unit in units_of(model, x)
+        if unit.run is not None
+        for parameter in unit.run.parameters
+    }
+    assert torch.equal(model.scale, torch.full((8,), 3.0))
+    assert model.layer.weight.data_ptr() in shared
+    assert model.scale.data_ptr() not in shared
+
+
+def test_a_loss_gets_what_the_model_returns_with_results_of_earlier_units() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(8, 8), nn.Linear(8, 16), nn.Linear(16, 8)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            early = self.a(x).tanh()
+            return {"late": self.c(self.b(early).tanh()), "early": early}
+
+    model, x = Two(), torch.randn(3, 8)
+    captured = capture(model, (x,))
+    loss = GraphLoss(
+        lambda out, target: (out["late"] - out["early"] - target).sum(), 2.0, captured.signature.unflatten
+    )
+    units = graph_units(captured.module, next(unit_ends(captured.module)), (x,), loss)
+    run = units[-1].run
+    assert run is not None
+    *_, result = run.call(*run.inputs)
+    out = model(x)
+    assert torch.equal(result, (out["late"] - out["early"] - 2.0).sum())
+
+
+def test_a_graph_of_one_unit_is_a_unit() -> None:
+    graph = torch.fx.Graph()
+    graph.output(graph.call_function(torch.neg, (graph.placeholder("x"),)))
+    (unit,) = graph_units(GraphModule(nn.Module(), graph), [], (torch.ones(2),))
+    assert (unit.inputs, unit.outputs) == (("x",), ("neg",))

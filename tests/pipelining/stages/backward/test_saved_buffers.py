@@ -1,0 +1,97 @@
+"""Buffers that a microbatch saves and a later one overwrites."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from tests.pipelining.models import WIDTH, Case
+from tests.pipelining.running import Record, assert_same, cut, piped, uncut
+from torch import Tensor, nn
+from torch.nn import functional
+
+from partita.pipelining import Schedule1F1B, ScheduleGPipe
+from partita.pipelining.schedules import PipelineSchedule
+from partita.pipelining.stages.backward.saved_buffers import SavedBuffers
+
+
+class Remembers(nn.Module):
+    """Multiplies with what it has seen, so autograd saves the buffer that each microbatch overwrites."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.register_buffer("seen", torch.zeros(2, WIDTH))
+        self.register_buffer("scale", torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        with torch.no_grad():
+            self.seen.mul_(0.5).add_(h)
+        return self.d(self.c(self.b(h) * self.seen[:1] * self.scale))
+
+
+CASE = Case("remembers", Remembers, ("b", "c"))
+
+
+@pytest.mark.parametrize("kind", [ScheduleGPipe, Schedule1F1B], ids=lambda kind: kind.kind)
+@pytest.mark.parametrize("stages", [1, 3])
+def test_each_microbatch_goes_back_with_the_buffer_as_it_found_it(
+    kind: type[PipelineSchedule], stages: int
+) -> None:
+    assert_same(piped(cut(CASE, stages), CASE, kind), uncut(CASE))
+
+
+def test_an_evaluation_before_the_first_step_decides_nothing() -> None:
+    def evaluated_first(runner: Any, modules: Sequence[nn.Module], case: Case, record: Record) -> None:
+        args, _, target = case.data(8)
+        record.outputs.append(runner.eval(*args))
+        record.outputs.append(runner.step(*args, target=target))
+        for module in modules:
+            record.note(module)
+
+    expected = uncut(CASE, run=evaluated_first)
+    assert_same(piped(cut(CASE, 3), CASE, ScheduleGPipe, run=evaluated_first), expected)
+
+
+def test_autograd_refuses_where_nobody_keeps_a_copy() -> None:
+    model = CASE.model()
+    first = model(torch.randn(2, WIDTH)).sum()
+    model(torch.randn(2, WIDTH))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        first.backward()
+
+
+def _saved(module: nn.Module, x: Tensor) -> list[Tensor]:
+    """What the second forward pass saves."""
+    kept = SavedBuffers(module)
+    with kept.kept():
+        module(x)
+    with kept.kept():
+        result = module(x)
+    return [getattr(result.grad_fn, name) for name in dir(result.grad_fn) if name.startswith("_saved_")]
+
+
+def test_a_buffer_that_is_only_read_is_not_copied() -> None:
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("scale", torch.full((WIDTH,), 2.0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.scale
+
+    module = Reads()
+    assert any(value is module.scale for value in _saved(module, torch.ones(WIDTH, requires_grad=True)))
+
+
+def test_statistics_that_batch_norm_writes_cost_nothing() -> None:
+    module = nn.BatchNorm1d(WIDTH)
+    kept = SavedBuffers(module)
+    x = torch.randn(4, WIDTH, requires_grad=True)
+    for _ in range(2):
+        with kept.kept():
+            result = functional.relu(module(x))
+    assert result.grad_fn._raw_saved_result.unpack_hook is None

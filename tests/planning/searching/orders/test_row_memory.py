@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from partita.planning import StageCost, get_schedule, simulate
+from partita.planning.searching.orders.clock import rows_of
+from partita.planning.searching.orders.row_memory import peak_of, row_states
+
+
+@pytest.mark.parametrize("name", ["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble", "VMin", "ForwardOnly"])
+def test_the_peak_of_a_row_is_what_the_simulator_says(name: str) -> None:
+    random = Random(3)
+    schedule = get_schedule(name)(6 if name != "ForwardOnly" else 3, 5, 3)
+    rows = rows_of(schedule)
+    for _ in range(20):
+        costs = [
+            StageCost(
+                1.0,
+                2.0,
+                activation_bytes=random.randint(0, 9),
+                weight_activation_bytes=random.randint(0, 12),
+                static_bytes=random.randint(0, 5),
+                forward_workspace_bytes=random.randint(0, 7),
+                backward_workspace_bytes=random.randint(0, 7),
+                recompute_bytes=random.randint(0, 7),
+            )
+            for _ in schedule.stage_ranks
+        ]
+        peaks = []
+        for rank, row in enumerate(rows):
+            own = {stage: costs[stage] for stage, at in enumerate(schedule.stage_ranks) if at == rank}
+            peaks.append(peak_of(row_states(row), own))
+        assert tuple(peaks) == simulate(schedule, costs).peak_bytes
+
+
+def test_a_row_has_few_states_that_count() -> None:
+    rows = rows_of(get_schedule("1F1B")(4, 64))
+    assert max(len(row_states(row)) for row in rows) <= 4
