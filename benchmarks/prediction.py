@@ -36,9 +36,9 @@ from benchmarks.prediction_models import MODELS, Subject
 from partita._torch.tensors.live_bytes import LiveBytes  # noqa: PLC2701 - what the measuring watches with
 from partita.capture import Captured, capture
 from partita.pipelining import get_schedule_class, pipeline
+from partita.pipelining.frontends.graph.units.chosen_units import units_to_plan
 from partita.pipelining.frontends.graph.units.costs import cost_model
 from partita.pipelining.frontends.graph.units.unit_runs import GraphLoss
-from partita.pipelining.frontends.pipeline import units_to_plan
 from partita.pipelining.measuring.link_times import measure_cluster
 from partita.planning import Cluster, CostModel, Plan, StageCost, plan_stages, simulate
 from partita.planning.costs.recompute import neighbours_on_rank, recomputed_cost

@@ -27,11 +27,7 @@ LAYERS = (
     ("__main__",),
 )
 COMMANDS = tuple(
-    sorted(
-        path.stem
-        for path in (SOURCE / "cli").glob("*.py")
-        if path.stem not in ("__init__", "main", "plan_page", "split_rows")
-    )
+    sorted(path.stem for path in (SOURCE / "cli").glob("*.py") if path.stem not in ("__init__", "main"))
 )
 # Likewise the rooms within a package; a file beside them counts as a room.
 ROOMS = {
@@ -77,7 +73,7 @@ ROOMS = {
     "cli": (
         ("models", "output"),
         ("options",),
-        ("verifying", "plan_page", "split_rows"),
+        ("verifying", "pages"),
         COMMANDS,
         ("main",),
     ),

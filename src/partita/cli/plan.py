@@ -24,7 +24,7 @@ from partita.cli.options.plan_options import (
 )
 from partita.cli.output.output_files import check_outputs, write_outputs
 from partita.cli.output.progress import progress_bar
-from partita.cli.plan_page import Planned, gains_of
+from partita.cli.pages.plan_page import Planned, gains_of
 from partita.planning import schedule_names
 from partita.reporting import (
     candidate_table,

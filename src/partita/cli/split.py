@@ -16,7 +16,7 @@ from partita.cli.options.cut_options import CutRequest
 from partita.cli.options.model_options import Architecture, ConfigJson, Dtype, ModelType, Overrides, Sequence
 from partita.cli.output.output_files import check_outputs, write_outputs
 from partita.cli.output.progress import progress_bar
-from partita.cli.split_rows import split_report
+from partita.cli.pages.split_rows import split_report
 from partita.reporting import StagesReport, render_split_html, split_chart, split_drawing, split_table
 
 __all__ = ["split"]

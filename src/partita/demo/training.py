@@ -19,8 +19,7 @@ from partita.demo.events import EventWriter
 from partita.demo.model import ByteTransformer
 from partita.demo.peak_memory import PeakMemory
 from partita.demo.settings import DemoSettings
-from partita.pipelining import UncutReference, keyed_graph, pipeline
-from partita.pipelining.frontends.pipeline import measure_units
+from partita.pipelining import UncutReference, keyed_graph, measure_units, pipeline
 from partita.pipelining.measuring.link_times import measure_cluster
 from partita.pipelining.schedules import PipelineSchedule
 from partita.planning import Plan

@@ -17,7 +17,7 @@ from partita.pipelining.frontends.cuts.cuts import SplitPoint, pipe_split
 from partita.pipelining.frontends.cuts.sequential import PipeSequential
 from partita.pipelining.frontends.graph.multi_use import MultiUseParameterConfig
 from partita.pipelining.frontends.pipe import Pipe
-from partita.pipelining.frontends.pipeline import keyed_graph, pipeline
+from partita.pipelining.frontends.pipeline import keyed_graph, measure_units, pipeline
 from partita.pipelining.interface.loss import LossWrapper, TrivialLossWrapper
 from partita.pipelining.stages.build import build_stage
 from partita.pipelining.stages.own_modules.manual import PipelineStage
@@ -71,6 +71,7 @@ __all__ = [
     "get_schedule_class",
     "keyed_graph",
     "load_checkpoint",
+    "measure_units",
     "pipe_split",
     "pipeline",
     "save_checkpoint",

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from partita.errors import AssignmentError, CaptureError, InfeasiblePlan, PlanError, SignatureMismatch
-from partita.pipelining import SplitPoint, pipe_split, pipeline
-from partita.pipelining.frontends.pipeline import measure_units
+from partita.pipelining import SplitPoint, measure_units, pipe_split, pipeline
 from partita.planning import plan_stages
 
 

@@ -10,8 +10,7 @@ from tests.pipelining.models import IN_PLACE, OUTPUTS, PLAIN, SKIP, TRANSFORMER,
 from torch import Tensor
 
 from partita._torch.tensors.live_bytes import LiveBytes
-from partita.pipelining import Pipe, pipeline
-from partita.pipelining.frontends.pipeline import measure_units
+from partita.pipelining import Pipe, measure_units, pipeline
 from partita.pipelining.measuring.kept_memory import kept_memory
 from partita.pipelining.measuring.pass_memory import OutputMemory, PassMemory
 from partita.planning import plan_stages, recomputed_cost

@@ -15,7 +15,7 @@ from partita.cli.models.model_source import ModelSource
 from partita.cli.options.quantities import parse_bytes
 from partita.cli.options.schedule_cases import schedule_kinds
 from partita.errors import UsageError
-from partita.pipelining.frontends.pipeline import measure_units
+from partita.pipelining import measure_units
 from partita.planning import Candidate, Cluster, CostModel, Device, devices, parse_devices, search
 
 __all__ = [

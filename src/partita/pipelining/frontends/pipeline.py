@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -13,7 +12,7 @@ from torch.fx import GraphModule
 from partita._torch.operators.roofline import Speeds
 from partita._torch.tensors.storage import has_memory
 from partita.capture import Captured, Modes, capture
-from partita.capture.merging.modes import captured_mode, captures_training, copy_flags, drop_mode_check
+from partita.capture.merging.modes import captured_mode, copy_flags
 from partita.capture.proving.proof import Prove
 from partita.errors import ArgumentError, InfeasiblePlan, NotProven
 from partita.graph.effects import analyse
@@ -27,7 +26,7 @@ from partita.pipelining.frontends.cuts.cuts import (
     stage_assignment,
 )
 from partita.pipelining.frontends.cuts.plan_request import PlanRequest
-from partita.pipelining.frontends.cuts.plans import planned_cuts, planned_units
+from partita.pipelining.frontends.cuts.plans import planned_cuts
 from partita.pipelining.frontends.cuts.recompute_option import Recompute, recompute_option
 from partita.pipelining.frontends.cuts.sources import check_sources, module_cuts
 from partita.pipelining.frontends.graph.branches import repeat_branches
@@ -37,13 +36,14 @@ from partita.pipelining.frontends.graph.multi_use import (
     MultiUseParamSpec,
     transmit_parameters,
 )
-from partita.pipelining.frontends.graph.other_mode import check_shared_buffers, matched_assignment
+from partita.pipelining.frontends.graph.other_mode import by_mode, check_shared_buffers, matched_assignment
 from partita.pipelining.frontends.graph.pipe import GraphPipe
 from partita.pipelining.frontends.graph.planned_sizes import check_sizes
 from partita.pipelining.frontends.graph.recompute_regions import regions_of_modules, regions_of_units
 from partita.pipelining.frontends.graph.repeated_masks import repeat_masks
 from partita.pipelining.frontends.graph.returned_caches import warn_of_caches
-from partita.pipelining.frontends.graph.units.costs import REPEATS, cost_model, unit_ends, unit_names
+from partita.pipelining.frontends.graph.units.chosen_units import units_to_plan
+from partita.pipelining.frontends.graph.units.costs import REPEATS, cost_model
 from partita.pipelining.frontends.graph.units.unit_runs import GraphLoss
 from partita.pipelining.frontends.graph.writes import check_writes
 from partita.pipelining.frontends.modules.frontend import cut_modules
@@ -58,10 +58,7 @@ from partita.planning.searching.stages import too_many_stages
 from partita.runtime import key_random_nodes
 from partita.splitter import Split, split
 
-__all__ = ["keyed_graph", "measure_units", "pipeline", "units_to_plan"]
-
-_UNITS_A_STAGE = 4
-"""So many units a stage are wanted at least: from a few large ones no equal stages can be made."""
+__all__ = ["keyed_graph", "measure_units", "pipeline"]
 
 SplitPolicy = Callable[[GraphModule], GraphModule]
 
@@ -176,7 +173,7 @@ def pipeline(
     if frontend != "export":
         raise ArgumentError(f"frontend is {frontend!r}: choose 'export' or 'modules'")
     # Capture the model, in both modes where it takes another path in each.
-    captured, evaluation = _by_mode(
+    captured, evaluation = by_mode(
         capture(module, mb_args, mb_kwargs, dynamic_shapes=dynamic_shapes, modes=modes, prove=prove)
     )
     if not captured.proof.holds and prove is not False:
@@ -250,25 +247,6 @@ def _cut_like(
     return ModeCut(graph, _cut(graph, matched), evaluation.signature)
 
 
-def _by_mode(captured: Captured) -> tuple[Captured, Captured | None]:
-    """The graph that is cut first, and that of evaluation where it is another one.
-
-    A graph that was captured for one mode only is put into that mode.
-    """
-    if captured.other is None:
-        only = captured_mode(captured.module)
-        if only is not None:
-            captured.module.train(only)
-        return captured, None
-    train, evaluation = captured, captured.other
-    if not captures_training(train.module):
-        train, evaluation = replace(evaluation, proof=captured.proof), train
-    for graph, training in ((train.module, True), (evaluation.module, False)):
-        drop_mode_check(graph)
-        graph.train(training)
-    return train, evaluation
-
-
 def _follow_flags(model: nn.Module, pipe: GraphPipe) -> None:
     """Give a pipe, and each of its modules, the training flags of the model."""
     pipe.train(model.training)
@@ -321,7 +299,7 @@ def measure_units(
     """
     if dynamic_shapes is None and not all(map(has_memory, module.parameters())):
         dynamic_shapes = False
-    captured, _ = _by_mode(capture(module, mb_args, mb_kwargs, dynamic_shapes=dynamic_shapes, prove=prove))
+    captured, _ = by_mode(capture(module, mb_args, mb_kwargs, dynamic_shapes=dynamic_shapes, prove=prove))
     loss = None if loss_fn is None else GraphLoss(loss_fn, target, captured.signature.unflatten)
     ends, names = units_to_plan(captured.module, stages, None)
     if stages is not None and stages > len(names):
@@ -338,27 +316,6 @@ def measure_units(
     )
 
 
-def units_to_plan(whole: GraphModule, stages: int | None, plan: Plan | None) -> tuple[list[int], list[str]]:
-    """Where the units to plan with end, and their names: as large as leaves every stage several, so that
-    stages can be as long as each other; for a plan, those that it was made of.
-    """
-    tried = []
-    for ends in unit_ends(whole):
-        names = unit_names(whole, ends)
-        tried.append((ends, names))
-        several = stages is not None and len(names) >= _UNITS_A_STAGE * stages
-        if several or (plan is not None and planned_units(plan) == names):
-            return ends, names
-        if stages is None and plan is None:
-            break
-    if stages is None:
-        return tried[0]
-    # The smallest units are single operations, and many values cross between them.
-    *blocks, operations = tried
-    enough = [one for one in blocks if len(one[1]) >= stages]
-    return enough[-1] if enough else operations  # planning refuses too few, and says how many there are
-
-
 def keyed_graph(
     module: nn.Module,
     mb_args: tuple[Any, ...],
@@ -373,7 +330,7 @@ def keyed_graph(
     Run with `UncutReference` it computes what a pipeline of any number of stages computes.
     """
     captured = capture(module, mb_args, mb_kwargs, dynamic_shapes=dynamic_shapes, prove=prove)
-    first, evaluation = _by_mode(captured)
+    first, evaluation = by_mode(captured)
     graphs = [first.module] if evaluation is None else [first.module, evaluation.module]
     for graph in graphs:
         cuts_at_marks(graph)

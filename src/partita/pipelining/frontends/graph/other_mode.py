@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from torch.fx import GraphModule, Node
 
+from partita.capture import Captured
+from partita.capture.merging.modes import captured_mode, captures_training, drop_mode_check
 from partita.capture.tracing.module_paths import module_path
 from partita.errors import CaptureError
 from partita.graph.attributes import attribute
 
-__all__ = ["check_shared_buffers", "matched_assignment"]
+__all__ = ["by_mode", "check_shared_buffers", "matched_assignment"]
 
 _ADVICE = (
     "cut at the borders of modules that run in both modes, or capture one mode only: pipeline(..., "
@@ -116,3 +119,22 @@ def _buffer_stages(gm: GraphModule, assignment: Mapping[str, int]) -> dict[str, 
         if users and attribute(gm, node).kind == "buffer":
             stages.setdefault(str(node.target), set()).update(users)
     return stages
+
+
+def by_mode(captured: Captured) -> tuple[Captured, Captured | None]:
+    """The graph that is cut first, and that of evaluation where it is another one.
+
+    A graph that was captured for one mode only is put into that mode.
+    """
+    if captured.other is None:
+        only = captured_mode(captured.module)
+        if only is not None:
+            captured.module.train(only)
+        return captured, None
+    train, evaluation = captured, captured.other
+    if not captures_training(train.module):
+        train, evaluation = replace(evaluation, proof=captured.proof), train
+    for graph, training in ((train.module, True), (evaluation.module, False)):
+        drop_mode_check(graph)
+        graph.train(training)
+    return train, evaluation

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from partita._torch.operators.roofline import FixedSpeeds
 from partita.graph.liveness import borders
-from partita.pipelining import pipeline
+from partita.pipelining import measure_units, pipeline
 from partita.pipelining.frontends.graph.units.costs import _window_minima, cost_model, narrow_borders
-from partita.pipelining.frontends.pipeline import measure_units
 
 
 def test_a_transformer_is_cut_between_its_blocks() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from partita.cli.options.plan_options import PlanOptions
-from partita.cli.plan_page import Planned, gains_of
+from partita.cli.pages.plan_page import Planned, gains_of
 from partita.planning import Cluster, CostModel, Unit
 
 COSTS = CostModel(

@@ -7,7 +7,7 @@ from torch import nn
 
 from partita.cli.models.user_file import Built
 from partita.cli.options.cut_options import CutRequest
-from partita.cli.split_rows import split_report
+from partita.cli.pages.split_rows import split_report
 
 
 class Other(nn.Module):

@@ -1,0 +1,1 @@
+"""What the pages of `partita plan` and `partita split` are made of."""
