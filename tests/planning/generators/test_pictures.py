@@ -32,8 +32,8 @@ def _cell(action: Action | None, ranks: int) -> str:
         ("ZBH1", "zb_h1", 6),
         ("ZBH2", "zb_h2", 8),
         ("ZB2p", "zb_2p", 8),
-        ("VHalf", "v_half", 4),
-        ("VMin", "v_min", 3),
+        ("VHalf", "v_shaped.v_half", 4),
+        ("VMin", "v_shaped.v_min", 3),
     ],
 )
 def test_the_picture_is_what_the_code_makes(name: str, file: str, microbatches: int) -> None:

@@ -17,10 +17,6 @@ import torch
 from torch._functorch import config as functorch_config
 from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._inductor import config as inductor_config
-from torch._inductor.compile_fx import compile_fx, compile_fx_inner
-from torch._inductor.fx_passes.post_grad import view_to_reshape
-from torch._inductor.utils import BoxedBool
-from torch._inductor.virtualized import V
 from torch.fx import GraphModule
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
@@ -75,6 +71,9 @@ def compile_training(
     # numbers for those of its own inputs. The cache would hand out backward graphs that nobody has cut.
     with functorch_config.patch(donated_buffer=False, enable_autograd_cache=False):
         if inner is None:
+            # Inductor's passes are imported by those who use them: that takes as long as half of torch.
+            from torch._inductor.compile_fx import compile_fx
+
             inside = _inside_inductor(compile_graph, settings, static_positions)
             return compile_fx(gm, inputs, inner_compile=inside, config_patches=dict(settings))  # type: ignore[return-value]
         compiler = inner
@@ -105,6 +104,9 @@ def _inside_inductor(
     settings: Mapping[str, Any],
     static_positions: Sequence[int],
 ) -> Callable[..., Any]:
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.utils import BoxedBool
+
     recorder = AotRecords(static_positions)
 
     def compile_one(gm: GraphModule, examples: Sequence[Any], **options: Any) -> Any:
@@ -139,6 +141,8 @@ def _follow_layout(graph: AotGraph) -> None:
     pairs = zip(placeholders, graph.examples, strict=True)
     if all(node.meta["val"] is example for node, example in pairs):
         return
+    from torch._inductor.fx_passes.post_grad import view_to_reshape
+
     mode = detect_fake_mode(graph.examples)
     assert mode is not None
     view_to_reshape(graph.gm)  # as Inductor itself does later: not every view is one in another layout
@@ -150,6 +154,8 @@ def _frame(
     examples: Sequence[Any], settings: Mapping[str, Any] | None
 ) -> Callable[[], AbstractContextManager[Any]]:
     """The frame that torch compiles in at this moment, to be entered again."""
+    from torch._inductor.virtualized import V
+
     context = TracingContext.try_get()
     mode = detect_fake_mode(examples)
 

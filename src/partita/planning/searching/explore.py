@@ -12,7 +12,7 @@ from partita.planning.searching.trial import Case
 
 __all__ = ["explore"]
 
-_LEAST_PASSES, _MOST_PASSES = 1_500_000, 6_000_000
+_LEAST_PASSES, _MOST_PASSES = 1_500_000, 2_500_000
 _PASSES_FOR_EACH = 12_000
 """So often each pass of the step may be timed."""
 _SMALL = 1_500

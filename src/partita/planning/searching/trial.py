@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 
 from partita.planning.costs.recompute import Regions, SameRank, recompute_options, recomputed_cost
 from partita.planning.costs.stage_cost import StageCost
@@ -13,10 +14,13 @@ from partita.planning.cutting._cuts import Cuts
 from partita.planning.generators.making.problem import Problem, scheduling_problem
 from partita.planning.hardware.cluster import Cluster
 from partita.planning.searching.layouts import Layout
-from partita.planning.searching.orders.clock import Rows, overflow, run_rows
+from partita.planning.searching.orders.clock import Pass, Rows, overflow, run_rows
 from partita.planning.searching.orders.row_memory import State, peak_of, row_states
 
 __all__ = ["Case", "Trial"]
+
+_ROWS_KEPT = 1_000
+"""Of so many rows it is remembered what they hold."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +71,13 @@ class Case:
         self.recompute = recompute
         self._stages: dict[tuple[int, int, Regions, SameRank], StageCost] = {}
         self._options: dict[tuple[int, int], list[Regions]] = {}
+        self._states: dict[int, tuple[Sequence[Pass], list[State]]] = {}
+        self._limits = [cluster.memory(rank) for rank in range(cluster.ranks)]
 
     @property
     def is_limited(self) -> bool:
         """Whether any rank has a limit of memory."""
-        return any(self.cluster.memory(rank) is not None for rank in range(self.cluster.ranks))
+        return any(limit is not None for limit in self._limits)
 
     def stage(
         self, start: int, end: int, regions: Regions = (), same_rank: SameRank = (False, False)
@@ -120,14 +126,33 @@ class Case:
         nothing: tuple[Regions, ...] = ((),) * (len(cuts) - 1)
         chosen = nothing if regions is None else regions
         problem = self.problem(layout, cuts, chosen)
-        over = overflow(problem, rows) if self.is_limited else [0.0] * len(rows)
+        over = self._overflow(problem, layout, cuts, chosen, rows)
         if max(over) > 0 and self.recompute:
             chosen = self._regions_that_fit(layout, cuts, rows, chosen, over)
             problem = self.problem(layout, cuts, chosen)
-            over = overflow(problem, rows)
+            over = self._overflow(problem, layout, cuts, chosen, rows)
         timing = run_rows(problem, rows)
         end_s, total_s = (float("inf"),) * 2 if timing is None else (timing.end_s, timing.total_s)
         return Trial(name, layout, cuts, chosen, rows, end_s, total_s, tuple(over))
+
+    def _overflow(
+        self, problem: Problem, layout: Layout, cuts: Cuts, regions: Sequence[Regions], rows: Rows
+    ) -> list[float]:
+        """For each rank, by how many bytes it exceeds its memory."""
+        if not self.is_limited:
+            return [0.0] * len(rows)
+        if not all(id(row) in self._states for row in rows):
+            return overflow(problem, rows)
+        peaks = zip(self._limits, self.peaks(layout, cuts, regions, rows), strict=False)
+        return [-inf if limit is None else peak - limit for limit, peak in peaks]
+
+    def _states_of(self, row: Sequence[Pass]) -> list[State]:
+        """`row_states`, remembered for rows that are tried with other costs again."""
+        if id(row) not in self._states:
+            if len(self._states) >= _ROWS_KEPT:
+                self._states.clear()
+            self._states[id(row)] = row, row_states(row)
+        return self._states[id(row)][1]
 
     def _regions_that_fit(
         self,
@@ -145,7 +170,7 @@ class Case:
         """
         chosen = list(regions)
         for rank in (rank for rank, excess in enumerate(over) if excess > 0):
-            limit, states = self.cluster.memory(rank), row_states(rows[rank])
+            limit, states = self.cluster.memory(rank), self._states_of(rows[rank])
             if limit is None:
                 continue
             own = [stage for stage, at in enumerate(layout.stage_ranks) if at == rank]
@@ -200,4 +225,4 @@ class Case:
         for stage, rank in enumerate(layout.stage_ranks):
             ends = cuts[stage], cuts[stage + 1]
             costs[rank][stage] = self.stage(*ends, regions[stage], layout.same_rank[stage])
-        return tuple(peak_of(row_states(row), own) for row, own in zip(rows, costs, strict=True))
+        return tuple(peak_of(self._states_of(row), own) for row, own in zip(rows, costs, strict=True))

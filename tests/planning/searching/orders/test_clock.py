@@ -12,6 +12,7 @@ from partita.planning.searching.orders.clock import (
     one_by_one,
     overflow,
     rows_of,
+    run_changed_rows,
     run_rows,
 )
 
@@ -89,3 +90,27 @@ def test_one_microbatch_after_the_other_takes_the_least_memory(placement: tuple[
     schedule = make_schedule("one by one", placement, 3, one_by_one(placement, 3))
     validate(schedule)
     assert schedule.in_flight() == (1,) * len(placement)
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_rows_that_changed_are_timed_as_if_they_were_new(data: st.DataObject) -> None:
+    ranks, microbatches = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 6))
+    schedule = get_schedule(data.draw(st.sampled_from(NAMES)))(2 * ranks, microbatches, ranks)
+    problem = scheduling_problem(
+        data.draw(stage_costs(2 * ranks)), schedule.stage_ranks, microbatches, data.draw(clusters(ranks))
+    )
+    rows = rows_of(schedule)
+    before = run_rows(problem, rows)
+    assert before is not None
+    rank = data.draw(st.integers(0, ranks - 1))
+    first, last = sorted(data.draw(st.lists(st.integers(0, len(rows[rank]) - 1), min_size=2, max_size=2)))
+    row = rows[rank]
+    rows[rank] = [*row[:first], row[last], *row[first:last], *row[last + 1 :]]
+    timing, passes = run_changed_rows(problem, rows, before, rank, first)
+    again, taken = run_rows(problem, rows), 2 * problem.stages * microbatches
+    assert (timing is None) == (again is None)
+    if timing is not None and again is not None:
+        assert (timing.end_s, timing.starts, timing.total_s) == (again.end_s, again.starts, again.total_s)
+        assert timing.arrivals[:taken] == again.arrivals[:taken]
+    assert 0 < passes <= sum(map(len, rows))

@@ -5,13 +5,37 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 from partita.planning.costs.stage_cost import StageCost
 from partita.planning.hardware.cluster import Cluster
 from partita.planning.schedules.actions import ActionKind
 
-__all__ = ["Problem", "scheduling_problem", "travel_s"]
+__all__ = ["Hop", "Problem", "scheduling_problem", "travel_s"]
+
+
+class Hop(NamedTuple):
+    """A pass of one kind and stage, and where its result goes.
+
+    A pass has a number, ``stage * microbatches + microbatch``, and a list of arrivals has a place for what
+    each F takes, by number, then one for what each B or I takes, one a microbatch for what nobody takes, and
+    one a microbatch for what is always there.
+
+    Attributes:
+        seconds: that it takes.
+        takes: with the number added, the place of what it takes.
+        gives: with the number added, the place of what it makes.
+        travel_s: seconds that this travels.
+        there: the rank that it travels to; -1 where it stays.
+    """
+
+    seconds: float
+    takes: int
+    gives: int
+    travel_s: float
+    there: int
 
 
 @dataclass(frozen=True)
@@ -70,6 +94,63 @@ class Problem:
     def ranks(self) -> int:
         """How many ranks there are."""
         return len(self.capacity)
+
+    @cached_property
+    def hops(self) -> tuple[tuple[Hop, ...], ...]:
+        """For F, I, W and B, by stage."""
+        microbatches, ranks, last = self.microbatches, self.stage_ranks, self.stages - 1
+        backward = self.stages * microbatches
+        nobody = 2 * backward
+        hops: tuple[list[Hop], ...] = ([], [], [], [])
+        for stage, rank in enumerate(ranks):
+            unused = nobody - stage * microbatches
+            if stage == last:
+                hops[0].append(Hop(self.forward_s[stage], 0, backward, 0.0, -1))
+            else:
+                there = ranks[stage + 1]
+                stays = there == rank
+                down_s = 0.0 if stays else self.down_s[stage]
+                hops[0].append(Hop(self.forward_s[stage], 0, microbatches, down_s, -1 if stays else there))
+            gives, travel_s, there = unused, 0.0, -1
+            if stage:
+                gives = backward - microbatches
+                if ranks[stage - 1] != rank:
+                    travel_s, there = self.up_s[stage], ranks[stage - 1]
+            for kind, seconds in ((1, self.input_s), (3, self.whole_s)):
+                hops[kind].append(Hop(seconds[stage], backward, gives, travel_s, there))
+            hops[2].append(Hop(self.weight_s[stage], unused + microbatches, unused, 0.0, -1))
+        return tuple(map(tuple, hops))
+
+    @cached_property
+    def receivers(self) -> tuple[frozenset[int], ...]:
+        """For each rank, the ranks that it sends to."""
+        receivers: list[set[int]] = [set() for _ in range(self.ranks)]
+        for here, there in pairwise(self.stage_ranks):
+            if here != there:
+                receivers[here].add(there)
+                receivers[there].add(here)
+        return tuple(map(frozenset, receivers))
+
+    @cached_property
+    def memory_tables(self) -> tuple[tuple[Sequence[float], ...], tuple[Sequence[float], ...]]:
+        """For F, I, W and B, by stage: what it takes beyond what is kept while it runs, and what is kept
+        after it and was not before.
+        """
+        kept, left = self.kept, self.kept_for_weight
+        both = zip(kept, self.forward_extra, strict=True)
+        during = (
+            tuple(one + other for one, other in both),
+            self.input_extra,
+            self.weight_extra,
+            self.backward_extra,
+        )
+        after = (
+            kept,
+            tuple(one - other for one, other in zip(left, kept, strict=True)),
+            tuple(-one for one in left),
+            tuple(-one for one in kept),
+        )
+        return during, after
 
     def work_s(self) -> list[float]:
         """For each rank, the seconds that it computes."""

@@ -7,6 +7,7 @@ the sender's row; where a cluster has links that several ranks share, only `simu
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,7 @@ __all__ = [
     "one_by_one",
     "overflow",
     "rows_of",
+    "run_changed_rows",
     "run_rows",
 ]
 
@@ -44,80 +46,120 @@ class Timing:
     Attributes:
         end_s: the makespan.
         starts: for each rank, the start of each pass.
-        arrivals: for each pass but W, by kind (F, I or B) and number, when what it takes is there.
+        arrivals: when what a pass takes is there: of F by number, then of B or I by number; what stands
+            behind those is the clock's own.
         total_s: the ends of all ranks added up; of two rows that take equally long, the lower is nearer to
             taking less.
     """
 
     end_s: float
     starts: list[list[float]]
-    arrivals: tuple[list[float], list[float]]
+    arrivals: list[float]
     total_s: float
 
 
 def run_rows(problem: Problem, rows: Sequence[Sequence[Pass]]) -> Timing | None:
     """Each pass as soon as it can; None where the rows wait for each other for ever."""
-    microbatches, ranks = problem.microbatches, problem.stage_ranks
-    last = problem.stages - 1
-    seconds = (problem.forward_s, problem.input_s, problem.weight_s, problem.whole_s)
-    down_s, up_s = problem.down_s, problem.up_s
-    forward_at = [_NEVER] * (problem.stages * microbatches)
-    input_at = list(forward_at)
-    forward_at[:microbatches] = [0.0] * microbatches
-    links = [[0.0] * len(rows) for _ in rows]
-    free = [0.0] * len(rows)
+    microbatches = problem.microbatches
+    # Behind the arrivals: places for what nobody takes, and for what W takes, which is always there.
+    unused = [_NEVER] * (2 * problem.stages * microbatches + microbatches)
+    arrivals = [*unused, *[0.0] * microbatches]
+    arrivals[:microbatches] = [0.0] * microbatches
     starts: list[list[float]] = [[] for _ in rows]
-    waiting: dict[tuple[bool, int], int] = {}
+    return _run(problem, rows, arrivals, starts, [0.0] * len(rows), [[0.0] * len(rows) for _ in rows])
+
+
+def run_changed_rows(
+    problem: Problem, rows: Sequence[Sequence[Pass]], before: Timing, rank: int, position: int
+) -> tuple[Timing | None, int]:
+    """The timing of rows that differ from those timed `before` in one rank's passes from a position on, and
+    of how many passes it was made: what started before the first change is as it was.
+    """
+    hops = problem.hops
+    since_s = _end_of(problem, rows[rank], before.starts[rank], position)
+    arrivals = before.arrivals.copy()
+    starts: list[list[float]] = []
+    free: list[float] = []
+    links: list[list[float]] = []
+    for index, (row, old_starts) in enumerate(zip(rows, before.starts, strict=True)):
+        kept = position if index == rank else bisect_left(old_starts, since_s)
+        for kind, stage, number in row[kept:]:
+            arrivals[hops[kind][stage].gives + number] = _NEVER
+        starts.append(old_starts[:kept])
+        free.append(_end_of(problem, row, old_starts, kept))
+        links.append(_link_times(problem, index, row, kept, arrivals))
+    passes = sum(map(len, rows)) - sum(map(len, starts))
+    return _run(problem, rows, arrivals, starts, free, links), passes
+
+
+def _end_of(problem: Problem, row: Sequence[Pass], starts: Sequence[float], position: int) -> float:
+    """When the pass before a position ends."""
+    if not position:
+        return 0.0
+    kind, stage, _ = row[position - 1]
+    return starts[position - 1] + problem.hops[kind][stage].seconds
+
+
+def _link_times(
+    problem: Problem, rank: int, row: Sequence[Pass], position: int, arrivals: Sequence[float]
+) -> list[float]:
+    """For each rank, when the last message to it arrives of those that are sent before a position."""
+    times = [0.0] * problem.ranks
+    missing = set(problem.receivers[rank])
+    while position and missing:
+        position -= 1
+        kind, stage, number = row[position]
+        hop = problem.hops[kind][stage]
+        if hop.there in missing:
+            missing.remove(hop.there)
+            times[hop.there] = arrivals[hop.gives + number]
+    return times
+
+
+def _run(
+    problem: Problem,
+    rows: Sequence[Sequence[Pass]],
+    arrivals: list[float],
+    starts: list[list[float]],
+    free: list[float],
+    links: list[list[float]],
+) -> Timing | None:
+    """Time the passes behind those that have a start; the arguments are what is known of those that have."""
+    hops = problem.hops
+    waiting: dict[int, int] = {}
     runnable = list(range(len(rows)))
     while runnable:
         rank = runnable.pop()
         row, own_starts, own_links, now = rows[rank], starts[rank], links[rank], free[rank]
         for position in range(len(own_starts), len(row)):
             kind, stage, number = row[position]
-            if kind == 2:
-                own_starts.append(now)
-                now += seconds[2][stage]
-                continue
-            backward = kind != 0
-            arrival = input_at[number] if backward else forward_at[number]
-            if arrival < 0:
-                waiting[backward, number] = rank
-                break
+            seconds, takes, gives, travel_s, there = hops[kind][stage]
+            arrival = arrivals[takes + number]
             if arrival > now:
                 now = arrival
+            elif arrival < 0:
+                waiting[takes + number] = rank
+                break
             own_starts.append(now)
-            now += seconds[kind][stage]
-            # What it makes goes to the stage after, or (a gradient) to the stage before.
-            if backward:
-                if not stage:
-                    continue
-                target, into, travel_s = number - microbatches, input_at, up_s[stage]
-                there = ranks[stage - 1]
-            elif stage == last:
-                input_at[number] = now
-                continue
-            else:
-                target, into, travel_s = number + microbatches, forward_at, down_s[stage]
-                there = ranks[stage + 1]
-            if there == rank:
-                into[target] = now
+            now += seconds
+            if there < 0:
+                arrivals[gives + number] = now
                 continue
             arrival = own_links[there]
             if now > arrival:
                 arrival = now
-            own_links[there] = into[target] = arrival = arrival + travel_s
-            other = waiting.pop((backward, target), -1)
-            if other >= 0:
-                runnable.append(other)
+            own_links[there] = arrivals[gives + number] = arrival = arrival + travel_s
+            if gives + number in waiting:
+                runnable.append(waiting.pop(gives + number))
         free[rank] = now
     if any(len(row) != len(done) for row, done in zip(rows, starts, strict=True)):
         return None
-    return Timing(max(free), starts, (forward_at, input_at), sum(free))
+    return Timing(max(free), starts, arrivals, sum(free))
 
 
 def overflow(problem: Problem, rows: Sequence[Sequence[Pass]]) -> list[float]:
     """For each rank, by how many bytes it exceeds its memory; negative where bytes are left."""
-    during, after = _memory_tables(problem)
+    during, after = problem.memory_tables
     worst = []
     for row, capacity in zip(rows, problem.capacity, strict=True):
         if not has_backward(row):
@@ -135,7 +177,7 @@ def overflow(problem: Problem, rows: Sequence[Sequence[Pass]]) -> list[float]:
 
 def fits(problem: Problem, rank: int, row: Sequence[Pass]) -> bool:
     """Whether one row stays within the memory of its rank."""
-    during, after = _memory_tables(problem)
+    during, after = problem.memory_tables
     current, capacity = 0.0, problem.capacity[rank]
     for kind, stage, _ in row:
         if current + during[kind][stage] > capacity:
@@ -147,24 +189,6 @@ def fits(problem: Problem, rank: int, row: Sequence[Pass]) -> bool:
 def has_backward(row: Sequence[Pass]) -> bool:
     """Whether anything is kept for a backward pass."""
     return any(kind != 0 for kind, _, _ in row)
-
-
-def _memory_tables(problem: Problem) -> tuple[tuple[Sequence[float], ...], tuple[Sequence[float], ...]]:
-    kept, left = problem.kept, problem.kept_for_weight
-    both = zip(kept, problem.forward_extra, strict=True)
-    during = (
-        tuple(one + other for one, other in both),
-        problem.input_extra,
-        problem.weight_extra,
-        problem.backward_extra,
-    )
-    after = (
-        kept,
-        tuple(one - other for one, other in zip(left, kept, strict=True)),
-        tuple(-one for one in left),
-        tuple(-one for one in kept),
-    )
-    return during, after
 
 
 def rows_of(schedule: Schedule) -> Rows:

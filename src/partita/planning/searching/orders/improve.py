@@ -17,7 +17,7 @@ from random import Random
 from typing import NamedTuple
 
 from partita.planning.generators.making.problem import Problem
-from partita.planning.searching.orders.clock import Pass, Rows, Timing, fits, run_rows
+from partita.planning.searching.orders.clock import Pass, Rows, Timing, fits, run_changed_rows, run_rows
 
 __all__ = ["Budget", "improve", "lower_bound_s"]
 
@@ -30,6 +30,11 @@ class Budget:
 
     def __init__(self, passes: int) -> None:
         self.passes = passes
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether nothing is left."""
+        return self.passes <= 0
 
     def take(self, passes: int) -> bool:
         """Whether there was as much left; it is taken."""
@@ -76,36 +81,42 @@ def improve(problem: Problem, rows: Rows, budget: Budget) -> tuple[Timing, Rows]
         raise AssertionError("unreachable: the rows that are improved come to an end")
     best_timing, best_rows = timing, rows
     bound_s = lower_bound_s(problem) * (1 + _SAME)
-    size = sum(map(len, rows))
-    seen = {hash(tuple(map(tuple, rows)))}
+    marks = [hash(tuple(row)) for row in rows]
+    seen = {_mark(marks)}
     while best_timing.end_s > bound_s:
         moves = list(_moves(problem, rows, timing, random))
         random.shuffle(moves)
-        chosen: tuple[Timing, Rows] | None = None
-        for rank, row in moves:
+        chosen: tuple[Timing, Rows, list[int]] | None = None
+        for rank, position, row in moves:
             if not fits(problem, rank, row):
                 continue
-            changed = [*rows[:rank], row, *rows[rank + 1 :]]
-            mark = hash(tuple(map(tuple, changed)))
+            changed_marks = [*marks[:rank], hash(tuple(row)), *marks[rank + 1 :]]
+            mark = _mark(changed_marks)
             if mark in seen:
                 continue
-            if not budget.take(size):
+            if budget.is_spent:
                 return best_timing, best_rows
-            result = run_rows(problem, changed)
+            changed = [*rows[:rank], row, *rows[rank + 1 :]]
+            result, passes = run_changed_rows(problem, changed, timing, rank, position)
+            budget.take(passes)
             if result is None:
                 seen.add(mark)
                 continue
             if chosen is None or _key(result) < _key(chosen[0]):
-                chosen = result, changed
+                chosen = result, changed, changed_marks
                 if _key(result) < _key(timing):
                     break
         if chosen is None:
             break
-        timing, rows = chosen
-        seen.add(hash(tuple(map(tuple, rows))))
+        timing, rows, marks = chosen
+        seen.add(_mark(marks))
         if _key(timing) < _key(best_timing):
             best_timing, best_rows = timing, rows
     return best_timing, best_rows
+
+
+def _mark(marks: Sequence[int]) -> int:
+    return hash(tuple(marks))
 
 
 def _key(timing: Timing) -> tuple[float, float]:
@@ -113,12 +124,14 @@ def _key(timing: Timing) -> tuple[float, float]:
     return float(f"{timing.end_s:.10g}"), timing.total_s
 
 
-def _moves(problem: Problem, rows: Rows, timing: Timing, random: Random) -> Iterator[tuple[int, list[Pass]]]:
-    """A rank and its changed row, for each move."""
+def _moves(
+    problem: Problem, rows: Rows, timing: Timing, random: Random
+) -> Iterator[tuple[int, int, list[Pass]]]:
+    """A rank, where its row changes first, and its changed row, for each move."""
     for block in _critical_blocks(problem, rows, timing, random):
         rank, row = block.rank, rows[block.rank]
-        yield from ((rank, moved) for moved in _shifted(row, block))
-        yield from ((rank, changed) for changed in _joined_or_cut(problem, row, block))
+        yield from ((rank, first, moved) for first, moved in _shifted(row, block))
+        yield from ((rank, first, changed) for first, changed in _joined_or_cut(problem, row, block))
 
 
 def _critical_blocks(problem: Problem, rows: Rows, timing: Timing, random: Random) -> list[_Block]:
@@ -148,7 +161,9 @@ def _critical_blocks(problem: Problem, rows: Rows, timing: Timing, random: Rando
             before_end = timing.starts[rank][position - 1] + seconds[before[0]][before[1]]
             no_gap = before_end >= start * (1 - _SAME)
         source = _source(problem, kind, stage, number, places)
-        arrives = source is not None and timing.arrivals[kind != _F][number] >= start * (1 - _SAME)
+        arrives = source is not None and timing.arrivals[
+            problem.hops[kind][stage].takes + number
+        ] >= start * (1 - _SAME)
         if no_gap and not (arrives and random.random() < 0.5):
             position -= 1
             continue
@@ -173,7 +188,7 @@ def _source(
     return places[True, number + problem.microbatches]
 
 
-def _shifted(row: list[Pass], block: _Block) -> Iterator[list[Pass]]:
+def _shifted(row: list[Pass], block: _Block) -> Iterator[tuple[int, list[Pass]]]:
     """The first pass of each kind and stage to the front of the block, the last one to its back."""
     first, last = block.first, block.last
     seen: set[tuple[int, int]] = set()
@@ -182,14 +197,14 @@ def _shifted(row: list[Pass], block: _Block) -> Iterator[list[Pass]]:
         if one[:2] not in seen:
             seen.add(one[:2])
             if position > first and not any(_precedes(other, one) for other in row[first:position]):
-                yield [*row[:first], one, *row[first:position], *row[position + 1 :]]
+                yield first, [*row[:first], one, *row[first:position], *row[position + 1 :]]
     seen.clear()
     for position in range(last, first - 1, -1):
         one = row[position]
         if one[:2] not in seen:
             seen.add(one[:2])
             if position < last and not any(_precedes(one, other) for other in row[position + 1 : last + 1]):
-                yield [*row[:position], *row[position + 1 : last + 1], one, *row[last + 1 :]]
+                yield position, [*row[:position], *row[position + 1 : last + 1], one, *row[last + 1 :]]
 
 
 def _precedes(one: Pass, other: Pass) -> bool:
@@ -203,7 +218,7 @@ def _precedes(one: Pass, other: Pass) -> bool:
     return one[2] == other[2]
 
 
-def _joined_or_cut(problem: Problem, row: Sequence[Pass], block: _Block) -> Iterator[list[Pass]]:
+def _joined_or_cut(problem: Problem, row: Sequence[Pass], block: _Block) -> Iterator[tuple[int, list[Pass]]]:
     """B in place of an I and its W, or the other way round, at a block's ends."""
     waiting: dict[tuple[int, int], int] = {}
     for position in range(block.first, block.last + 1):
@@ -211,7 +226,7 @@ def _joined_or_cut(problem: Problem, row: Sequence[Pass], block: _Block) -> Iter
         if kind == _B:
             if position in (block.first, block.last):
                 parts = ((_I, stage, number), (_W, stage, number))
-                yield [*row[:position], *parts, *row[position + 1 :]]
+                yield position, [*row[:position], *parts, *row[position + 1 :]]
         elif kind == _I:
             waiting[stage, number] = position
         elif kind == _W and (stage, number) in waiting:
@@ -219,4 +234,4 @@ def _joined_or_cut(problem: Problem, row: Sequence[Pass], block: _Block) -> Iter
             between = row[start + 1 : position]
             saves = problem.whole_s[stage] < problem.input_s[stage] + problem.weight_s[stage]
             if saves and not any(_precedes(other, (_W, stage, number)) for other in between):
-                yield [*row[:start], (_B, stage, number), *between, *row[position + 1 :]]
+                yield start, [*row[:start], (_B, stage, number), *between, *row[position + 1 :]]
