@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import signal
 import tempfile
@@ -44,6 +45,8 @@ def launch(function: Callable[..., Any], processes: int, *args: Any, name: str) 
         _worker_environment(),
         _quiet_launcher(),
     ):
+        # Processes are forked off one that has imported what they need.
+        multiprocessing.get_context("forkserver").set_forkserver_preload([function.__module__])
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
@@ -54,7 +57,7 @@ def launch(function: Callable[..., Any], processes: int, *args: Any, name: str) 
             local_addr="127.0.0.1",
             max_restarts=0,
             monitor_interval=0.1,
-            start_method="spawn",
+            start_method="forkserver",
             logs_specs=DefaultLogsSpecs(log_dir=logs),
             shutdown_timeout=_GRACE_S,
         )
