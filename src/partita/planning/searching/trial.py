@@ -14,7 +14,7 @@ from partita.planning.cutting._cuts import Cuts
 from partita.planning.generators.making.problem import Problem, scheduling_problem
 from partita.planning.hardware.cluster import Cluster
 from partita.planning.searching.layouts import Layout
-from partita.planning.searching.orders.clock import Pass, Rows, overflow, run_rows
+from partita.planning.searching.orders.clock import Pass, Rows, most_held, overflow, run_rows
 from partita.planning.searching.orders.row_memory import State, peak_of, row_states
 
 __all__ = ["Case", "Trial"]
@@ -225,4 +225,8 @@ class Case:
         for stage, rank in enumerate(layout.stage_ranks):
             ends = cuts[stage], cuts[stage + 1]
             costs[rank][stage] = self.stage(*ends, regions[stage], layout.same_rank[stage])
-        return tuple(peak_of(self._states_of(row), own) for row, own in zip(rows, costs, strict=True))
+        if all(id(row) in self._states for row in rows):
+            return tuple(peak_of(self._states_of(row), own) for row, own in zip(rows, costs, strict=True))
+        always = (sum(cost.static_bytes for cost in own.values()) for own in costs)
+        most = most_held(self.problem(layout, cuts, regions), rows)
+        return tuple(int(one + other) for one, other in zip(always, most, strict=True))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
 
 from partita.errors import PlanError
 from partita.planning.costs.units import CostModel
+from partita.planning.cutting._cuts import Cuts
 from partita.planning.generators.plan_schedule import schedule_of
 from partita.planning.hardware.cluster import Cluster
 from partita.planning.plan import CutReason, Plan
+from partita.planning.schedules.actions import ActionKind
 from partita.planning.searching.layouts import Layout
 from partita.planning.searching.orders.clock import Rows, rows_of
 from partita.planning.searching.trial import Case, Trial
@@ -18,13 +19,15 @@ __all__ = ["explain_cuts"]
 
 _MOST_STEPS = 4
 _MOST_PASSES = 6_000_000
+"""So often passes are timed, in all, before only one other place is looked at for each cut."""
 
 
 def explain_cuts(costs: CostModel, plan: Plan) -> tuple[CutReason, ...]:
     """For each cut of a plan, the simulated step with it and with the best of the places next to it.
 
     The other cuts and the order of the passes stay as they are. Looked at are up to four places on each side,
-    fewer where there are very many cuts and passes, and of these only those that fit the memory.
+    fewer where there are very many cuts and passes (then one only, the one that leaves the slowest rank least
+    work), and of these only those that fit the memory.
 
     Args:
         costs: what the plan was made from.
@@ -58,25 +61,40 @@ def explain_cuts(costs: CostModel, plan: Plan) -> tuple[CutReason, ...]:
     steps = max(min(_MOST_STEPS, _MOST_PASSES // max(timed, 1)), 1)
     reasons = []
     for index in range(1, len(cuts) - 1):
-        others = _others(case, here, layout, rows, index, steps)
+        moved = _moved(case, here.cuts, index, steps)
+        if timed > _MOST_PASSES:
+            moved = sorted(moved, key=lambda cuts: _slowest_s(case, layout, cuts))[:1]
+        others = [_timed(case, here, layout, rows, index, cuts) for cuts in moved]
         best = min((trial for trial in others if trial.fits), key=lambda trial: trial.key, default=None)
         reasons.append(_reason(costs, cuts[index], here.end_s, index, best))
     return tuple(reasons)
 
 
-def _others(case: Case, here: Trial, layout: Layout, rows: Rows, index: int, steps: int) -> Iterator[Trial]:
-    """The same with cut number `index` at other places near by."""
-    cuts = here.cuts
+def _moved(case: Case, cuts: Cuts, index: int, steps: int) -> list[Cuts]:
+    """The cuts with number `index` at other places near by."""
     places = [border + 1 for border in case.costs.allowed_borders]
     at = bisect_left(places, cuts[index])
-    for place in places[max(at - steps, 0) : at + steps + 1]:
-        if cuts[index - 1] < place < cuts[index + 1] and place != cuts[index]:
-            moved = (*cuts[:index], place, *cuts[index + 1 :])
-            # What is recomputed goes with the stages that stay.
-            regions = tuple(
-                () if stage in (index - 1, index) else chosen for stage, chosen in enumerate(here.regions)
-            )
-            yield case.timed(here.name, layout, moved, rows, regions)
+    return [
+        (*cuts[:index], place, *cuts[index + 1 :])
+        for place in places[max(at - steps, 0) : at + steps + 1]
+        if cuts[index - 1] < place < cuts[index + 1] and place != cuts[index]
+    ]
+
+
+def _slowest_s(case: Case, layout: Layout, cuts: Cuts) -> float:
+    """For how long the rank with the most work computes a microbatch."""
+    work = [0.0] * len(layout.ranks)
+    for rank, cost in zip(layout.stage_ranks, case.stages(layout, cuts), strict=True):
+        work[rank] += cost.seconds(ActionKind.F) + cost.seconds(ActionKind.B)
+    return max(work)
+
+
+def _timed(case: Case, here: Trial, layout: Layout, rows: Rows, index: int, cuts: Cuts) -> Trial:
+    # What is recomputed goes with the stages that stay.
+    regions = tuple(
+        () if stage in (index - 1, index) else chosen for stage, chosen in enumerate(here.regions)
+    )
+    return case.timed(here.name, layout, cuts, rows, regions)
 
 
 def _reason(costs: CostModel, place: int, end_s: float, index: int, best: Trial | None) -> CutReason:

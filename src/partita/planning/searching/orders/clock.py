@@ -23,6 +23,7 @@ __all__ = [
     "fits",
     "has_backward",
     "make_schedule",
+    "most_held",
     "one_by_one",
     "overflow",
     "rows_of",
@@ -157,13 +158,13 @@ def _run(
     return Timing(max(free), starts, arrivals, sum(free))
 
 
-def overflow(problem: Problem, rows: Sequence[Sequence[Pass]]) -> list[float]:
-    """For each rank, by how many bytes it exceeds its memory; negative where bytes are left."""
+def most_held(problem: Problem, rows: Sequence[Sequence[Pass]]) -> list[float]:
+    """For each rank the most bytes that its passes hold, without those that are there all the time."""
     during, after = problem.memory_tables
-    worst = []
-    for row, capacity in zip(rows, problem.capacity, strict=True):
+    worst: list[float] = []
+    for row in rows:
         if not has_backward(row):
-            worst.append(max((during[0][stage] for _, stage, _ in row), default=0.0) - capacity)
+            worst.append(max((during[0][stage] for _, stage, _ in row), default=0.0))
             continue
         current = most = 0.0
         for kind, stage, _ in row:
@@ -171,8 +172,15 @@ def overflow(problem: Problem, rows: Sequence[Sequence[Pass]]) -> list[float]:
             if peak > most:
                 most = peak
             current += after[kind][stage]
-        worst.append(most - capacity)
+        worst.append(most)
     return worst
+
+
+def overflow(problem: Problem, rows: Sequence[Sequence[Pass]]) -> list[float]:
+    """For each rank, by how many bytes it exceeds its memory; negative where bytes are left."""
+    return [
+        most - capacity for most, capacity in zip(most_held(problem, rows), problem.capacity, strict=True)
+    ]
 
 
 def fits(problem: Problem, rank: int, row: Sequence[Pass]) -> bool:
