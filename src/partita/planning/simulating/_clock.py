@@ -158,54 +158,63 @@ class _Clock:
 
         Of two ranks that are ready at the same time, the lower one goes first.
         """
+        # Local names here too; a rank's next operation starts in two places, so that is a function.
+        rows, starts, ends = self.program.rows, self.starts, self.ends
+        ready, sent, waiting = self.ready, self.sent, self._waiting
+        free_s, lane_free_s, link_free_s = self._free_s, self._lane_free_s, self._link_free_s
+        edges = [(edge.links, edge.seconds) for edge in self.program.edges]
         events: list[tuple[float, int]] = []
-        for rank in range(len(self.program.rows)):
-            self._begin(rank, events)
-        while events:
-            end_s, rank = heapq.heappop(events)
-            (_, _, _, gives, sends), microbatch = self.program.rows[rank][len(self.starts[rank]) - 1]
-            woken = [rank]
-            for give in gives:
-                self.ready[give + microbatch] = self._lane_end_s(rank, end_s)
-            for first, number in sends:
-                message, edge = first + microbatch, self.program.edges[number]
-                leaves_s = max(end_s, *(self._link_free_s[link] for link in edge.links))
-                self.sent[message] = leaves_s
-                self.ready[message] = leaves_s + edge.seconds
-                for link in edge.links:
-                    self._link_free_s[link] = leaves_s + edge.seconds
-                if message in self._waiting:
-                    woken.append(self._waiting.pop(message))
-            for one in woken:
-                self._begin(one, events)
+        push, pop = heapq.heappush, heapq.heappop
 
-    def _lane_end_s(self, rank: int, end_s: float) -> float:
-        """When what a rank gives is there: for a collective, later than when the rank goes on."""
-        operation, _ = self.program.rows[rank][len(self.ends[rank]) - 1]
-        return self.ends[rank][-1] if operation.role == COLLECTIVE else end_s
-
-    def _begin(self, rank: int, events: list[tuple[float, int]]) -> None:
-        """Start the next operation of a rank, if all that it takes has a time."""
-        row, at = self.program.rows[rank], len(self.ends[rank])
-        if at == len(row):
-            return
-        (role, seconds, needs, _, _), microbatch = row[at]
-        start_s = self._free_s[rank]
-        for need in needs:
-            there_s = self.ready[need + microbatch]
-            if there_s < 0.0:
-                self._waiting[need + microbatch] = rank
+        def begin(rank: int) -> None:
+            """Start the next operation of a rank, if all that it takes has a time."""
+            at = len(ends[rank])
+            if at == len(rows[rank]):
                 return
-            start_s = max(start_s, there_s)
-        if role == COLLECTIVE:
-            heapq.heappush(events, (start_s, rank))
-            start_s = max(start_s, self._lane_free_s[rank])
-            self._lane_free_s[rank] = start_s + seconds
-        else:
-            self._free_s[rank] = start_s + seconds
-            heapq.heappush(events, (start_s + seconds, rank))
-        self.starts[rank].append(start_s)
-        self.ends[rank].append(start_s + seconds)
+            (role, seconds, needs, _, _), microbatch = rows[rank][at]
+            start_s = free_s[rank]
+            for need in needs:
+                there_s = ready[need + microbatch]
+                if there_s < 0.0:
+                    waiting[need + microbatch] = rank
+                    return
+                if there_s > start_s:
+                    start_s = there_s
+            if role == COLLECTIVE:
+                push(events, (start_s, rank))
+                start_s = max(start_s, lane_free_s[rank])
+                end_s = lane_free_s[rank] = start_s + seconds
+            else:
+                end_s = free_s[rank] = start_s + seconds
+                push(events, (end_s, rank))
+            starts[rank].append(start_s)
+            ends[rank].append(end_s)
+
+        for rank in range(len(rows)):
+            begin(rank)
+        while events:
+            end_s, rank = pop(events)
+            (role, _, _, gives, sends), microbatch = rows[rank][len(starts[rank]) - 1]
+            # What a collective gives is there later than when the rank goes on.
+            there_s = ends[rank][-1] if role == COLLECTIVE else end_s
+            for give in gives:
+                ready[give + microbatch] = there_s
+            woken: tuple[int, ...] = ()
+            for first, number in sends:
+                message, (links, carried_s) = first + microbatch, edges[number]
+                leaves_s = end_s
+                for link in links:
+                    if link_free_s[link] > leaves_s:
+                        leaves_s = link_free_s[link]
+                sent[message] = leaves_s
+                arrives_s = ready[message] = leaves_s + carried_s
+                for link in links:
+                    link_free_s[link] = arrives_s
+                if message in waiting:
+                    woken = (*woken, waiting.pop(message))
+            begin(rank)
+            for other in woken:
+                begin(other)
 
 
 def _stall(schedule: Schedule, clock: _Clock, rank: int) -> ScheduleError:

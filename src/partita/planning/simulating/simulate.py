@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -176,7 +178,27 @@ def simulate(
         cluster = costs.cluster if cluster is None else cluster
         costs = stage_costs(costs)
     cluster = Cluster(schedule.ranks) if cluster is None else cluster
-    times = step_times(schedule, costs, cluster, edges)
+    with _no_garbage_collection():
+        return _simulation(schedule, costs, cluster, step_times(schedule, costs, cluster, edges))
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Hundreds of thousands of spans are made, none of which refers to itself by any way: to look through
+    them for those that do takes as long as to make them.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _simulation(
+    schedule: Schedule, costs: Sequence[StageCost], cluster: Cluster, times: StepTimes
+) -> Simulation:
     makespan = times.makespan_s
     return Simulation(
         makespan_s=makespan,
