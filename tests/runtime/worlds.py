@@ -32,12 +32,14 @@ _CONTEXT.set_forkserver_preload(
     [
         "partita.ddp",
         "partita.pipelining",
+        "torch._inductor.compile_fx",
         "torch.distributed.device_mesh",
         "torch.distributed.fsdp",
         "torch.distributed.pipelining",
         "torch.distributed.tensor",
         "torch.export._trace",
         "torch.nn.parallel",
+        "transformers.trainer",  # left out where it is not installed
     ]
 )
 

@@ -15,15 +15,15 @@ from partita.pipelining.blocks.replaying.answers import tensors_in
 
 __all__ = ["line_of_model", "variables_of_model"]
 
-_HERE = Path(__file__).parent
-_PASSES = (_HERE, _HERE.parent / "frontends" / "modules")
+_BLOCKS = Path(__file__).parents[1]
+_PASSES = (_BLOCKS, _BLOCKS.parent / "frontends" / "modules")
 _OWN_FILES = frozenset(
-    [str(path) for folder in _PASSES for path in folder.glob("*.py")]
+    [str(path) for folder in _PASSES for path in folder.rglob("*.py")]
     + [str(module.__file__) for module in (torch.overrides, torch.functional, torch.nn.functional)]
 )
 """The files whose frames stand between the model's code and a function of torch that a pass intercepts."""
 _NOT_MODEL = _OWN_FILES | {nn.Module.__call__.__code__.co_filename, watch_calls.__code__.co_filename}
-_START = (str(_HERE / "stage_module.py"), "run_pass")
+_START = (str(_BLOCKS / "stage_module.py"), "run_pass")
 
 
 def line_of_model() -> tuple[str, int]:
