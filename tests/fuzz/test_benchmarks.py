@@ -16,6 +16,7 @@ from benchmarks import (
     ddp_compile_time,
     ddp_network,
     ddp_overlap,
+    generation,
     pipeline_makespan,
     pipeline_memory,
     prediction,
@@ -91,3 +92,19 @@ def test_predictions(tmp_path: Path) -> None:
     assert all(size > 0 for size in (*row.predicted_bytes, *row.live_bytes))
     assert rows_of(tmp_path / "rows.json") == 1
     assert "step / predicted" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_generation(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    console = Console(file=io.StringIO(), width=140)
+    rows = generation.main(quick=True, json_path=tmp_path / "generation.json", console=console)
+    assert [row.way for row in rows if row.case == "sleeps"] == [
+        "uncut, with a cache",
+        "uncut, without a cache",
+        "stages, 1 in flight",
+        "stages, 2 in flight",
+        "stages, 4 in flight",
+    ]
+    assert all(row.tokens_per_second > 0 for row in rows)
+    assert rows_of(tmp_path / "generation.json") == 10
+    assert "tokens a second" in console.file.getvalue()  # type: ignore[attr-defined]

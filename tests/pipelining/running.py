@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from tests.pipelining.models import Case
 from torch import Tensor, nn
 
+from partita.capture import Captured, capture
 from partita.pipelining import Pipe, Schedule1F1B, UncutReference, keyed_graph, pipeline
+from partita.pipelining.frontends import pipeline as frontend
 from partita.pipelining.schedules import PipelineSchedule
 from partita.runtime import Comm, InProcessWorld
 
@@ -70,11 +73,32 @@ def cut(case: Case, stages: int, samples: int = 2, **options: Any) -> Pipe:
 def _cut(case: Case, stages: int, samples: int, options: tuple[tuple[str, Any], ...]) -> Pipe:
     args, kwargs, _ = case.data(samples)
     where = {"split_spec": case.split_spec(stages)} if stages > 1 else {"stages": 1}
-    # `uncut` proves the capture, once for all numbers of stages
-    return pipeline(case.model(), args, kwargs, **where, **{"prove": False} | dict(options))
+    with _captures_of(case, samples):
+        return pipeline(case.model(), args, kwargs, **where, **dict(options))
 
 
 _cut_once = lru_cache(maxsize=64)(_cut)  # to trace a model takes longer than most of what tests do with it
+
+
+@contextmanager
+def _captures_of(case: Case, samples: int) -> Iterator[None]:
+    """Whatever is made of the case in this block begins with one capture, proven once."""
+
+    def remembered(model: nn.Module, args: Any, kwargs: Any, **options: Any) -> Captured:
+        try:
+            key = tuple(sorted(({"modes": "both"} | options).items()))
+            return copy.deepcopy(_capture_once(case, samples, key))
+        except TypeError:  # options that can't be told from others, such as a dict
+            return capture(model, args, kwargs, **options)
+
+    with patch.object(frontend, "capture", remembered):
+        yield
+
+
+@lru_cache(maxsize=128)
+def _capture_once(case: Case, samples: int, options: tuple[tuple[str, Any], ...]) -> Captured:
+    args, kwargs, _ = case.data(samples)
+    return capture(case.model(), args, kwargs, **dict(options))
 
 
 Train = Callable[[Any, Sequence[nn.Module], Case, Record], None]
@@ -109,7 +133,8 @@ def train(runner: Any, modules: Sequence[nn.Module], case: Case, record: Record)
 def uncut(case: Case, microbatches: int = 4, run: Train = train) -> Record:
     """What the whole model does. Not to be changed: tests share it."""
     args, kwargs, _ = case.data(8 // microbatches)
-    whole = keyed_graph(case.model(), args, kwargs)
+    with _captures_of(case, 8 // microbatches):
+        whole = keyed_graph(case.model(), args, kwargs)
     record = Record()
     run(UncutReference(whole, microbatches, case.loss), [whole], case, record)
     return record
