@@ -45,8 +45,6 @@ def launch(function: Callable[..., Any], processes: int, *args: Any, name: str) 
         _worker_environment(),
         _quiet_launcher(),
     ):
-        # Processes are forked off one that has imported what they need.
-        multiprocessing.get_context("forkserver").set_forkserver_preload([function.__module__])
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
@@ -57,7 +55,7 @@ def launch(function: Callable[..., Any], processes: int, *args: Any, name: str) 
             local_addr="127.0.0.1",
             max_restarts=0,
             monitor_interval=0.1,
-            start_method="forkserver",
+            start_method=_start_method(function.__module__),
             logs_specs=DefaultLogsSpecs(log_dir=logs),
             shutdown_timeout=_GRACE_S,
         )
@@ -71,6 +69,14 @@ def launch(function: Callable[..., Any], processes: int, *args: Any, name: str) 
             raise ExecutionError(
                 f"the command got {error.sigval.name}; its processes have been ended"
             ) from error
+
+
+def _start_method(module: str) -> str:
+    """How processes start: forked off one that has imported `module`, where the system can do that."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return "spawn"
+    multiprocessing.get_context("forkserver").set_forkserver_preload([module])
+    return "forkserver"
 
 
 def _message(error: ChildFailedError, name: str) -> str:
