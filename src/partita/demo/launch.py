@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import signal
 import tempfile
@@ -55,7 +54,7 @@ def launch(function: Callable[..., Any], processes: int, *args: Any, name: str) 
             local_addr="127.0.0.1",
             max_restarts=0,
             monitor_interval=0.1,
-            start_method=_start_method(function.__module__),
+            start_method="spawn",
             logs_specs=DefaultLogsSpecs(log_dir=logs),
             shutdown_timeout=_GRACE_S,
         )
@@ -69,14 +68,6 @@ def launch(function: Callable[..., Any], processes: int, *args: Any, name: str) 
             raise ExecutionError(
                 f"the command got {error.sigval.name}; its processes have been ended"
             ) from error
-
-
-def _start_method(module: str) -> str:
-    """How processes start: forked off one that has imported `module`, where the system can do that."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return "spawn"
-    multiprocessing.get_context("forkserver").set_forkserver_preload([module])
-    return "forkserver"
 
 
 def _message(error: ChildFailedError, name: str) -> str:

@@ -91,6 +91,8 @@ _ELSEWHERE = {
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ELSEWHERE:
+        return import_module(f"{__name__}.{name}")
     for module, names in _ELSEWHERE.items():
         if name in names:
             return getattr(import_module(f"{__name__}.{module}"), name)

@@ -11,10 +11,9 @@ from tests.ddp import models
 from tests.ddp.alone import alone
 from tests.ddp.models import batch, loss_of, seeded
 from torch import nn
-from torch._inductor import config
+from torch._inductor import compile_fx, config
 from torch.fx import Graph, GraphModule
 
-from partita._torch.compile import training_graphs
 from partita.ddp import replicate
 from partita.ddp.compiled.backend import partita_ddp
 from partita.ddp.replicas.replication import REPLICATIONS
@@ -44,7 +43,7 @@ def test_unknown_modes_and_options_are_refused(options: dict[str, Any], message:
 
 def test_inductors_options_hold_for_every_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[bool, bool]] = []
-    compile_one = training_graphs.compile_fx_inner
+    compile_one = compile_fx.compile_fx_inner
 
     def noted(gm: Any, examples: Any, **options: Any) -> Any:
         seen.append((config.epilogue_fusion, config.max_autotune))
@@ -59,7 +58,7 @@ def test_inductors_options_hold_for_every_piece(monkeypatch: pytest.MonkeyPatch)
         for ours, theirs in zip(module.parameters(), model.parameters(), strict=True):
             torch.testing.assert_close(ours.grad, theirs.grad)
 
-    monkeypatch.setattr(training_graphs, "compile_fx_inner", noted)
+    monkeypatch.setattr(compile_fx, "compile_fx_inner", noted)
     assert config.epilogue_fusion
     alone(body)
     assert len(seen) > 2

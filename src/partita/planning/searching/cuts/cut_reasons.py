@@ -26,8 +26,8 @@ def explain_cuts(costs: CostModel, plan: Plan) -> tuple[CutReason, ...]:
     """For each cut of a plan, the simulated step with it and with the best of the places next to it.
 
     The other cuts and the order of the passes stay as they are. Looked at are up to four places on each side,
-    fewer where there are very many cuts and passes (then one only, the one that leaves the slowest rank least
-    work), and of these only those that fit the memory.
+    fewer where there are very many cuts and passes (then one only, the first that
+    fits of those that leave the slowest rank least work), and of these only those that fit the memory.
 
     Args:
         costs: what the plan was made from.
@@ -63,11 +63,16 @@ def explain_cuts(costs: CostModel, plan: Plan) -> tuple[CutReason, ...]:
     for index in range(1, len(cuts) - 1):
         moved = _moved(case, here.cuts, index, steps)
         if timed > _MOST_PASSES:
-            moved = sorted(moved, key=lambda cuts: _slowest_s(case, layout, cuts))[:1]
-        others = [_timed(case, here, layout, rows, index, cuts) for cuts in moved]
-        best = min((trial for trial in others if trial.fits), key=lambda trial: trial.key, default=None)
+            moved.sort(key=lambda cuts: _slowest_s(case, layout, cuts))
+        others = (_timed(case, here, layout, rows, index, cuts) for cuts in moved)
+        fitting = (trial for trial in others if trial.fits)
+        best = next(fitting, None) if timed > _MOST_PASSES else min(fitting, key=_key, default=None)
         reasons.append(_reason(costs, cuts[index], here.end_s, index, best))
     return tuple(reasons)
+
+
+def _key(trial: Trial) -> tuple[float, float, float]:
+    return trial.key
 
 
 def _moved(case: Case, cuts: Cuts, index: int, steps: int) -> list[Cuts]:
@@ -85,7 +90,8 @@ def _slowest_s(case: Case, layout: Layout, cuts: Cuts) -> float:
     """For how long the rank with the most work computes a microbatch."""
     work = [0.0] * len(layout.ranks)
     for rank, cost in zip(layout.stage_ranks, case.stages(layout, cuts), strict=True):
-        work[rank] += cost.seconds(ActionKind.F) + cost.seconds(ActionKind.B)
+        seconds = cost.seconds(ActionKind.F) + cost.seconds(ActionKind.B)
+        work[rank] += seconds / case.cluster.speed(rank)
     return max(work)
 
 

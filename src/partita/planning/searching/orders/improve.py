@@ -81,6 +81,7 @@ def improve(problem: Problem, rows: Rows, budget: Budget) -> tuple[Timing, Rows]
         raise AssertionError("unreachable: the rows that are improved come to an end")
     best_timing, best_rows = timing, rows
     bound_s = lower_bound_s(problem) * (1 + _SAME)
+    size = sum(map(len, rows))
     marks = [hash(tuple(row)) for row in rows]
     seen = {_mark(marks)}
     while best_timing.end_s > bound_s:
@@ -98,7 +99,8 @@ def improve(problem: Problem, rows: Rows, budget: Budget) -> tuple[Timing, Rows]
                 return best_timing, best_rows
             changed = [*rows[:rank], row, *rows[rank + 1 :]]
             result, passes = run_changed_rows(problem, changed, timing, rank, position)
-            budget.take(passes)
+            # what a move costs besides: its mark, its memory, a copy of the arrivals
+            budget.take(max(passes, size // 8))
             if result is None:
                 seen.add(mark)
                 continue
