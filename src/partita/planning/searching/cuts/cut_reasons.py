@@ -26,8 +26,8 @@ def explain_cuts(costs: CostModel, plan: Plan) -> tuple[CutReason, ...]:
     """For each cut of a plan, the simulated step with it and with the best of the places next to it.
 
     The other cuts and the order of the passes stay as they are. Looked at are up to four places on each side,
-    fewer where there are very many cuts and passes (then one only, the first that
-    fits of those that leave the slowest rank least work), and of these only those that fit the memory.
+    and of these those that fit the memory. Where there are very many cuts and passes it is one place for each
+    cut: the first that fits of those next to it, that with the least work for the slowest rank first.
 
     Args:
         costs: what the plan was made from.
