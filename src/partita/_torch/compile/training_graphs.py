@@ -154,8 +154,6 @@ def _frame(
     examples: Sequence[Any], settings: Mapping[str, Any] | None
 ) -> Callable[[], AbstractContextManager[Any]]:
     """The frame that torch compiles in at this moment, to be entered again."""
-    from torch._inductor.virtualized import V
-
     context = TracingContext.try_get()
     mode = detect_fake_mode(examples)
 
@@ -164,6 +162,8 @@ def _frame(
         stack.enter_context(tracing(context) if context is not None else nullcontext())
         stack.enter_context(torch._C._DisableAutocast())
         if settings is not None:
+            from torch._inductor.virtualized import V
+
             stack.enter_context(inductor_config.patch(dict(settings)))
             stack.enter_context(V.set_fake_mode(mode) if mode is not None else nullcontext())
         return stack

@@ -56,7 +56,7 @@ def candidate_of(case: Case, trial: Trial) -> Candidate:
     timing = run_rows(problem, trial.rows)
     if timing is None:
         raise AssertionError("unreachable: a trial comes to an end")
-    seconds = (problem.forward_s, problem.input_s, problem.weight_s, problem.whole_s)
+    seconds = problem.seconds
     busy_s, span_s = 0.0, 0.0
     for row, starts in zip(trial.rows, timing.starts, strict=True):
         of_rank_s = 0.0

@@ -141,10 +141,13 @@ class Case:
         """For each rank, by how many bytes it exceeds its memory."""
         if not self.is_limited:
             return [0.0] * len(rows)
-        if not all(id(row) in self._states for row in rows):
+        if not self._knows(rows):
             return overflow(problem, rows)
         peaks = zip(self._limits, self.peaks(layout, cuts, regions, rows), strict=False)
         return [-inf if limit is None else peak - limit for limit, peak in peaks]
+
+    def _knows(self, rows: Rows) -> bool:
+        return all(id(row) in self._states for row in rows)
 
     def _states_of(self, row: Sequence[Pass]) -> list[State]:
         """`row_states`, remembered for rows that are tried with other costs again."""
@@ -225,7 +228,7 @@ class Case:
         for stage, rank in enumerate(layout.stage_ranks):
             ends = cuts[stage], cuts[stage + 1]
             costs[rank][stage] = self.stage(*ends, regions[stage], layout.same_rank[stage])
-        if all(id(row) in self._states for row in rows):
+        if self._knows(rows):
             return tuple(peak_of(self._states_of(row), own) for row, own in zip(rows, costs, strict=True))
         always = (sum(cost.static_bytes for cost in own.values()) for own in costs)
         most = most_held(self.problem(layout, cuts, regions), rows)

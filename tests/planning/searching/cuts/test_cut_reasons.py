@@ -17,6 +17,7 @@ from partita.planning import (
     simulate,
 )
 from partita.planning.cutting.make_stage import make_stage
+from partita.planning.searching.cuts import cut_reasons
 
 UNITS = tuple(Unit(f"u{index}", 1.0 + index % 3, 2.0, activation_bytes=3) for index in range(9))
 COSTS = CostModel(UNITS, tuple(range(1, 9)))
@@ -35,6 +36,18 @@ def test_the_next_best_is_what_the_simulator_says_of_it() -> None:
         moved = simulate(schedule_of(plan), replace(plan, stages=stages)).makespan_s
         assert reason.next_makespan_s == pytest.approx(moved)
         assert f"cut between '{reason.next_before}' and '{reason.next_after}'" in str(reason)
+
+
+def test_of_a_very_large_step_one_place_is_looked_at_the_one_with_the_least_work_for_the_slowest_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    units = tuple(Unit(f"u{index}", 1.0, 2.0) for index in range(8))
+    costs, cluster = CostModel(units, (0,) * 7), Cluster(2, speeds=(1.0, 3.0))
+    plan = plan_stages(costs, 2, cluster=cluster)
+    monkeypatch.setattr(cut_reasons, "_MOST_PASSES", 0)
+    (reason,) = explain_cuts(costs, plan)
+    assert plan.stages[0].last_unit == 1  # 6 s and 18 s / 3
+    assert reason.next_border == 0  # 3 s and 21 s / 3; on the other side 9 s and 15 s / 3
 
 
 def test_a_search_says_why_and_it_survives_json() -> None:

@@ -95,6 +95,11 @@ class Problem:
         """How many ranks there are."""
         return len(self.capacity)
 
+    @property
+    def seconds(self) -> tuple[tuple[float, ...], ...]:
+        """For F, I, W and B, by stage."""
+        return self.forward_s, self.input_s, self.weight_s, self.whole_s
+
     @cached_property
     def hops(self) -> tuple[tuple[Hop, ...], ...]:
         """For F, I, W and B, by stage."""

@@ -10,7 +10,6 @@ from partita.planning.cutting._cuts import Cuts
 from partita.planning.generators.plan_schedule import schedule_of
 from partita.planning.hardware.cluster import Cluster
 from partita.planning.plan import CutReason, Plan
-from partita.planning.schedules.actions import ActionKind
 from partita.planning.searching.layouts import Layout
 from partita.planning.searching.orders.clock import Rows, rows_of
 from partita.planning.searching.trial import Case, Trial
@@ -63,16 +62,15 @@ def explain_cuts(costs: CostModel, plan: Plan) -> tuple[CutReason, ...]:
     for index in range(1, len(cuts) - 1):
         moved = _moved(case, here.cuts, index, steps)
         if timed > _MOST_PASSES:
-            moved.sort(key=lambda cuts: _slowest_s(case, layout, cuts))
+            moved.sort(key=lambda cuts: max(case.problem(layout, cuts).work_s()))
         others = (_timed(case, here, layout, rows, index, cuts) for cuts in moved)
         fitting = (trial for trial in others if trial.fits)
-        best = next(fitting, None) if timed > _MOST_PASSES else min(fitting, key=_key, default=None)
+        if timed > _MOST_PASSES:
+            best = next(fitting, None)
+        else:
+            best = min(fitting, key=lambda trial: trial.key, default=None)
         reasons.append(_reason(costs, cuts[index], here.end_s, index, best))
     return tuple(reasons)
-
-
-def _key(trial: Trial) -> tuple[float, float, float]:
-    return trial.key
 
 
 def _moved(case: Case, cuts: Cuts, index: int, steps: int) -> list[Cuts]:
@@ -84,15 +82,6 @@ def _moved(case: Case, cuts: Cuts, index: int, steps: int) -> list[Cuts]:
         for place in places[max(at - steps, 0) : at + steps + 1]
         if cuts[index - 1] < place < cuts[index + 1] and place != cuts[index]
     ]
-
-
-def _slowest_s(case: Case, layout: Layout, cuts: Cuts) -> float:
-    """For how long the rank with the most work computes a microbatch."""
-    work = [0.0] * len(layout.ranks)
-    for rank, cost in zip(layout.stage_ranks, case.stages(layout, cuts), strict=True):
-        seconds = cost.seconds(ActionKind.F) + cost.seconds(ActionKind.B)
-        work[rank] += seconds / case.cluster.speed(rank)
-    return max(work)
 
 
 def _timed(case: Case, here: Trial, layout: Layout, rows: Rows, index: int, cuts: Cuts) -> Trial:

@@ -98,7 +98,7 @@ def _end_of(problem: Problem, row: Sequence[Pass], starts: Sequence[float], posi
     if not position:
         return 0.0
     kind, stage, _ = row[position - 1]
-    return starts[position - 1] + problem.hops[kind][stage].seconds
+    return starts[position - 1] + problem.seconds[kind][stage]
 
 
 def _link_times(

@@ -138,7 +138,7 @@ def _moves(
 
 def _critical_blocks(problem: Problem, rows: Rows, timing: Timing, random: Random) -> list[_Block]:
     """From the end of the step backwards; where two reasons keep a pass waiting, one of them at random."""
-    seconds = (problem.forward_s, problem.input_s, problem.weight_s, problem.whole_s)
+    seconds = problem.seconds
     places = {
         (kind != _F, number): (rank, position)
         for rank, row in enumerate(rows)
@@ -163,9 +163,8 @@ def _critical_blocks(problem: Problem, rows: Rows, timing: Timing, random: Rando
             before_end = timing.starts[rank][position - 1] + seconds[before[0]][before[1]]
             no_gap = before_end >= start * (1 - _SAME)
         source = _source(problem, kind, stage, number, places)
-        arrives = source is not None and timing.arrivals[
-            problem.hops[kind][stage].takes + number
-        ] >= start * (1 - _SAME)
+        arrival = timing.arrivals[problem.hops[kind][stage].takes + number]
+        arrives = source is not None and arrival >= start * (1 - _SAME)
         if no_gap and not (arrives and random.random() < 0.5):
             position -= 1
             continue

@@ -150,7 +150,7 @@ def tails_s(problem: Problem, rows: Rows) -> tuple[list[float], list[float], lis
     timing = run_rows(problem, rows)
     if timing is None:
         raise AssertionError("unreachable: the rows come to an end")
-    seconds = (problem.forward_s, problem.input_s, problem.weight_s, problem.whole_s)
+    seconds = problem.seconds
     count, last = problem.stages * problem.microbatches, problem.stages - 1
     forward, backward, weight = [0.0] * count, [0.0] * count, [0.0] * count
     by_kind = (forward, backward, weight, backward)
