@@ -17,7 +17,7 @@ from partita._torch.export.export import Way, export_module
 from partita._torch.export.open_sizes import forget_sizes
 from partita._torch.export.signature import Signature, signature_of
 from partita._torch.tensors.detached_copy import detached_copy
-from partita.capture.merging.branches import Traced, all_ways
+from partita.capture.merging.branches import Traced, all_ways, has_answers_of_the_example
 from partita.capture.merging.merge_modes import merge_modes
 from partita.capture.merging.modes import captures_training, copy_flags, in_mode, mode_flag, require_mode
 from partita.capture.merging.other_mode import OtherMode
@@ -195,7 +195,7 @@ class _Exporter:
         both: whether both modes are captured.
         used: the last attempt that worked, by mode.
         rejected: the attempts whose graphs differ from the model, by mode.
-        same_in_both: whether the model makes the same calls in evaluation as in the trace in training, by
+        same_in_both: whether the model makes the same calls in evaluation as in every trace in training, by
             attempt.
         known_answers: the answers that the model got in earlier runs, which it is likely to get again; see
             `all_ways`.
@@ -271,6 +271,8 @@ class _Exporter:
                         failed.append((way, self.rejected[training, attempt]))
                         continue
                     trace = partial(self._trace, example, training, way)
+                    if training:
+                        self.same_in_both[attempt] = self.both
                     try:
                         module, sizes = all_ways(trace, partial(self._answers, training), self.known_answers)
                     except Exception as error:  # torch.export raises dozens of kinds
@@ -282,6 +284,8 @@ class _Exporter:
                     finally:
                         generators.reset()
                     replace(sizes, fixed=sizes.fixed or ("" if sizes.symbols else fixed)).attach(module)
+                    if training and has_answers_of_the_example(module):  # another one in evaluation, maybe
+                        self.same_in_both[attempt] = False
                     self.used[training] = attempt
                     return module
                 if example.dynamic_shapes is None or self.dynamic_shapes is not None:
@@ -312,9 +316,7 @@ class _Exporter:
                 watch=other,
             )
         if other is not None:
-            # each mode has its own ways where it asks about data
-            by_sizes = len(answers.of_sizes) == len(answers.in_order)
-            self.same_in_both[way, example.dynamic_shapes is not None] = other.same and by_sizes
+            self.same_in_both[way, example.dynamic_shapes is not None] &= other.same
         make_regions_relative(module)
         traced = Traced(module, Sizes(), answers)
         sizes = specialise_sizes(module, Example(self.args, self.kwargs).flat, provable=self.provable)

@@ -272,6 +272,67 @@ def test_each_way_is_traced_once_a_mode(example: str, monkeypatch: pytest.Monkey
     assert len(traces) == 4
 
 
+class Padded(nn.Module):
+    """Asks as decoders of Hugging Face do, and computes the same in both modes."""
+
+    def __init__(self, asks_hidden: bool = False) -> None:
+        super().__init__()
+        self.project = nn.Linear(4, 4)
+        self.asks_hidden = asks_hidden
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        length = x.shape[1]
+        h = self.project(x)
+        if self.asks_hidden and h.isinf().any():
+            h = h.clamp(-9, 9)
+        if mask.all():
+            return h
+        if mask[:, :length].all() and (~mask[:, length:]).all():
+            return h * 2
+        return h * mask[:, :length, None]
+
+
+@pytest.mark.parametrize("asks_hidden", [False, True])
+def test_ways_that_are_the_same_in_both_modes_are_traced_once(
+    asks_hidden: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traces = []
+    original = export_file.export_module
+    monkeypatch.setattr(
+        export_file, "export_module", lambda *args, **options: traces.append(0) or original(*args, **options)
+    )
+    model, x = Padded(asks_hidden), torch.randn(2, 5, 4)
+    mask = torch.ones(2, 5, dtype=torch.bool)
+    captured = capture(model, (x, mask), prove=True)
+    # what the example answers about hidden values may be another answer in evaluation; the second question is
+    # the first one again, and the third is about nothing
+    first_guess = 1
+    assert len(traces) - first_guess == (3 if asks_hidden else 1)
+    mask[0, 3:] = False
+    for training in (True, False):
+        model.train(training)
+        captured.module.train(training)
+        for given in (mask, torch.ones_like(mask)):
+            partita.verify(captured.module, model, (x, given)).check()
+
+
+class WritesBetween(nn.Module):
+    """Asks the same of what has been written to since."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = x.clone()
+        scale = 2 if (seen > 0).all() else 3
+        seen[:, 1:].neg_()
+        return seen * scale * (5 if (seen > 0).all() else 7)
+
+
+def test_a_question_about_what_was_written_since_is_another_one() -> None:
+    model = WritesBetween()
+    module = capture(model, (torch.ones(2, 3),), prove=True).module
+    for x in (torch.ones(2, 3), -torch.ones(2, 3), torch.tensor([[1.0, -1.0, -1.0]])):
+        assert torch.equal(module(x), model(x))
+
+
 class Unshared(nn.Module):
     """What it makes before the question, one way does not use; equal kinds stand next to each other."""
 

@@ -26,7 +26,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.node import has_side_effect, map_arg
 from torch.overrides import TorchFunctionMode
 
-from partita._torch.export.constant_nodes import from_constants
+from partita._torch.export.constant_nodes import from_constants, is_whole_slice, is_written
 from partita._torch.export.open_sizes import users_line
 
 __all__ = ["Answers", "answered", "answers_given", "condition_nodes"]
@@ -133,7 +133,7 @@ def answered(answers: Answers) -> Iterator[None]:
         proxy = tracer.unwrap_proxy(tensor)
         if place is None or not isinstance(proxy, Proxy):
             return None  # torch's own question, or a constant's
-        question = _expression(proxy.node, {})
+        question = _question(proxy.node)
         if question in by_question:
             answers.repeated(by_question[question], place)
         else:
@@ -162,13 +162,21 @@ def answers_given(answers: Answers) -> Iterator[None]:
         yield
 
 
-def _expression(node: Node, hashes: dict[Node, int]) -> Hashable:
+def _question(node: Node) -> Hashable:
+    """Return what is the same for two nodes that are sure to have the same value."""
+    hashes: dict[Node, int] = {}
+    expression = _expression(node, hashes)
+    return node if is_written(hashes) else expression
+
+
+def _expression(node: Node, hashes: dict[Node, int]) -> int:
     """Return a hash of how a node's value is computed from inputs, equal for two that are computed alike."""
     if node not in hashes:
-        operands = tuple(_expression(operand, hashes) for operand in node.all_input_nodes)
+        operands = [_expression(operand, hashes) for operand in node.all_input_nodes]
         text = repr(map_arg((node.args, node.kwargs), lambda _: None))
         name = node.name if node.op in ("placeholder", "get_attr") else ""
-        hashes[node] = hash((node.op, node.target, name, text, operands))
+        own = hash((node.op, node.target, name, text, *operands))
+        hashes[node] = operands[0] if is_whole_slice(node) else own
     return hashes[node]
 
 

@@ -1,4 +1,6 @@
-"""Values in a graph that is being traced which follow from constants and sizes: computed at once."""
+"""Values in a graph that is being traced which follow from constants and sizes: computed at once. A tensor
+without elements is a constant, whatever it is computed from.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from partita._torch.export.open_sizes import SIZE_OF, is_symbolic, size_at
 
-__all__ = ["from_constants"]
+__all__ = ["from_constants", "is_whole_slice", "is_written"]
 
 _MOST_NODES = 100
 """A value that takes more nodes to compute is not looked at."""
@@ -34,7 +36,7 @@ def from_constants(node: Node) -> bool | None:
         node: of a graph that is being traced: open sizes in its metadata know their example.
     """
     order: dict[Node, None] = {}
-    if not _is_made_of_constants(node, order) or _is_written(order):
+    if not _is_made_of_constants(node, order) or is_written(order):
         return None
     example = _truth(order, lambda size: size)
     try:
@@ -52,6 +54,9 @@ def _truth(order: Iterable[Node], change: Callable[[int], int]) -> bool:
             if node.target is SIZE_OF:
                 values[node] = size_at(node.meta["val"], change)
                 continue
+            if _is_empty(node):
+                values[node] = _empty_like(node.meta["val"], change)
+                continue
             args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
             values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
         return bool(values[node])
@@ -65,7 +70,7 @@ def _is_made_of_constants(node: Node, order: dict[Node, None]) -> bool:
         return True
     if node.op != "call_function" or len(order) > _MOST_NODES:
         return False
-    if node.target is not SIZE_OF:
+    if node.target is not SIZE_OF and not _is_empty(node):
         operands = node.all_input_nodes
         if not _is_pure(node) or not all(_is_made_of_constants(operand, order) for operand in operands):
             return False
@@ -82,14 +87,69 @@ def _is_pure(node: Node) -> bool:
     return not (target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags or on_meta)
 
 
-def _is_written(nodes: Iterable[Node]) -> bool:
-    """Whether something writes to the values of these nodes, or to what is computed from them (a view)."""
+def _is_empty(node: Node) -> bool:
+    """Whether a node's value is a tensor without elements, whichever size open sizes have."""
+    value = node.meta.get("val")
+    if (
+        not isinstance(value, torch.Tensor)
+        or value.layout is not torch.strided
+        or value.device.type == "meta"
+    ):
+        return False
+    return any(type(size) is int and size == 0 for size in value.shape)
+
+
+def _empty_like(value: torch.Tensor, change: Callable[[int], int]) -> torch.Tensor:
+    shape = [size_at(size, change) for size in value.shape]
+    return torch.empty(shape, dtype=value.dtype, device=value.device)
+
+
+def is_whole_slice(node: Node) -> bool:
+    """Whether a node takes all of its operand, as ``x[:, :length]`` does where ``x`` has that length."""
+    if node.target is not torch.ops.aten.slice.Tensor:
+        return False
+    value, whole = node.meta.get("val"), node.all_input_nodes[0].meta.get("val")
+    if not isinstance(value, torch.Tensor) or not isinstance(whole, torch.Tensor):
+        return False
+    # as expressions: to compare open sizes would fix them
+    left, right = ([*map(str, (*tensor.shape, *tensor.stride()))] for tensor in (value, whole))
+    return left == right
+
+
+def is_written(nodes: Iterable[Node]) -> bool:
+    """Whether something writes to the values of these nodes, or to a view of them."""
     waiting = list(nodes)
     seen = set(waiting)
     while waiting:
-        fresh = [user for user in waiting.pop().users if user not in seen]
-        if any(isinstance(user.target, OpOverload) and user.target._schema.is_mutable for user in fresh):
-            return True
-        seen.update(fresh)
-        waiting += fresh
+        node = waiting.pop()
+        for user in node.users:
+            written, viewed = _does_to(user, node)
+            if written:
+                return True
+            if viewed and user not in seen:
+                seen.add(user)
+                waiting.append(user)
     return False
+
+
+def _does_to(user: Node, node: Node) -> tuple[bool, bool]:
+    """Whether ``user`` writes to ``node``, and whether its value may share memory with it."""
+    if not isinstance(user.target, OpOverload):
+        return False, user.target not in _ARITHMETIC or user.target is operator.getitem
+    arguments = user.target._schema.arguments
+    given = [*zip(arguments, user.args, strict=False)]
+    given += [
+        (argument, user.kwargs[argument.name]) for argument in arguments if argument.name in user.kwargs
+    ]
+    aliases = [
+        argument.alias_info
+        for argument, value in given
+        if argument.alias_info is not None and node in _nodes_in(value)
+    ]
+    return any(alias.is_write for alias in aliases), bool(aliases)
+
+
+def _nodes_in(value: Any) -> list[Node]:
+    found: list[Node] = []
+    map_arg(value, found.append)
+    return found

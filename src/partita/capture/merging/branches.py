@@ -29,10 +29,12 @@ from partita.graph.attributes import attribute
 from partita.graph.effect_rules.conditions import ReadCondition, require_condition
 from partita.graph.effects import analyse
 
-__all__ = ["MOST_WAYS", "Traced", "all_ways"]
+__all__ = ["MOST_WAYS", "Traced", "all_ways", "has_answers_of_the_example"]
 
 MOST_WAYS = 8
 """At most so many ways through a model are traced."""
+
+_OF_SIZES = "the answer depends on sizes only, and is another one for these"
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,12 @@ def all_ways(
     return traced.module, sizes
 
 
+def has_answers_of_the_example(module: GraphModule) -> bool:
+    """Whether a graph has the branch of the example only, of a question about its data."""
+    checks = module.graph.find_nodes(op="call_function", target=require_condition)
+    return any(node.args[3] != _OF_SIZES for node in checks)
+
+
 class _Ways:
     """Visits the tree of answers, depth first; each leaf is a trace.
 
@@ -157,7 +165,7 @@ class _Ways:
     def _reason_against(self, traced: Traced, asked: int) -> str:
         """Why the other branch is not traced; empty where it is."""
         if asked in traced.answers.of_sizes:
-            return "the answer depends on sizes only, and is another one for these"
+            return _OF_SIZES
         if not _follows_from_inputs(traced.module, traced.conditions[asked]):
             return "the answer depends on what the model computes"
         if not self._left:
