@@ -13,37 +13,24 @@ from rich.console import Console
 from partita.demo.model import TransformerConfig
 from partita.demo.run import run_demo
 from partita.demo.settings import DemoSettings
-from partita.errors import InfeasiblePlan, ScheduleError, UsageError
+from partita.demo.training import build_model, example
+from partita.errors import ScheduleError, UsageError
+from partita.pipelining import measure_units
 from partita.planning import Plan
 from partita.reporting import report_from_json, step_differences
 
 TINY = TransformerConfig(width=32, heads=2, layers=2, context=16)
 
 
-@pytest.mark.slow
-def test_the_cut_model_trains_bit_for_bit_like_the_uncut_one(tmp_path: Path) -> None:
-    text = io.StringIO()
-    stages = 3
-    settings = DemoSettings(
-        steps=3, stages=stages, schedule="gpipe", microbatches=4, microbatch=2, validate_every=2, model=TINY
-    )
-    result = run_demo(settings, tmp_path / "out", Console(file=text, width=120))
-    assert result.comparison.bitwise
-    assert result.comparison.largest == 0.0
-    assert [point.step for point in result.losses] == [0, 1, 2]
-    assert all(point.pipelined == point.reference for point in result.losses)
-    assert len({point.reference for point in result.losses}) == 3
-    assert "largest parameter difference: 0.0" in text.getvalue()
-    assert len(Plan.from_json((tmp_path / "out" / "plan.json").read_text()).stages) == stages
-    assert json.loads((tmp_path / "out" / "trace.json").read_text())
-    assert "<html" in (tmp_path / "out" / "report.html").read_text()
+def test_too_many_stages_are_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--stages is 9: the demo's model can be cut into at most 8"):
+        run_demo(DemoSettings(stages=9, model=TINY), tmp_path, Console(file=io.StringIO()))
 
 
-def test_too_many_stages_name_the_limit(tmp_path: Path) -> None:
-    with pytest.raises(
-        InfeasiblePlan, match=r"99 stages were asked for, but this model can be cut into at most \d+"
-    ):
-        run_demo(DemoSettings(stages=99, model=TINY), tmp_path, Console(file=io.StringIO()))
+def test_the_most_stages_are_the_units_of_the_model() -> None:
+    settings = DemoSettings(model=TINY)
+    costs = measure_units(build_model(settings), (example(settings),))
+    assert len(costs.units) == TINY.most_stages
 
 
 def test_an_unwritable_folder_is_refused_before_training(tmp_path: Path) -> None:
@@ -90,13 +77,23 @@ def test_what_a_schedule_can_not_do_is_refused_before_training(options: dict[str
 
 
 @pytest.mark.slow
-def test_two_stages_on_a_process_train_bit_for_bit_too(tmp_path: Path) -> None:
+def test_the_cut_model_trains_bit_for_bit_like_the_uncut_one(tmp_path: Path) -> None:
+    text = io.StringIO()
     settings = DemoSettings(
-        steps=2, schedule="ZBVZeroBubble", microbatches=4, microbatch=2, validate_every=2, model=TINY
+        steps=3, schedule="zbvzerobubble", microbatches=4, microbatch=2, validate_every=2, model=TINY
     )
-    result = run_demo(settings, tmp_path, Console(file=io.StringIO(), width=120))
+    result = run_demo(settings, tmp_path / "out", Console(file=text, width=120))
     assert result.comparison.bitwise
-    report = report_from_json((tmp_path / "report.json").read_text())
+    assert result.comparison.largest == 0.0
+    assert [point.step for point in result.losses] == [0, 1, 2]
+    assert all(point.pipelined == point.reference for point in result.losses)
+    assert len({point.reference for point in result.losses}) == 3
+    assert "in 4 (ZBVZeroBubble, 4 microbatches" in text.getvalue()
+    assert "largest parameter difference: 0.0" in text.getvalue()
+    assert len(Plan.from_json((tmp_path / "out" / "plan.json").read_text()).stages) == 4
+    assert json.loads((tmp_path / "out" / "trace.json").read_text())
+    assert "<html" in (tmp_path / "out" / "report.html").read_text()
+    report = report_from_json((tmp_path / "out" / "report.json").read_text())
     assert len(report.stages) == 4
     assert report.measured.ranks == (0, 1)
     assert step_differences(report.measured, report.simulated) is not None

@@ -22,6 +22,11 @@ class TransformerConfig:
     context: int = 64
     dropout: float = 0.1
 
+    @property
+    def most_stages(self) -> int:
+        """Into how many stages the model can be cut: before, within and after each block."""
+        return 2 * self.layers + 4
+
 
 class ByteTransformer(nn.Module):
     """A transformer that predicts the next byte.

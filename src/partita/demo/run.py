@@ -48,7 +48,6 @@ def run_demo(settings: DemoSettings, out: Path, console: Console) -> DemoResult:
 
     Raises:
         UsageError: an option that can't be used, an output folder that can't be written to.
-        InfeasiblePlan: more stages than the model can be cut into.
         ExecutionError: a process failed.
     """
     check_writable(out)

@@ -66,9 +66,12 @@ class DemoSettings:
 
         Raises:
             ScheduleError: no such schedule, or one that can't serve so many stages or microbatches.
-            UsageError: one that does not train, or stages that do not divide among the processes.
+            UsageError: one that does not train, more stages than the model can be cut into, or stages that do
+                not divide among the processes.
         """
-        kind, stages = self.kind, self.number_of_stages
+        kind, stages, most = self.kind, self.number_of_stages, self.model.most_stages
+        if stages > most:
+            raise UsageError(f"--stages is {stages}: the demo's model can be cut into at most {most}")
         if not kind.trains:
             raise UsageError(f"--schedule is {kind.name}, which has no backward pass: give 1F1B, say")
         each = kind.stages_a_rank

@@ -42,7 +42,7 @@ def introduce(console: Console, settings: DemoSettings, corpus: ByteCorpus, plan
     parameters = sum(stage.parameters for stage in plan.stages)
     console.print(
         f"[bold]partita {__version__}[/] cuts a transformer of about {format_count(parameters)} parameters "
-        f"in {settings.stages} ({settings.schedule}, {settings.microbatches} microbatches of "
+        f"in {settings.number_of_stages} ({settings.kind.name}, {settings.microbatches} microbatches of "
         f"{settings.microbatch} × {settings.model.context} bytes)"
     )
     console.print(
