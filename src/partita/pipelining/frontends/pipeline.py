@@ -48,7 +48,7 @@ from partita.pipelining.frontends.graph.units.unit_runs import GraphLoss
 from partita.pipelining.frontends.graph.writes import check_writes
 from partita.pipelining.frontends.modules.frontend import cut_modules
 from partita.pipelining.frontends.pipe import Pipe
-from partita.pipelining.interface.compile_options import CompileArgument, compile_options
+from partita.pipelining.interface.compile_options import CompileArgument, CompileOptions, compile_options
 from partita.pipelining.interface.loss import LossSpec
 from partita.pipelining.interface.two_modes import ModeCut, TwoModes
 from partita.pipelining.measuring.link_times import links_between
@@ -105,8 +105,8 @@ def pipeline(
             collective over the default group: rank 0's plan is used by all.
         plan: the plan to cut by; or ``"auto"``: search for the stages, placement, schedule and recomputation
             that are the fastest on the ranks of ``torch.distributed`` (or of ``cluster``), from costs that
-            all of them measure now, at the same time, and from what messages between them take. Collective,
-            too. See `Pipe.schedule`.
+            all of them measure now, at the same time (of compiled units, with ``compile``), and from what
+            messages between them take. Collective, too. See `Pipe.schedule`.
         cluster: the links and memory that are planned for.
         schedule: the schedule that is planned for; without it 1F1B, and with ``plan="auto"`` any.
         microbatches: the number of microbatches that is planned for.
@@ -189,7 +189,7 @@ def pipeline(
         cuts = cuts_at_points(whole, module, split_spec)
     elif stages is not None or plan is not None:
         flat = captured.signature.flatten(mb_args, mb_kwargs or {})
-        chosen, cuts, ends = _planned(whole, flat, request)
+        chosen, cuts, ends = _planned(whole, flat, request, compiled_with)
     again = recompute_option(recompute, chosen)
     regions = [*regions_of_modules(whole, again.modules), *regions_of_units(whole, ends, again.units)]
     assignment = stage_assignment(whole, cuts)
@@ -220,14 +220,19 @@ def pipeline(
 
 
 def _planned(
-    whole: GraphModule, flat: Sequence[Any], request: PlanRequest
+    whole: GraphModule, flat: Sequence[Any], request: PlanRequest, compiled_with: CompileOptions | None
 ) -> tuple[Plan, list[int], list[int]]:
     """The plan, made here where there is none yet, its cuts, and where its units end."""
+    # Without a schedule to search for, only the stages' shares count: compiling every unit is not worth it.
+    runs = request.plan == "auto" and all(map(has_memory, whole.parameters()))
+    measured_with = compiled_with if runs else None
     ready = request.ready
     ends, names = units_to_plan(whole, None if ready else request.least_units, ready)
     request.check_units(len(names))
     tensors = [*whole.parameters(), *flat]
-    plan = ready or request.planned(lambda: cost_model(whole, ends, flat), links_between(tensors))
+    plan = ready or request.planned(
+        lambda: cost_model(whole, ends, flat, compile_options=measured_with), links_between(tensors)
+    )
     cuts = planned_cuts(plan, names, ends)
     check_sizes(plan, whole, ends)
     return plan, cuts, ends
@@ -292,12 +297,21 @@ def measure_units(
             since it takes several times as long to trace with open sizes.
         prove: as for `pipeline`, which proves the model that it cuts in any case.
         compile: as for `pipeline`: the seconds are those of compiled F, B, I and W. Bytes are those of
-            uncompiled passes.
+            uncompiled passes. A unit that can't be compiled counts as it is, with a warning.
 
     Raises:
+        ArgumentError: ``compile`` with a ``device`` or a model on the meta device, where nothing runs.
         InfeasiblePlan: more stages than there are of the smallest units, before any is measured.
     """
-    if dynamic_shapes is None and not all(map(has_memory, module.parameters())):
+    on_meta = not all(map(has_memory, module.parameters()))
+    compiled_with = compile_options(compile)
+    if compiled_with is not None and (device is not None or on_meta):
+        what = "the model is on the meta device" if device is None else f"device is {device!r:.60}"
+        raise ArgumentError(
+            f"measure_units got compile, and {what}: seconds of compiled units are measured, not worked out. "
+            "Leave out compile, or give a model with weights and no device"
+        )
+    if dynamic_shapes is None and on_meta:
         dynamic_shapes = False
     captured, _ = by_mode(capture(module, mb_args, mb_kwargs, dynamic_shapes=dynamic_shapes, prove=prove))
     loss = None if loss_fn is None else GraphLoss(loss_fn, target, captured.signature.unflatten)
@@ -312,7 +326,7 @@ def measure_units(
         speeds=device,
         loss=loss,
         progress=progress,
-        compile_options=compile_options(compile),
+        compile_options=compiled_with,
     )
 
 

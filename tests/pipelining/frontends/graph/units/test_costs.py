@@ -1,16 +1,24 @@
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.pipelining.models import IN_PLACE, TRANSFORMER, WIDTH
 from torch import Tensor, nn
+from torch.fx import GraphModule
 
 from partita._torch.operators.roofline import FixedSpeeds
+from partita.errors import ArgumentError
 from partita.graph.liveness import borders
 from partita.pipelining import measure_units, pipeline
 from partita.pipelining.frontends.graph.units.costs import _window_minima, cost_model, narrow_borders
+from partita.planning import Cluster
 
 
 def test_a_transformer_is_cut_between_its_blocks() -> None:
@@ -30,6 +38,61 @@ def test_units_add_up_to_the_model() -> None:
     assert costs.crossing_bytes == (3 * 6 * 4, 3 * 6 * 4)
     assert all(unit.forward_s > 0.0 for unit in costs.units)
     assert [unit.name for unit in costs.units] == ["0:linear", "1:relu", "2:linear"]
+
+
+@dataclass
+class Counting:
+    """A runner that runs what it is given as it is, and counts."""
+
+    graphs: int = 0
+    calls: int = 0
+
+    def for_module(self, module: nn.Module) -> nn.Module:
+        raise AssertionError("units are compiled as graphs")
+
+    def for_graph(
+        self, gm: GraphModule, *, fixed_inputs: Collection[str] = (), returned: int | None = None
+    ) -> Callable[..., Any]:
+        self.graphs += 1
+        return partial(self._run, gm)
+
+    def _run(self, gm: GraphModule, *args: Any) -> Any:
+        self.calls += 1
+        return gm(*args)
+
+
+def test_compiled_units_are_measured_compiled() -> None:
+    layers = [layer for _ in range(3) for layer in (nn.Linear(4, 4), nn.Tanh())]
+    model, x = nn.Sequential(*layers), torch.randn(3, 4)
+    plain, runner = measure_units(model, (x,)), Counting()
+    costs = measure_units(model, (x,), compile=runner, repeats=2)
+    assert [unit.name for unit in costs.units] == [unit.name for unit in plain.units]
+    assert [unit.parameter_bytes for unit in costs.units] == [unit.parameter_bytes for unit in plain.units]
+    assert all(unit.forward_s > 0.0 and unit.backward_input_s is not None for unit in costs.units)
+    kinds = 4  # the first unit has an input without a gradient, the last one is the last
+    assert kinds <= runner.graphs <= 4 * kinds
+    assert runner.calls >= 3 * runner.graphs  # a round that does not count, and two that do
+
+
+def test_a_plan_for_compiled_stages_is_made_from_compiled_units() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)), torch.randn(3, 4)
+    options = {"cluster": Cluster(2), "microbatches": 2, "schedule": "1F1B"}
+    for plan, measured in ({"plan": "auto"}, True), ({"stages": 2, "schedule": "1F1B"}, False):
+        runner = Counting()
+        pipeline(model, (x,), compile=runner, **(options | plan))
+        assert (runner.calls > 0) is measured
+
+
+@pytest.mark.parametrize(
+    ("device", "where", "message"),
+    [(FixedSpeeds(1e9, 1e9), "cpu", "and device is FixedSpeeds"), (None, "meta", "is on the meta device")],
+)
+def test_where_nothing_runs_nothing_can_be_compiled(
+    device: FixedSpeeds | None, where: str, message: str
+) -> None:
+    model, x = nn.Linear(4, 4, device=where), torch.randn(3, 4, device=where)
+    with pytest.raises(ArgumentError, match=message):
+        measure_units(model, (x,), device=device, compile="aot_eager")
 
 
 class Skips(nn.Module):

@@ -104,7 +104,7 @@ def cost_model(
         units = graph_units(gm, ends, args, loss)
         runs = list({id(unit.run): unit.run for unit in units if unit.run is not None}.values())
         memories = {id(run): pass_memory(run) for run in runs}
-        if compile_options is not None and speeds is None:
+        if compile_options is not None:
             for run in runs:
                 run.compile(compile_options)
         measured = pass_times(runs, meter_for(tensors, speeds), repeats, progress)
