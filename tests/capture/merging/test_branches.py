@@ -316,6 +316,22 @@ def test_ways_that_are_the_same_in_both_modes_are_traced_once(
             partita.verify(captured.module, model, (x, given)).check()
 
 
+def test_numbers_that_one_trace_works_out_earlier_are_the_same() -> None:
+    transformers = pytest.importorskip("transformers", reason="pip install 'partita[hf]'")
+    config = transformers.GPT2Config(
+        n_embd=16, n_layer=1, n_head=2, vocab_size=32, bos_token_id=1, eos_token_id=2, use_cache=False
+    )
+    model = transformers.GPT2LMHeadModel(config)
+    ids, mask = torch.arange(16).view(2, 8), torch.ones(2, 8, dtype=torch.long)
+    graphs = capture(model, (), {"input_ids": ids, "attention_mask": mask}).graphs()
+    padded = mask.clone()
+    padded[0, 5:] = 0
+    for training, module in graphs.items():
+        for given in (mask, padded):
+            example = {"input_ids": ids, "attention_mask": given}
+            partita.verify(module.train(training), model.train(training), (), example).check()
+
+
 class WritesBetween(nn.Module):
     """Asks the same of what has been written to since."""
 

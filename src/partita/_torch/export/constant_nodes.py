@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from partita._torch.export.open_sizes import SIZE_OF, is_symbolic, size_at
 
-__all__ = ["from_constants", "is_whole_slice", "is_written"]
+__all__ = ["ARITHMETIC", "from_constants", "is_whole_slice", "is_written"]
 
 _MOST_NODES = 100
 """A value that takes more nodes to compute is not looked at."""
@@ -25,7 +25,8 @@ _OTHER_SIZES: tuple[Callable[[int], int], ...] = (
     lambda size: 16 * size,
     lambda _size: 1,
 )
-_ARITHMETIC = frozenset(getattr(operator, name) for name in operator.__all__)
+ARITHMETIC = frozenset(getattr(operator, name) for name in operator.__all__)
+"""Python's own operators, by which a graph works out sizes."""
 
 
 def from_constants(node: Node) -> bool | None:
@@ -82,7 +83,7 @@ def _is_pure(node: Node) -> bool:
     """Whether a node writes to nothing, draws no random numbers, and has a value that is not on meta."""
     target, value = node.target, node.meta.get("val")
     if not isinstance(target, OpOverload):
-        return target in _ARITHMETIC and is_symbolic(value)
+        return target in ARITHMETIC and is_symbolic(value)
     on_meta = isinstance(value, torch.Tensor) and value.device.type == "meta"
     return not (target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags or on_meta)
 
@@ -135,7 +136,7 @@ def is_written(nodes: Iterable[Node]) -> bool:
 def _does_to(user: Node, node: Node) -> tuple[bool, bool]:
     """Whether ``user`` writes to ``node``, and whether its value may share memory with it."""
     if not isinstance(user.target, OpOverload):
-        return False, user.target not in _ARITHMETIC or user.target is operator.getitem
+        return False, user.target not in ARITHMETIC or user.target is operator.getitem
     arguments = user.target._schema.arguments
     given = [*zip(arguments, user.args, strict=False)]
     given += [

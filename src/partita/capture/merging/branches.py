@@ -22,6 +22,7 @@ from torch.fx import GraphModule, Node
 
 from partita._torch.export.conditions import Answers, condition_nodes
 from partita.capture.merging.merge_branches import Branch, merge_branches
+from partita.capture.merging.size_order import order_sizes
 from partita.capture.open_sizes.sizes import Sizes
 from partita.capture.tracing.blame import summary
 from partita.errors import CaptureError
@@ -52,6 +53,7 @@ class Traced:
     conditions: list[Node] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        order_sizes(self.module)
         self.conditions.extend(condition_nodes(self.module))
         for node, answer, place in zip(
             self.conditions, self.answers.in_order, self.answers.places, strict=True
