@@ -29,8 +29,9 @@ def main() -> int:
     started = time.monotonic()
     for number, (name, command) in enumerate(CHECKS, 1):
         print(f"== {number}/{len(CHECKS)} {name}", flush=True)
-        # the processes of a test share two cores as it is
+        # The processes of a test share two cores as it is, and compile no source that another one has.
         environment = os.environ | {"OMP_NUM_THREADS": "1", "NO_MKDOCS_2_WARNING": "1"}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
         status = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
         if status:
             print(f"== {name} failed (exit status {status})")

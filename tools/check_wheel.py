@@ -53,7 +53,9 @@ def main() -> int:
 def run(command: list[str], folder: Path) -> None:
     """Run a command, which must succeed; what it prints is shown where it does not."""
     print(f"   {' '.join(Path(word).name if os.sep in word else word for word in command)}", flush=True)
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    # Without what is compiled each process would compile torch again, a minute in all.
+    left_out = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
+    environment = {name: value for name, value in os.environ.items() if name not in left_out}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{done.stdout}\n{done.stderr}\nexit status {done.returncode}")

@@ -138,19 +138,19 @@ def _does_to(user: Node, node: Node) -> tuple[bool, bool]:
     if not isinstance(user.target, OpOverload):
         return False, user.target not in ARITHMETIC or user.target is operator.getitem
     arguments = user.target._schema.arguments
-    given = [*zip(arguments, user.args, strict=False)]
-    given += [
+    operands = [*zip(arguments, user.args, strict=False)]
+    operands += [
         (argument, user.kwargs[argument.name]) for argument in arguments if argument.name in user.kwargs
     ]
     aliases = [
         argument.alias_info
-        for argument, value in given
+        for argument, value in operands
         if argument.alias_info is not None and node in _nodes_in(value)
     ]
     return any(alias.is_write for alias in aliases), bool(aliases)
 
 
 def _nodes_in(value: Any) -> list[Node]:
-    found: list[Node] = []
-    map_arg(value, found.append)
-    return found
+    nodes: list[Node] = []
+    map_arg(value, nodes.append)
+    return nodes
