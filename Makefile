@@ -41,6 +41,7 @@ format: setup
 
 fuzz: setup
 	@PARTITA_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest tests/fuzz --timeout 0 -o faulthandler_timeout=0 -s
+	@PARTITA_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest tests --ignore tests/fuzz -m dear
 
 clean:
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build out src/*.egg-info

@@ -30,7 +30,13 @@ settings.load_profile("partita")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with tests that take long come first, so that no worker is left alone with one at the end."""
+    """Files with tests that take long come first, so that no worker is left alone with one at the end. Dear
+    tests are for ``make fuzz``.
+    """
+    if "PARTITA_FUZZ_EXAMPLES" not in os.environ:
+        for item in items:
+            if item.get_closest_marker("dear") is not None:
+                item.add_marker(pytest.mark.skip(reason="dear: make fuzz"))
     long = {item.path for item in items if item.get_closest_marker("slow") is not None}
     items.sort(key=lambda item: item.path not in long)
 

@@ -40,6 +40,7 @@ def as_json(*arguments: str) -> dict[str, Any]:
     return answer
 
 
+@pytest.mark.dear
 def test_from_the_shell_stages_are_shown_and_too_many_are_one_line() -> None:
     command = [sys.executable, "-m", "partita", "split", "model.py:counted"]
     result = subprocess.run(

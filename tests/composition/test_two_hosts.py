@@ -129,7 +129,7 @@ def test_two_hosts_train_what_one_process_trains(hosts: tuple[str, str], tmp_pat
             assert torch.equal(value, whole.get_parameter(name)), name
 
 
-@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("killed", [pytest.param(0, marks=pytest.mark.dear), 1])
 def test_a_rank_killed_on_one_host_is_named_on_the_other(
     hosts: tuple[str, str], tmp_path: Path, killed: int
 ) -> None:

@@ -165,9 +165,13 @@ def inductor(rank: int) -> None:
 
 @scenario
 def inductor_with_dynamic_shapes(rank: int) -> None:
-    """Other sizes on other ranks and in other steps; in the second run Dynamo finds out by itself."""
-    against_inductor(models.mlp, rank, in_steps(5, of_several_sizes), dynamic=True)
+    """Other sizes on other ranks and in other steps, as Dynamo finds out by itself."""
     against_inductor(models.mlp, rank, in_steps(5, of_several_sizes))
+
+
+@scenario
+def inductor_told_of_dynamic_shapes(rank: int) -> None:
+    against_inductor(models.mlp, rank, in_steps(5, of_several_sizes), dynamic=True)
 
 
 @scenario

@@ -7,7 +7,7 @@ import os
 import pytest
 from tests.fuzz.resumes import Training, check
 
-COUNT = 15 if os.environ.get("PARTITA_FUZZ_EXAMPLES") else 2
+COUNT = 15 if os.environ.get("PARTITA_FUZZ_EXAMPLES") else 1
 FIRST = int(os.environ.get("PARTITA_FUZZ_SEED", "0"))
 
 

@@ -31,6 +31,7 @@ FEW, SOME, MANY = 16, 32, 64
 """Microbatches in a step."""
 
 pytestmark = [
+    pytest.mark.dear,
     pytest.mark.filterwarnings("ignore::UserWarning:torch.*"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]

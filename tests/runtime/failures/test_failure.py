@@ -308,7 +308,7 @@ def _run_script(tmp_path: Path, how: str, failing: int) -> list[tuple[int, str]]
         ("kill", "PeerFailed: rank {} died without a word (killed?)"),
     ],
 )
-@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize("failing", [0, pytest.param(1, marks=pytest.mark.dear)])
 def test_a_script_without_a_with_block_is_covered_too_even_where_rank_0_hosts_the_store(
     tmp_path: Path, how: str, text: str, failing: int
 ) -> None:
