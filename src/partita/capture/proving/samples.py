@@ -68,7 +68,9 @@ def samples(
 def single_samples(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], sizes: Sizes, names: list[str], seed: int = 0
 ) -> Iterator[Sample]:
-    """Return samples with a batch of one."""
+    """Yield two samples of the example's kind with a batch of one: with masks that hide something, and with
+    masks that hide nothing.
+    """
     kind = _Kind(args, kwargs, names, seed)
     shapes = kind.shapes(sizes, None)
     for padded in (True, False):

@@ -194,6 +194,12 @@ def _put(values: dict[str, Any], name: str, value: Any) -> None:
 
 
 def find_model_class(transformers: ModuleType, config: Any, architecture: str | None) -> type[nn.Module]:
+    """Return the model class of a configuration: ``architecture``, or else the first of the configuration's
+    own ``architectures``, or else what transformers has for it, language models before other heads.
+
+    Raises:
+        UsageError: there is no such class, or transformers can't import it here.
+    """
     try:
         return _imported_class(transformers, config, architecture)
     except (ImportError, RuntimeError) as error:  # what it imports in turn may not fit this torch

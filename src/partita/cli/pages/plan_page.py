@@ -124,7 +124,9 @@ def simulate_plan(plan: Plan) -> Simulation:
 
 
 def gains_of(request: PlanOptions, costs: CostModel, progress: Progress) -> tuple[GainRow, ...]:
-    """Search again after each of some changes."""
+    """Return what the best plan would be with one more rank, and with or without recomputation: the other way
+    than ``request`` has it. Each takes one more search.
+    """
     other = "without recomputation" if request.recompute else "with recomputation"
     changes = (
         ("one more rank", request.with_one_more_rank()),

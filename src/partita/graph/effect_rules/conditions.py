@@ -79,7 +79,8 @@ class OnlyIf(_Target):
 
 
 def choose(condition: bool | None, if_true: Any, otherwise: Any) -> Any:
-    """Return one of the two values.
+    """Return ``if_true`` where the condition holds, else ``otherwise``; a condition that was not read (None)
+    counts as false.
 
     >>> choose(True, "a", "b")
     'a'

@@ -21,7 +21,9 @@ _COPIES = (3.0, 2.0, 1.0)
 def describe_shortage(
     case: Case, explorer: Explorer, kinds: Sequence[ScheduleKind], stages_per_rank: Sequence[int]
 ) -> str:
-    """One line. The change that it names has been planned."""
+    """Return the message for costs of which no plan fits: which rank of the nearest plan is short by how many
+    bytes, and the smallest change with which a plan fits, found by planning with it.
+    """
     trials = explorer.ranked()
     if not trials:
         return _nothing_tried(case, explorer, stages_per_rank)

@@ -94,7 +94,9 @@ def step_program(
     cluster: Cluster,
     edges: Iterable[tuple[int, int]] | None = None,
 ) -> StepProgram:
-    """Work out what the clock needs to know."""
+    """Return the step as the clock runs it: for each action its seconds, what it waits for and what it sends;
+    for each message its seconds and its links.
+    """
     return _Writer(schedule, costs, cluster, edges).write()
 
 

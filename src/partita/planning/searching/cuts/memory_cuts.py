@@ -111,7 +111,9 @@ def _cheapest(
 
 
 def stage_bytes(case: Case, start: int, end: int, regions: Regions, in_flight: int) -> int:
-    """What the stage between two places takes with so many microbatches in flight."""
+    """Return the most bytes that the units from ``start`` up to ``end`` take as one stage: what they always
+    hold, what ``in_flight`` microbatches keep for their backward passes, and what one pass works with.
+    """
     cost = case.stage(start, end, regions)
     backward = cost.recompute_bytes + cost.backward_workspace_bytes
     return cost.static_bytes + in_flight * cost.activation_bytes + max(cost.forward_workspace_bytes, backward)

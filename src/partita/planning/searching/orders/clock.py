@@ -184,7 +184,7 @@ def overflow(problem: Problem, rows: Sequence[Sequence[Pass]]) -> list[float]:
 
 
 def fits(problem: Problem, rank: int, row: Sequence[Pass]) -> bool:
-    """Whether one row stays within the memory of its rank."""
+    """Return whether a rank that runs these passes in this order never holds more than its capacity."""
     during, after = problem.memory_tables
     current, capacity = 0.0, problem.capacity[rank]
     for kind, stage, _ in row:
@@ -223,7 +223,7 @@ def one_by_one(stage_ranks: Sequence[int], microbatches: int) -> Rows:
 def make_schedule(
     name: str, stage_ranks: tuple[int, ...], microbatches: int, rows: Iterable[Iterable[Pass]]
 ) -> Schedule:
-    """The schedule of rows of numbers."""
+    """Return the rows as a schedule: each pass, three numbers, becomes the action that it stands for."""
     actions = tuple(
         tuple(Action(stage, PASS_KINDS[kind], number - stage * microbatches) for kind, stage, number in row)
         for row in rows
