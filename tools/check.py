@@ -8,36 +8,57 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).parent.parent
 WORKERS = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "0")
 CHECKS = (
-    ("format", [str(BIN / "ruff"), "format", "--check", "."]),
-    ("lint", [str(BIN / "ruff"), "check", "."]),
-    ("types", [str(BIN / "mypy")]),
+    (("format", [str(BIN / "ruff"), "format", "--check", "."]),),
+    (("lint", [str(BIN / "ruff"), "check", "."]),),
+    (
+        ("types", [str(BIN / "mypy")]),
+        ("docs", [str(BIN / "mkdocs"), "build", "--quiet"]),
+        ("wheel", [sys.executable, str(ROOT / "tools" / "check_wheel.py")]),
+    ),
     # Tests of one file stay together, since some share what is costly to set up. A worker that dies is not
     # replaced: pytest-xdist would wait for ever where the other one has ended already.
-    ("tests", [sys.executable, "-m", "pytest", *WORKERS, "--durations", "10", *sys.argv[1:]]),
-    ("docs", [str(BIN / "mkdocs"), "build", "--quiet"]),
-    ("wheel", [sys.executable, str(ROOT / "tools" / "check_wheel.py")]),
+    (("tests", [sys.executable, "-m", "pytest", *WORKERS, "--durations", "10", *sys.argv[1:]]),),
 )
+"""Those of one group run side by side, since each of them keeps one processor busy."""
 
 
 def main() -> int:
     started = time.monotonic()
-    for number, (name, command) in enumerate(CHECKS, 1):
-        print(f"== {number}/{len(CHECKS)} {name}", flush=True)
-        # The processes of a test share two cores as it is, and compile no source that another one has.
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "NO_MKDOCS_2_WARNING": "1"}
-        environment.pop("PYTHONDONTWRITEBYTECODE", None)
-        status = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
-        if status:
-            print(f"== {name} failed (exit status {status})")
-            return status
-    print(f"== all {len(CHECKS)} checks passed in {time.monotonic() - started:.0f} s")
+    # The processes of a test share two cores as it is, and compile no source that another one has.
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "NO_MKDOCS_2_WARNING": "1"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    for group in CHECKS:
+        print(f"== {', '.join(name for name, _ in group)}", flush=True)
+        run = partial(_run, environment=environment, shown=len(group) == 1)
+        with ThreadPoolExecutor(len(group)) as pool:
+            for (name, _), (status, text) in zip(
+                group, pool.map(run, (command for _, command in group)), strict=True
+            ):
+                if text:
+                    print(f"-- {name}\n{text}", flush=True)
+                if status:
+                    print(f"== {name} failed (exit status {status})", flush=True)
+                    return status
+    count = sum(map(len, CHECKS))
+    print(f"== all {count} checks passed in {time.monotonic() - started:.0f} s")
     return 0
+
+
+def _run(command: list[str], *, environment: dict[str, str], shown: bool) -> tuple[int, str]:
+    """The exit status of a command, and what it printed where that is not shown at once."""
+    to = None if shown else subprocess.PIPE
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, check=False, text=True, stdout=to, stderr=subprocess.STDOUT
+    )
+    return done.returncode, done.stdout or ""
 
 
 if __name__ == "__main__":
