@@ -41,6 +41,22 @@ def test_a_question_about_constants_and_sizes_is_answered_at_once(kind: str, is_
         assert (answers.in_order, answers.of_sizes) == ([is_constant], {0} if is_constant else set())
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_tensor_without_elements_is_a_constant_and_questions_are_answered_on_meta_too(device: str) -> None:
+    class Empty(nn.Module):
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            length = x.shape[1]
+            if (~mask[:, length:]).all() and (torch.arange(length, device=device).diff() == 1).all():
+                return x + 1
+            return x * 2
+
+    args = (torch.zeros(3, 4, device=device), torch.ones(3, 4, dtype=torch.bool, device=device))
+    for shapes in (None, {"x": {0: Dim.AUTO}, "mask": {0: Dim.AUTO}}):
+        answers = Answers()
+        export_module(Empty(), args, {}, way="eager", dynamic_shapes=shapes, answers=answers)
+        assert (answers.in_order, answers.of_sizes) == ([True, True], {0, 1})
+
+
 def test_an_answer_that_is_another_one_for_another_batch_is_not_taken() -> None:
     for batch in (7, 3, 1):  # the next larger than 7 is 8, 3 * 16 is above 8 too, and so is 16
         answers = Answers()

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -330,6 +332,20 @@ def test_numbers_that_one_trace_works_out_earlier_are_the_same() -> None:
         for given in (mask, padded):
             example = {"input_ids": ids, "attention_mask": given}
             partita.verify(module.train(training), model.train(training), (), example).check()
+
+
+def test_on_meta_a_model_has_the_ways_that_it_has_with_data() -> None:
+    model, x, mask = Padded(), torch.randn(2, 5, 4), torch.ones(2, 5, dtype=torch.bool)
+    names = []
+    for device in ("cpu", "meta"):
+        args = (x.to(device), mask.to(device))
+        module = capture(copy.deepcopy(model).to(device), args, dynamic_shapes=False).module
+        targets = [node.target for node in module.graph.nodes if node.op == "call_function"]
+        plain = [target.target if isinstance(target, OnlyIf) else target for target in targets]
+        names.append(
+            sorted(str(target).partition("(")[0] for target in plain)
+        )  # without the example's answer
+    assert names[0] == names[1]
 
 
 class WritesBetween(nn.Module):

@@ -14,6 +14,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.utils._python_dispatch import _disable_current_modes
 
+from partita._torch.containers.pytree import tree_map
 from partita._torch.export.open_sizes import SIZE_OF, is_symbolic, size_at
 
 __all__ = ["ARITHMETIC", "from_constants", "is_whole_slice", "is_written"]
@@ -58,7 +59,7 @@ def _truth(order: Iterable[Node], change: Callable[[int], int]) -> bool:
             if _is_empty(node):
                 values[node] = _empty_like(node.meta["val"], change)
                 continue
-            args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
+            args, kwargs = tree_map(_off_meta, map_arg((node.args, node.kwargs), values.__getitem__))
             values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
         return bool(values[node])
 
@@ -80,34 +81,34 @@ def _is_made_of_constants(node: Node, order: dict[Node, None]) -> bool:
 
 
 def _is_pure(node: Node) -> bool:
-    """Whether a node writes to nothing, draws no random numbers, and has a value that is not on meta."""
+    """Whether a node writes to nothing and draws no random numbers."""
     target, value = node.target, node.meta.get("val")
     if not isinstance(target, OpOverload):
         return target in ARITHMETIC and is_symbolic(value)
-    on_meta = isinstance(value, torch.Tensor) and value.device.type == "meta"
-    return not (target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags or on_meta)
+    return not (target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags)
 
 
 def _is_empty(node: Node) -> bool:
     """Whether a node's value is a tensor without elements, whichever size open sizes have."""
     value = node.meta.get("val")
-    if (
-        not isinstance(value, torch.Tensor)
-        or value.layout is not torch.strided
-        or value.device.type == "meta"
-    ):
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return False
     return any(type(size) is int and size == 0 for size in value.shape)
 
 
 def _empty_like(value: torch.Tensor, change: Callable[[int], int]) -> torch.Tensor:
     shape = [size_at(size, change) for size in value.shape]
-    return torch.empty(shape, dtype=value.dtype, device=value.device)
+    return torch.empty(shape, dtype=value.dtype, device=_off_meta(value.device))
+
+
+def _off_meta(value: Any) -> Any:
+    """What is on the meta device is worked out on the CPU, where it has values."""
+    return torch.device("cpu") if isinstance(value, torch.device) and value.type == "meta" else value
 
 
 def is_whole_slice(node: Node) -> bool:
     """Whether a node takes all of its operand, as ``x[:, :length]`` does where ``x`` has that length."""
-    if node.target is not torch.ops.aten.slice.Tensor:
+    if node.target not in (torch.ops.aten.slice.Tensor, torch.ops.aten.alias.default):
         return False
     value, whole = node.meta.get("val"), node.all_input_nodes[0].meta.get("val")
     if not isinstance(value, torch.Tensor) or not isinstance(whole, torch.Tensor):
