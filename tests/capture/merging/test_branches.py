@@ -342,9 +342,8 @@ def test_on_meta_a_model_has_the_ways_that_it_has_with_data() -> None:
         module = capture(copy.deepcopy(model).to(device), args, dynamic_shapes=False).module
         targets = [node.target for node in module.graph.nodes if node.op == "call_function"]
         plain = [target.target if isinstance(target, OnlyIf) else target for target in targets]
-        names.append(
-            sorted(str(target).partition("(")[0] for target in plain)
-        )  # without the example's answer
+        # without the answer of the example
+        names.append(sorted(str(target).partition("(")[0] for target in plain))
     assert names[0] == names[1]
 
 
