@@ -16,8 +16,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from partita._torch.containers.pytree import tree_map
 from partita._torch.export.open_sizes import SIZE_OF, is_symbolic, size_at
+from partita._torch.operators.schemas import operator_facts
 
-__all__ = ["ARITHMETIC", "from_constants", "is_whole_slice", "is_written"]
+__all__ = ["from_constants", "is_whole_slice", "is_written"]
 
 _MOST_NODES = 100
 """A value that takes more nodes to compute is not looked at."""
@@ -26,8 +27,7 @@ _OTHER_SIZES: tuple[Callable[[int], int], ...] = (
     lambda size: 16 * size,
     lambda _size: 1,
 )
-ARITHMETIC = frozenset(getattr(operator, name) for name in operator.__all__)
-"""Python's own operators, by which a graph works out sizes."""
+_ARITHMETIC = frozenset(getattr(operator, name) for name in operator.__all__)
 
 
 def from_constants(node: Node) -> bool | None:
@@ -84,7 +84,7 @@ def _is_pure(node: Node) -> bool:
     """Whether a node writes to nothing and draws no random numbers."""
     target, value = node.target, node.meta.get("val")
     if not isinstance(target, OpOverload):
-        return target in ARITHMETIC and is_symbolic(value)
+        return target in _ARITHMETIC and is_symbolic(value)
     return not (target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags)
 
 
@@ -137,18 +137,12 @@ def is_written(nodes: Iterable[Node]) -> bool:
 def _does_to(user: Node, node: Node) -> tuple[bool, bool]:
     """Whether ``user`` writes to ``node``, and whether its value may share memory with it."""
     if not isinstance(user.target, OpOverload):
-        return False, user.target not in ARITHMETIC or user.target is operator.getitem
-    arguments = user.target._schema.arguments
-    operands = [*zip(arguments, user.args, strict=False)]
-    operands += [
-        (argument, user.kwargs[argument.name]) for argument in arguments if argument.name in user.kwargs
-    ]
-    aliases = [
-        argument.alias_info
-        for argument, value in operands
-        if argument.alias_info is not None and node in _nodes_in(value)
-    ]
-    return any(alias.is_write for alias in aliases), bool(aliases)
+        return False, user.target not in _ARITHMETIC or user.target is operator.getitem
+    (facts,) = operator_facts(user.target)
+    values = [(argument, argument.value_in(user.args, user.kwargs)) for argument in facts.arguments]
+    touching = [argument for argument, value in values if node in _nodes_in(value)]
+    viewed = facts.may_alias_all or any(argument.aliased for argument in touching)
+    return any(argument.written for argument in touching), viewed
 
 
 def _nodes_in(value: Any) -> list[Node]:

@@ -153,11 +153,8 @@ class _Recorder(TorchDispatchMode):
     def _keep_written(self, func: Any, args: Any, kwargs: Any) -> None:
         """Keep the content of what a call writes."""
         for argument in operator_facts(func)[0].arguments:
-            if not argument.written:
-                continue
-            positional = argument.position < len(args) and not argument.keyword_only
-            value = args[argument.position] if positional else kwargs.get(argument.name)
-            self._keep(value)
+            if argument.written:
+                self._keep(argument.value_in(args, kwargs))
 
     def _keep(self, value: Any) -> None:
         """Copy the storages of tensors, once each, but not those that were allocated while recording."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -89,6 +90,12 @@ class ArgumentFacts:
     aliased: bool
     """The result may share storage with it."""
     keyword_only: bool
+
+    def value_in(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return what a call with these arguments gives for it; None where it gives nothing."""
+        if self.name in kwargs:
+            return kwargs[self.name]
+        return None if self.keyword_only or self.position >= len(args) else args[self.position]
 
 
 @dataclass(frozen=True, slots=True)

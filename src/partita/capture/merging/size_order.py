@@ -13,7 +13,7 @@ from __future__ import annotations
 from torch import SymBool, SymFloat, SymInt
 from torch.fx import GraphModule, Node
 
-from partita._torch.export.constant_nodes import ARITHMETIC
+from partita.graph.effect_rules.function_tables import OPERATORS
 
 __all__ = ["order_sizes"]
 
@@ -39,4 +39,4 @@ def _place_operands(node: Node, placed: set[Node]) -> None:
 def _is_arithmetic(node: Node) -> bool:
     """Whether a node computes a number from numbers; it writes to nothing, wherever it stands."""
     number = isinstance(node.meta.get("val"), (SymInt, SymFloat, SymBool, int, float, bool))
-    return number and node.op == "call_function" and node.target in ARITHMETIC
+    return number and node.op == "call_function" and node.target in OPERATORS

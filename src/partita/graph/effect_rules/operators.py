@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.fx import Node
 
-from partita._torch.operators.schemas import ArgumentFacts, OpFacts, operator_facts
+from partita._torch.operators.schemas import OpFacts, operator_facts
 from partita.graph.effect_rules.node_effect import PURE, NodeEffect, Rule, nodes_in
 
 __all__ = ["operator_rule"]
@@ -44,7 +44,7 @@ def _effect(overloads: tuple[OpFacts, ...], node: Node, *, random: bool, host: b
         if facts.may_alias_all:
             aliases.update(dict.fromkeys(node.all_input_nodes))
         for argument in facts.arguments:
-            operands = nodes_in(_value(argument, node))
+            operands = nodes_in(argument.value_in(node.args, node.kwargs))
             if argument.written and not off:
                 writes.update(dict.fromkeys(operands))
             if argument.aliased:
@@ -60,14 +60,6 @@ def _effect(overloads: tuple[OpFacts, ...], node: Node, *, random: bool, host: b
         aliases.update(dict.fromkeys(node.all_input_nodes))
         return NodeEffect(tuple(writes), tuple(aliases), entangles=True, why=f"operator {name}")
     return NodeEffect(tuple(writes), tuple(aliases), random=random, host=host, why=f"operator {name}")
-
-
-def _value(argument: ArgumentFacts, node: Node) -> object:
-    if argument.name in node.kwargs:
-        return node.kwargs[argument.name]
-    if argument.keyword_only or argument.position >= len(node.args):
-        return None
-    return node.args[argument.position]
 
 
 def _switched_off(facts: OpFacts, node: Node) -> bool:
