@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -23,9 +22,7 @@ from benchmarks import (
 )
 from partita.errors import UsageError
 
-IS_FUZZING = "PARTITA_FUZZ_EXAMPLES" in os.environ
-
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not IS_FUZZING, reason="two minutes: make fuzz")]
+pytestmark = [pytest.mark.slow, pytest.mark.dear]
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from pathlib import Path
 
 import pytest
@@ -15,14 +14,13 @@ from partita.demo.settings import DemoSettings
 from partita.planning import get_schedule
 from partita.planning.generators.registry import schedule_names
 
-IS_FUZZING = "PARTITA_FUZZ_EXAMPLES" in os.environ
 TINY = TransformerConfig(width=32, heads=2, layers=2, context=16)
 SCHEDULES = [(name, None) for name in schedule_names() if get_schedule(name).trains] + [
     ("GPipe", 3),
     ("1F1B", 5),
 ]
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not IS_FUZZING, reason="ten minutes: make fuzz")]
+pytestmark = [pytest.mark.slow, pytest.mark.dear]
 
 
 @pytest.mark.parametrize(("schedule", "stages"), SCHEDULES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import statistics
 import sys
 from dataclasses import replace
@@ -27,7 +26,6 @@ from partita.planning.searching.orders.list_schedule import best_order
 PROFILES = 300
 SMALL = 100
 UNEQUAL = 200
-IS_FUZZING = "PARTITA_FUZZ_EXAMPLES" in os.environ
 
 
 def tell(text: str) -> None:
@@ -35,7 +33,7 @@ def tell(text: str) -> None:
     sys.stdout.write(f"{text}\n")
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not IS_FUZZING, reason="minutes long: make fuzz")]
+pytestmark = [pytest.mark.slow, pytest.mark.dear]
 
 
 def test_never_worse_than_the_best_named_schedule_and_better_on_uneven_models() -> None:

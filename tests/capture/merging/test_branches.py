@@ -10,7 +10,6 @@ from torch.nn import functional
 import partita
 from partita._torch.export.conditions import Answers
 from partita.capture import capture
-from partita.capture import export as export_file
 from partita.capture.merging.branches import MOST_WAYS
 from partita.capture.open_sizes.sizes import Sizes
 from partita.errors import ExecutionError
@@ -229,12 +228,7 @@ class Packed(nn.Module):
         return 2 * self.project(x)
 
 
-def test_a_question_about_sizes_only_is_not_traced_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
-    traces = []
-    original = export_file.export_module
-    monkeypatch.setattr(
-        export_file, "export_module", lambda *args, **options: traces.append(0) or original(*args, **options)
-    )
+def test_a_question_about_sizes_only_is_not_traced_both_ways(traces: list[bool]) -> None:
     model = Packed()
     module = capture(model, (torch.randn(2, 4),), prove=True).module
     assert len(traces) == 1  # which serves both modes
@@ -263,12 +257,7 @@ def test_constants_that_each_trace_makes_anew_are_the_same() -> None:
 
 
 @pytest.mark.parametrize("example", ["ones", "padded"])
-def test_each_way_is_traced_once_a_mode(example: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    traces = []
-    original = export_file.export_module
-    monkeypatch.setattr(
-        export_file, "export_module", lambda *args, **options: traces.append(0) or original(*args, **options)
-    )
+def test_each_way_is_traced_once_a_mode(example: str, traces: list[bool]) -> None:
     mask = torch.ones(2, 3).tril(int(example == "ones") * 9)
     capture(Masked(), (torch.randn(2, 3, 8), mask))
     assert len(traces) == 4
@@ -295,14 +284,7 @@ class Padded(nn.Module):
 
 
 @pytest.mark.parametrize("asks_hidden", [False, True])
-def test_ways_that_are_the_same_in_both_modes_are_traced_once(
-    asks_hidden: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    traces = []
-    original = export_file.export_module
-    monkeypatch.setattr(
-        export_file, "export_module", lambda *args, **options: traces.append(0) or original(*args, **options)
-    )
+def test_ways_that_are_the_same_in_both_modes_are_traced_once(asks_hidden: bool, traces: list[bool]) -> None:
     model, x = Padded(asks_hidden), torch.randn(2, 5, 4)
     mask = torch.ones(2, 5, dtype=torch.bool)
     captured = capture(model, (x, mask), prove=True)

@@ -16,23 +16,8 @@ from torch.overrides import _get_current_function_mode_stack
 import partita
 from partita._torch.autograd.region_switches import autocast_nesting
 from partita.capture import capture
-from partita.capture import export as export_file
 from partita.errors import CaptureError, SignatureMismatch
 from partita.pipelining import SplitPoint, pipeline
-
-
-@pytest.fixture
-def traces(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """The mode of each trace that is made."""
-    modes: list[bool] = []
-    original = export_file.export_module
-
-    def export(model: nn.Module, *args: Any, **options: Any) -> Any:
-        modes.append(model.training)
-        return original(model, *args, **options)
-
-    monkeypatch.setattr(export_file, "export_module", export)
-    return modes
 
 
 def _is_the_model(forward: Forward) -> None:
