@@ -18,7 +18,7 @@ from partita.errors import ArgumentError
 from partita.graph.liveness import borders
 from partita.pipelining import measure_units, pipeline
 from partita.pipelining.frontends.graph.units.costs import _window_minima, cost_model, narrow_borders
-from partita.planning import Cluster
+from partita.planning import Cluster, plan_stages
 
 
 def test_a_transformer_is_cut_between_its_blocks() -> None:
@@ -200,6 +200,45 @@ def test_units_are_the_same_whichever_sizes_are_open() -> None:
         for shapes in (None, False)
     ]
     assert names[0] == names[1]
+
+
+class Masked(nn.Module):
+    """Blocks that get a mask where one is needed, made by many operations of the one that is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        wanted = None if mask.bool().all() else self.widened(mask)
+        for block in self.blocks:
+            x = x + block(x).relu()
+            x = x if wanted is None else x * wanted
+        return x
+
+    def widened(self, mask: Tensor) -> Tensor:
+        rows = torch.arange(mask.shape[0])[:, None][: mask.shape[0]]
+        columns = torch.arange(mask.shape[1])
+        kept = mask[rows, columns][:, : mask.shape[1]].to(torch.float32)
+        return (kept * 2.0 - kept).unsqueeze(-1)
+
+
+def test_a_plan_made_without_data_fits_a_model_whose_ways_depend_on_data() -> None:
+    model, args = Masked(), (torch.randn(2, 6, 8), torch.ones(2, 6, dtype=torch.long))
+    with torch.device("meta"):
+        unknown = Masked()
+    costs = measure_units(unknown, tuple(x.to("meta") for x in args), device=FixedSpeeds(1e9, 1e9))
+    plan = plan_stages(costs, 2)
+    for shapes in (None, False):
+        pipe = pipeline(model, args, plan=plan, dynamic_shapes=shapes)
+        for padding in (0, 2):
+            args[1][0, 6 - padding :] = 0
+            assert torch.equal(pipe(*args), model(*args))
+
+
+def test_no_unit_ends_where_each_stage_works_a_mask_out_by_itself() -> None:
+    costs = measure_units(Masked(), (torch.randn(2, 6, 8), torch.ones(2, 6, dtype=torch.long)), repeats=1)
+    assert not {"arange", "index"} & {unit.name.partition(":")[2] for unit in costs.units}
 
 
 def test_equal_units_are_measured_once() -> None:

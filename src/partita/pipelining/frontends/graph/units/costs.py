@@ -53,19 +53,20 @@ def unit_ends(gm: GraphModule) -> Iterator[list[int]]:
     # A result goes straight from where it is made to the end: it does not tell one place to cut from another.
     passing = _borders(gm, results=False)
     for window in _WINDOWS:
-        yield [gap.after for gap in narrow_borders(nodes, passing, window, ignored=Sizes.of(gm).numbers)]
+        yield [gap.after for gap in narrow_borders(nodes, passing, window, ignored=_not_sent(gm))]
 
 
 def unit_names(gm: GraphModule, ends: Sequence[int]) -> list[str]:
     """The names of the units that end there, each its number and its last operation. They are the same
     whichever sizes were left open.
     """
-    names = []
+    names, everywhere = [], _not_sent(gm)
     for number, nodes in enumerate(_unit_nodes(gm, ends)):
         named = [
             node.name
             for node in nodes
             if node.op.startswith("call_") and node.target not in COMPUTES_NOTHING and not _is_view(node)
+            if node.name not in everywhere
         ]
         # Without the number that tells it from others of its kind, and that depends on how it was traced.
         last = re.sub(r"_[0-9]+$", "", named[-1]) if named else "inputs"
@@ -135,8 +136,14 @@ def cost_model(
 def _borders(gm: GraphModule, *, results: bool = True) -> list[Border]:
     nodes = list(gm.graph.nodes)
     index = {node: position for position, node in enumerate(nodes)}
-    not_sent = {*Sizes.of(gm).numbers, *(node.name for node in branch_nodes(gm))}
-    return borders(nodes, index, ignored=not_sent, results=results)
+    return borders(nodes, index, ignored=_not_sent(gm), results=results)
+
+
+def _not_sent(gm: GraphModule) -> set[str]:
+    """The names of the nodes that each stage works out by itself: sizes, and ways of the model that depend on
+    data. No unit ends with one or is named after one: how many there are depends on which sizes are open.
+    """
+    return {*Sizes.of(gm).numbers, *(node.name for node in branch_nodes(gm))}
 
 
 def _unit_nodes(gm: GraphModule, ends: Sequence[int]) -> Iterator[list[Node]]:
@@ -162,7 +169,7 @@ def narrow_borders(
 
     Args:
         window: how many borders to either side count as neighbours.
-        ignored: names of nodes that compute sizes only.
+        ignored: names of nodes that no stage sends, because each works them out by itself.
     """
     acts = [
         node.op.startswith("call_") and node.target not in COMPUTES_NOTHING and node.name not in ignored
