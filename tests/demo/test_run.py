@@ -77,7 +77,10 @@ def test_what_a_schedule_can_not_do_is_refused_before_training(options: dict[str
 
 
 @pytest.mark.slow
-def test_the_cut_model_trains_bit_for_bit_like_the_uncut_one(tmp_path: Path) -> None:
+def test_the_cut_model_trains_bit_for_bit_like_the_uncut_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("partita.demo.launch._START_METHOD", "forkserver")  # has the imports done
     text = io.StringIO()
     settings = DemoSettings(
         steps=3, schedule="zbvzerobubble", microbatches=4, microbatch=2, validate_every=2, model=TINY

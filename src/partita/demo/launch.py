@@ -19,6 +19,11 @@ from partita.errors import ExecutionError
 
 __all__ = ["launch"]
 
+_START_METHOD = "spawn"
+"""A process of its own from the first import on: the pages of one that was forked are counted when they are
+touched, as if the model needed them.
+"""
+
 _GRACE_S = 3
 """How long processes get to end by themselves once one has failed."""
 
@@ -54,7 +59,7 @@ def launch(function: Callable[..., Any], processes: int, *args: Any, name: str) 
             local_addr="127.0.0.1",
             max_restarts=0,
             monitor_interval=0.1,
-            start_method="spawn",
+            start_method=_START_METHOD,
             logs_specs=DefaultLogsSpecs(log_dir=logs),
             shutdown_timeout=_GRACE_S,
         )
