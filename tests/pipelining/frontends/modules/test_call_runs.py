@@ -53,3 +53,28 @@ def test_a_call_can_be_run_again_on_what_it_was_given() -> None:
 def test_only_wanted_calls_are_taken_down() -> None:
     calls = call_runs(Model(1.0, 1.0), (torch.randn(2, 8),), {}, [("blocks.1", 0)], training=False)
     assert list(calls) == [("blocks.1", 0)]
+
+
+def test_a_call_that_fills_a_container_has_the_inputs_that_it_was_given() -> None:
+    class Caches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor, cache: list[Tensor]) -> Tensor:
+            cache.append(self.layer(x))
+            return x + sum(cache)  # type: ignore[no-any-return]
+
+    class Cached(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(Caches() for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            cache: list[Tensor] = []
+            for block in self.blocks:
+                x = block(x, cache)
+            return x
+
+    calls = runs_of(Cached(), torch.randn(3, 8), 3)
+    assert [len(call.inputs) for call in calls] == [len(call.run.inputs) for call in calls] == [1, 2, 3]

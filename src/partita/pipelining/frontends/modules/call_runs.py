@@ -117,24 +117,26 @@ class _Calls:
             leaves, spec = flatten((args, kwargs))
             self._alive += leaves
             copies = [detached_leaf_copy(leaf) for leaf in leaves]
-            self._open.append(_Open((path, number), copies, spec, before_s, time.perf_counter()))
+            # Its inputs are what it is given now: the call may put more into a container, such as a cache.
+            names = _names(leaves)
+            self._open.append(_Open((path, number), names, copies, spec, before_s, time.perf_counter()))
 
         return hook
 
     def left(self, path: str) -> Callable[..., None]:
         """A hook for the end of a call."""
 
-        def hook(module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+        def hook(module: nn.Module, _args: Any, _kwargs: Any, result: Any) -> None:
             now = time.perf_counter()
-            place, leaves, spec, before_s, started = self._open.pop()
+            place, inputs, leaves, spec, before_s, started = self._open.pop()
             if place not in self._wanted:
                 return
-            inputs, outputs = flatten((args, kwargs))[0], flatten(result)[0]
-            self._alive += [*inputs, *outputs]
+            outputs = flatten(result)[0]
+            self._alive += outputs
             key = (_kind_of_module(module), str(spec), tuple(map(_kind, leaves)))
             run = self._runs.setdefault(key, _run(path, module, leaves, spec))
             own_s = now - started
-            self.finished[place] = CallRun(_names(inputs), _names(outputs), run, own_s, before_s)
+            self.finished[place] = CallRun(inputs, _names(outputs), run, own_s, before_s)
             self._last, self._free_since = place, time.perf_counter()
 
         return hook
@@ -144,6 +146,7 @@ class _Open(NamedTuple):
     """A call that has begun, with its arguments as they were then, as leaves and a structure."""
 
     place: tuple[str, int]
+    inputs: tuple[str, ...]
     leaves: list[Any]
     spec: Any
     before_s: float

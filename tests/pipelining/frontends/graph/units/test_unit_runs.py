@@ -44,6 +44,30 @@ def test_units_run_one_after_the_other_compute_what_the_model_computes() -> None
     assert torch.equal(tanh.run.call(h)[0], model(x))
 
 
+def test_lengths_behind_equal_units_are_the_models_own() -> None:
+    class Halves(nn.Module):
+        """Gathers the last of the places that are left after two convolutions that halve them."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.convolutions = nn.ModuleList(nn.Conv1d(4, 4, 2, stride=2) for _ in range(2))
+
+        def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+            for convolution in self.convolutions:
+                x, lengths = convolution(x), torch.div(lengths, 2, rounding_mode="floor")
+            return x[torch.arange(len(lengths)), :, lengths - 1]
+
+    model, args = Halves(), (torch.randn(3, 4, 16), torch.tensor([16, 12, 4]))
+    whole = capture(model, args).module
+    positions = [place for place, node in enumerate(whole.graph.nodes) if node.op == "call_function"]
+    units = graph_units(whole, positions[:-1], args)
+    assert len({id(unit.run) for unit in units}) < len(units)  # dividing is the same twice
+    last = units[-1].run
+    assert last is not None
+    index = next(value for value in last.inputs if value.dtype == torch.int64 and value.max() == 3)
+    assert index.tolist() == [3, 2, 0]
+
+
 def test_parameters_lie_in_the_models_memory_but_those_that_are_written_to_do_not() -> None:
     class Clamps(nn.Module):
         def __init__(self) -> None:

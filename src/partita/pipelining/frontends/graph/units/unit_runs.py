@@ -95,13 +95,16 @@ def graph_units(
         if not any(seeded):
             seeded = (True,) * len(seeded)
         key = (piece.structural_hash, *map(_kind, map(values.__getitem__, piece.inputs)), seeded, is_last)
-        if key not in runs:
+        if key in runs:
+            run, outputs = runs[key]
+            if not _are_activations(run, outputs):
+                outputs = _outputs(_unit_run(piece, values, seeded, is_last=is_last))
+        else:
             run = _unit_run(piece, values, seeded, is_last=is_last)
             outputs = _outputs(run)
             if is_last and loss is not None:
                 run = _with_loss(run, piece.outputs, results, values, loss)
             runs[key] = (run, outputs)
-        run, outputs = runs[key]
         values.update(zip(piece.outputs, outputs, strict=True))
         with_loss = (*piece.outputs, _LOSS) if is_last and loss is not None else piece.outputs
         units.append(GraphUnit(piece.inputs, with_loss, run))
@@ -179,6 +182,15 @@ def _outputs(run: UnitRun) -> Sequence[Any]:
     _, arguments = run.leaves()
     with FusedAttention():
         return [_detached(output) for output in run.call(*arguments)]
+
+
+def _are_activations(run: UnitRun, outputs: Sequence[Any]) -> bool:
+    """Whether those of an equal unit may go on in place of the unit's own: what follows works with any.
+    Lengths and positions are other ones behind the second of two equal units, and may be indices.
+    """
+    return bool(run.parameters) and all(
+        output.is_floating_point() or output.is_complex() for output in outputs if isinstance(output, Tensor)
+    )
 
 
 def _with_loss(
