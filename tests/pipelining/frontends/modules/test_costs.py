@@ -150,6 +150,29 @@ def test_a_call_that_cannot_be_repeated_counts_as_long_as_it_took() -> None:
     assert second.activation_bytes > 0
 
 
+def test_a_call_that_returns_something_else_the_next_time_counts_as_long_as_it_took() -> None:
+    class First(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.calls = nn.Linear(8, 8), [0]
+
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            self.calls[0] += 1
+            return (self.layer(x), x.mean()) if self.calls[0] == 1 else (self.layer(x),)
+
+    class Blocks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList([First(), nn.Linear(8, 8)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.blocks[1](self.blocks[0](x)[0])  # type: ignore[no-any-return]
+
+    first, second = costs_of(Blocks(), torch.randn(4, 8)).units
+    assert first.backward_s == 2 * first.forward_s > 0.0
+    assert second.activation_bytes > 0
+
+
 def test_a_model_on_the_meta_device_is_costed_by_its_operators_alone() -> None:
     with torch.device("meta"):
         model, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)), torch.empty(4, 8)

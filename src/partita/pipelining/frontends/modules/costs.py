@@ -11,7 +11,7 @@ from torch import nn
 
 from partita.pipelining.blocks.cut import Event
 from partita.pipelining.blocks.memos import memos_cleared
-from partita.pipelining.frontends.modules.call_runs import call_runs
+from partita.pipelining.frontends.modules.call_runs import CallRun, call_runs
 from partita.pipelining.frontends.modules.recording import Moment, RecordedPass, cuda_devices
 from partita.pipelining.measuring.kept_memory import kept_memory
 from partita.pipelining.measuring.meter import meter_for
@@ -138,7 +138,7 @@ def _calls_costs(
             chosen = [call for call in chosen if call.place in calls]
             own = [calls[call.place] for call in chosen]
             runs = list({id(call.run): call.run for call in own}.values())
-            memories = {id(run): memory for run in runs if (memory := _repeated(run)) is not None}
+            memories = {id(run): memory for run in runs if (memory := _repeated(run, own)) is not None}
             runs = [run for run in runs if id(run) in memories]
             meter = meter_for([*model.parameters(), *model.buffers()])
             times = dict(zip(map(id, runs), pass_times(runs, meter, _REPEATS), strict=True))
@@ -177,14 +177,16 @@ def _calls_costs(
     )
 
 
-def _repeated(run: UnitRun) -> PassMemory | None:
-    """The memory of a call; None where it can't be repeated, as of a module that uses up a list of its own.
-    It then counts as long as it took in the pass.
+def _repeated(run: UnitRun, calls: Sequence[CallRun]) -> PassMemory | None:
+    """The memory of those calls that have the run; None where it can't be repeated, as of a module that uses
+    up a list of its own, or returns something else each time. It then counts as long as it took in the pass.
     """
     try:
-        return pass_memory(run)
+        memory = pass_memory(run)
     except Exception:  # whatever the user's module raises when it is called once more
         return None
+    as_before = all(len(call.outputs) == len(memory.outputs) for call in calls if call.run is run)
+    return memory if as_before else None
 
 
 @dataclass(frozen=True)
