@@ -4,9 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FUZZ_EXAMPLES ?= 10000
+# Libraries whose models are cut. What they ask for is left out: a torchvision, which asks for another torch.
+ZOO := timm torchvision pillow peft accelerate psutil diffusers requests importlib-metadata zipp urllib3 charset-normalizer \
+	certifi x-transformers einops einx frozendict loguru torch-einops-utils
+ZOO_SITE := out/zoo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test docs format fuzz clean
+.PHONY: help setup demo test docs format fuzz architectures clean
 
 help:
 	@echo "make demo    set up, then cut a transformer in two, train it on two processes, compare with the uncut one"
@@ -14,6 +18,7 @@ help:
 	@echo "make docs    set up, then the site of the docs in out/site; warnings are errors"
 	@echo "make format  rewrite the sources in the project's format"
 	@echo "make fuzz    $(FUZZ_EXAMPLES) random graphs through the splitter, a twentieth as many models through a pipeline (FUZZ_EXAMPLES=n), 60 faults, 30 kills with resume"
+	@echo "make architectures   163 models of six libraries, cut in two and compared (ARGS= for all of docs/models.md anew)"
 	@echo "make clean   remove .venv, caches and out/"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -42,6 +47,11 @@ format: setup
 fuzz: setup
 	@PARTITA_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest tests/fuzz --timeout 0 -o faulthandler_timeout=0 -s
 	@PARTITA_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest tests --ignore tests/fuzz -m dear
+
+architectures: ARGS ?= --cut 2
+architectures: setup
+	@test -d $(ZOO_SITE) || $(BIN)/python -m pip install --quiet --no-deps --target $(ZOO_SITE) $(ZOO)
+	@PYTHONPATH=$(ZOO_SITE) $(BIN)/python -m tools.models_table $(ARGS)
 
 clean:
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build out src/*.egg-info

@@ -8,12 +8,8 @@
 Each architecture has a process of its own with a time limit, so that a crash is a row and not the end.
 
 The first part needs the extra ``hf``, pip install 'partita[hf]', the second more libraries. Some of them ask
-for a torchvision, and that for a torch of its own; so install them beside, and without what they ask for::
-
-    pip install --no-deps --target zoo-site timm torchvision pillow peft accelerate psutil diffusers \\
-        requests importlib-metadata zipp urllib3 charset-normalizer certifi x-transformers einops einx \\
-        frozendict loguru torch-einops-utils
-    PYTHONPATH=zoo-site python -m tools.models_table
+for a torchvision, and that for a torch of its own; so ``make architectures`` installs them beside, without
+what they ask for.
 
 What of torchvision is compiled need not fit: `tools.models.torchvision_stub` declares its operators then.
 """
