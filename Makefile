@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FUZZ_EXAMPLES ?= 10000
 # Libraries whose models are cut. What they ask for is left out: a torchvision, which asks for another torch.
-ZOO := timm torchvision pillow peft accelerate psutil diffusers requests importlib-metadata zipp urllib3 charset-normalizer \
+ZOO := timm torchvision pillow peft diffusers requests importlib-metadata zipp urllib3 charset-normalizer \
 	certifi x-transformers einops einx frozendict loguru torch-einops-utils
 ZOO_SITE := out/zoo
 
@@ -18,7 +18,7 @@ help:
 	@echo "make docs    set up, then the site of the docs in out/site; warnings are errors"
 	@echo "make format  rewrite the sources in the project's format"
 	@echo "make fuzz    $(FUZZ_EXAMPLES) random graphs through the splitter, a twentieth as many models through a pipeline (FUZZ_EXAMPLES=n), 60 faults, 30 kills with resume"
-	@echo "make architectures   163 models of six libraries, cut in two and compared (ARGS= for all of docs/models.md anew)"
+	@echo "make architectures   163 models of five libraries, cut in two and compared (ARGS= for all of docs/models.md anew)"
 	@echo "make clean   remove .venv, caches and out/"
 
 $(STAMP): pyproject.toml constraints.txt

@@ -107,7 +107,9 @@ def _off_meta(value: Any) -> Any:
 
 
 def is_whole_slice(node: Node) -> bool:
-    """Whether a node takes all of its operand, as ``x[:, :length]`` does where ``x`` has that length."""
+    """Whether a node takes all of its operand, as ``x[:, :length]`` does where ``x`` has that length, or is
+    another name for it.
+    """
     if node.target not in (torch.ops.aten.slice.Tensor, torch.ops.aten.alias.default):
         return False
     value, whole = node.meta.get("val"), node.all_input_nodes[0].meta.get("val")

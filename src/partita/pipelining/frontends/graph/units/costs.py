@@ -51,23 +51,18 @@ def unit_ends(gm: GraphModule) -> Iterator[list[int]]:
     """
     nodes = list(gm.graph.nodes)
     # A result goes straight from where it is made to the end: it does not tell one place to cut from another.
-    passing = _borders(gm, results=False)
+    passing, ignored = _borders(gm, results=False), _not_sent(gm)
     for window in _WINDOWS:
-        yield [gap.after for gap in narrow_borders(nodes, passing, window, ignored=_not_sent(gm))]
+        yield [gap.after for gap in narrow_borders(nodes, passing, window, ignored=ignored)]
 
 
 def unit_names(gm: GraphModule, ends: Sequence[int]) -> list[str]:
     """The names of the units that end there, each its number and its last operation. They are the same
     whichever sizes were left open.
     """
-    names, everywhere = [], _not_sent(gm)
+    names, ignored = [], _not_sent(gm)
     for number, nodes in enumerate(_unit_nodes(gm, ends)):
-        named = [
-            node.name
-            for node in nodes
-            if node.op.startswith("call_") and node.target not in COMPUTES_NOTHING and not _is_view(node)
-            if node.name not in everywhere
-        ]
+        named = [node.name for node in nodes if _acts(node, ignored) and not _is_view(node)]
         # Without the number that tells it from others of its kind, and that depends on how it was traced.
         last = re.sub(r"_[0-9]+$", "", named[-1]) if named else "inputs"
         names.append(f"{number}:{last}")
@@ -171,10 +166,7 @@ def narrow_borders(
         window: how many borders to either side count as neighbours.
         ignored: names of nodes that no stage sends, because each works them out by itself.
     """
-    acts = [
-        node.op.startswith("call_") and node.target not in COMPUTES_NOTHING and node.name not in ignored
-        for node in nodes
-    ]
+    acts = [_acts(node, ignored) for node in nodes]
     computes = [acts_here and not _is_view(node) for node, acts_here in zip(nodes, acts, strict=True)]
     first = next((position for position, does in enumerate(computes) if does), len(nodes))
     last = max((position for position, does in enumerate(computes) if does), default=-1)
@@ -201,6 +193,11 @@ def narrow_borders(
         elif gap.bytes < apart[-1].bytes:
             apart[-1] = gap
     return apart
+
+
+def _acts(node: Node, ignored: Collection[str]) -> bool:
+    """Whether a node does something, and its name is not one of those to ignore."""
+    return node.op.startswith("call_") and node.target not in COMPUTES_NOTHING and node.name not in ignored
 
 
 def _is_view(node: Node) -> bool:
