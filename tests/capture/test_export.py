@@ -355,3 +355,43 @@ def test_another_size_of_the_batch_runs_and_what_fixes_it_is_named() -> None:
     assert Sizes.of(captured.module).symbols == (Symbol("batch", "x", 0),)
     fixed = capture(model, (_x(3),), dynamic_shapes=False).module
     assert Sizes.of(fixed) == Sizes()
+
+
+class CountsWindows(nn.Module):
+    """Works out the batch from the number of windows, with ``int()`` around a fraction, and looks whether it
+    is exported: what the bytecode shows is not what runs for its user.
+    """
+
+    def __init__(self, *, looks: bool = False) -> None:
+        super().__init__()
+        self.a, self.b, self.looks = nn.Linear(4, 4), nn.Linear(4, 4), looks
+
+    def forward(self, x: Tensor) -> Tensor:
+        windows = self.a(x).view(-1, 2)
+        h = self.b(windows.view(int(windows.shape[0] / 2), 4))
+        return h * 2 if self.looks and torch.compiler.is_exporting() else h
+
+
+def test_a_size_that_goes_through_int_stays_open_where_that_is_proven_to_be_the_model() -> None:
+    model = _model(CountsWindows)
+    captured = capture(model, (_x(3),), prove=True)
+    assert captured.both_modes
+    for rows in (1, 5):
+        _assert_equal(_observed(captured.module, _x(rows)), _observed(model, _x(rows)))
+    for fixed in (
+        capture(CountsWindows(looks=True), (_x(3),), prove=True),
+        capture(model, (_x(3),)),  # nothing says that the bytecode is what runs
+    ):
+        sizes = Sizes.of(fixed.module)
+        assert not sizes.symbols
+        assert "h = self.b(windows.view(int(windows.shape[0] / 2), 4))  # " in sizes.fixed
+        fixed.module(_x(3))
+
+
+def test_a_size_that_the_model_rounds_stays_open() -> None:
+    class Rounds(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.view(round(x.shape[0] / 2), 2, 4) * 2
+
+    captured = capture(Rounds(), (_x(4),), prove=True)
+    assert torch.equal(captured.module(_x(6)), Rounds()(_x(6)))

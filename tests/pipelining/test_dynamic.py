@@ -200,6 +200,24 @@ def test_a_size_that_the_model_fixes_is_named_with_its_line() -> None:
     assert "sizes are those of the example, because of: assert x.shape[0] == 2" in str(pipe.info())
 
 
+class Windows(Mean):
+    """Works out the batch from the number of windows, with an ``int()`` around, as Swin transformers do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        windows = self.a(x).view(-1, 2, WIDTH // 2)
+        batch = int(windows.shape[0] / (WIDTH * 2 / WIDTH / 2))
+        return self.b(functional.dropout(windows, 0.5, self.training).view(batch, WIDTH)) / int(x.shape[0])
+
+
+def test_a_size_that_the_model_makes_an_int_of_stays_open() -> None:
+    case = Case("windows", Windows, after=("a",))
+    pipe = cut(case, 2)
+    assert [symbol.name for symbol in pipe.routes.symbols] == ["batch"]
+    assert_same(piped(pipe, case, run=_run(SIZES)), _uncut(case, SIZES))
+    x = torch.randn(1, WIDTH)
+    assert torch.equal(pipe.eval()(x), case.model().eval()(x))
+
+
 def test_a_buffer_of_the_size_of_the_batch_fixes_it() -> None:
     pipe = cut(REUSED, 2)
     assert not pipe.routes.symbols

@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 from partita._torch.containers.pytree import tree_map
 from partita._torch.export.conditions import Answers, answers_given
 from partita._torch.export.export import Way, export_module
-from partita._torch.export.open_sizes import forget_sizes
+from partita._torch.export.open_sizes import fixed_as_int, forget_sizes
 from partita._torch.export.signature import Signature, signature_of
 from partita._torch.tensors.detached_copy import detached_copy
 from partita.capture.merging.branches import Traced, all_ways, has_answers_of_the_example
@@ -186,6 +186,10 @@ _Attempt = tuple[Way, bool]
 """A way of tracing, and whether with open sizes."""
 
 
+class _FixedAsInt(CaptureError):
+    """The model calls ``int()`` with a size that is to stay open: reading its bytecode may keep it open."""
+
+
 @dataclass(frozen=True)
 class _Exporter:
     """Exports one model with one example, in either mode.
@@ -262,36 +266,40 @@ class _Exporter:
         reasons: list[tuple[Way, Exception]] = []
         fixed = ""
         generators = HostGenerators(self.model)
-        for ways in _WAYS:
-            for example in self._examples(closed):
-                failed: list[tuple[Way, Exception]] = []
-                for way in ways:
-                    attempt: _Attempt = (way, example.dynamic_shapes is not None)
-                    if (training, attempt) in self.rejected:
-                        failed.append((way, self.rejected[training, attempt]))
-                        continue
-                    trace = partial(self._trace, example, training, way)
-                    if training:
-                        self.same_in_both[attempt] = self.both
-                    try:
-                        module, sizes = all_ways(trace, partial(self._answers, training), self.known_answers)
-                    except Exception as error:  # torch.export raises dozens of kinds
-                        failed.append((way, error))
-                        generators.reset()
-                        continue
-                    try:
-                        generators.check(partial(trace, Answers()))
-                    finally:
-                        generators.reset()
-                    replace(sizes, fixed=sizes.fixed or ("" if sizes.symbols else fixed)).attach(module)
-                    if training and has_answers_of_the_example(module):  # another one in evaluation, maybe
-                        self.same_in_both[attempt] = False
-                    self.used[training] = attempt
-                    return module
-                if example.dynamic_shapes is None or self.dynamic_shapes is not None:
-                    reasons.append(failed[0])  # it comes from the lines that the model's user knows
-                else:
-                    fixed = fixed or summary(failed[0][1])
+        left = [(ways, example) for ways in _WAYS for example in self._examples(closed)]
+        while left:
+            ways, example = left.pop(0)
+            failed: list[tuple[Way, Exception]] = []
+            for way in ways:
+                attempt: _Attempt = (way, example.dynamic_shapes is not None)
+                if (training, attempt) in self.rejected:
+                    failed.append((way, self.rejected[training, attempt]))
+                    continue
+                trace = partial(self._trace, example, training, way)
+                if training:
+                    self.same_in_both[attempt] = self.both
+                try:
+                    module, sizes = all_ways(trace, partial(self._answers, training), self.known_answers)
+                except Exception as error:  # torch.export raises dozens of kinds
+                    failed.append((way, error))
+                    generators.reset()
+                    continue
+                try:
+                    generators.check(partial(trace, Answers()))
+                finally:
+                    generators.reset()
+                replace(sizes, fixed=sizes.fixed or ("" if sizes.symbols else fixed)).attach(module)
+                if training and has_answers_of_the_example(module):  # another one in evaluation, maybe
+                    self.same_in_both[attempt] = False
+                self.used[training] = attempt
+                return module
+            first = failed[0][1]
+            if isinstance(first, _FixedAsInt):
+                left.sort(key=lambda attempt: "strict" not in attempt[0] or attempt[1].dynamic_shapes is None)
+            if example.dynamic_shapes is None or self.dynamic_shapes is not None:
+                reasons.append(failed[0])  # it comes from the lines that the model's user knows
+            else:
+                fixed = fixed or summary(first)
         raise CaptureError(_message(self.model, training, reasons)) from reasons[0][1]
 
     def _examples(self, closed: frozenset[int]) -> Iterator[Example]:
@@ -319,8 +327,12 @@ class _Exporter:
             self.same_in_both[way, example.dynamic_shapes is not None] &= other.same
         make_regions_relative(module)
         traced = Traced(module, Sizes(), answers)
+        tries_open = example.dynamic_shapes is not None and self.dynamic_shapes is None
+        # What is read from the bytecode may be what the model does for exporters only: that needs a proof.
+        if tries_open and self.provable and (line := fixed_as_int(module)):
+            raise _FixedAsInt(line)
         sizes = specialise_sizes(module, Example(self.args, self.kwargs).flat, provable=self.provable)
-        if example.dynamic_shapes is not None and self.dynamic_shapes is None and not sizes.symbols:
+        if tries_open and not sizes.symbols:
             # then capture it with fixed sizes, which gives exactly this graph
             raise CaptureError(sizes.fixed or "no size of the batch stayed open")
         return replace(traced, sizes=sizes)

@@ -11,10 +11,10 @@ import contextlib
 import linecache
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import sympy  # type: ignore[import-untyped]
 import torch
@@ -33,6 +33,7 @@ __all__ = [
     "batch_is_open",
     "constant_size",
     "drop_size_asserts",
+    "fixed_as_int",
     "forget_sizes",
     "is_symbolic",
     "only_checked",
@@ -94,6 +95,33 @@ def open_batch(tensors: Sequence[torch.Tensor]) -> ShapesCollection:
     return shapes
 
 
+class _AsIntLoc(SLoc):
+    """Where ``int()`` was called with an open size."""
+
+
+_INT_METHODS = {torch.SymInt.__int__.__code__, torch.SymFloat.__int__.__code__}
+
+
+def _asks_for_int() -> bool:
+    """Whether ``int()`` is what torch is answering at the moment."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        if frame.f_code in _INT_METHODS:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def fixed_as_int(gm: GraphModule) -> str:
+    """Return the line of the model that called ``int()`` with an open size or a fraction of one
+    (``int(windows.shape[0] / 4)``), in an exported graph; empty where none did. Python gets an integer there,
+    so the size is fixed; only a trace that reads the bytecode keeps it open.
+    """
+    environment = _environment_of(node for node in gm.graph.nodes if node.op == "placeholder")
+    guards = () if environment is None else environment.guards
+    return next((_place(guard.sloc) for guard in guards if isinstance(guard.sloc, _AsIntLoc)), "")
+
+
 @contextlib.contextmanager
 def batch_is_open() -> Iterator[None]:
     """Trace without the assumption that an open size is neither 0 nor 1, and record which line closes a size.
@@ -107,7 +135,8 @@ def batch_is_open() -> Iterator[None]:
     def located(self: ShapeEnv, framework_loc: str | None = None) -> SLoc:
         environments[id(self)] = self
         location = original(self, framework_loc)
-        return SLoc(location.framework_loc, location.maybe_user_loc or users_line())
+        kind = _AsIntLoc if _asks_for_int() else SLoc
+        return kind(location.framework_loc, location.maybe_user_loc or users_line())
 
     ShapeEnv._get_sloc = located  # type: ignore[method-assign]
     try:
@@ -189,7 +218,7 @@ def only_checked(gm: GraphModule) -> set[Node]:
 def open_sizes(gm: GraphModule) -> OpenSizes | None:
     """Return what an exported graph says about sizes; None where one depends on data, not on shapes alone."""
     inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
-    environment = next((env for node in inputs if (env := _environment(node)) is not None), None)
+    environment = _environment_of(inputs)
     names: dict[Any, sympy.Symbol] = {}
     symbols: list[tuple[str, str, int]] = []
     for node, dim, size in _input_sizes(inputs):
@@ -232,9 +261,12 @@ def _input_sizes(inputs: Sequence[Node]) -> Iterator[tuple[Node, int, Any]]:
                 yield node, dim, size
 
 
-def _environment(node: Node) -> ShapeEnv | None:
-    mode = getattr(node.meta.get("val"), "fake_mode", None)
-    return None if mode is None else mode.shape_env
+def _environment_of(inputs: Iterable[Node]) -> ShapeEnv | None:
+    for node in inputs:
+        mode = getattr(node.meta.get("val"), "fake_mode", None)
+        if mode is not None and mode.shape_env is not None:
+            return cast(ShapeEnv, mode.shape_env)
+    return None
 
 
 def _demands(

@@ -27,7 +27,15 @@ from partita.errors import SignatureMismatch
 __all__ = ["Condition", "Size", "Sizes", "Symbol", "evaluated", "sizes_of"]
 
 _KEY = "partita_sizes"
-_NAMES: dict[str, Any] = {"math": math, "torch": torch, "min": min, "max": max, "abs": abs, "int": int}
+_NAMES: dict[str, Any] = {
+    "math": math,
+    "torch": torch,
+    "min": min,
+    "max": max,
+    "abs": abs,
+    "int": int,
+    "round": round,
+}
 
 
 @lru_cache(maxsize=4096)
