@@ -20,7 +20,7 @@ from partita.pipelining import PipelineStage, get_schedule_class
 from partita.runtime import Comm
 
 LONG = bool(os.environ.get("PARTITA_FUZZ_EXAMPLES"))
-SETTLED, STEPS = (800, 6000) if LONG else (100, 200)
+SETTLED, STEPS = (800, 6000) if LONG else (50, 100)
 """After how many steps is counted what is there, and again."""
 MOST_BYTES = 1_000_000
 COUNTED = ("descriptors", "threads", "python threads", "shared memory")

@@ -53,8 +53,8 @@ def _auto(comm: Comm, name: str, gather_output: bool) -> list[str]:
 
 @pytest.mark.parametrize(
     ("name", "gather_output"),
-    [("gpt2", False), ("gpt2", True), ("bert", False), ("t5", True), ("llama", False)],
-    ids=["gpt2, last", "gpt2, all", "bert, last", "t5, all", "llama, last"],
+    [("gpt2", False), ("bert", False), ("t5", True), ("llama", False)],
+    ids=["gpt2, last", "bert, last", "t5, all", "llama, last"],
 )
 def test_outputs_are_the_uncut_models(name: str, gather_output: bool) -> None:
     with patience(120.0):

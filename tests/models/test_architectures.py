@@ -1,4 +1,6 @@
-"""A few Hugging Face architectures, as ``docs/models.md`` has many."""
+"""A few Hugging Face architectures, as ``docs/models.md`` has many. An encoder with a decoder (T5) is the example
+``translation_hf``, which is run by its own test.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,6 @@ pytestmark = [
     "name",
     [
         "llama, own mask",  # no_grad in rotary embeddings, a cache among the outputs, no mask given
-        "t5",  # encoder and decoder, an embedding that three layers share, keyword arguments
         "convnext",  # values that do not lie in memory in plain order
     ],
 )
