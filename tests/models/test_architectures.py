@@ -1,5 +1,5 @@
-"""A few Hugging Face architectures, as ``docs/models.md`` has many. An encoder with a decoder (T5) is the example
-``translation_hf``, which is run by its own test.
+"""A few Hugging Face architectures, as ``docs/models.md`` has many. An encoder with a decoder (T5) is the
+example ``translation_hf``, which has its own test.
 """
 
 from __future__ import annotations
