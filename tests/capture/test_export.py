@@ -365,6 +365,9 @@ class CountsWindows(nn.Module):
     def __init__(self, *, looks: bool = False) -> None:
         super().__init__()
         self.a, self.b, self.looks = nn.Linear(4, 4), nn.Linear(4, 4), looks
+        self.inner = nn.Module()
+        self.inner.register_buffer("unused", torch.ones(2), persistent=False)
+        self.inner.tied = self.a.weight
 
     def forward(self, x: Tensor) -> Tensor:
         windows = self.a(x).view(-1, 2)
@@ -376,6 +379,9 @@ def test_a_size_that_goes_through_int_stays_open_where_that_is_proven_to_be_the_
     model = _model(CountsWindows)
     captured = capture(model, (_x(3),), prove=True)
     assert captured.both_modes
+    assert captured.module.inner.unused is model.inner.unused
+    assert captured.module.inner.tied is captured.module.a.weight is model.a.weight
+    assert captured.module.state_dict().keys() == model.state_dict().keys()
     for rows in (1, 5):
         _assert_equal(_observed(captured.module, _x(rows)), _observed(model, _x(rows)))
     for fixed in (

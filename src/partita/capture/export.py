@@ -16,6 +16,7 @@ from partita._torch.export.conditions import Answers, answers_given
 from partita._torch.export.export import Way, export_module
 from partita._torch.export.open_sizes import fixed_as_int, forget_sizes
 from partita._torch.export.signature import Signature, signature_of
+from partita._torch.modules.registered_state import register_missing
 from partita._torch.tensors.detached_copy import detached_copy
 from partita.capture.merging.branches import Traced, all_ways, has_answers_of_the_example
 from partita.capture.merging.merge_modes import merge_modes
@@ -265,42 +266,55 @@ class _Exporter:
         """
         reasons: list[tuple[Way, Exception]] = []
         fixed = ""
-        generators = HostGenerators(self.model)
         left = [(ways, example) for ways in _WAYS for example in self._examples(closed)]
         while left:
             ways, example = left.pop(0)
-            failed: list[tuple[Way, Exception]] = []
-            for way in ways:
-                attempt: _Attempt = (way, example.dynamic_shapes is not None)
-                if (training, attempt) in self.rejected:
-                    failed.append((way, self.rejected[training, attempt]))
-                    continue
-                trace = partial(self._trace, example, training, way)
-                if training:
-                    self.same_in_both[attempt] = self.both
-                try:
-                    module, sizes = all_ways(trace, partial(self._answers, training), self.known_answers)
-                except Exception as error:  # torch.export raises dozens of kinds
-                    failed.append((way, error))
-                    generators.reset()
-                    continue
-                try:
-                    generators.check(partial(trace, Answers()))
-                finally:
-                    generators.reset()
-                replace(sizes, fixed=sizes.fixed or ("" if sizes.symbols else fixed)).attach(module)
-                if training and has_answers_of_the_example(module):  # another one in evaluation, maybe
-                    self.same_in_both[attempt] = False
-                self.used[training] = attempt
+            module, failed = self._export_one_of(ways, example, training, fixed)
+            if module is not None:
                 return module
             first = failed[0][1]
-            if isinstance(first, _FixedAsInt):
-                left.sort(key=lambda attempt: "strict" not in attempt[0] or attempt[1].dynamic_shapes is None)
+            if isinstance(first, _FixedAsInt):  # reading the bytecode with open sizes comes next
+                left.sort(key=lambda one: one[0] != ("strict",) or one[1].dynamic_shapes is None)
             if example.dynamic_shapes is None or self.dynamic_shapes is not None:
                 reasons.append(failed[0])  # it comes from the lines that the model's user knows
             else:
                 fixed = fixed or summary(first)
         raise CaptureError(_message(self.model, training, reasons)) from reasons[0][1]
+
+    def _export_one_of(
+        self, ways: tuple[Way, ...], example: Example, training: bool, fixed: str
+    ) -> tuple[GraphModule | None, list[tuple[Way, Exception]]]:
+        """Export in the first of some ways that works; return None and the reasons where none does.
+
+        Args:
+            fixed: why sizes that should be open were not, in the attempts before.
+        """
+        failed: list[tuple[Way, Exception]] = []
+        generators = HostGenerators(self.model)
+        for way in ways:
+            attempt: _Attempt = (way, example.dynamic_shapes is not None)
+            if (training, attempt) in self.rejected:
+                failed.append((way, self.rejected[training, attempt]))
+                continue
+            trace = partial(self._trace, example, training, way)
+            if training:
+                self.same_in_both[attempt] = self.both
+            try:
+                module, sizes = all_ways(trace, partial(self._answers, training), self.known_answers)
+            except Exception as error:  # torch.export raises dozens of kinds
+                failed.append((way, error))
+                generators.reset()
+                continue
+            try:
+                generators.check(partial(trace, Answers()))
+            finally:
+                generators.reset()
+            replace(sizes, fixed=sizes.fixed or ("" if sizes.symbols else fixed)).attach(module)
+            if training and has_answers_of_the_example(module):  # another one in evaluation, maybe
+                self.same_in_both[attempt] = False
+            self.used[training] = attempt
+            return module, failed
+        return None, failed
 
     def _examples(self, closed: frozenset[int]) -> Iterator[Example]:
         if self.dynamic_shapes is None:
@@ -325,6 +339,7 @@ class _Exporter:
             )
         if other is not None:
             self.same_in_both[way, example.dynamic_shapes is not None] &= other.same
+        register_missing(self.model, module)  # reading the bytecode leaves out buffers that nothing uses
         make_regions_relative(module)
         traced = Traced(module, Sizes(), answers)
         tries_open = example.dynamic_shapes is not None and self.dynamic_shapes is None

@@ -43,6 +43,15 @@ def test_a_condition_of_one_mode_binds_in_that_mode_and_where_the_mode_is_not_kn
             both.check({"batch": 1}, training)
 
 
+@pytest.mark.parametrize("asked", ["batch != 1", "batch > 1", "2 <= batch"])
+def test_what_excluded_a_batch_of_one_alone_falls_out_where_one_is_proven(asked: str) -> None:
+    waived = Condition(f"batch == 1 or ({asked})", "norm", strict=asked)
+    other = Condition("batch == 1 or (batch % 2 == 0)", "view", strict="batch % 2 == 0")
+    sizes = Sizes((Symbol("batch", "x", 0),), conditions=(waived, other)).with_one()
+    assert [condition.text for condition in sizes.conditions] == [other.text]
+    assert not sizes.waived
+
+
 def test_sizes_are_read_from_inputs_by_name() -> None:
     symbols = (Symbol("batch", "x", 0), Symbol("length", "y", 1))
     flat = [torch.zeros(2, 3), 4, torch.zeros(5, 6)]

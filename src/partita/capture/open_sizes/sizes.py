@@ -156,7 +156,9 @@ class Sizes:
     def with_one(self) -> Sizes:
         """Return the same sizes with a batch of one admitted for good."""
         excludes_one_only = {
-            text for one in self.symbols for text in (f"{one.name} != 1", f"1 != {one.name}")
+            text.format(one.name)
+            for one in self.symbols
+            for text in ("{} != 1", "1 != {}", "{} > 1", "1 < {}", "{} >= 2", "2 <= {}")
         }
         kept = [
             one for one in self.conditions if one.strict not in excludes_one_only or len(self.symbols) > 1

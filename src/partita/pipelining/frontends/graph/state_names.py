@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from partita._torch.modules.contents import is_buffer, is_persistent_buffer, named_state
+from partita._torch.modules.contents import named_state
+from partita._torch.modules.registered_state import register_as_in
 from partita.listing import shared_atoms
 
 __all__ = ["add_aliases", "add_unused"]
@@ -23,7 +24,7 @@ def add_aliases(whole: nn.Module, stages: Sequence[nn.Module]) -> None:
     for stage in stages:
         for tensor in [tensor for _, tensor in named_state(stage)]:
             for name in aliases.get(id(tensor), ()):
-                _register(stage, whole, name)
+                register_as_in(whole, stage, name)
 
 
 def add_unused(whole: nn.Module, stages: Sequence[nn.Module]) -> None:
@@ -33,24 +34,4 @@ def add_unused(whole: nn.Module, stages: Sequence[nn.Module]) -> None:
     for name, _ in named_state(whole):
         if name not in names:
             _, nearest = max(in_stages, key=lambda item: shared_atoms(item[0], name), default=("", stages[0]))
-            _register(nearest, whole, name)
-
-
-def _register(stage: nn.Module, whole: nn.Module, name: str) -> None:
-    """Register the whole model's tensor of that name in the stage, unless it is there."""
-    *path, leaf = name.split(".")
-    source, module = whole, stage
-    for atom in path:
-        source = source.get_submodule(atom)
-        child = getattr(module, atom, None)
-        if child is None:
-            child = nn.Module().train(source.training)
-            module.add_module(atom, child)
-        module = child
-    if hasattr(module, leaf):
-        return
-    tensor = getattr(source, leaf)
-    if is_buffer(source, leaf):
-        module.register_buffer(leaf, tensor, persistent=is_persistent_buffer(source, leaf))
-    else:
-        module.register_parameter(leaf, tensor)
+            register_as_in(whole, nearest, name)
