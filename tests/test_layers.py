@@ -53,7 +53,7 @@ ROOMS = {
     ),
     "splitter": (("result",), ("decisions",), ("building",), ("split",), ("drop_in",)),
     "verification": (("tree", "result"), ("observing",), ("comparing",), ("explain",), ("verify",)),
-    "capture": (("tracing",), ("open_sizes",), ("merging",), ("proving",), ("export",)),
+    "capture": (("tracing",), ("open_sizes",), ("merging",), ("proving",), ("refusal",), ("export",)),
     "planning": (
         ("_check", "_json"),
         ("hardware", "schedules"),

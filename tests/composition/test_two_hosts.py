@@ -74,7 +74,6 @@ def _start(name: str, number: int, folder: Path, *options: str) -> subprocess.Po
     interface = _ip("-n", name, "-o", "-4", "addr", "show", "to", ADDRESSES[number]).stdout.split()[1]
     environment = os.environ | {
         "GLOO_SOCKET_IFNAME": interface,
-        "OMP_NUM_THREADS": "1",
         "PARTITA_HOST": str(number),
         "PYTHONPATH": str(ROOT),
     }

@@ -26,7 +26,6 @@ def _with_torchrun(script: Path) -> str:
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
     ) as process:
         try:
             text, _ = process.communicate(timeout=LIMIT_S)

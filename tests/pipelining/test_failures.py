@@ -491,7 +491,7 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[i
         [sys.executable, "-c", SCRIPT, folder, json.dumps(cases)],
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
         start_new_session=True,
     )
     try:

@@ -53,7 +53,7 @@ def run(hosts: list[str]) -> Iterator[Callable[[str], list[subprocess.Popen[str]
     processes: list[subprocess.Popen[str]] = []
 
     def start(mode: str) -> list[subprocess.Popen[str]]:
-        environment = os.environ | {"GLOO_SOCKET_IFNAME": "cable", "OMP_NUM_THREADS": "1"}
+        environment = os.environ | {"GLOO_SOCKET_IFNAME": "cable"}
         for rank, host in enumerate(hosts):
             command = ["ip", "netns", "exec", host, sys.executable, "-c", SCRIPT, str(rank), mode]
             processes.append(

@@ -34,7 +34,8 @@ from partita.capture.proving.proof import (
     proven,
     tolerance_of,
 )
-from partita.capture.tracing.blame import summary, users_line
+from partita.capture.refusal import refusal, short_refusal
+from partita.capture.tracing.blame import summary
 from partita.capture.tracing.host_draws import HostGenerators
 from partita.capture.tracing.relative_regions import make_regions_relative
 from partita.capture.tracing.unchanged import rehearsal, unchanged
@@ -162,7 +163,7 @@ def _captured(exporter: _Exporter, modes: Modes) -> Captured:
             sizes.attach(train)
             copy_flags(model, train)
             return Captured(train, signature_of(train, model.forward), True)
-    short = f"that mode can't be captured ({_short(reason)})" if reason else ""
+    short = f"that mode can't be captured ({short_refusal(reason)})" if reason else ""
     by_mode = {training: _single(model, graph, training, short) for training, graph in graphs.items()}
     own = by_mode.get(model.training)
     if own is None:
@@ -279,7 +280,7 @@ class _Exporter:
                 reasons.append(failed[0])  # it comes from the lines that the model's user knows
             else:
                 fixed = fixed or summary(first)
-        raise CaptureError(_message(self.model, training, reasons)) from reasons[0][1]
+        raise CaptureError(refusal(self.model, training, reasons)) from reasons[0][1]
 
     def _export_one_of(
         self, ways: tuple[Way, ...], example: Example, training: bool, fixed: str
@@ -344,7 +345,7 @@ class _Exporter:
         traced = Traced(module, Sizes(), answers)
         tries_open = example.dynamic_shapes is not None and self.dynamic_shapes is None
         # What is read from the bytecode may be what the model does for exporters only: that needs a proof.
-        if tries_open and self.provable and (line := fixed_as_int(module)):
+        if tries_open and way != "strict" and self.provable and (line := fixed_as_int(module)):
             raise _FixedAsInt(line)
         sizes = specialise_sizes(module, Example(self.args, self.kwargs).flat, provable=self.provable)
         if tries_open and not sizes.symbols:
@@ -375,41 +376,3 @@ def _open_inputs(module: GraphModule) -> frozenset[int]:
     shapes = Sizes.of(module).shapes
     names = [node.name for node in module.graph.nodes if node.op == "placeholder"]
     return frozenset(position for position, name in enumerate(names) if name in shapes)
-
-
-def _short(reason: str) -> str:
-    """The one line of an error's message that says what stands in the way."""
-    lines = [line.strip() for line in reason.splitlines()]
-    return lines[1] if len(lines) > 1 else lines[0]
-
-
-_ADVICE = (
-    "Take what can't be traced (.item(), data-dependent shapes, side effects on Python objects) out of "
-    "forward, for example with torch.where or torch.cond; where the other mode can be traced, and is all "
-    "that is needed, capture it alone: modes='eval' or modes='train'; or cut the model at its blocks and "
-    'leave its code as it is: pipeline(..., frontend="modules"). The full text of the first error is '
-    "attached as its cause"
-)
-
-
-def _message(model: nn.Module, training: bool, reasons: list[tuple[Way, Exception]]) -> str:
-    mode = "training" if training else "evaluation"
-    lines = [f"torch.export can't capture {type(model).__name__}:"]
-    disproved = False
-    for way, error in reasons:
-        text = str(error).strip().splitlines() or ["(no message)"]
-        if isinstance(error, Disproof):
-            disproved = True
-            lines.append(f"  the graph that it traces is not the model: {text[0]}")
-        else:
-            line = users_line(error)
-            place = f"{'strict' if way == 'strict' else 'non-strict'} mode{f', at {line}' if line else ''}"
-            lines.append(f"  {place}: {type(error).__name__}: {text[0]}")
-        lines += [f"    {more.strip()}" for more in text[1:5]]
-    lines.append(f"(in {mode} mode.) {_ADVICE}")
-    if disproved:
-        lines.append(
-            'Where such a difference is of no account: prove="close" (or a Tolerance) accepts small ones, '
-            "prove=False all"
-        )
-    return "\n".join(lines)
