@@ -209,8 +209,19 @@ class Windows(Mean):
         return self.b(functional.dropout(windows, 0.5, self.training).view(batch, WIDTH)) / int(x.shape[0])
 
 
-def test_a_size_that_the_model_makes_an_int_of_stays_open() -> None:
-    case = Case("windows", Windows, after=("a",))
+class Filled(Mean):
+    """A tensor as long as ``len(x)`` is filled behind the cut, and has a gradient only from there on."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        filled, h = torch.zeros(len(x), WIDTH), self.a(x)
+        for column, values in enumerate(h.unbind(1)):
+            filled[:, column] = values
+        return self.b(filled)
+
+
+@pytest.mark.parametrize("model", [Windows, Filled])
+def test_a_size_that_the_model_makes_an_int_of_stays_open(model: type[nn.Module]) -> None:
+    case = Case(model.__name__, model, after=("a",))
     pipe = cut(case, 2)
     assert [symbol.name for symbol in pipe.routes.symbols] == ["batch"]
     assert_same(piped(pipe, case, run=_run(SIZES)), _uncut(case, SIZES))

@@ -189,7 +189,7 @@ _Attempt = tuple[Way, bool]
 
 
 class _FixedAsInt(CaptureError):
-    """The model calls ``int()`` with a size that is to stay open: reading its bytecode may keep it open."""
+    """Python asks for an open size as an integer: reading the bytecode may keep it open."""
 
 
 @dataclass(frozen=True)

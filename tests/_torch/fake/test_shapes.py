@@ -51,6 +51,22 @@ def test_gradients_are_on_also_where_the_caller_has_them_off() -> None:
     assert values["linear_1"].requires_grad
 
 
+def test_a_value_is_taken_as_it_is_before_it_is_written_to() -> None:
+    class Filled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            zeros = torch.zeros(3, 2)
+            x = x + 1
+            zeros[:, 0] = x[:, 0]
+            return zeros
+
+    x = torch.randn(3, 2, requires_grad=True)
+    gm = capture(Filled(), (x,)).module
+    assert fake_values(gm, [x])["zeros"].requires_grad
+    for node, written in (("add", False), ("copy_", True)):
+        values = fake_values(gm, [x], taken_after={node: ("zeros",)})
+        assert values["zeros"].requires_grad is written
+
+
 class Item(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x * int(x.sum().item())

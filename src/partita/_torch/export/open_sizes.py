@@ -96,14 +96,18 @@ def open_batch(tensors: Sequence[torch.Tensor]) -> ShapesCollection:
 
 
 class _AsIntLoc(SLoc):
-    """Where ``int()`` was called with an open size."""
+    """Where Python asked for an open size as an integer."""
 
 
-_INT_METHODS = {torch.SymInt.__int__.__code__, torch.SymFloat.__int__.__code__}
+_INT_METHODS = {
+    torch.SymInt.__int__.__code__,
+    torch.SymInt.__index__.__code__,  # of what ``len(x)`` returns
+    torch.SymFloat.__int__.__code__,
+}
 
 
 def _asks_for_int() -> bool:
-    """Whether ``int()`` is what torch is answering at the moment."""
+    """Whether ``int()`` or ``len()`` is what torch is answering at the moment."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_users(frame.f_code.co_filename):
         if frame.f_code in _INT_METHODS:
@@ -114,8 +118,8 @@ def _asks_for_int() -> bool:
 
 def fixed_as_int(gm: GraphModule) -> str:
     """Return the line of the model that called ``int()`` with an open size or a fraction of one
-    (``int(windows.shape[0] / 4)``), in an exported graph; empty where none did. Python gets an integer there,
-    so the size is fixed; only a trace that reads the bytecode keeps it open.
+    (``int(windows.shape[0] / 4)``), or ``len()`` with a tensor, in an exported graph; empty where none did.
+    Python gets an integer there, so the size is fixed; only a trace that reads the bytecode keeps it open.
     """
     environment = _environment_of(node for node in gm.graph.nodes if node.op == "placeholder")
     guards = () if environment is None else environment.guards

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -30,7 +31,13 @@ class UnknownNumber:
     """
 
 
-def fake_values(gm: GraphModule, args: Sequence[Any], *, grad: bool = True) -> dict[str, Any]:
+def fake_values(
+    gm: GraphModule,
+    args: Sequence[Any],
+    *,
+    grad: bool = True,
+    taken_after: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> dict[str, Any]:
     """The value of every node of ``gm``, as fake tensors that know shape, dtype and ``requires_grad``, and
     have an autograd history.
 
@@ -39,6 +46,8 @@ def fake_values(gm: GraphModule, args: Sequence[Any], *, grad: bool = True) -> d
     Args:
         args: one value a placeholder; real tensors are read for their shapes only.
         grad: run with gradients on; otherwise values have no history.
+        taken_after: names of values by the node after which they are taken as they are then. Others are as
+            the last write leaves them, by which ``torch.zeros(4)`` may require a gradient.
 
     Returns:
         By the node's name. A number that depends on data, and that only assertions use, is an
@@ -49,7 +58,7 @@ def fake_values(gm: GraphModule, args: Sequence[Any], *, grad: bool = True) -> d
     """
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.set_grad_enabled(grad):
         fakes = [mode.from_tensor(value) if isinstance(value, torch.Tensor) else value for value in args]
-        run = _Recorder(gm, mode)
+        run = _Recorder(gm, mode, taken_after)
         run.run(*fakes, enable_io_processing=False)
     return run.values
 
@@ -62,13 +71,24 @@ def tracing_mode_of(value: torch.Tensor) -> FakeTensorMode | None:
 
 
 class _Recorder(Interpreter):
-    def __init__(self, gm: GraphModule, mode: FakeTensorMode) -> None:
+    def __init__(
+        self, gm: GraphModule, mode: FakeTensorMode, taken_after: Mapping[str, Sequence[str]]
+    ) -> None:
         super().__init__(gm, garbage_collect_values=False)
         self.values: dict[str, Any] = {}
+        self._taken_after = taken_after
         self._mode = mode
         self._checked = only_checked(gm)
 
     def run_node(self, n: Node) -> Any:
+        result = self._result(n)
+        for name in self._taken_after.get(n.name, ()):
+            value = self.values[name]
+            if isinstance(value, torch.Tensor):
+                self.values[name] = value.detach().requires_grad_(value.requires_grad)
+        return result
+
+    def _result(self, n: Node) -> Any:
         if any(isinstance(self.env[operand], UnknownNumber) for operand in n.all_input_nodes):
             self.values[n.name] = UnknownNumber()
             return self.values[n.name]

@@ -180,7 +180,7 @@ def _routes(
     """The routes, and an example of each value without data."""
     inputs = [node for node in whole.graph.nodes if node.op == "placeholder"]
     sizes = Sizes.of(whole)
-    values = fake_values(whole, [metadata(node) for node in inputs])
+    values = fake_values(whole, [metadata(node) for node in inputs], taken_after=_sent_after(whole, pieces))
     producers = {node.name: 0 for node in inputs}
     for stage, piece in enumerate(pieces):
         producers.update(dict.fromkeys(piece.outputs, stage))
@@ -196,6 +196,14 @@ def _routes(
     )
     parameters = tuple(name for name, _ in whole.named_parameters(remove_duplicate=False))
     return replace(routes, parameters=parameters, structure=structure_of(whole)), values
+
+
+def _sent_after(whole: GraphModule, pieces: tuple[Piece, ...]) -> dict[str, tuple[str, ...]]:
+    """The outputs of each piece, by the last of its nodes."""
+    position = {node.name: number for number, node in enumerate(whole.graph.nodes)}
+    return {
+        max(piece.node_names, key=position.__getitem__): piece.outputs for piece in pieces if piece.node_names
+    }
 
 
 def _border(piece: Piece) -> StageBorder:
