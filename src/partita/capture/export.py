@@ -28,6 +28,7 @@ from partita.capture.open_sizes.specialise_sizes import specialise_sizes
 from partita.capture.proving.proof import (
     UNASKED,
     Disproof,
+    KeepsState,
     Proof,
     Prove,
     prove_batch_of_one,
@@ -201,6 +202,7 @@ class _Exporter:
         both: whether both modes are captured.
         used: the last attempt that worked, by mode.
         rejected: the attempts whose graphs differ from the model, by mode.
+        hopeless: why no way of tracing gives the model, by mode.
         same_in_both: whether the model makes the same calls in evaluation as in every trace in training, by
             attempt.
         known_answers: the answers that the model got in earlier runs, which it is likely to get again; see
@@ -215,11 +217,14 @@ class _Exporter:
     both: bool = False
     used: dict[bool, _Attempt] = field(default_factory=dict)
     rejected: dict[tuple[bool, _Attempt], Disproof] = field(default_factory=dict)
+    hopeless: dict[bool, KeepsState] = field(default_factory=dict)
     same_in_both: dict[_Attempt, bool] = field(default_factory=dict)
     known_answers: dict[str, list[bool]] = field(default_factory=dict)
 
     def reject(self, disproof: Disproof) -> None:
         """Do not use the attempt again that led to a graph which differs from the model."""
+        if isinstance(disproof, KeepsState):
+            self.hopeless[disproof.training] = disproof
         self.rejected[disproof.training, self.used[disproof.training]] = disproof
 
     def export_both(self) -> tuple[dict[bool, GraphModule], str]:
@@ -265,6 +270,8 @@ class _Exporter:
         Raises:
             CaptureError: none does; with the reasons.
         """
+        if training in self.hopeless:
+            raise CaptureError(refusal(self.model, training, [("eager", self.hopeless[training])]))
         reasons: list[tuple[Way, Exception]] = []
         fixed = ""
         left = [(ways, example) for ways in _WAYS for example in self._examples(closed)]

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from partita.errors import ArgumentError, VerificationFailed
+from partita.listing import first_few
 
 __all__ = ["Difference", "DifferenceKind", "Verification"]
 
@@ -71,6 +72,7 @@ class Verification:
         rtol: relative tolerance that was asked for; 0 together with ``atol`` 0 means bit for bit.
         atol: absolute tolerance that was asked for.
         hints: what may explain the differences and is no fault of the candidate's.
+        left_out: what the run changed and the candidate says it does not keep (``candidate.unkept``).
 
     >>> print(Verification(ok=True, differences=(), compared={"outputs": 1, "gradients": 0}))
     equal bit for bit
@@ -84,6 +86,7 @@ class Verification:
     rtol: float = 0.0
     atol: float = 0.0
     hints: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.ok != (not self.differences):
@@ -97,6 +100,8 @@ class Verification:
         if len(self.differences) > _SHOWN:
             lines.append(f"{_INDENT}... and {len(self.differences) - _SHOWN} more")
         lines.extend(f"{_INDENT}hint: {hint}" for hint in self.hints)
+        if self.left_out:
+            lines.append(f"{_INDENT}not kept by the candidate, as it says: {first_few(self.left_out)}")
         counts = ", ".join(f"{count} {what}" for what, count in self.compared.items())
         lines.append(f"{_INDENT}compared: {counts or 'nothing'}")
         return "\n".join(lines)
@@ -111,6 +116,7 @@ class Verification:
             self.rtol,
             self.atol,
             self.hints,
+            self.left_out,
         )
 
     def check(self) -> Verification:

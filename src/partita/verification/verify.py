@@ -99,7 +99,8 @@ def verify(
 
     Not compared: text that compiled code prints without ``sys.stdout``, attributes that are no tensors,
     numbers or text, private ones (with an underscore) that are no tensors, hooks on tensors (copies lose
-    them), and state that a function reaches through other files' functions or globals.
+    them), state that a function reaches through other files' functions or globals, and the attributes that
+    ``candidate.unkept`` names, as that of a `Pipe` does: the result has them as ``left_out``.
 
     >>> import torch
     >>> print(verify(torch.abs, torch.neg, (torch.tensor([1.0, -2.0]),)).differences[0])
@@ -145,6 +146,9 @@ def _verify(
     mine = observe(subjects[0], args, kwargs, **how.options())
     # Compare.
     differences += tuple(judge.differences(mine, theirs))
+    unkept = {f"attribute {name}" for name in getattr(candidate, "unkept", ())}
+    left_out = tuple(one.where for one in differences if one.kind == "attribute" and one.where in unkept)
+    differences = tuple(one for one in differences if one.where not in left_out)
     raised = None if differences or theirs.raised is None else str(theirs.raised)
     hints = _hints(candidate, theirs, how.seed) if differences else ()
     leaked = mine.leaked_inference_mode or theirs.leaked_inference_mode
@@ -155,7 +159,8 @@ def _verify(
         gc.collect()  # a guard that was left open resets the mode when it is freed: now, not later
     if differences and explain and explainable(candidate, reference):
         differences = locate(differences, candidate, subjects, call, tolerance=tolerance, **how.options())
-    return Verification(not differences, differences, compared, raised, tolerance.rtol, tolerance.atol, hints)
+    rtol, atol = tolerance.rtol, tolerance.atol
+    return Verification(not differences, differences, compared, raised, rtol, atol, hints, left_out)
 
 
 def _hints(candidate: Any, reference: Observation, seed: int) -> tuple[str, ...]:

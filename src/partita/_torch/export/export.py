@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import nn
 from torch._export.passes import replace_autocast_with_hop_pass, replace_set_grad_with_hop_pass
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributions import Distribution
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
@@ -26,6 +27,7 @@ from partita._torch.export.open_sizes import batch_is_open
 from partita._torch.export.users_code import is_users
 from partita._torch.graph_module.generated_sources import sources_dropped
 from partita._torch.graph_module.lazy_module import lazy_module
+from partita.errors import CaptureError
 
 __all__ = [
     "METADATA_CHECK",
@@ -108,9 +110,23 @@ def export_module(
         state = vars(module)
         for holder in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             state[holder].update(vars(exported)[holder])
-        state.update({key: value for key, value in vars(exported).items() if isinstance(value, torch.Tensor)})
+        constants = {key: value for key, value in vars(exported).items() if isinstance(value, torch.Tensor)}
+        _check_data(constants, model)
+        state.update(constants)
         keep_sources(module)
     return module
+
+
+def _check_data(constants: Mapping[str, torch.Tensor], model: nn.Module) -> None:
+    """Refuse a trace that took a tensor without data for a constant; non-strict export does so itself."""
+    if any(isinstance(tensor, FakeTensor) for tensor in (*model.parameters(), *model.buffers())):
+        return
+    for name, tensor in constants.items():
+        if isinstance(tensor, FakeTensor):
+            raise CaptureError(
+                f"{name} in the graph is a tensor without data: forward gives a tensor other data, which no "
+                "tracer follows (weight.data = ...): write into it (with torch.no_grad(): weight.copy_(...))"
+            )
 
 
 def _traced(

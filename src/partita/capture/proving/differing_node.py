@@ -16,6 +16,7 @@ from partita._torch.tensors.detached_copy import detached_copy
 from partita.capture.proving.samples import Sample
 from partita.capture.tracing.module_paths import module_calls
 from partita.verification import Difference
+from partita.verification.observing.copying import copy_module
 
 __all__ = ["differing_node"]
 
@@ -58,7 +59,7 @@ def _by_value(graph: GraphModule, model: nn.Module, sample: Sample) -> Node | No
         flat = flatten((sample.args, sample.kwargs))[0]
         run.run(*tree_map(detached_copy, flat), enable_io_processing=False)
         torch.manual_seed(0)
-        for call, results in _results(copy.deepcopy(model), sample):
+        for call, results in _results(copy_module(model), sample):
             nodes = inside.get(call, [])
             values = [run.values[node.name] for node in nodes if node.name in run.values]
             if nodes and not all(any(_same(value, result) for value in values) for result in results):

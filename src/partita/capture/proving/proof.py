@@ -23,13 +23,25 @@ from partita._torch.tensors.storage import has_memory
 from partita.capture.merging.modes import in_mode
 from partita.capture.open_sizes.sizes import Sizes, sizes_of
 from partita.capture.proving.differing_node import differing_node
+from partita.capture.proving.kept_state import attributes_set, called_before
 from partita.capture.proving.samples import Sample, samples, single_samples
 from partita.errors import ArgumentError
 from partita.graph.effects import metadata
+from partita.listing import listed
 from partita.verification import Verification, verify
 from partita.verification.comparing.compare import EXACT, Tolerance
 
-__all__ = ["CLOSE", "UNASKED", "Disproof", "Proof", "Prove", "prove_batch_of_one", "proven", "tolerance_of"]
+__all__ = [
+    "CLOSE",
+    "UNASKED",
+    "Disproof",
+    "KeepsState",
+    "Proof",
+    "Prove",
+    "prove_batch_of_one",
+    "proven",
+    "tolerance_of",
+]
 
 CLOSE = Tolerance(rtol=1e-4, atol=1e-5)
 """What ``prove="close"`` accepts."""
@@ -51,13 +63,16 @@ class Proof:
     Attributes:
         holds: whether the graph was compared with the eager model and was equal.
         text: what was compared, or why nothing was.
+        unkept: attributes that the model's ``forward`` sets and the graph does not: no later call reads them.
     """
 
     holds: bool
     text: str
+    unkept: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{'proven' if self.holds else 'not proven'}: {self.text}"
+        without = f"; without {listed(self.unkept)}, set by forward and read by no later call"
+        return f"{'proven' if self.holds else 'not proven'}: {self.text}{without if self.unkept else ''}"
 
 
 UNASKED = Proof(False, "it was not asked for")
@@ -73,6 +88,10 @@ class Disproof(Exception):
     def __init__(self, training: bool, text: str) -> None:
         super().__init__(text)
         self.training = training
+
+
+class KeepsState(Disproof):
+    """A model's call depends on the one before through what no graph keeps."""
 
 
 def tolerance_of(prove: Prove) -> Tolerance | None:
@@ -116,6 +135,7 @@ def proven(
     if reason:
         return Proof(False, reason)
     seen: list[str] = []
+    unkept: dict[str, None] = {}
     for training, graph in graphs.items():
         generate_code(graph)  # for all of its copies
         names = [node.name for node in graph.graph.find_nodes(op="placeholder", sort=True)]
@@ -123,16 +143,22 @@ def proven(
             nudged = _nudged(model) if sample.other_weights else nullcontext()
             with in_mode(model, training), in_mode(graph, training), nudged:
                 outcome = _compared(model, graph, sample, tolerance)
+                if sample.before and not isinstance(outcome, (_Equal, Proof)):
+                    alone = _compared(model, graph, sample.alone, tolerance)
+                    if isinstance(outcome, str) and isinstance(alone, _Equal):
+                        raise KeepsState(training, _kept_text(model, sample, outcome))
+                    outcome = alone
             if isinstance(outcome, Proof):
                 return outcome
             if isinstance(outcome, str):
                 raise Disproof(training, f"on {outcome}")
             if outcome is not None:
                 seen.append(outcome.kind)
+                unkept |= dict.fromkeys(outcome.unkept)
     kinds = ", ".join(dict.fromkeys(seen))
     exact = "bit for bit" if tolerance.exact else f"within rtol={tolerance.rtol:g}, atol={tolerance.atol:g}"
     modes = " and ".join("training" if training else "evaluation" for training in graphs)
-    return Proof(True, f"equal to the eager model {exact} in {modes} on {kinds}")
+    return Proof(True, f"equal to the eager model {exact} in {modes} on {kinds}", tuple(unkept))
 
 
 def prove_batch_of_one(
@@ -191,15 +217,23 @@ def _is_model_for_one(
     for sample in single_samples(args, kwargs, sizes, names):
         nudged = _nudged(model) if sample.other_weights else nullcontext()
         with in_mode(model, training), in_mode(graph, training), nudged:
-            if not isinstance(_compared(model, graph, sample, tolerance), Sample):
+            if not isinstance(_compared(model, graph, sample, tolerance), _Equal):
                 return False
     return True
 
 
+@dataclass(frozen=True)
+class _Equal:
+    """Model and graph are equal on a sample of this kind, but for these attributes, which the graph lacks."""
+
+    kind: str
+    unkept: tuple[str, ...]
+
+
 def _compared(
     model: nn.Module, graph: GraphModule, sample: Sample, tolerance: Tolerance
-) -> Sample | str | Proof | None:
-    """The sample where both are equal, a text where they differ, a `Proof` that fails where none is possible.
+) -> _Equal | str | Proof | None:
+    """Whether both are equal; a text where they differ, a `Proof` that fails where none is possible.
 
     None where the model, or the graph by an error of its own, refuses the sample.
     """
@@ -212,7 +246,8 @@ def _compared(
         return _compared(model, graph, sample.gentle, tolerance) if sample.gentle else None
     differences = [one for one in verification.differences if one.kind not in _IGNORED]
     if not differences:
-        return sample
+        attributes = [one.where for one in verification.differences if one.kind == "attribute"]
+        return _Equal(sample.kind, tuple(name.removeprefix("attribute ") for name in attributes))
     # One of the two may refuse the sample, or the model may not even equal itself.
     if any(one.kind == "exception" and _refused(one.message) for one in differences):
         return None
@@ -226,13 +261,28 @@ def _compared(
     lines = [f"{sample.kind}: {one}" for one in differences[:_SHOWN]]
     if len(differences) > _SHOWN:
         lines.append(f"and {len(differences) - _SHOWN} more differences")
-    return "\n    ".join([*lines, *differing_node(graph, model, sample, differences[0])])
+    nodes = [] if sample.before else differing_node(graph, model, sample, differences[0])
+    return "\n    ".join([*lines, *nodes])
+
+
+def _kept_text(model: nn.Module, sample: Sample, difference: str) -> str:
+    try:
+        names = listed(attributes_set(model, sample))
+    except Exception:  # they are not known then
+        names = ""
+    where = f"in {names}, which forward sets" if names else "outside of its parameters and buffers"
+    return (
+        f"it keeps something for its next call {where}, which no graph does: the second of two calls differs "
+        f"({difference.splitlines()[0]}). Make it a buffer that forward writes to in place (register_buffer, "
+        "then self.calls.add_(1))"
+    )
 
 
 def _verify(candidate: nn.Module, model: nn.Module, sample: Sample, tolerance: Tolerance) -> Verification:
+    before = sample.before
     return verify(
-        candidate,
-        model,
+        called_before(candidate, *before) if before else candidate,
+        called_before(model, *before) if before else model,
         sample.args,
         sample.kwargs,
         rtol=tolerance.rtol,

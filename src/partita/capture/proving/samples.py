@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ class Sample:
         kind: the difference from the example, in words.
         other_weights: whether the model runs with other parameters and buffers.
         gentle: the same with the example's rows of integers, for a model that accepts no others.
+        before: arguments like these for a call that is made before this one, if any.
     """
 
     kind: str
@@ -40,6 +41,12 @@ class Sample:
     kwargs: dict[str, Any]
     other_weights: bool = False
     gentle: Sample | None = None
+    before: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+
+    @property
+    def alone(self) -> Sample:
+        """The same without a call before."""
+        return replace(self, gentle=self.gentle and self.gentle.alone, before=None)
 
 
 def samples(
@@ -47,8 +54,8 @@ def samples(
 ) -> Iterator[Sample]:
     """Return the example and other samples.
 
-    They have other values in the example's range, masks of ones and masks with padding, other weights, and a
-    larger batch where its size is open.
+    They have other values in the example's range, masks of ones and masks with padding, other weights, a call
+    before them, and a larger batch where its size is open.
 
     Args:
         sizes: of the captured graph.
@@ -106,10 +113,13 @@ class _Kind:
         ]
 
     def sample(self, text: str, shapes: list[tuple[int, ...]], *, padded: bool) -> Sample:
-        """Draw one sample; those with padding have other weights too."""
-        gentle = self._drawn(shapes, padded=padded, gentle=True)
-        careful = Sample(f"{text} (integers as in the example)", *gentle, padded)
-        return Sample(text, *self._drawn(shapes, padded=padded, gentle=False), padded, careful)
+        """Draw one sample; those with padding have other weights too, and come after a call of their kind."""
+
+        def draw(text: str, gentler: Sample | None) -> Sample:
+            one, before = (self._drawn(shapes, padded=padded, gentle=gentler is None) for _ in range(2))
+            return Sample(text, *one, padded, gentler, before if padded else None)
+
+        return draw(text, draw(f"{text} (integers as in the example)", None))
 
     def _drawn(
         self, shapes: list[tuple[int, ...]], *, padded: bool, gentle: bool

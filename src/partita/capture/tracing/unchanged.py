@@ -7,22 +7,23 @@ would break the model's next run.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from partita._torch.containers.containers import content_of, fill, kind_of
 from partita._torch.export.alike import alike
+from partita._torch.tensors.storage import has_memory
 
 __all__ = ["Attributes", "rehearsal", "unchanged"]
 
 _NOT_SEARCHED = (
-    type(None), bool, int, float, complex, str, bytes, torch.Tensor, torch.dtype, torch.device, type,
+    type(None), bool, int, float, complex, str, bytes, Tensor, torch.dtype, torch.device, type,
     FunctionType, BuiltinFunctionType, MethodType, ModuleType,
 )  # fmt: skip
 
@@ -31,33 +32,40 @@ _NOT_SEARCHED = (
 def unchanged(model: nn.Module) -> Iterator[None]:
     """Restore all attributes of all submodules at the end of the block.
 
-    That includes the items of lists, dicts, sets and deques at any depth, and the attributes of the user's
-    other objects. Only what has changed is written, without methods that a class may have overridden: a
-    ``dict`` that refuses ``update`` is restored too. Tensors are not copied: what is written into one stays
-    (tracing writes nothing).
+    That includes the items of lists, dicts, sets and deques at any depth, the attributes of the user's other
+    objects, and what is written into tensors among them: a counter that is neither parameter nor buffer is a
+    constant for a tracer, which counts on for real. Only what has changed is written, without methods that a
+    class may have overridden: a ``dict`` that refuses ``update`` is restored too.
     """
     before = Attributes.of(model)
+    registered = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
     try:
-        yield
+        with _same_elements(tensor for tensor in before.tensors() if id(tensor) not in registered):
+            yield
     finally:
         before.put_back()
 
 
 @contextmanager
 def rehearsal(model: nn.Module) -> Iterator[None]:
-    """Restore the same, and buffers and the random state: the model may run on real data within the block.
+    """Restore the same, buffers and the random state: the model may run on real data within the block.
 
-    Only buffers are copied: no ``forward`` is expected to write to parameters.
+    No ``forward`` is expected to write to parameters.
     """
-    before = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    with unchanged(model), torch.random.fork_rng():
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for buffer, value in before:
-                    if not torch.equal(buffer, value):
-                        buffer.copy_(value)
+    with unchanged(model), torch.random.fork_rng(), _same_elements(model.buffers()):
+        yield
+
+
+@contextmanager
+def _same_elements(tensors: Iterable[Tensor]) -> Iterator[None]:
+    before = [(tensor, tensor.detach().clone()) for tensor in tensors if has_memory(tensor)]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in before:
+                if not torch.equal(tensor, value):
+                    tensor.copy_(value)
 
 
 class Attributes:
@@ -74,6 +82,11 @@ class Attributes:
     def of(cls, model: Any) -> Attributes:
         """Return the present attributes of a model, or of everything in a list."""
         return cls(_snapshots(model))
+
+    def tensors(self) -> list[Tensor]:
+        """Return the tensors among them, each once."""
+        content = (value for snapshot in self.snapshots for value in snapshot.content)
+        return list({id(value): value for value in content if isinstance(value, Tensor)}.values())
 
     def put_back(self) -> Attributes:
         """Restore them; return what had changed, as it was before this call."""

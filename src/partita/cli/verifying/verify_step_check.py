@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -25,6 +24,8 @@ from partita.pipelining.training import verify_step
 from partita.planning import Schedule, get_schedule
 from partita.runtime import Comm, InProcessWorld
 from partita.verification import Difference
+from partita.verification.observing.copying import copy_for_run, copy_module
+from partita.verification.observing.subject import subject_of
 
 __all__ = ["compare_step", "example_batch", "step_schedule"]
 
@@ -65,9 +66,7 @@ def compare_step(pipe: GraphPipe, built: Built, schedule: Schedule) -> VerifyChe
         args, kwargs = example_batch(built, count)
         loss = _probe_loss if _has_gradients(built) else None
         # Made before any rank runs: the stages hold the model's own parameters.
-        references = [
-            UncutReference(copy.deepcopy(model), count, loss, graph=pipe.whole) for _ in range(ranks)
-        ]
+        references = [UncutReference(copy_module(model), count, loss, graph=pipe.whole) for _ in range(ranks)]
         try:
             InProcessWorld(ranks).run(_rank(pipe, schedule, references, loss), args, kwargs)
         except VerificationFailed as error:
@@ -129,19 +128,19 @@ def _sample(built: Built, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _runs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    own_model, own_args, own_kwargs = copy.deepcopy((model, args, kwargs))
+    own = copy_for_run(subject_of(model), args, kwargs)
     with torch.no_grad(), torch.random.fork_rng():
         try:
-            own_model(*own_args, **own_kwargs)
+            own.subject.call(*own.args, **own.kwargs)
         except Exception:  # whatever a model says to arguments that it does not take
             return False
     return True
 
 
 def _has_gradients(built: Built) -> bool:
-    model, args, kwargs = copy.deepcopy((built.model, built.args, built.kwargs))
+    own = copy_for_run(subject_of(built.model), built.args, built.kwargs)
     with torch.enable_grad(), torch.random.fork_rng():
-        return bool(_differentiable(model(*args, **kwargs)))
+        return bool(_differentiable(own.subject.call(*own.args, **own.kwargs)))
 
 
 def _differentiable(output: Any) -> list[Tensor]:

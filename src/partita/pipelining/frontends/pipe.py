@@ -98,6 +98,11 @@ class Pipe(nn.Module, ABC):
         return self.routes.stages
 
     @property
+    def unkept(self) -> tuple[str, ...]:
+        """The attributes that the model's ``forward`` sets, and stages do not: no later call reads them."""
+        return self.proof.unkept
+
+    @property
     def has_loss_and_backward(self) -> bool:
         """Whether a call runs the backward pass too."""
         return self.loss is not None

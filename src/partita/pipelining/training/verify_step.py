@@ -70,6 +70,7 @@ def verify_step(
         uncut = reference.step(*args, target=target, losses=uncut_losses, **kwargs)
     output = schedule.step(*args, target=target, losses=step_losses, **kwargs)
     with publish_errors(schedule.comm, "comparing a step with the uncut model"):
+        state = dict(named_state(reference.whole))  # anew: the model may have put others in their place
         mine = list(_differing(schedule, state, tolerance, gradients=True))
         if schedule.routes.stages - 1 in schedule.stages:
             mine += compare_values(output, uncut, "output", tolerance)

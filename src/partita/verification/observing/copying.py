@@ -19,10 +19,16 @@ import torch
 
 from partita._torch.modules.compiled import compile_in_place_like, compiled_like, inside_compiled
 from partita.errors import ArgumentTypeError
-from partita.verification.observing.subject import Subject, holds_state, is_empty, state_globals
+from partita.verification.observing.subject import (
+    Subject,
+    holds_state,
+    is_empty,
+    state_globals,
+    subject_of,
+)
 from partita.verification.tree import children, tensors
 
-__all__ = ["Copies", "copy_for_run"]
+__all__ = ["Copies", "copy_for_run", "copy_module"]
 
 _CONTAINERS = (list, tuple, dict)
 _NUMBERS_AND_TEXT = (bool, int, float, complex, str)
@@ -45,6 +51,18 @@ class Copies:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     leaves: tuple[tuple[str, torch.Tensor], ...]
+
+
+def copy_module(module: torch.nn.Module) -> torch.nn.Module:
+    """Copy a module. ``copy.deepcopy`` refuses one with a computed tensor among its attributes, which is what
+    ``torch.nn.utils.weight_norm`` leaves.
+
+    Raises:
+        ArgumentTypeError: something in it can't be copied.
+    """
+    copied = copy_for_run(subject_of(module), (), {}).subject.call
+    assert isinstance(copied, torch.nn.Module)
+    return copied
 
 
 def copy_for_run(subject: Subject, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Copies:
