@@ -20,6 +20,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from partita._torch.containers.objects import open_objects
+from partita._torch.export.assigned_buffers import write_assigned_buffers_at_once
 from partita._torch.export.conditions import Answers, answered
 from partita._torch.export.eager_answers import eager_answers
 from partita._torch.export.function_call import call_functions_directly, functions_kept
@@ -106,6 +107,7 @@ def export_module(
         exported = program.module(check_guards=False)
         assert isinstance(exported, GraphModule)
         call_functions_directly(exported)
+        write_assigned_buffers_at_once(exported)
         module = lazy_module(exported.graph, type(model).__name__, training=exported.training)
         state = vars(module)
         for holder in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):

@@ -9,7 +9,12 @@ from torch import Tensor, nn
 from partita.capture import capture
 from partita.errors import CaptureError
 from partita.pipelining import pipe_split, pipeline
-from partita.pipelining.frontends.graph.writes import check_writes, reused_outputs, written_inputs
+from partita.pipelining.frontends.graph.writes import (
+    check_writes,
+    reused_outputs,
+    uncut_positions,
+    written_inputs,
+)
 
 
 def _graph(forward: Callable[..., object], *args: Tensor, **buffers: Tensor) -> torch.fx.GraphModule:
@@ -165,3 +170,38 @@ def test_outputs_in_a_buffer_that_is_written_are_found_also_through_views() -> N
     outputs = next(iter(reversed(gm.graph.nodes))).args[0]
     assert isinstance(outputs, (tuple, list))
     assert reused_outputs(gm) == {1}
+
+
+def _written_late(model: nn.Module, x: Tensor) -> Tensor:
+    h = (x * model.calls).sin()
+    model.calls.add_(1)
+    return h.cos()
+
+
+def _writes_its_input(model: nn.Module, x: Tensor) -> Tensor:
+    h = x.sin()
+    x.add_(1)
+    return h.cos()
+
+
+@pytest.mark.parametrize(
+    "forward", [_written_late, _writes_its_input, _written_after_the_cut, _returned_from_before]
+)
+def test_no_unit_ends_where_a_cut_would_be_refused(forward: Callable[..., object]) -> None:
+    gm = _graph(forward, torch.ones(2), calls=torch.ones(()))
+    nodes = list(gm.graph.nodes)
+    uncut = uncut_positions(gm)
+    for position, node in enumerate(nodes[:-1]):
+        if node.op != "call_function" or nodes[position + 1].op != "call_function":
+            continue
+        try:
+            check_writes(gm, _stages(gm, nodes[position + 1].name))
+        except CaptureError:
+            assert position in uncut
+        else:
+            assert position not in uncut
+    assert uncut
+
+
+def test_without_writes_a_cut_may_lie_anywhere() -> None:
+    assert not uncut_positions(_graph(lambda m, x: x.sin().cos(), torch.ones(2)))

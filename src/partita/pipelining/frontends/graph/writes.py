@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
@@ -14,10 +14,10 @@ from partita.errors import CaptureError
 from partita.graph.attributes import lookup
 from partita.graph.effects import Effects, analyse, metadata
 
-__all__ = ["check_writes", "reused_outputs", "written_inputs"]
+__all__ = ["check_writes", "reused_outputs", "uncut_positions", "written_inputs"]
 
 
-def check_writes(gm: GraphModule, assignment: dict[str, int]) -> None:
+def check_writes(gm: GraphModule, assignment: Mapping[str, int]) -> None:
     """Check that no cut goes through memory that is written: stages run in processes that don't share it.
 
     A stage sends its outputs when it is done, so later stages see all of its writes. They do not see what
@@ -33,13 +33,18 @@ def check_writes(gm: GraphModule, assignment: dict[str, int]) -> None:
     effects = analyse(gm)
     if not effects.storages:
         return
+    last = max(assignment.values())
     memory_of = _MemoryOf(effects)
-    uses = _uses(effects, memory_of, assignment)
+    uses = _uses(effects, memory_of)
+
+    def stage_of(node: Node) -> int:
+        return last if node.op == "output" else assignment.get(node.name, 0)
+
     for position in effects.writers:
         node = effects.nodes[position]
         stage = assignment[node.name]
         for operand, memory in memory_of.written(position):
-            stages = _stages_missing_write(stage, uses.get(memory, []), assignment)
+            stages = _stages_missing_write(stage, uses.get(memory, []), stage_of)
             if stages:
                 raise CaptureError(
                     f"{node.name!r} writes to {_described(gm, operand)} in stage {stage}, and stages "
@@ -48,43 +53,67 @@ def check_writes(gm: GraphModule, assignment: dict[str, int]) -> None:
                 )
 
 
+def uncut_positions(gm: GraphModule) -> frozenset[int]:
+    """Return the positions of the nodes after which even a single cut goes through written memory."""
+    effects = analyse(gm)
+    if not effects.storages:
+        return frozenset()
+    memory_of = _MemoryOf(effects)
+    writers: dict[_Memory, list[int]] = {}
+    for position in effects.writers:
+        for _, memory in memory_of.written(position):
+            writers.setdefault(memory, []).append(position)
+    uncut: set[int] = set()
+    for memory, uses in _uses(effects, memory_of).items():
+        ends = [effects.index[use.user] for use in uses] + writers.get(memory, [])
+        for cut in range(min(ends), max(ends)) if memory in writers else ():
+
+            def stage_of(node: Node, cut: int = cut) -> int:
+                return 0 if node.op == "placeholder" else int(effects.index[node] > cut)
+
+            if any(_stages_missing_write(int(it > cut), uses, stage_of) for it in writers[memory]):
+                uncut.add(cut)
+    return frozenset(uncut)
+
+
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """A use of a value in a stage; the model's results are used in the last one."""
+    """A use of a value by a node. The caller, who has the model's inputs, uses them where they come in."""
 
-    stage: int
+    user: Node
     value: Node
-    returned: bool = False
 
 
-def _uses(effects: Effects, memory_of: _MemoryOf, assignment: dict[str, int]) -> dict[_Memory, list[_Use]]:
-    """The uses of each memory. The caller, who has the model's inputs, counts as stage 0."""
+def _uses(effects: Effects, memory_of: _MemoryOf) -> dict[_Memory, list[_Use]]:
+    """The uses of each memory."""
     uses: dict[_Memory, list[_Use]] = {}
-    last = max(assignment.values())
     for node in effects.nodes:
-        returned = node.op == "output"
         for operand in [node] if node.op == "placeholder" else node.all_input_nodes:
-            stage = last if returned else assignment.get(node.name, 0)
             for memory in memory_of.value(operand):
-                uses.setdefault(memory, []).append(_Use(stage, operand, returned))
+                uses.setdefault(memory, []).append(_Use(node, operand))
     return uses
 
 
-def _stages_missing_write(writer: int, uses: list[_Use], assignment: dict[str, int]) -> set[int]:
-    """The stages that a write in stage ``writer`` does not reach as it would in the whole model."""
-    producers = {use.value: assignment.get(use.value.name, 0) for use in uses}
-    entering = {use.value for use in uses if use.stage == writer and producers[use.value] < writer}
+def _stages_missing_write(writer: int, uses: list[_Use], stage_of: Callable[[Node], int]) -> set[int]:
+    """The stages that a write in stage ``writer`` does not reach as it would in the whole model.
+
+    Args:
+        stage_of: the stage of a node; of the output, the last one.
+    """
+    producers = {use.value: stage_of(use.value) for use in uses}
+    entering = {use.value for use in uses if stage_of(use.user) == writer and producers[use.value] < writer}
     missing = set()
     for use in uses:
+        stage = stage_of(use.user)
         if use.value.op == "get_attr":
-            misses = use.stage != writer
+            misses = stage != writer
         elif use.value.op == "placeholder":
-            misses = writer != 0 or use.stage != 0
+            misses = writer != 0 or stage != 0
         else:
-            apart = use.stage > writer or use.returned or (use.stage == writer and len(entering) > 1)
+            apart = stage > writer or use.user.op == "output" or (stage == writer and len(entering) > 1)
             misses = producers[use.value] < writer and apart
         if misses:
-            missing.add(use.stage if use.stage != writer else producers[use.value])
+            missing.add(stage if stage != writer else producers[use.value])
     return missing
 
 

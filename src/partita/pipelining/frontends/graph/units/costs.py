@@ -19,6 +19,7 @@ from partita.graph.liveness import Border, borders
 from partita.pipelining.frontends.cuts.cuts import COMPUTES_NOTHING
 from partita.pipelining.frontends.graph.branches import branch_nodes
 from partita.pipelining.frontends.graph.units.unit_runs import GraphLoss, graph_units
+from partita.pipelining.frontends.graph.writes import uncut_positions
 from partita.pipelining.interface.compile_options import CompileOptions
 from partita.pipelining.measuring.kept_memory import kept_memory
 from partita.pipelining.measuring.meter import meter_for
@@ -47,11 +48,13 @@ def unit_ends(gm: GraphModule) -> Iterator[list[int]]:
     """The positions of the nodes that units end with, all but the last, for smaller and smaller units.
 
     In a small model a value may go past all blocks (to scale the result back, say). Borders before that value
-    is made are narrower then than those between the blocks, and only a small window leaves the latter.
+    is made are narrower then than those between the blocks, and only a small window leaves the latter. No
+    unit ends within memory that is written.
     """
     nodes = list(gm.graph.nodes)
     # A result goes straight from where it is made to the end: it does not tell one place to cut from another.
-    passing, ignored = _borders(gm, results=False), _not_sent(gm)
+    ignored, uncut = _not_sent(gm), uncut_positions(gm)
+    passing = [gap for gap in _borders(gm, results=False) if gap.after not in uncut]
     for window in _WINDOWS:
         yield [gap.after for gap in narrow_borders(nodes, passing, window, ignored=ignored)]
 
