@@ -22,9 +22,11 @@ from torch.utils import _pytree as pytree
 from partita._torch.containers.objects import open_objects
 from partita._torch.export.assigned_buffers import write_assigned_buffers_at_once
 from partita._torch.export.conditions import Answers, answered
+from partita._torch.export.data_attribute import OTHER_DATA, data_is_detached
 from partita._torch.export.eager_answers import eager_answers
 from partita._torch.export.function_call import call_functions_directly, functions_kept
 from partita._torch.export.open_sizes import batch_is_open
+from partita._torch.export.script_functions import script_functions_in_python
 from partita._torch.export.users_code import is_users
 from partita._torch.graph_module.generated_sources import sources_dropped
 from partita._torch.graph_module.lazy_module import lazy_module
@@ -97,6 +99,7 @@ def export_module(
         _flat_regions(),
         _inference_as_no_grad(),
         _unchecked_distributions(),
+        script_functions_in_python(),
         opening,
         _unmarked((args, kwargs)),
         functions_kept(),
@@ -125,10 +128,7 @@ def _check_data(constants: Mapping[str, torch.Tensor], model: nn.Module) -> None
         return
     for name, tensor in constants.items():
         if isinstance(tensor, FakeTensor):
-            raise CaptureError(
-                f"{name} in the graph is a tensor without data: forward gives a tensor other data, which no "
-                "tracer follows (weight.data = ...): write into it (with torch.no_grad(): weight.copy_(...))"
-            )
+            raise CaptureError(f"{name} in the graph is a tensor without data: {OTHER_DATA}")
 
 
 def _traced(
@@ -149,7 +149,8 @@ def _traced(
     exempt: set[str] = set()
     first: Exception | None = None
     while True:
-        with eager_answers(exempt) if way == "eager" else nullcontext(), answered(answers):
+        answering = eager_answers(exempt) if way == "eager" else nullcontext()
+        with answering, answered(answers), data_is_detached():
             try:
                 return torch.export.export(opening, args, kwargs, strict=False, dynamic_shapes=dynamic_shapes)
             except Exception as error:  # torch.export raises dozens of kinds

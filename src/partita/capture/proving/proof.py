@@ -152,9 +152,12 @@ def proven(
                 return outcome
             if isinstance(outcome, str):
                 raise Disproof(training, f"on {outcome}")
-            if outcome is not None:
+            if isinstance(outcome, _Equal):
                 seen.append(outcome.kind)
                 unkept |= dict.fromkeys(outcome.unkept)
+            elif sample.gentle is None:
+                mode = "training" if training else "evaluation"
+                return Proof(False, f"on its own example, in {mode}, {outcome.why}")
     kinds = ", ".join(dict.fromkeys(seen))
     exact = "bit for bit" if tolerance.exact else f"within rtol={tolerance.rtol:g}, atol={tolerance.atol:g}"
     modes = " and ".join("training" if training else "evaluation" for training in graphs)
@@ -230,30 +233,38 @@ class _Equal:
     unkept: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class _NotTaken:
+    """The model, or the graph by an error of its own, refuses the sample."""
+
+    why: str
+
+
 def _compared(
     model: nn.Module, graph: GraphModule, sample: Sample, tolerance: Tolerance
-) -> _Equal | str | Proof | None:
-    """Whether both are equal; a text where they differ, a `Proof` that fails where none is possible.
-
-    None where the model, or the graph by an error of its own, refuses the sample.
-    """
+) -> _Equal | _NotTaken | str | Proof:
+    """Whether both are equal; a text where they differ, a `Proof` that fails where none is possible."""
     # Compare.
     try:
         verification = _verify(graph, model, sample, tolerance)
     except TypeError as error:  # it runs copies
         return Proof(False, f"the model can't be copied ({error})")
     if verification.raised is not None:
-        return _compared(model, graph, sample.gentle, tolerance) if sample.gentle else None
+        if sample.gentle:
+            return _compared(model, graph, sample.gentle, tolerance)
+        return _NotTaken(f"it raises {verification.raised}")
     differences = [one for one in verification.differences if one.kind not in _IGNORED]
     if not differences:
         attributes = [one.where for one in verification.differences if one.kind == "attribute"]
         return _Equal(sample.kind, tuple(name.removeprefix("attribute ") for name in attributes))
     # One of the two may refuse the sample, or the model may not even equal itself.
-    if any(one.kind == "exception" and _refused(one.message) for one in differences):
-        return None
-    if any(one.kind == "exception" and "candidate: none" in one.message for one in differences):
-        # the model does not take this sample, the graph does
-        return _compared(model, graph, sample.gentle, tolerance) if sample.gentle else None
+    raised = next((one.message for one in differences if one.kind == "exception"), "")
+    if _refused(raised):
+        return _NotTaken(f"only one of graph and model raises: {raised}")
+    if "candidate: none" in raised:  # the model does not take this sample, the graph does
+        if sample.gentle:
+            return _compared(model, graph, sample.gentle, tolerance)
+        return _NotTaken(f"only one of graph and model raises: {raised}")
     again = _verify(model, model, sample, tolerance)
     if not again.ok and {one.where for one in differences} <= {one.where for one in again.differences}:
         return Proof(False, f"two runs of the model itself differ in {again.differences[0].where}")

@@ -138,7 +138,7 @@ def _snapshots(model: Any) -> list[_Snapshot]:
             snapshots.append(_Snapshot(value, content_of(value)))
             waiting += snapshots[-1].content
         if isinstance(value, (tuple, frozenset)):
-            waiting += value
+            waiting += iter(value)  # e3nn's tuples have no length
         elif _is_users(value):
             waiting.append(vars(value))
     return snapshots

@@ -149,6 +149,8 @@ class _Copier:
                 self.copy(module)
         copied = copy.deepcopy(value, self._memo)
         for module in modules:
+            if id(module) not in self._memo:
+                continue  # its owner makes another one when it is copied
             compile_in_place_like(module, self._memo[id(module)])
             if _copied_by_class(type(module)) and inside_compiled(module) is None:
                 self._complete(module)
