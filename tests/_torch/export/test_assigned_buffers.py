@@ -9,7 +9,9 @@ from torch import Tensor, nn
 import partita
 from partita._torch.export.assigned_buffers import write_assigned_buffers_at_once
 from partita.capture import capture
-from partita.pipelining import pipeline
+from partita.pipelining import Schedule1F1B, UncutReference, pipeline
+from partita.pipelining.training import verify_step
+from partita.runtime import Comm, InProcessWorld
 
 
 class Layers(nn.Module):
@@ -86,10 +88,20 @@ def test_the_graph_is_the_model_in_several_calls(kind: type[Layers]) -> None:
 
 
 @pytest.mark.parametrize("kind", [Saved, Average, Queue])
-def test_a_plan_cuts_beside_what_is_read_and_assigned(kind: type[Layers]) -> None:
-    model = kind()
+def test_submodules_assign_too_and_microbatches_do_not_disturb_each_other(kind: type[Layers]) -> None:
+    model = nn.Sequential(kind(), nn.Tanh(), kind(), nn.Tanh(), kind())
     pipe = pipeline(copy.deepcopy(model), (x(),), stages=2)
-    for seed in range(3):
+
+    def train(comm: Comm) -> None:
+        schedule = Schedule1F1B(copy.deepcopy(pipe).build_stage(comm.rank, comm=comm), 4, nn.MSELoss())
+        reference = UncutReference(copy.deepcopy(model), 4, nn.MSELoss())
+        for step in range(2):
+            batch = torch.randn(12, 4, generator=torch.Generator().manual_seed(step))
+            verify_step(schedule, reference, batch, target=torch.zeros(12, 4))
+
+    InProcessWorld(2).run(train)
+    assert pipe.proof.holds
+    for seed in range(2):
         assert torch.equal(pipe(x(seed)), model(x(seed)))
 
 

@@ -1,6 +1,7 @@
 """Buffers that a model assigns anew: ``self.mean = 0.9 * self.mean + 0.1 * h.mean(0)``.
 
-``torch.export`` writes the new value at the end of its graph into the tensor that all have read before::
+``torch.export`` loses what a submodule assigns, and writes what the model itself does where its graph ends,
+into the tensor that all have read before::
 
     exported    mean ---> sub (saved for its backward pass)  ...  mul  add  ...  copy_(mean, add)
     here        mean -> clone ---> sub                       ...  mul  add  copy_(mean, add)  ...
@@ -13,26 +14,76 @@ there.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch import Tensor, nn
+from torch._ops import HigherOrderOperator
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import GraphModule, Node, Proxy
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.fx.node import has_side_effect
+from torch.nn.modules.module import register_module_buffer_registration_hook
 
-__all__ = ["write_assigned_buffers_at_once"]
+__all__ = ["assignments_recorded", "write_assigned_buffers_at_once"]
 
 _COPY: Any = torch.ops.aten.copy_.default
 
 
-def write_assigned_buffers_at_once(gm: GraphModule) -> None:
-    """Let the nodes that ``torch.export`` puts at the end of a graph for assigned buffers follow what they
-    write, in place. A buffer with several names is left as it is.
+class _Assign(HigherOrderOperator):
+    """Stands in a traced graph for an assignment: of the buffer, and what is assigned."""
+
+    def __init__(self) -> None:
+        super().__init__("partita_assign_buffer")
+
+    def __call__(self, buffer: Any, value: Any) -> Any:
+        return super().__call__(buffer, value)
+
+
+_assign = _Assign()
+has_side_effect(_assign)
+
+
+@contextmanager
+def assignments_recorded(model: nn.Module) -> Iterator[None]:
+    """While ``torch.export`` traces ``model`` (not in strict mode), record what its submodules assign to
+    their buffers.
     """
+    buffers: dict[tuple[int, str], Proxy] = {}
+    assigned: dict[tuple[int, str], Node] = {}
+
+    def record(module: nn.Module, name: str, value: Tensor) -> None:
+        mode, old = get_proxy_mode(), module._buffers.get(name)
+        if mode is None or module._buffers is model._buffers:
+            return  # of the model itself torch knows
+        if not isinstance(value, FakeTensor) or not isinstance(old, FakeTensor):
+            return
+        tracer: Any = mode.tracer
+        key = id(module), name
+        buffer, new = buffers.setdefault(key, tracer.unwrap_proxy(old)), tracer.unwrap_proxy(value)
+        if isinstance(buffer, Proxy) and isinstance(new, Proxy) and assigned.get(key) is not new.node:
+            assigned[key] = new.node
+            tracer.create_proxy("call_function", _assign, (buffer, new), {}, name="assign")
+
+    handle = register_module_buffer_registration_hook(record)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def write_assigned_buffers_at_once(gm: GraphModule) -> None:
+    """Let the nodes that write to assigned buffers follow what they write, in place. What a model assigns to
+    a buffer of its own that has several names is left at the end.
+    """
+    writes = _writes(gm)
     position = {node: number for number, node in enumerate(gm.graph.nodes)}
     reads = {str(node.target): node for node in gm.graph.find_nodes(op="get_attr")}
     names = Counter(id(_tensor(gm, name)) for name in reads)
     starts = [*reads.values(), *gm.graph.find_nodes(op="placeholder")]
-    for write in _writes_at_the_end(gm):
+    for write in writes:
         read, value = write.args
         assert isinstance(read, Node)
         assert isinstance(value, Node)
@@ -51,26 +102,37 @@ def write_assigned_buffers_at_once(gm: GraphModule) -> None:
         there.append(write)
 
 
-def _writes_at_the_end(gm: GraphModule) -> list[Node]:
-    """The nodes that were put there for assigned buffers. A tracer names those of a model ``copy_``."""
-    nodes = gm.graph.find_nodes(op="call_function", target=_COPY)
-    return [
+def _writes(gm: GraphModule) -> list[Node]:
+    """The nodes that write to assigned buffers, one for each: torch's own, which are at the end, and those
+    that take the place of the last of the recorded ones.
+    """
+    last = {node.args[0]: node for node in gm.graph.find_nodes(op="call_function", target=_assign, sort=True)}
+    writes = [
         node
-        for node in nodes
-        if node.name.startswith("copy__default")
-        and isinstance(node.args[0], Node)
-        and isinstance(node.args[1], Node)
-        and node.args[0].op == "get_attr"
+        for node in gm.graph.find_nodes(op="call_function", target=_COPY)
+        # a tracer names those of a model `copy_`
+        if node.name.startswith("copy__default") and all(isinstance(it, Node) for it in node.args)
     ]
+    for read, node in last.items():
+        with gm.graph.inserting_before(gm.graph.output_node()):
+            writes.append(gm.graph.call_function(_COPY, (read, node.args[1])))
+        writes[-1].meta = {**_value_of(read), "nn_module_stack": node.meta.get("nn_module_stack")}
+    for node in gm.graph.find_nodes(op="call_function", target=_assign):
+        gm.graph.erase_node(node)
+    return [node for node in writes if isinstance(node.args[0], Node) and node.args[0].op == "get_attr"]
 
 
 def _copy_for(readers: list[Node], read: Node) -> Node:
     """A new node, to be placed, which the readers of ``read`` read in its place."""
     copy = read.graph.call_function(torch.ops.aten.clone.default, (read,))
-    copy.meta = {key: read.meta[key] for key in ("val", "tensor_meta") if key in read.meta}
+    copy.meta = _value_of(read)
     for reader in readers:
         reader.replace_input_with(read, copy)
     return copy
+
+
+def _value_of(node: Any) -> dict[str, Any]:
+    return {key: node.meta[key] for key in ("val", "tensor_meta") if key in node.meta}
 
 
 def _tensor(gm: GraphModule, name: str) -> Tensor | None:

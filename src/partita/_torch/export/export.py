@@ -20,7 +20,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from partita._torch.containers.objects import open_objects
-from partita._torch.export.assigned_buffers import write_assigned_buffers_at_once
+from partita._torch.export.assigned_buffers import assignments_recorded, write_assigned_buffers_at_once
 from partita._torch.export.conditions import Answers, answered
 from partita._torch.export.data_attribute import OTHER_DATA, data_is_detached
 from partita._torch.export.eager_answers import eager_answers
@@ -150,7 +150,7 @@ def _traced(
     first: Exception | None = None
     while True:
         answering = eager_answers(exempt) if way == "eager" else nullcontext()
-        with answering, answered(answers), data_is_detached():
+        with answering, answered(answers), data_is_detached(), assignments_recorded(model):
             try:
                 return torch.export.export(opening, args, kwargs, strict=False, dynamic_shapes=dynamic_shapes)
             except Exception as error:  # torch.export raises dozens of kinds
