@@ -129,3 +129,24 @@ def test_state_that_the_graph_does_not_use_need_not_be_held() -> None:
     spare = Spare()
     verify(torch.fx.symbolic_trace(spare), spare, (X,)).check()
     verify(spare, torch.fx.symbolic_trace(spare), (X,)).check()
+
+
+def test_a_run_that_unties_two_buffers_equals_itself_and_not_one_that_writes_to_both() -> None:
+    class Tied(nn.Module):
+        def __init__(self, in_place: bool) -> None:
+            super().__init__()
+            self.register_buffer("first", torch.zeros(2))
+            self.register_buffer("second", self.first)
+            self.in_place = in_place
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.in_place:
+                self.first.add_(1)
+            else:
+                self.first = self.first + 1
+            return x * 2
+
+    x = torch.ones(2)
+    verify(Tied(False), Tied(False), (x,)).check()
+    assert not verify(Tied(True), Tied(False), (x,)).ok
+    assert not verify(Tied(False), Tied(True), (x,)).ok

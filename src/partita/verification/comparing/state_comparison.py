@@ -84,10 +84,12 @@ class StateComparison:
     ) -> Iterator[Difference]:
         """Return the tensors of the reference that are several tensors in the candidate.
 
-        An attribute that the run replaces may be.
+        An attribute that the run replaces may be, and what the run unties in the reference.
         """
         for pair in self._pairs:
-            if _is_replaced(pair, reference):
+            names = (self._matched[name] for name in pair.holders)
+            theirs = [reference[name].tensor for name in names if name in reference]
+            if _is_replaced(pair, reference) or any(tensor is not theirs[0] for tensor in theirs):
                 continue
             tensors = [candidate[name].tensor for name in pair.holders if name in candidate]
             if any(tensor is not tensors[0] for tensor in tensors):
@@ -104,15 +106,19 @@ class StateComparison:
             now, where = _now(reference, pair.name, pair.before), f"{pair.kind} {pair.name}"
             if not pair.holders and self._differs(now, pair.before):
                 yield Difference(pair.kind, where, _NO_HOLDER.format(what="changes"))
-            tensors = [self._after(candidate, name) for name in pair.holders]
+            # a run may untie names by assigning to one of them
+            tensors = [
+                (self._after(candidate, name), _now(reference, self._matched[name], pair.before))
+                for name in pair.holders
+            ]
             if _is_replaced(pair, reference):
                 # one of several holders replaces it; others keep what they had, or have no data
                 replacing = [candidate[name] for name in pair.holders if name in candidate]
                 replacing = [item for item in replacing if item.replaced and not item.tensor.is_meta]
-                tensors = [item.tensor for item in replacing] or tensors
+                tensors = [(item.tensor, now) for item in replacing] or tensors
             self.compared[f"{pair.kind}s"] += len(tensors)
-            for tensor in tensors:
-                yield from self._differ(pair.kind, tensor, now, where)
+            for mine, theirs in tensors:
+                yield from self._differ(pair.kind, mine, theirs, where)
         for name in _without(self._candidate, self._matched):
             before = self._candidate[name]
             if self._differs(self._after(candidate, name), before.tensor):
