@@ -87,8 +87,8 @@ class StateComparison:
         An attribute that the run replaces may be, and what the run unties in the reference.
         """
         for pair in self._pairs:
-            names = (self._matched[name] for name in pair.holders)
-            theirs = [reference[name].tensor for name in names if name in reference]
+            originals = (self._matched[name] for name in pair.holders)
+            theirs = [reference[name].tensor for name in originals if name in reference]
             if _is_replaced(pair, reference) or any(tensor is not theirs[0] for tensor in theirs):
                 continue
             tensors = [candidate[name].tensor for name in pair.holders if name in candidate]
