@@ -72,13 +72,16 @@ def test_what_autograd_must_not_see_is_refused() -> None:
         capture(Decays(), (x(),), prove=True)
 
 
-def test_other_data_are_refused_with_the_line() -> None:
-    model = Replaces()
-    before = model.b.bias.data_ptr()
+@pytest.mark.parametrize("inside", [False, True])
+def test_other_data_are_refused_with_the_line(inside: bool) -> None:
+    replaces = Replaces()
+    model = nn.Sequential(nn.Linear(4, 4), replaces) if inside else replaces
+    before = replaces.b.bias.data_ptr()
     line = r"self\.b\.bias\.data = self\.b\.bias\.data \* 0\.5.*write into it \(with torch\.no_grad\(\)"
-    with pytest.raises(CaptureError, match=line):
+    with pytest.raises(CaptureError, match=line) as refusal:
         capture(model, (x(),))
-    assert model.b.bias.data_ptr() == before
+    assert "strict mode: CaptureError" in str(refusal.value)
+    assert replaces.b.bias.data_ptr() == before
 
 
 def test_without_a_tracer_data_is_what_it_is() -> None:

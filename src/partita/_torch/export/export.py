@@ -115,20 +115,20 @@ def export_module(
         state = vars(module)
         for holder in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             state[holder].update(vars(exported)[holder])
-        constants = {key: value for key, value in vars(exported).items() if isinstance(value, torch.Tensor)}
-        _check_data(constants, model)
-        state.update(constants)
+        state.update({key: value for key, value in vars(exported).items() if isinstance(value, torch.Tensor)})
+        _check_data(exported, model)
         keep_sources(module)
     return module
 
 
-def _check_data(constants: Mapping[str, torch.Tensor], model: nn.Module) -> None:
+def _check_data(exported: GraphModule, model: nn.Module) -> None:
     """Refuse a trace that took a tensor without data for a constant; non-strict export does so itself."""
     if any(isinstance(tensor, FakeTensor) for tensor in (*model.parameters(), *model.buffers())):
         return
-    for name, tensor in constants.items():
-        if isinstance(tensor, FakeTensor):
-            raise CaptureError(f"{name} in the graph is a tensor without data: {OTHER_DATA}")
+    for node in exported.graph.find_nodes(op="get_attr"):
+        path, _, leaf = str(node.target).rpartition(".")
+        if isinstance(getattr(exported.get_submodule(path), leaf, None), FakeTensor):
+            raise CaptureError(f"{node.target} in the graph is a tensor without data: {OTHER_DATA}")
 
 
 def _traced(
