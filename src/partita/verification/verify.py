@@ -146,7 +146,8 @@ def _verify(
     mine = observe(subjects[0], args, kwargs, **how.options())
     # Compare.
     differences += tuple(judge.differences(mine, theirs))
-    unkept = {f"attribute {name}" for name in getattr(candidate, "unkept", ())}
+    declared = getattr(candidate, "unkept", ())
+    unkept = {f"attribute {name}" for name in (declared if isinstance(declared, tuple) else ())}
     left_out = tuple(one.where for one in differences if one.kind == "attribute" and one.where in unkept)
     differences = tuple(one for one in differences if one.where not in left_out)
     raised = None if differences or theirs.raised is None else str(theirs.raised)

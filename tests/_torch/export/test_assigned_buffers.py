@@ -63,6 +63,13 @@ class Returns(Layers):
         return self.b(x) + self.mean, old
 
 
+class ThenInPlace(Layers):
+    def assigned(self, h: Tensor) -> Tensor:
+        self.mean = 0.5 * self.mean
+        self.mean.view(4).add_(h.detach().mean(0))
+        return h + self.mean
+
+
 class FromTheInput(Layers):
     def assigned(self, h: Tensor) -> Tensor:
         return h + self.mean
@@ -76,7 +83,7 @@ def x(seed: int = 0) -> Tensor:
     return torch.randn(3, 4, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("kind", [Saved, Average, Queue, Returns])
+@pytest.mark.parametrize("kind", [Saved, Average, Queue, Returns, ThenInPlace])
 def test_the_graph_is_the_model_in_several_calls(kind: type[Layers]) -> None:
     model = kind()
     graph = capture(copy.deepcopy(model), (x(),), prove=True).module

@@ -75,8 +75,8 @@ def assignments_recorded(model: nn.Module) -> Iterator[None]:
 
 
 def write_assigned_buffers_at_once(gm: GraphModule) -> None:
-    """Let the nodes that write to assigned buffers follow what they write, in place. What a model assigns to
-    a buffer of its own that has several names is left at the end.
+    """Let the nodes that write to assigned buffers follow what they write, in place. What is assigned to a
+    buffer that has several names, or is written to after it was assigned, is left at the end.
     """
     writes = _writes(gm)
     position = {node: number for number, node in enumerate(gm.graph.nodes)}
@@ -87,7 +87,8 @@ def write_assigned_buffers_at_once(gm: GraphModule) -> None:
         read, value = write.args
         assert isinstance(read, Node)
         assert isinstance(value, Node)
-        if reads[str(read.target)] is not read or names[id(_tensor(gm, str(read.target)))] > 1:
+        several = names[id(_tensor(gm, str(read.target)))] > 1
+        if reads[str(read.target)] is not read or several or _is_written(value):
             continue
         there = max(value, *starts, key=position.__getitem__)
         readers = [user for user in read.users if user is not write]
@@ -120,6 +121,20 @@ def _writes(gm: GraphModule) -> list[Node]:
     for node in gm.graph.find_nodes(op="call_function", target=_assign):
         gm.graph.erase_node(node)
     return [node for node in writes if isinstance(node.args[0], Node) and node.args[0].op == "get_attr"]
+
+
+def _is_written(value: Node) -> bool:
+    """Whether an operator writes to the value, or to a view of it."""
+    aliases = [value]
+    for node in aliases:  # which grows
+        for user in node.users:
+            schema = getattr(user.target, "_schema", None)
+            for argument, operand in zip(schema.arguments if schema else (), user.args, strict=False):
+                if operand is node and argument.alias_info is not None:
+                    if argument.alias_info.is_write:
+                        return True
+                    aliases.append(user)
+    return False
 
 
 def _copy_for(readers: list[Node], read: Node) -> Node:

@@ -63,7 +63,7 @@ class Proof:
     Attributes:
         holds: whether the graph was compared with the eager model and was equal.
         text: what was compared, or why nothing was.
-        unkept: attributes that the model's ``forward`` sets and the graph does not: no later call reads them.
+        unkept: attributes that the model's ``forward`` sets and the graph does not; a second call was equal.
     """
 
     holds: bool
@@ -71,7 +71,7 @@ class Proof:
     unkept: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        without = f"; without {listed(self.unkept)}, set by forward and read by no later call"
+        without = f"; without {listed(self.unkept)}, which forward sets: two calls in a row did not differ"
         return f"{'proven' if self.holds else 'not proven'}: {self.text}{without if self.unkept else ''}"
 
 

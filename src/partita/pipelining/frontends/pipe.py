@@ -99,7 +99,9 @@ class Pipe(nn.Module, ABC):
 
     @property
     def unkept(self) -> tuple[str, ...]:
-        """The attributes that the model's ``forward`` sets, and stages do not: no later call reads them."""
+        """The attributes (tensors, numbers and text) that the model's ``forward`` sets, and stages do not. In
+        the proof, which makes two calls in a row in each mode, they made no difference.
+        """
         return self.proof.unkept
 
     @property

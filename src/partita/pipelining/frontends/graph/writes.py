@@ -16,6 +16,11 @@ from partita.graph.effects import Effects, analyse, metadata
 
 __all__ = ["check_writes", "reused_outputs", "uncut_positions", "written_inputs"]
 
+_MOST_LOOKED_AT = 1_000_000
+"""A value that most of a model writes to (``x += layer(x)``) may be cut anywhere, and seeing that would take
+minutes.
+"""
+
 
 def check_writes(gm: GraphModule, assignment: Mapping[str, int]) -> None:
     """Check that no cut goes through memory that is written: stages run in processes that don't share it.
@@ -66,7 +71,10 @@ def uncut_positions(gm: GraphModule) -> frozenset[int]:
     uncut: set[int] = set()
     for memory, uses in _uses(effects, memory_of).items():
         ends = [effects.index[use.user] for use in uses] + writers.get(memory, [])
-        for cut in range(min(ends), max(ends)) if memory in writers else ():
+        span = range(min(ends), max(ends))
+        if memory not in writers or len(span) * len(uses) * len(writers[memory]) > _MOST_LOOKED_AT:
+            continue
+        for cut in span:
 
             def stage_of(node: Node, cut: int = cut) -> int:
                 return 0 if node.op == "placeholder" else int(effects.index[node] > cut)
