@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -81,13 +82,14 @@ def write_assigned_buffers_at_once(gm: GraphModule) -> None:
     writes = _writes(gm)
     position = {node: number for number, node in enumerate(gm.graph.nodes)}
     reads = {str(node.target): node for node in gm.graph.find_nodes(op="get_attr")}
-    names = Counter(id(_tensor(gm, name)) for name in reads)
+    tensors = {name: id(attrgetter(name)(gm)) for name in reads}
+    names = Counter(tensors.values())
     starts = [*reads.values(), *gm.graph.find_nodes(op="placeholder")]
     for write in writes:
         read, value = write.args
         assert isinstance(read, Node)
         assert isinstance(value, Node)
-        several = names[id(_tensor(gm, str(read.target)))] > 1
+        several = names[tensors[str(read.target)]] > 1
         if reads[str(read.target)] is not read or several or _is_written(value):
             continue
         there = max(value, *starts, key=position.__getitem__)
@@ -148,9 +150,3 @@ def _copy_for(readers: list[Node], read: Node) -> Node:
 
 def _value_of(node: Any) -> dict[str, Any]:
     return {key: node.meta[key] for key in ("val", "tensor_meta") if key in node.meta}
-
-
-def _tensor(gm: GraphModule, name: str) -> Tensor | None:
-    """The parameter, buffer or constant of that name."""
-    path, _, leaf = name.rpartition(".")
-    return getattr(gm.get_submodule(path), leaf, None)

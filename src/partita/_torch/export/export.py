@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from keyword import iskeyword
+from operator import attrgetter
 from typing import Any, Literal, Protocol
 
 import torch
@@ -126,8 +127,7 @@ def _check_data(exported: GraphModule, model: nn.Module) -> None:
     if any(isinstance(tensor, FakeTensor) for tensor in (*model.parameters(), *model.buffers())):
         return
     for node in exported.graph.find_nodes(op="get_attr"):
-        path, _, leaf = str(node.target).rpartition(".")
-        if isinstance(getattr(exported.get_submodule(path), leaf, None), FakeTensor):
+        if isinstance(attrgetter(str(node.target))(exported), FakeTensor):
             raise CaptureError(f"{node.target} in the graph is a tensor without data: {OTHER_DATA}")
 
 
