@@ -27,7 +27,7 @@ def test_few_launches_are_not_worth_it_whatever_they_save() -> None:
 
 
 def test_bytes_copied_cost() -> None:
-    assert SavingModel(launch_s=1.0, replay_s=0.0, bandwidth=10.0).saved_s(5, 1, 20) == 2.0
+    assert SavingModel(launch_s=1.0, copy_s=1.0, replay_s=0.0, bandwidth=10.0).saved_s(5, 1, 20) == 2.0
 
 
 def test_the_innermost_frame_is_the_source_line() -> None:

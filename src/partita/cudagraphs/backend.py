@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
 import torch
@@ -99,10 +99,14 @@ class CudaGraphsBackend:
         if not self.options.records:
             _say_once()
             return gm.forward
-        return compile_ahead(gm, inputs, self._compile_graph)
+        return compile_ahead(gm, inputs, partial(self._compile_graph, set()))
 
-    def _compile_graph(self, graph: AotGraph) -> Callable[..., Any]:
-        captured = self.capture(graph.gm, graph.kind, graph.static_inputs, graph.returned)
+    def _compile_graph(self, kept_in_place: set[str], graph: AotGraph) -> Callable[..., Any]:
+        """Compile one of the graphs of a model; ``kept_in_place`` is what forward leaves for backward."""
+        kept = frozenset(kept_in_place) if graph.kind == "backward" else frozenset()
+        captured = self.capture(graph.gm, graph.kind, graph.static_inputs, graph.returned, kept)
+        if graph.kind == "forward":
+            kept_in_place |= self.graphs[-1].plan.kept_in_place
         return self._padded(graph.gm, captured) if self.options.buckets else captured
 
     def capture(
@@ -111,6 +115,7 @@ class CudaGraphsBackend:
         kind: GraphKind = "inference",
         static_inputs: frozenset[str] = frozenset(),
         returned: int | None = None,
+        kept_in_place: frozenset[str] = frozenset(),
     ) -> GraphModule:
         """Cut a flat graph with example values at its regions; those are recorded when the result runs.
 
@@ -118,12 +123,13 @@ class CudaGraphsBackend:
             static_inputs: names of the inputs that keep their addresses (parameters, buffers).
             returned: how many of the outputs a caller gets; those behind them are saved for backward, and
                 handed out in place as long as backward gives them back in time. By default all.
+            kept_in_place: names of the inputs that lie where another region of this model returns them.
         """
         plan = find_regions(
             gm,
             rules=self.options.rules(),
             saving=self.options.saving,
-            static_inputs=static_inputs,
+            static_inputs=static_inputs | kept_in_place,
             returned=returned,
         )
         cut = cut_at_regions(gm, plan)

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch._inductor import config as inductor_config
 
 from partita._torch.compile.aot import AotGraph, takes_a_list
 from partita._torch.compile.training_graphs import GraphCompiler, compile_training
@@ -43,3 +45,20 @@ def test_the_backward_graph_can_be_compiled_later_and_run_twice() -> None:
     torch.testing.assert_close(layer.weight.grad, 2 * expected)
     with torch.no_grad():
         torch.testing.assert_close(torch.compile(layer, backend=backend)(x), layer(x))
+
+
+def test_inductor_takes_a_backward_graph_whose_input_has_no_gradient() -> None:
+    """As on a GPU, where it looks at the memory layout of each result."""
+
+    def compile_graph(graph: AotGraph, compiler: GraphCompiler) -> Any:
+        return compiler(graph)
+
+    layer = nn.Linear(3, 3)
+    x = torch.randn(2, 3)
+    layer(x).sin().sum().backward()
+    expected = layer.weight.grad.clone()
+    layer.zero_grad()
+    with inductor_config.patch(disable_padding_cpu=False):
+        backend = partial(compile_training, compile_graph=compile_graph)
+        torch.compile(lambda x: layer(x).sin(), backend=backend)(x).sum().backward()
+    torch.testing.assert_close(layer.weight.grad, expected)

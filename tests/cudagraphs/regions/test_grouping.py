@@ -51,7 +51,7 @@ def test_a_region_that_reads_from_one_that_is_dissolved_pays_for_the_copies() ->
         y = b.call(aten.add.Tensor, b.call(aten.add.Tensor, gate, parts[0]), parts[1])
         return b.call(aten.sum.default, b.call(aten.cos.default, b.call(aten.sin.default, y)))
 
-    saving = SavingModel(launch_s=1.0, replay_s=1.5, min_launches=5)
+    saving = SavingModel(launch_s=1.0, copy_s=1.0, replay_s=1.5, min_launches=5)
     plan = find_regions(build(function), saving=saving)
     # the second one: 5 launches less 1.5 s and two copies (the gate in, the sum out); then two copies more
     assert saving.saved_s(5, 2) > 0 > saving.saved_s(5, 4)
@@ -70,7 +70,7 @@ def test_a_region_that_reads_from_one_that_is_dissolved_pays_for_the_copies() ->
 def test_every_region_that_is_captured_saves_something(
     seed: int, launch_s: float, replay_s: float, least: int, bandwidth: float
 ) -> None:
-    saving = SavingModel(launch_s, replay_s, bandwidth, least)
+    saving = SavingModel(launch_s, replay_s, bandwidth, least, copy_s=launch_s)
     plan = find_regions(build(random_graph(seed)), saving=saving)
     for region in plan.regions:
         assert region.saved_s > 0

@@ -17,7 +17,7 @@ import torch
 from torch._functorch import config as functorch_config
 from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._inductor import config as inductor_config
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from partita._torch.compile.aot import AotGraph, AotGraphKind, AotRecords, Boxed, boxed, compile_ahead
@@ -121,7 +121,9 @@ def _inside_inductor(
             output = piece.gm.graph.output_node()
             (results,) = output.args
             assert isinstance(results, tuple)
-            output.meta["user_visible_output_idxs"] = list(range(len(results)))
+            # those of inputs without a gradient are None
+            tensors = [place for place, result in enumerate(results) if isinstance(result, Node)]
+            output.meta["user_visible_output_idxs"] = tensors
             return compile_fx_inner(piece.gm, list(piece.examples), cudagraphs=BoxedBool(False), **for_pieces)
 
         of_the_whole = ("static_input_idxs", "cudagraphs", "boxed_forward_device_index")

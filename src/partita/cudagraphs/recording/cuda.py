@@ -12,6 +12,7 @@ from weakref import WeakSet
 
 import torch
 
+from partita._torch.operators.matmul_workspaces import matmul_workspaces_of_their_own
 from partita.cudagraphs.facts.devices import tensors_in
 from partita.cudagraphs.recording.pool import MemoryPool
 from partita.errors import ExecutionError
@@ -89,7 +90,7 @@ class CudaRecorder:
         graph.register_generator_state(torch.cuda.default_generators[self.device.index])
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         try:
-            with torch.cuda.stream(self._stream):
+            with torch.cuda.stream(self._stream), matmul_workspaces_of_their_own():
                 result = _captured(graph, self._memory, run)
         except Exception as error:
             self._memory = torch.cuda.graph_pool_handle()

@@ -75,6 +75,12 @@ class RegionPlan:
         """Launches of kernels less launches of graphs, at each run."""
         return sum(region.launches - 1 for region in self.regions)
 
+    @property
+    def kept_in_place(self) -> frozenset[str]:
+        """Names of the saved values that regions return: backward reads them where the recording put them."""
+        regions = {region.key for region in self.regions}
+        return frozenset(name for name in self.saved if self.keys.get(name) in regions)
+
     def __str__(self) -> str:
         nodes = sum(len(region.nodes) for region in self.regions)
         lines = [
@@ -115,7 +121,8 @@ def find_regions(
 
     Args:
         saving: says which regions are worth it; by default all.
-        static_inputs: names of the inputs that keep their addresses, so that nothing is copied.
+        static_inputs: names of the inputs that keep their addresses, so that nothing is copied: parameters,
+            and of a backward graph what forward has `kept_in_place`.
         returned: how many of the outputs a caller gets; those behind them are saved for backward. By default
             all.
 

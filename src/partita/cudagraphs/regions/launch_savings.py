@@ -1,9 +1,9 @@
 """Is a region worth capturing: launches saved against what a replay costs.
 
 Without a graph each kernel costs the host one launch. With one, a replay costs one call, each input that has
-no fixed address is copied in, and each output that lives on is copied out::
+no fixed address is copied in, and each output that lives on is copied out, many tensors in one launch::
 
-    saved = launches x launch - (replay + copies x launch + bytes copied / bandwidth)
+    saved = launches x launch - (replay + copies x copy + bytes copied / bandwidth)
 """
 
 from __future__ import annotations
@@ -25,18 +25,20 @@ class SavingModel:
         replay_s: to launch a recorded graph, with the bookkeeping of one call.
         bandwidth: bytes a second of a copy on the device (each byte is read and written).
         min_launches: a region with fewer is never captured, whatever it would save.
+        copy_s: to find memory for one tensor and to hand it to a copy of many.
     """
 
     launch_s: float = 6e-6
     replay_s: float = 12e-6
     bandwidth: float = 1e12
     min_launches: int = 2
+    copy_s: float = 2e-6
 
     def __post_init__(self) -> None:
-        if min(self.launch_s, self.replay_s) < 0 or self.bandwidth <= 0:
+        if min(self.launch_s, self.copy_s, self.replay_s) < 0 or self.bandwidth <= 0:
             raise ArgumentError(
-                f"launch_s ({self.launch_s}) and replay_s ({self.replay_s}) must not be negative, and "
-                f"bandwidth ({self.bandwidth}) must be positive: all are of one device"
+                f"launch_s ({self.launch_s}), copy_s ({self.copy_s}) and replay_s ({self.replay_s}) must not "
+                f"be negative, and bandwidth ({self.bandwidth}) must be positive: all are of one device"
             )
         if self.min_launches < 0:
             raise ArgumentError(f"min_launches ({self.min_launches}) must not be negative")
@@ -44,11 +46,11 @@ class SavingModel:
     def saved_s(self, launches: int, copies: int = 0, copied_bytes: int = 0) -> float:
         """Return the seconds saved at each run; negative where it costs.
 
-        >>> SavingModel(launch_s=1.0, replay_s=2.0).saved_s(launches=10, copies=3)
+        >>> SavingModel(launch_s=1.0, copy_s=1.0, replay_s=2.0).saved_s(launches=10, copies=3)
         5.0
         """
         return launches * self.launch_s - (
-            self.replay_s + copies * self.launch_s + copied_bytes / self.bandwidth
+            self.replay_s + copies * self.copy_s + copied_bytes / self.bandwidth
         )
 
     def is_worth_it(self, launches: int, copies: int = 0, copied_bytes: int = 0) -> bool:

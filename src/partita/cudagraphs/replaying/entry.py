@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from partita._torch.containers.pytree import unflatten
+from partita._torch.tensors.copy_many import copy_many
 from partita.cudagraphs.recording.pool import MemoryPool
 from partita.cudagraphs.recording.recorder import Recording
 from partita.cudagraphs.replaying.outputs import OutputPlan
 
-__all__ = ["CacheInfo", "RegionRecording", "fill"]
+__all__ = ["CacheInfo", "RegionRecording", "fill_all"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +76,9 @@ class RegionRecording:
 
     def replay(self, values: Sequence[Any], pool: MemoryPool, *, copies: bool) -> Any:
         """Copy the inputs in, replay, copy what was written back, and hand out the outputs."""
-        for number, buffer in self.buffers:
-            fill(buffer, values[number])
+        fill_all([buffer for _, buffer in self.buffers], [values[number] for number, _ in self.buffers])
         self.recording.replay()
-        for number, buffer in self.written:
-            values[number].copy_(buffer)
+        copy_many([values[number] for number, _ in self.written], [buffer for _, buffer in self.written])
         plan = self.copying if copies else self.in_place
         results = plan.take(values)
         if plan.hands_out_memory:
@@ -88,9 +87,15 @@ class RegionRecording:
         return unflatten(results, self.spec)
 
 
-def fill(buffer: torch.Tensor, value: torch.Tensor) -> None:
-    """Copy a value to a buffer of the same strides, also where elements share memory (an expanded tensor)."""
-    if 0 in buffer.stride() and buffer.numel() > 1:
-        index = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in buffer.stride())
-        buffer, value = buffer[index], value[index]
-    buffer.copy_(value)
+def fill_all(buffers: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    """Copy values to buffers of the same strides, also where elements share memory (an expanded tensor)."""
+    pairs = [_apart(*pair) for pair in zip(buffers, values, strict=True)]
+    copy_many([buffer for buffer, _ in pairs], [value for _, value in pairs])
+
+
+def _apart(buffer: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The parts of both whose elements share no memory."""
+    if 0 not in buffer.stride() or buffer.numel() < 2:
+        return buffer, value
+    index = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in buffer.stride())
+    return buffer[index], value[index]

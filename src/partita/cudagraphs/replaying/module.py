@@ -19,8 +19,8 @@ it is the newer of the two.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Hashable, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -31,9 +31,10 @@ from partita.cudagraphs.facts.fixed_addresses import StableMemory
 from partita.cudagraphs.facts.written_inputs import find_input_mutations
 from partita.cudagraphs.recording.recorder import GraphRecorder
 from partita.cudagraphs.replaying.call_signature import CallSignature, describe_call, modes
-from partita.cudagraphs.replaying.entry import CacheInfo, RegionRecording, fill
+from partita.cudagraphs.replaying.entry import CacheInfo, RegionRecording, fill_all
 from partita.cudagraphs.replaying.outputs import placed, plan_outputs
 from partita.cudagraphs.replaying.recording_cache import RecordingCache
+from partita.cudagraphs.replaying.repeated_call import RepeatedCall, repeated_call, storage_span
 from partita.errors import ExecutionError
 from partita.graph.attributes import lookup
 
@@ -104,13 +105,15 @@ class CudaGraphModule(nn.Module):
         self._saved = frozenset(saved_outputs)
         self._memory = memory if memory is not None else StableMemory()
         self._cache = RecordingCache(max_recordings, self._memory)
+        self._latest: RepeatedCall | None = None
         self._calls_modules = any(node.op == "call_module" for node in gm.graph.nodes)
         self._attributes = _attributes(gm)
 
     def __getstate__(self) -> dict[str, Any]:
         """All but what belongs to this process and this object."""
         cache = self._cache.fresh()
-        return {**super().__getstate__(), "_cache": cache, "_memory": cache.memory, "_run": None}
+        parts = {"_cache": cache, "_memory": cache.memory, "_run": None, "_latest": None}
+        return {**super().__getstate__(), **parts}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Find the attributes of the copied graph."""
@@ -128,6 +131,7 @@ class CudaGraphModule(nn.Module):
 
     def clear(self) -> None:
         """Drop all recordings and their memory; the next calls warm up and record again."""
+        self._latest = None
         self._cache.clear()
 
     def forward(self, *args: Any) -> Any:
@@ -141,34 +145,41 @@ class CudaGraphModule(nn.Module):
         if self.recorder is None or cache.gave_up:
             return self._as_it_is(args)
 
-        # 2. What this call has in common with others: a kind, and on what addresses it works.
-        values, spec = flatten(args)
+        # 2. The same call as the last one is seen at a glance.
         state = self._state()
+        settings = (modes(self.recorder.device_type), self._flags())
+        latest, self._latest = self._latest, None
+        if latest is not None and latest.is_repeated_by(args, state, settings, self._memory):
+            cache.unused = 0
+            fate = self._fate(latest.key, latest.entry)
+            if fate == "replayed":
+                self._latest = latest
+                return self._replay(latest.entry, args)
+            if fate == "overtaken":
+                return self._overtake(args)
+
+        # 3. Else: what this call has in common with others, a kind, and on what addresses it works.
+        values, spec = flatten(args)
         self._check_grad(values, state)
         call = describe_call(values, self.recorder.device_type, self._static, self._memory)
         if isinstance(call, str) or self._shares_written(args, values, call, state):
             return self._as_it_is(args)
         self._declare_static(values)
-        kind = (call.kind, spec, modes(self.recorder.device_type), self._flags(), _kinds(state))
+        kind = (call.kind, spec, settings, _kinds(state))
         key = (kind, call.addresses, tuple(tensor.data_ptr() for tensor in state))
 
-        # 3. A recording of such a call is replayed, unless that would overwrite what somebody still has.
+        # 4. A recording of such a call is replayed, unless that would overwrite what somebody still has.
         entry = cache.find(key)
         if entry is not None:
-            if entry.in_place.in_use:
-                self._copy_from_now_on()
-                return self._overtake(args)
-            endangered = self.recorder.pool.endangered_by(entry.number)
-            if endangered is None:
-                cache.counts.hits += 1
+            fate = self._fate(key, entry)
+            if fate == "replayed":
+                written = self._written(args, len(values))
+                self._latest = repeated_call(key, entry, args, call, state, settings, written)
                 return self._replay(entry, values)
-            if cache.counts.reordered >= cache.max_size:
-                endangered.give_up()
+            if fate == "overtaken":
                 return self._overtake(args)
-            cache.counts.reordered += 1
-            cache.drop(key)
 
-        # 4. Else this call is the first of its kind, which warms up, or is recorded and replayed.
+        # 5. Else this call is the first of its kind, which warms up, or is recorded and replayed.
         if not cache.is_warm(kind):
             return self._warm_up(kind, args)
         if cache.unused >= cache.max_size:
@@ -184,6 +195,26 @@ class CudaGraphModule(nn.Module):
             return self._as_it_is(args)
         cache.keep(key, entry)
         return self._replay(entry, values)
+
+    def _fate(self, key: Hashable, entry: RegionRecording) -> Literal["replayed", "overtaken", "dropped"]:
+        """What becomes of a call that has a recording: where a replay would overwrite what somebody still
+        has, the call runs as it is, or is recorded anew.
+        """
+        assert self.recorder is not None
+        cache = self._cache
+        if entry.in_place.in_use:
+            self._copy_from_now_on()
+            return "overtaken"
+        endangered = self.recorder.pool.endangered_by(entry.number)
+        if endangered is None:
+            cache.counts.hits += 1
+            return "replayed"
+        if cache.counts.reordered >= cache.max_size:
+            endangered.give_up()
+            return "overtaken"
+        cache.counts.reordered += 1
+        cache.drop(key)
+        return "dropped"
 
     def _declare_static(self, values: Sequence[Any]) -> None:
         """Inputs that keep their addresses lie there for other regions too."""
@@ -223,7 +254,7 @@ class CudaGraphModule(nn.Module):
         inputs = list(values)
         for number in call.copied:
             inputs[number] = self.recorder.buffer(values[number])
-            fill(inputs[number], values[number])
+        fill_all([inputs[number] for number in call.copied], [values[number] for number in call.copied])
         for number, address in enumerate(call.addresses):
             if address is not None and number not in self._static:
                 inputs[number] = self._with_owners_storage(values[number])
@@ -333,9 +364,9 @@ def _on_one_memory(tensors: Sequence[tuple[int, torch.Tensor]]) -> list[list[int
     """
     spans = []
     for number, tensor in tensors:
-        storage = tensor.untyped_storage()
-        if storage.nbytes():
-            spans.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes(), number))
+        start, stop = storage_span(tensor)
+        if start < stop:
+            spans.append((start, stop, number))
     groups: list[list[int]] = []
     end = 0
     for start, stop, number in sorted(spans):

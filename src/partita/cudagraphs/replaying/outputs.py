@@ -17,18 +17,34 @@ no tensor                               the value
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from partita._torch.tensors.copy_many import copy_many
 from partita._torch.tensors.storage import storage_key
 from partita._torch.tensors.storage_alias import StorageAlias
 from partita._torch.tensors.subclasses import read_like
 
-__all__ = ["Output", "OutputPlan", "placed", "plan_outputs"]
+__all__ = ["Copies", "Output", "OutputPlan", "placed", "plan_outputs"]
 
-Output = Callable[[Sequence[Any], dict[int, torch.UntypedStorage]], Any]
-"""A function from the caller's inputs, and the storages copied so far in this call, to one output."""
+
+@dataclass
+class Copies:
+    """What one call copies.
+
+    Attributes:
+        tensors: copies of the results that are copied whole, in their order.
+        storages: copies of the memory that several results are views of, so far.
+    """
+
+    tensors: Sequence[torch.Tensor]
+    storages: dict[int, torch.UntypedStorage] = field(default_factory=dict)
+
+
+Output = Callable[[Sequence[Any], Copies], Any]
+"""A function from the caller's inputs and what this call copies to one output."""
 
 
 class OutputPlan:
@@ -36,6 +52,7 @@ class OutputPlan:
 
     Args:
         outputs: one function an output.
+        copied: the results that are copied whole, see `Copies`.
         saved: memory that is handed out as it is, and not to be overwritten while somebody has it.
         transient: memory that is handed out as it is, which the region's own next replay may overwrite.
     """
@@ -43,10 +60,16 @@ class OutputPlan:
     def __init__(
         self,
         outputs: Sequence[Output],
+        copied: Sequence[torch.Tensor] = (),
         saved: Sequence[StorageAlias] = (),
         transient: Sequence[StorageAlias] = (),
     ) -> None:
         self._outputs = outputs
+        self._copied = copied
+        dtypes = dict.fromkeys(tensor.dtype for tensor in copied)
+        self._alike = [
+            [number for number, tensor in enumerate(copied) if tensor.dtype == dtype] for dtype in dtypes
+        ]
         self._saved = saved
         self._handed_out = (*saved, *transient)
 
@@ -67,7 +90,9 @@ class OutputPlan:
 
     def take(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the outputs of the latest replay, for a caller who passed these inputs."""
-        copies: dict[int, torch.UntypedStorage] = {}
+        copies = Copies([torch.empty_like(tensor) for tensor in self._copied])
+        for numbers in self._alike:
+            copy_many([copies.tensors[at] for at in numbers], [self._copied[at] for at in numbers])
         return [output(inputs, copies) for output in self._outputs]
 
 
@@ -112,6 +137,7 @@ def plan_outputs(
     saved_memory: dict[int, StorageAlias] = {}
     transient_memory: dict[int, StorageAlias] = {}
     plan: list[Output] = []
+    whole: list[torch.Tensor] = []
     for result in results:
         if not isinstance(result, torch.Tensor):
             plan.append(_constant(result))
@@ -131,12 +157,13 @@ def plan_outputs(
         elif key not in copied_out and result.numel():
             plan.append(_in_place(result, saved_memory if key in kept else transient_memory))
         elif sharing[key] == 1 and _fills_storage(result) and not (result.is_conj() or result.is_neg()):
-            plan.append(_copy(result))
+            plan.append(_copy(len(whole)))
+            whole.append(result)
         else:
             plan.append(_view_of_copy(result))
     for memory in (*saved_memory.values(), *transient_memory.values()):
         memory.count_own_references()
-    return OutputPlan(plan, tuple(saved_memory.values()), tuple(transient_memory.values()))
+    return OutputPlan(plan, whole, tuple(saved_memory.values()), tuple(transient_memory.values()))
 
 
 def _constant(value: Any) -> Output:
@@ -151,15 +178,15 @@ def _view(result: torch.Tensor) -> Output:
     return lambda _inputs, _copies: result.view_as(result)
 
 
-def _copy(result: torch.Tensor) -> Output:
-    return lambda _inputs, _copies: result.clone()
+def _copy(number: int) -> Output:
+    return lambda _inputs, copies: copies.tensors[number]
 
 
 def _view_of_input(result: torch.Tensor, number: int, buffer: torch.Tensor) -> Output:
     """A view at the same place of the caller's tensor as it has in the buffer, in bytes."""
     shift = result.storage_offset() * result.element_size() - buffer.storage_offset() * buffer.element_size()
 
-    def view(inputs: Sequence[Any], _copies: dict[int, torch.UntypedStorage]) -> torch.Tensor:
+    def view(inputs: Sequence[Any], _copies: Copies) -> torch.Tensor:
         source = inputs[number]
         offset = source.storage_offset() * source.element_size() + shift
         return placed(result, source.untyped_storage(), offset // result.element_size())
@@ -170,10 +197,10 @@ def _view_of_input(result: torch.Tensor, number: int, buffer: torch.Tensor) -> O
 def _view_of_copy(result: torch.Tensor) -> Output:
     key = storage_key(result)
 
-    def view(_inputs: Sequence[Any], copies: dict[int, torch.UntypedStorage]) -> torch.Tensor:
-        if key not in copies:
-            copies[key] = result.untyped_storage().clone()
-        return placed(result, copies[key], int(result.storage_offset()))
+    def view(_inputs: Sequence[Any], copies: Copies) -> torch.Tensor:
+        if key not in copies.storages:
+            copies.storages[key] = result.untyped_storage().clone()
+        return placed(result, copies.storages[key], int(result.storage_offset()))
 
     return view
 

@@ -1,0 +1,158 @@
+"""Is a call the same as the one before? Seen at a glance, without describing it.
+
+The signature of a call (`partita.cudagraphs.replaying.call_signature`) reads shape, strides, dtype and
+address of each input in Python, which for a model of some hundred parameters takes longer than the launches
+that a replay saves. Nearly all calls are like the last one::
+
+    the inputs' layouts     one check, in C++, of all tensors
+    their addresses         of those that are used where they lie
+    numbers                 by value
+    modes, training flags   compared with what they were
+
+Where anything differs, or the call is one that a glance can't tell (nested inputs, a number that lies in a
+CPU tensor), it is described in full, and finds its recording, or none, that way.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from partita._torch.tensors.tensor_layouts import TensorLayouts
+from partita.cudagraphs.facts.fixed_addresses import StableMemory
+from partita.cudagraphs.replaying.call_signature import CallSignature
+from partita.cudagraphs.replaying.entry import RegionRecording
+
+__all__ = ["RepeatedCall", "repeated_call", "storage_span"]
+
+_NUMBERS = frozenset({bool, int, float, complex, str, type(None)})
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedCall:
+    """The call that was replayed last.
+
+    Attributes:
+        key: of its recording in the cache.
+        entry: that recording.
+        settings: modes and flags.
+        numbers: class and text of the inputs that are no tensors, by index.
+        tensors: indices of the others.
+        layouts: of these, and of what the graph holds.
+        addresses: of the inputs that are used where they lie, by index.
+        state_addresses: of what the graph holds.
+        copied: indices of the inputs that are copied.
+        kept_apart: spans of memory, in order, that no copied input may lie in.
+    """
+
+    key: Hashable
+    entry: RegionRecording
+    settings: Any
+    numbers: tuple[tuple[int, type[Any], str], ...]
+    tensors: tuple[int, ...]
+    layouts: TensorLayouts
+    addresses: tuple[tuple[int, int], ...]
+    state_addresses: tuple[int, ...]
+    copied: tuple[int, ...]
+    kept_apart: tuple[tuple[int, int], ...]
+
+    def is_repeated_by(
+        self, args: Sequence[Any], state: Sequence[torch.Tensor], settings: Any, memory: StableMemory
+    ) -> bool:
+        """Whether a call with these arguments can be replayed with the same recording.
+
+        Args:
+            state: what the graph holds, as it is now.
+            settings: modes and flags, as they are now.
+            memory: what lies there is used where it lies; the full description says so.
+        """
+        if len(args) != len(self.tensors) + len(self.numbers) or settings != self.settings:
+            return False
+        if any(type(args[at]) is not kind or repr(args[at]) != text for at, kind, text in self.numbers):
+            return False
+        if not self.layouts.hold_for([*(args[at] for at in self.tensors), *state]):
+            return False
+        if any(args[at].data_ptr() != address for at, address in self.addresses):
+            return False
+        if any(
+            tensor.data_ptr() != address for tensor, address in zip(state, self.state_addresses, strict=True)
+        ):
+            return False
+        return not any(self._lies_elsewhere(args[at], memory) for at in self.copied)
+
+    def _lies_elsewhere(self, value: torch.Tensor, memory: StableMemory) -> bool:
+        """Whether an input that was copied may not be, or need not be."""
+        start, stop = storage_span(value)
+        if start in memory:
+            return True
+        behind = bisect_right(self.kept_apart, (start, stop))
+        return any(
+            first < stop and start < last for first, last in self.kept_apart[max(behind - 1, 0) : behind + 1]
+        )
+
+
+def repeated_call(
+    key: Hashable,
+    entry: RegionRecording,
+    args: Sequence[Any],
+    call: CallSignature,
+    state: Sequence[torch.Tensor],
+    settings: Any,
+    written: Collection[int],
+) -> RepeatedCall | None:
+    """Return what tells whether the next call is the same as this one; None where a glance can't tell.
+
+    Args:
+        written: indices of the inputs that the graph writes.
+    """
+    numbers, tensors = [], []
+    for at, value in enumerate(args):
+        if isinstance(value, torch.Tensor):
+            tensors.append(at)
+        elif type(value) in _NUMBERS:
+            numbers.append((at, type(value), repr(value)))
+        else:
+            return None
+    addresses = [(at, address) for at, address in enumerate(call.addresses) if address is not None]
+    if len(args) != len(call.addresses) or len(addresses) + len(call.copied) != len(tensors):
+        return None  # a number in a CPU tensor
+    copied = frozenset(call.copied)
+    if not copied.isdisjoint(written) and len(copied) > 1:
+        return None  # whether they share memory is looked up at each call
+    others = set(tensors if copied & set(written) else written) - copied
+    apart = [storage_span(value) for value in (*state, *(args[at] for at in others))] if copied else []
+    return RepeatedCall(
+        key,
+        entry,
+        settings,
+        tuple(numbers),
+        tuple(tensors),
+        TensorLayouts([*(args[at] for at in tensors), *state]),
+        tuple(addresses),
+        tuple(tensor.data_ptr() for tensor in state),
+        call.copied,
+        _merged(apart),
+    )
+
+
+def storage_span(value: torch.Tensor) -> tuple[int, int]:
+    """The first byte of a tensor's storage, and the one behind its last."""
+    storage = value.untyped_storage()
+    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+
+
+def _merged(spans: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Spans in order that do not touch one another. Empty ones are left out."""
+    merged: list[tuple[int, int]] = []
+    for start, stop in sorted(spans):
+        if start == stop:
+            continue
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
+        else:
+            merged.append((start, stop))
+    return tuple(merged)
