@@ -84,8 +84,6 @@ def unflatten(leaves: Sequence[Any], spec: TreeSpec) -> Any:
     Raises:
         ValueError: not as many leaves as the structure has.
     """
-    if spec.type in (tuple, list) and spec.num_children == spec.num_leaves == len(leaves):
-        return spec.type(leaves)  # most are flat
     return torch_pytree.tree_unflatten(leaves, spec)
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from partita._torch.containers.pytree import unflatten
 from partita._torch.tensors.copy_many import copy_many
 from partita.cudagraphs.recording.pool import MemoryPool
 from partita.cudagraphs.recording.recorder import Recording
@@ -56,7 +55,7 @@ class RegionRecording:
         written: those of them that the graph writes.
         in_place: how outputs are made where those that are saved for backward are not copied.
         copying: how they are made where none is.
-        spec: how they are nested.
+        nested: nests them as the graph does.
         give_up: what the pool calls where they are in the way for too long.
     """
 
@@ -66,7 +65,7 @@ class RegionRecording:
     written: tuple[tuple[int, torch.Tensor], ...]
     in_place: OutputPlan
     copying: OutputPlan
-    spec: Any
+    nested: Callable[[list[Any]], Any]
     give_up: Callable[[], None]
 
     @property
@@ -84,7 +83,7 @@ class RegionRecording:
         if plan.hands_out_memory:
             pool.hand_out(self.number, self)
         self.recording.finish()
-        return unflatten(results, self.spec)
+        return self.nested(results)
 
 
 def fill_all(buffers: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:

@@ -276,7 +276,7 @@ class CudaGraphModule(nn.Module):
             written,
             in_place,
             copying,
-            result_spec,
+            _nesting(recording.result, results, result_spec),
             self._copy_from_now_on,
         )
 
@@ -348,6 +348,13 @@ class CudaGraphModule(nn.Module):
         self._cache.clear()
         self._cache.gave_up = why
         _LOG.warning("%s runs uncaptured from now on: %s", self.region, why)
+
+
+def _nesting(result: Any, leaves: Sequence[Any], spec: Any) -> Callable[[list[Any]], Any]:
+    """What makes ``result`` of its leaves. Of most graphs it is a flat tuple."""
+    if type(result) in (tuple, list) and [id(part) for part in result] == [id(leaf) for leaf in leaves]:
+        return type(result)
+    return lambda parts: unflatten(parts, spec)
 
 
 def _attributes(gm: GraphModule) -> list[Node]:
