@@ -7,8 +7,8 @@ in its middle. Sides: eager; Inductor; Inductor with CUDA graphs, of the partiti
 recording what Inductor makes of them. The floor is the sum of the times of all kernels of an eager step, from
 torch's profiler. ``--only 'training step, one CPU op/*partita*'`` measures some sides of some cases.
 
-Not run on a GPU yet. ``--quick`` without a GPU runs eager and partita's regions with `ReplayRecorder`, to see
-whether it runs: those figures mean nothing.
+``--quick`` without a GPU runs eager and partita's regions with `ReplayRecorder`, to see whether it runs:
+those figures mean nothing.
 """
 
 from __future__ import annotations

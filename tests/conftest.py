@@ -81,7 +81,13 @@ class _AtOnce:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Only where there is somebody to tell: a worker's reports reach the process that started it."""
+    """Reports at once only where there is somebody to tell: a worker's reach the process that started it.
+
+    GPUs are for ``-m gpu`` alone: what is tested without one is what the CPU does, also where there is one,
+    and processes that share it would only be in each other's way.
+    """
+    if "gpu" not in config.option.markexpr:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_AtOnce(config))
 

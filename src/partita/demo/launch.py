@@ -9,6 +9,7 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
@@ -26,6 +27,12 @@ touched, as if the model needed them.
 
 _GRACE_S = 3
 """How long processes get to end by themselves once one has failed."""
+
+
+def _grace() -> dict[str, Any]:
+    """How long workers have to end, where torch lets one say so (from 2.12 on)."""
+    has_one = any(field.name == "shutdown_timeout" for field in fields(LaunchConfig))
+    return {"shutdown_timeout": _GRACE_S} if has_one else {}
 
 
 def launch(function: Callable[..., Any], processes: int, *args: Any, name: str) -> dict[int, Any]:
@@ -61,7 +68,7 @@ def launch(function: Callable[..., Any], processes: int, *args: Any, name: str) 
             monitor_interval=0.1,
             start_method=_START_METHOD,
             logs_specs=DefaultLogsSpecs(log_dir=logs),
-            shutdown_timeout=_GRACE_S,
+            **_grace(),
         )
         try:
             return dict(elastic_launch(config, function)(*args))

@@ -31,7 +31,7 @@ def mark(outputs: Sequence[Any], first_site: int = 0) -> None:
         node.set_materialize_grads(False)
         node.partita_site = first_site
         node.partita_wanted = None
-        node.partita_second = None
+        node.partita_second, node.partita_following = None, ()
 
 
 def in_halves(node: Any) -> bool:
@@ -58,15 +58,16 @@ def site_of_node() -> int:
 def leave(second: SecondHalf | None) -> None:
     """Leave the second half, if there is one, with the node that this thread runs."""
     node = current_node()
-    node.partita_second = second
+    # torch 2.11 forgets where a node's gradients go once it has run
+    node.partita_second, node.partita_following = second, () if second is None else node.next_functions
     node.partita_wanted = None
 
 
 def second_half(node: Any) -> Iterator[tuple[GradientEdge, Tensor]]:
     """Run the second half of a node: where its gradients go, and they. Nothing where the node did not run."""
     second, node.partita_second = node.partita_second, None
+    following, node.partita_following = node.partita_following, ()
     if second is not None:
-        following = node.next_functions
         for number, gradient in second():
             child, place = following[number]
             if child is not None:

@@ -1,7 +1,4 @@
-"""Recording on a GPU: CUDA graphs, all of a model in one memory pool.
-
-Not run on a GPU yet: what stands here follows torch's documentation of ``torch.cuda.CUDAGraph``.
-"""
+"""Recording on a GPU: CUDA graphs, all of a model in one memory pool."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ _T = TypeVar("_T")
 
 
 class CudaRecorder:
-    """A `GraphRecorder` for one CUDA device. Not run on a GPU yet.
+    """A `GraphRecorder` for one CUDA device.
 
     All its recordings share one memory pool: what a region uses in between is free for the others, and what
     it returns is kept as long as the recording. A capture that failed leaves its pool behind as it may be;

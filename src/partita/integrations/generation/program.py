@@ -19,7 +19,7 @@ from partita.pipelining.decoding.model_call import Program
 
 __all__ = ["PreparedGeneration", "check_model", "generate_program", "prepare"]
 
-_CACHE_ARGUMENTS = ("past_key_values", "cache_params")
+_CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")  # "cache" since transformers 5.24
 _MODES = {
     GenerationMode.BEAM_SEARCH: "num_beams=1, with do_sample=True for variety",
     GenerationMode.BEAM_SAMPLE: "num_beams=1, with do_sample=True for variety",
