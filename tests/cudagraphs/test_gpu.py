@@ -188,7 +188,20 @@ def test_batches_are_padded_to_buckets() -> None:
     assert recorded == 2
 
 
-def test_a_stage_runs_through_the_runner() -> None:
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda output: output.square().mean(),
+        pytest.param(
+            lambda output: output.sum(),
+            marks=pytest.mark.xfail(
+                reason="the last bits of a gradient differed on an H200; whether aot_eager's do was not asked"
+            ),
+        ),
+    ],
+    ids=["mean square", "sum"],
+)
+def test_a_stage_runs_through_the_runner(loss: Any) -> None:
     torch.compiler.reset()
     model, reference = pair()
     runner = CudaGraphsRunner(saving=AllWorthIt(), **OPTIONS)
@@ -196,7 +209,7 @@ def test_a_stage_runs_through_the_runner() -> None:
     for step in range(4):
         for module in (stage, reference):
             torch.manual_seed(step)
-            module(batch(step)).square().mean().backward()
+            loss(module(batch(step))).backward()
     assert_same(model, reference)
     assert hits(runner) > 2
 

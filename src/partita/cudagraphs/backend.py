@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -99,14 +99,12 @@ class CudaGraphsBackend:
         if not self.options.records:
             _say_once()
             return gm.forward
-        return compile_ahead(gm, inputs, partial(self._compile_graph, set()))
+        return compile_ahead(gm, inputs, self._compile_graph)
 
-    def _compile_graph(self, kept_in_place: set[str], graph: AotGraph) -> Callable[..., Any]:
-        """Compile one of the graphs of a model; ``kept_in_place`` is what forward leaves for backward."""
-        kept = frozenset(kept_in_place) if graph.kind == "backward" else frozenset()
+    def _compile_graph(self, graph: AotGraph) -> Callable[..., Any]:
+        kept = frozenset(graph.kept_in_place)
         captured = self.capture(graph.gm, graph.kind, graph.static_inputs, graph.returned, kept)
-        if graph.kind == "forward":
-            kept_in_place |= self.graphs[-1].plan.kept_in_place
+        graph.kept_in_place.update(self.graphs[-1].plan.kept_in_place)
         return self._padded(graph.gm, captured) if self.options.buckets else captured
 
     def capture(

@@ -139,23 +139,22 @@ def explain(
         pretend_device(traced.graphs, target.traced.type, target.judged)
     rules = CaptureRules(target.judged.type, allow)
     graphs: list[ExplainedGraph] = []
-    kept_in_place: frozenset[str] = frozenset()  # by the forward graph before
     for graph in traced.graphs:
         plan = find_regions(
             graph.gm,
             rules=rules,
             saving=saving or SavingModel(),
-            static_inputs=graph.static_inputs | (kept_in_place if graph.kind == "backward" else frozenset()),
+            static_inputs=graph.static_inputs | graph.kept_in_place,
             returned=graph.returned,
         )
         nodes = sum(node.op not in ("placeholder", "get_attr", "output") for node in graph.gm.graph.nodes)
         graphs.append(ExplainedGraph(graph.kind, nodes, plan))
-        if graph.kind == "forward":
-            kept_in_place |= plan.kept_in_place
+        graph.kept_in_place.update(plan.kept_in_place)
     breaks = _each_once(traced.breaks)
     kept = tuple(dict.fromkeys(Break(_KEPT, _KEEP, source_line(node)) for node in traced.host_reads))
-    explained = (tuple(graphs), breaks, kept, traced.stopped)
-    return Explanation(*explained, target.assumed, target.judged, target.note)
+    return Explanation(
+        tuple(graphs), breaks, kept, traced.stopped, target.assumed, target.judged, target.note
+    )
 
 
 def _each_once(breaks: Sequence[Break]) -> tuple[Break, ...]:

@@ -30,7 +30,7 @@ _GRACE_S = 3
 
 
 def _grace() -> dict[str, Any]:
-    """How long workers have to end, where torch lets one say so (from 2.12 on)."""
+    """How long workers have to end, where torch lets one say so (2.11 does not)."""
     has_one = any(field.name == "shutdown_timeout" for field in fields(LaunchConfig))
     return {"shutdown_timeout": _GRACE_S} if has_one else {}
 

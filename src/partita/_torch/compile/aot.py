@@ -45,6 +45,8 @@ class AotGraph:
             graph reads them. None: all are returned.
         forward_tensors: positions of the tensors among the inputs of the forward graph, which is this one or
             that of a backward graph.
+        kept_in_place: names of the saved values that lie at the same address in each run. Who compiles a
+            forward graph adds them; its backward graph has the same set.
     """
 
     kind: AotGraphKind
@@ -53,6 +55,7 @@ class AotGraph:
     static_inputs: frozenset[str]
     returned: int | None
     forward_tensors: tuple[int, ...]
+    kept_in_place: set[str]
 
     def piece(self, gm: GraphModule) -> AotGraph:
         """A graph that was cut from this one. Its outputs have the strides that the example values say."""
@@ -76,6 +79,7 @@ class AotRecords:
         self._static_positions = tuple(static_positions)
         self._static: set[str] = set()
         self._forward_tensors: tuple[int, ...] = ()
+        self._kept_in_place: set[str] = set()
 
     def graph(self, kind: AotGraphKind, gm: GraphModule, examples: Sequence[Any]) -> AotGraph:
         """The record of the graph that is being compiled."""
@@ -91,7 +95,8 @@ class AotRecords:
             tensors = (isinstance(value, torch.Tensor) for value in examples)
             self._forward_tensors = tuple(position for position, yes in enumerate(tensors) if yes)
         static_inputs = frozenset(self._static.intersection(names))
-        return AotGraph(kind, gm, tuple(examples), static_inputs, returned, self._forward_tensors)
+        forward = (self._forward_tensors, self._kept_in_place)
+        return AotGraph(kind, gm, tuple(examples), static_inputs, returned, *forward)
 
 
 def compile_ahead(

@@ -6,7 +6,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-__all__ = ["WeakStorage", "has_memory", "storage_key", "storage_of"]
+__all__ = ["WeakStorage", "has_memory", "storage_key", "storage_of", "storage_span"]
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
@@ -38,6 +38,17 @@ def storage_key(tensor: torch.Tensor) -> int:
     """
     storage = storage_of(tensor)
     return id(tensor) if storage is None else storage._cdata
+
+
+def storage_span(tensor: torch.Tensor) -> tuple[int, int]:
+    """The address of the first byte of a tensor's storage, and of the one behind its last.
+
+    >>> start, stop = storage_span(torch.zeros(4)[1:])
+    >>> stop - start
+    16
+    """
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
 
 
 class WeakStorage:

@@ -27,6 +27,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from partita._torch.containers.pytree import flatten, unflatten
+from partita._torch.tensors.storage import storage_span
 from partita.cudagraphs.facts.fixed_addresses import StableMemory
 from partita.cudagraphs.facts.written_inputs import find_input_mutations
 from partita.cudagraphs.recording.recorder import GraphRecorder
@@ -34,7 +35,7 @@ from partita.cudagraphs.replaying.call_signature import CallSignature, describe_
 from partita.cudagraphs.replaying.entry import CacheInfo, RegionRecording, fill_all
 from partita.cudagraphs.replaying.outputs import placed, plan_outputs
 from partita.cudagraphs.replaying.recording_cache import RecordingCache
-from partita.cudagraphs.replaying.repeated_call import RepeatedCall, repeated_call, storage_span
+from partita.cudagraphs.replaying.repeated_call import RepeatedCall, repeated_call
 from partita.errors import ExecutionError
 from partita.graph.attributes import lookup
 

@@ -15,19 +15,19 @@ CPU tensor), it is described in full, and finds its recording, or none, that way
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from partita._torch.tensors.storage import storage_span
 from partita._torch.tensors.tensor_layouts import TensorLayouts
 from partita.cudagraphs.facts.fixed_addresses import StableMemory
 from partita.cudagraphs.replaying.call_signature import CallSignature
 from partita.cudagraphs.replaying.entry import RegionRecording
 
-__all__ = ["RepeatedCall", "repeated_call", "storage_span"]
+__all__ = ["RepeatedCall", "repeated_call"]
 
 _NUMBERS = frozenset({bool, int, float, complex, str, type(None)})
 
@@ -46,7 +46,7 @@ class RepeatedCall:
         addresses: of the inputs that are used where they lie, by index.
         state_addresses: of what the graph holds.
         copied: indices of the inputs that are copied.
-        kept_apart: spans of memory, in order, that no copied input may lie in.
+        kept_apart: spans of memory that no copied input may lie in.
     """
 
     key: Hashable
@@ -58,7 +58,7 @@ class RepeatedCall:
     addresses: tuple[tuple[int, int], ...]
     state_addresses: tuple[int, ...]
     copied: tuple[int, ...]
-    kept_apart: tuple[tuple[int, int], ...]
+    kept_apart: frozenset[tuple[int, int]]
 
     def is_repeated_by(
         self, args: Sequence[Any], state: Sequence[torch.Tensor], settings: Any, memory: StableMemory
@@ -89,10 +89,7 @@ class RepeatedCall:
         start, stop = storage_span(value)
         if start in memory:
             return True
-        behind = bisect_right(self.kept_apart, (start, stop))
-        return any(
-            first < stop and start < last for first, last in self.kept_apart[max(behind - 1, 0) : behind + 1]
-        )
+        return any(first < stop and start < last for first, last in self.kept_apart)
 
 
 def repeated_call(
@@ -120,11 +117,11 @@ def repeated_call(
     addresses = [(at, address) for at, address in enumerate(call.addresses) if address is not None]
     if len(args) != len(call.addresses) or len(addresses) + len(call.copied) != len(tensors):
         return None  # a number in a CPU tensor
-    copied = frozenset(call.copied)
-    if not copied.isdisjoint(written) and len(copied) > 1:
+    copied_back = set(call.copied).intersection(written)
+    if copied_back and len(call.copied) > 1:
         return None  # whether they share memory is looked up at each call
-    others = set(tensors if copied & set(written) else written) - copied
-    apart = [storage_span(value) for value in (*state, *(args[at] for at in others))] if copied else []
+    others = set(tensors if copied_back else written).difference(call.copied)
+    apart = [storage_span(value) for value in (*state, *(args[at] for at in others))] if call.copied else []
     return RepeatedCall(
         key,
         entry,
@@ -135,24 +132,5 @@ def repeated_call(
         tuple(addresses),
         tuple(tensor.data_ptr() for tensor in state),
         call.copied,
-        _merged(apart),
+        frozenset(apart),
     )
-
-
-def storage_span(value: torch.Tensor) -> tuple[int, int]:
-    """The first byte of a tensor's storage, and the one behind its last."""
-    storage = value.untyped_storage()
-    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
-
-
-def _merged(spans: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Spans in order that do not touch one another. Empty ones are left out."""
-    merged: list[tuple[int, int]] = []
-    for start, stop in sorted(spans):
-        if start == stop:
-            continue
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
-        else:
-            merged.append((start, stop))
-    return tuple(merged)
