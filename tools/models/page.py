@@ -56,7 +56,7 @@ A cell is **equal**, or **refused** (an error said so before any number came out
 _TAIL = """
 # What the rows say
 
-- Settings are each configuration's own where they are not a size: dropout, caches (`past_key_values` comes out of the pipeline as the
+- Settings are each configuration's own where they are not a size: dropout, caches (a model's cache comes out of the pipeline as the
   cache object that the model returns), masks, tied embeddings, shared layers. `own mask` has no `attention_mask`, `mask of ones` one
   that hides nothing, the others one with padding.
 - A model that asks `torch.compiler.is_exporting()` is answered as when nobody traces it, so the graph has the operations that the model

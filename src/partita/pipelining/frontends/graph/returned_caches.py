@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import prod
 from typing import Any, cast
 
@@ -17,11 +17,14 @@ from partita.pipelining.interface.routes import Named, Routes
 
 __all__ = ["warn_of_caches"]
 
+_CACHE_OUTPUTS = ("cache", "past_key_values")  # transformers' names, since 5.24 and before
+
 
 def warn_of_caches(model: nn.Module, pipe: GraphPipe, flat: Sequence[Any]) -> None:
     """Warn where stages send on keys and values of attention, or other caches, which only ``generate`` uses.
 
-    Which outputs these are, transformers' configurations say (``keys_to_ignore_at_inference``).
+    Which outputs these are, their names say, and transformers' configurations
+    (``keys_to_ignore_at_inference``).
 
     Args:
         flat: the flat example, for the sizes.
@@ -44,14 +47,15 @@ def warn_of_caches(model: nn.Module, pipe: GraphPipe, flat: Sequence[Any]) -> No
     )
 
 
-def _cache_keys(model: nn.Module) -> Iterator[str]:
+def _cache_keys(model: nn.Module) -> set[str]:
     """The names of outputs that hold caches."""
     config = getattr(model, "config", None)
-    if getattr(config, "use_cache", False):
-        yield from getattr(config, "keys_to_ignore_at_inference", None) or ()
+    if not getattr(config, "use_cache", False):
+        return set()
+    return {*_CACHE_OUTPUTS, *(getattr(config, "keys_to_ignore_at_inference", None) or ())}
 
 
-def _names_by_key(pipe: GraphPipe, keys: Iterable[str]) -> dict[str, list[str]]:
+def _names_by_key(pipe: GraphPipe, keys: Collection[str]) -> dict[str, list[str]]:
     """The names of the values that the model returns under each of these keys, as far as it does."""
     results = pipe.routes.results
     # containers of the library's own are opened where they hold tensors
@@ -64,8 +68,8 @@ def _names_by_key(pipe: GraphPipe, keys: Iterable[str]) -> dict[str, list[str]]:
         return {}
     return {
         key: [names[id(leaf)] for leaf in flatten(output[key])[0] if id(leaf) in names]
-        for key in keys
-        if key in output
+        for key in output  # a renamed output still answers to its former name, with a warning
+        if key in keys
     }
 
 
