@@ -123,6 +123,29 @@ def test_a_model_that_keeps_what_no_graph_keeps_is_refused_by_name(kind: type[La
     assert 'frontend="modules"' in str(refusal.value)
 
 
+class ReadInEvaluation(Layers):
+    """Training measures what evaluation divides by."""
+
+    def changed(self, h: Tensor) -> Tensor:
+        if not self.training:
+            return h / (1 + self.last)
+        self.last = h.detach().abs().mean()
+        return h
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_what_one_mode_keeps_for_the_other_leaves_the_mode_that_the_model_is_in(training: bool) -> None:
+    model = ReadInEvaluation().train(training)
+    captured = capture(model, (x(),), prove=True)
+    assert not captured.both_modes
+    assert captured.other is None
+    assert torch.equal(captured.module(x(1)), model(x(1)))
+    text = "keeps something for its next call in 'last'.*a call after one in the other mode differs"
+    assert re.search(text, captured.reason, re.DOTALL)
+    with pytest.raises(CaptureError, match="keeps something for its next call in 'last'"):
+        captured.module.train(not training)(x(1))
+
+
 @pytest.mark.parametrize("kind", [Counts, WarmsUp, Remembers, Logs])
 def test_cut_at_its_blocks_it_keeps_everything(kind: type[Layers]) -> None:
     model = kind()

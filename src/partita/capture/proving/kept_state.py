@@ -9,16 +9,26 @@ from torch import nn
 
 from partita._torch.containers.pytree import tree_map
 from partita._torch.tensors.detached_copy import detached_copy
+from partita.capture.merging.modes import in_mode
 from partita.capture.proving.samples import Sample
 from partita.capture.tracing.unchanged import Attributes, rehearsal
 
 __all__ = ["attributes_set", "called_before"]
 
 
-def called_before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
-    """Return a function that calls ``module`` with these arguments before it calls it with its own."""
+def called_before(
+    module: nn.Module, in_other_mode: nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Callable[..., Any]:
+    """Return a function that calls ``module`` with these arguments before it calls it with its own.
+
+    Args:
+        in_other_mode: what runs in the mode that ``module`` is not in: it is called first, if there is one.
+    """
 
     def call(*own_args: Any, **own_kwargs: Any) -> Any:
+        if in_other_mode is not None:
+            with in_mode(in_other_mode, not module.training):
+                in_other_mode(*args, **kwargs)
         module(*args, **kwargs)
         return module(*own_args, **own_kwargs)
 

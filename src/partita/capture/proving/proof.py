@@ -142,14 +142,11 @@ def proven(
         for sample in samples(args, kwargs, Sizes.of(graph), names):
             nudged = _nudged(model) if sample.other_weights else nullcontext()
             with in_mode(model, training), in_mode(graph, training), nudged:
-                outcome = _compared(model, graph, sample, tolerance)
-                if sample.before and not isinstance(outcome, (_Equal, Proof)):
-                    alone = _compared(model, graph, sample.alone, tolerance)
-                    if isinstance(outcome, str) and isinstance(alone, _Equal):
-                        raise KeepsState(training, _kept_text(model, sample, outcome))
-                    outcome = alone
+                outcome = _compared_in_a_row(model, graph, graphs.get(not training), sample, tolerance)
             if isinstance(outcome, Proof):
                 return outcome
+            if isinstance(outcome, _Keeps):  # the mode that the model is in is served, if one can be
+                raise KeepsState(not model.training if outcome.across_modes else training, outcome.text)
             if isinstance(outcome, str):
                 raise Disproof(training, f"on {outcome}")
             if isinstance(outcome, _Equal):
@@ -234,24 +231,58 @@ class _Equal:
 
 
 @dataclass(frozen=True)
+class _Keeps:
+    """The model keeps something that the graph does not, for its next call, of this mode or of the other."""
+
+    text: str
+    across_modes: bool = False
+
+
+@dataclass(frozen=True)
 class _NotTaken:
     """The model, or the graph by an error of its own, refuses the sample."""
 
     why: str
 
 
+def _compared_in_a_row(
+    model: nn.Module, graph: GraphModule, other: GraphModule | None, sample: Sample, tolerance: Tolerance
+) -> _Equal | _NotTaken | _Keeps | str | Proof:
+    """Whether both are equal after the calls that come before the sample: one in the other mode, if there is
+    a graph for that, and one in this mode. Where those fail, the sample alone tells.
+    """
+    outcome = _compared(model, graph, sample, tolerance, other)
+    if isinstance(outcome, (_Equal, Proof)) or sample.before is None:
+        return outcome
+    if other is not None:
+        in_this_mode = _compared(model, graph, sample, tolerance)
+        if isinstance(outcome, str) and isinstance(in_this_mode, _Equal):
+            with in_mode(model, not model.training):
+                names = _attributes_set(model, sample)
+            return _Keeps(_kept_text(names, "a call after one in the other mode", outcome), across_modes=True)
+        outcome = in_this_mode
+    alone = _compared(model, graph, sample.alone, tolerance)
+    if isinstance(outcome, str) and isinstance(alone, _Equal):
+        return _Keeps(_kept_text(_attributes_set(model, sample), "the second of two calls", outcome))
+    return alone
+
+
 def _compared(
-    model: nn.Module, graph: GraphModule, sample: Sample, tolerance: Tolerance
+    model: nn.Module,
+    graph: GraphModule,
+    sample: Sample,
+    tolerance: Tolerance,
+    other: GraphModule | None = None,
 ) -> _Equal | _NotTaken | str | Proof:
     """Whether both are equal; a text where they differ, a `Proof` that fails where none is possible."""
     # Compare.
     try:
-        verification = _verify(graph, model, sample, tolerance)
+        verification = _verify(graph, model, sample, tolerance, other)
     except TypeError as error:  # it runs copies
         return Proof(False, f"the model can't be copied ({error})")
     if verification.raised is not None:
         if sample.gentle:
-            return _compared(model, graph, sample.gentle, tolerance)
+            return _compared(model, graph, sample.gentle, tolerance, other)
         return _NotTaken(f"it raises {verification.raised}")
     differences = [one for one in verification.differences if one.kind not in _IGNORED]
     if not differences:
@@ -263,9 +294,9 @@ def _compared(
         return _NotTaken(f"only one of graph and model raises: {raised}")
     if "candidate: none" in raised:  # the model does not take this sample, the graph does
         if sample.gentle:
-            return _compared(model, graph, sample.gentle, tolerance)
+            return _compared(model, graph, sample.gentle, tolerance, other)
         return _NotTaken(f"only one of graph and model raises: {raised}")
-    again = _verify(model, model, sample, tolerance)
+    again = _verify(model, model, sample, tolerance, None if other is None else model)
     if not again.ok and {one.where for one in differences} <= {one.where for one in again.differences}:
         return Proof(False, f"two runs of the model itself differ in {again.differences[0].where}")
     # Describe the differences.
@@ -276,24 +307,34 @@ def _compared(
     return "\n    ".join([*lines, *nodes])
 
 
-def _kept_text(model: nn.Module, sample: Sample, difference: str) -> str:
+def _attributes_set(model: nn.Module, sample: Sample) -> list[str]:
     try:
-        names = listed(attributes_set(model, sample))
+        return attributes_set(model, sample)
     except Exception:  # they are not known then
-        names = ""
-    where = f"in {names}, which forward sets" if names else "outside of its parameters and buffers"
+        return []
+
+
+def _kept_text(names: list[str], which: str, difference: str) -> str:
+    where = f"in {listed(names)}, which forward sets" if names else "outside of its parameters and buffers"
     return (
-        f"it keeps something for its next call {where}, which no graph does: the second of two calls differs "
+        f"it keeps something for its next call {where}, which no graph does: {which} differs "
         f"({difference.splitlines()[0]}). Make it a buffer that forward writes to in place (register_buffer, "
         "then self.calls.add_(1))"
     )
 
 
-def _verify(candidate: nn.Module, model: nn.Module, sample: Sample, tolerance: Tolerance) -> Verification:
+def _verify(
+    candidate: nn.Module, model: nn.Module, sample: Sample, tolerance: Tolerance, other: nn.Module | None
+) -> Verification:
+    """Compare on a sample, after the calls that come before it.
+
+    Args:
+        other: runs the first of these, in the mode that the candidate is not in; None: there is none.
+    """
     before = sample.before
     return verify(
-        called_before(candidate, *before) if before else candidate,
-        called_before(model, *before) if before else model,
+        called_before(candidate, other, *before) if before else candidate,
+        called_before(model, None if other is None else model, *before) if before else model,
         sample.args,
         sample.kwargs,
         rtol=tolerance.rtol,
