@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from partita.cli.models.user_file import Built
 from partita.cli.verifying.verify_checks import compare_compiled, compare_cut
@@ -41,6 +41,25 @@ def test_a_graph_that_is_not_the_model_is_told_from_a_wrong_cut() -> None:
     check = compare_cut(pipe, built, training=True)
     assert not check.equal
     assert "the stages do what the captured graph does: the graph is not the model" in check.text
+
+
+class _Shows(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.shown = self.a(x)
+        return self.b(self.shown)
+
+
+def test_what_the_stages_do_not_keep_is_said() -> None:
+    built = Built(_Shows(), (torch.randn(2, 4),))
+    pipe = pipeline(built.model, built.args, stages=2)
+    check = compare_cut(pipe, built, training=True)
+    assert check.equal
+    assert check.as_dict()["left_out"] == ("attribute shown",)
+    assert "not kept by the candidate, as it says: attribute shown" in check.text
 
 
 def test_inductor_is_compared_within_the_tolerance_of_the_dtype() -> None:

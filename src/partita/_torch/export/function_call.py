@@ -45,6 +45,8 @@ _LOST = (
     "can trace out of forward"
 )
 _APPLY = torch._C._FunctionBase.__dict__["apply"]
+_HOLDER: Any = Function if vars(Function)["apply"] is _APPLY else _SingleLevelFunction
+"""Its ``apply`` runs for every function; since torch 2.14 no Python of torch's stands before that."""
 
 
 @dataclass(frozen=True)
@@ -153,11 +155,15 @@ def functions_kept() -> Iterator[None]:
     """
     outer = list(_calls)
     _calls.clear()
-    _SingleLevelFunction.apply = classmethod(_apply)  # type: ignore[attr-defined]
+    before = vars(_HOLDER).get("apply")
+    _HOLDER.apply = classmethod(_apply)
     try:
         yield
     finally:
-        del _SingleLevelFunction.apply  # type: ignore[attr-defined]
+        if before is None:
+            del _HOLDER.apply
+        else:
+            _HOLDER.apply = before
         _calls[:] = outer
 
 

@@ -65,7 +65,6 @@ class LazyGraphModule(_LazyGraphModule):
 
     torchdynamo_force_dynamic = _ReadByDynamo()
     _initialize_hook = _ReadByDynamo()
-    _is_fsdp_managed_module = _ReadByDynamo()
 
     def _lazy_forward(self, *args: Any, **kwargs: Any) -> Any:
         cls = type(self)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -34,6 +34,8 @@ class VerifyCheck:
         text: the outcome, for people.
         differences: the first is the most telling.
         compared: how many things of each sort.
+        hints: what may explain the differences.
+        left_out: what the run changed and the candidate does not keep, as it says itself.
     """
 
     name: str
@@ -41,6 +43,8 @@ class VerifyCheck:
     text: str
     differences: tuple[Difference, ...] = ()
     compared: dict[str, int] = field(default_factory=dict)
+    hints: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, name: str, result: Verification) -> VerifyCheck:
@@ -51,7 +55,8 @@ class VerifyCheck:
         """
         if result.raised is not None:
             raise UsageError(f"the model can't run its own example in {name}: {result.raised}")
-        return cls(name, result.ok, str(result), result.differences, dict(result.compared))
+        compared = dict(result.compared)
+        return cls(name, result.ok, str(result), result.differences, compared, result.hints, result.left_out)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -60,6 +65,8 @@ class VerifyCheck:
             "equal": self.equal,
             "differences": [asdict(difference) for difference in self.differences],
             "compared": self.compared,
+            "hints": self.hints,
+            "left_out": self.left_out,
         }
 
 
@@ -87,7 +94,7 @@ def compare_cut(pipe: GraphPipe, built: Built, training: bool) -> VerifyCheck:
         located = verify(cut, pipe.whole, built.args, built.kwargs)
     if located.ok:
         note = "the stages do what the captured graph does: the graph is not the model"
-        return VerifyCheck(name, False, f"{check.text}\n   {note}", check.differences, check.compared)
+        return replace(check, text=f"{check.text}\n   {note}")
     return VerifyCheck.of(name, located)
 
 
