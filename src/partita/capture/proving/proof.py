@@ -23,6 +23,11 @@ from partita._torch.tensors.storage import has_memory
 from partita.capture.merging.modes import in_mode
 from partita.capture.open_sizes.sizes import Sizes, sizes_of
 from partita.capture.proving.differing_node import differing_node
+from partita.capture.proving.grad_modes import (
+    GradModeDifference,
+    difference_without_gradients,
+    refuse_without_gradients,
+)
 from partita.capture.proving.kept_state import attributes_set, called_before
 from partita.capture.proving.samples import Sample, samples, single_samples
 from partita.errors import ArgumentError
@@ -64,15 +69,20 @@ class Proof:
         holds: whether the graph was compared with the eager model and was equal.
         text: what was compared, or why nothing was.
         unkept: attributes that the model's ``forward`` sets and the graph does not; a second call was equal.
+        without_gradients: how the two differ in evaluation under ``torch.no_grad()``, if they do. More than
+            by rounding: the graph refuses to run there.
     """
 
     holds: bool
     text: str
     unkept: tuple[str, ...] = ()
+    without_gradients: str = ""
 
     def __str__(self) -> str:
-        without = f"; without {listed(self.unkept)}, which forward sets: two calls in a row did not differ"
-        return f"{'proven' if self.holds else 'not proven'}: {self.text}{without if self.unkept else ''}"
+        text = f"{'proven' if self.holds else 'not proven'}: {self.text}"
+        if self.unkept:
+            text += f"; without {listed(self.unkept)}, which forward sets: two calls in a row did not differ"
+        return f"{text}; but {self.without_gradients}" if self.without_gradients else text
 
 
 UNASKED = Proof(False, "it was not asked for")
@@ -136,6 +146,7 @@ def proven(
         return Proof(False, reason)
     seen: list[str] = []
     unkept: dict[str, None] = {}
+    apart: list[GradModeDifference] = []
     for training, graph in graphs.items():
         generate_code(graph)  # for all of its copies
         names = [node.name for node in graph.graph.find_nodes(op="placeholder", sort=True)]
@@ -143,6 +154,9 @@ def proven(
             nudged = _nudged(model) if sample.other_weights else nullcontext()
             with in_mode(model, training), in_mode(graph, training), nudged:
                 outcome = _compared_in_a_row(model, graph, graphs.get(not training), sample, tolerance)
+                if isinstance(outcome, _Equal) and not training:
+                    differs = difference_without_gradients(model, graph, outcome.sample, tolerance, CLOSE)
+                    apart += [differs] if differs else []
             if isinstance(outcome, Proof):
                 return outcome
             if isinstance(outcome, _Keeps):  # the mode that the model is in is served, if one can be
@@ -150,7 +164,7 @@ def proven(
             if isinstance(outcome, str):
                 raise Disproof(training, f"on {outcome}")
             if isinstance(outcome, _Equal):
-                seen.append(outcome.kind)
+                seen.append(outcome.sample.kind)
                 unkept |= dict.fromkeys(outcome.unkept)
             elif sample.gentle is None:
                 mode = "training" if training else "evaluation"
@@ -158,7 +172,12 @@ def proven(
     kinds = ", ".join(dict.fromkeys(seen))
     exact = "bit for bit" if tolerance.exact else f"within rtol={tolerance.rtol:g}, atol={tolerance.atol:g}"
     modes = " and ".join("training" if training else "evaluation" for training in graphs)
-    return Proof(True, f"equal to the eager model {exact} in {modes} on {kinds}", tuple(unkept))
+    apart.sort(key=lambda one: one.rounding)
+    if apart and not apart[0].rounding:
+        for graph in {id(graph): graph for graph in graphs.values()}.values():
+            refuse_without_gradients(graph, apart[0])
+    text = f"equal to the eager model {exact} in {modes} on {kinds}"
+    return Proof(True, text, tuple(unkept), apart[0].text if apart else "")
 
 
 def prove_batch_of_one(
@@ -224,9 +243,9 @@ def _is_model_for_one(
 
 @dataclass(frozen=True)
 class _Equal:
-    """Model and graph are equal on a sample of this kind, but for these attributes, which the graph lacks."""
+    """Model and graph are equal on a sample, but for these attributes, which the graph lacks."""
 
-    kind: str
+    sample: Sample
     unkept: tuple[str, ...]
 
 
@@ -287,7 +306,7 @@ def _compared(
     differences = [one for one in verification.differences if one.kind not in _IGNORED]
     if not differences:
         attributes = [one.where for one in verification.differences if one.kind == "attribute"]
-        return _Equal(sample.kind, tuple(name.removeprefix("attribute ") for name in attributes))
+        return _Equal(sample, tuple(name.removeprefix("attribute ") for name in attributes))
     # One of the two may refuse the sample, or the model may not even equal itself.
     raised = next((one.message for one in differences if one.kind == "exception"), "")
     if _refused(raised):

@@ -145,7 +145,7 @@ def pipeline(
 
     Warns:
         CostlyCut: keys and values of attention would travel only to be returned (``use_cache``).
-        NotProven: nothing could be compared with the model.
+        NotProven: nothing could be compared with the model; or its evaluation differs under ``no_grad``.
 
     >>> import torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
@@ -176,8 +176,9 @@ def pipeline(
     captured, evaluation = by_mode(
         capture(module, mb_args, mb_kwargs, dynamic_shapes=dynamic_shapes, modes=modes, prove=prove)
     )
-    if not captured.proof.holds and prove is not False:
-        warnings.warn(f"{type(module).__name__} is cut, but {captured.proof}", NotProven, stacklevel=2)
+    but = captured.proof.without_gradients if captured.proof.holds else captured.proof
+    if but and prove is not False:
+        warnings.warn(f"{type(module).__name__} is cut, but {but}", NotProven, stacklevel=2)
     # Find the cuts in the first graph.
     whole = captured.module if split_policy is None else split_policy(captured.module)
     cuts, ends, chosen = cuts_at_marks(whole), list[int](), None

@@ -1,0 +1,121 @@
+"""Evaluation without gradients. Most models compute the same with and without them; some do not::
+
+    with torch.no_grad():
+        if torch.is_grad_enabled(): ...         a way of the model's own for inference
+        nn.TransformerEncoder(...)(x)           torch's fast path: other kernels, and zeros where a mask hides
+
+A graph is traced with gradients, and does the same with and without them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+
+from partita.capture.merging.modes import mode_flag
+from partita.capture.proving.samples import Sample
+from partita.errors import CaptureError
+from partita.verification import Verification, verify
+from partita.verification.comparing.compare import Tolerance
+
+__all__ = ["GradModeDifference", "difference_without_gradients", "refuse_without_gradients"]
+
+_FAST = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
+
+
+@dataclass(frozen=True)
+class GradModeDifference:
+    """A graph that equals its model in evaluation with gradients, and differs from it without.
+
+    Attributes:
+        text: the difference, and what to do.
+        rounding: whether the two are equal within a small tolerance.
+        only_in_evaluation: whether they are sure to be equal in training.
+    """
+
+    text: str
+    rounding: bool
+    only_in_evaluation: bool = False
+
+
+def difference_without_gradients(
+    model: nn.Module, graph: GraphModule, sample: Sample, tolerance: Tolerance, small: Tolerance
+) -> GradModeDifference | None:
+    """Compare a graph with its model under ``torch.no_grad()``, both in evaluation; they are equal on the
+    sample with gradients.
+
+    Args:
+        tolerance: within which they are equal.
+        small: within which a difference counts as rounding.
+
+    Returns:
+        None where they are equal, or the model does not run without gradients.
+    """
+    result = _compared(model, graph, sample, tolerance)
+    exceptions = [one.message for one in result.differences if one.kind == "exception"]
+    if result.ok or any("candidate: none" in message for message in exceptions):
+        return None
+    rounding = _compared(model, graph, sample, small).ok
+    advice = 'frontend="modules" cuts its own code, which asks for itself'
+    fast_path = False
+    if any(isinstance(module, _FAST) for module in model.modules()):
+        with _slow_path():
+            fast_path = _compared(model, graph, sample, tolerance).ok
+    if fast_path:
+        advice = (
+            "that is torch's fast path for attention: call torch.backends.mha.set_fastpath_enabled(False) "
+            "before the cut, and wherever the model runs, and the two are equal"
+        )
+    text = (
+        f"under torch.no_grad() {type(model).__name__} computes something else in evaluation than with "
+        f"gradients, and the graph does not ({result.differences[0]}): {advice}"
+    )
+    return GradModeDifference(text, rounding, only_in_evaluation=fast_path)
+
+
+def refuse_without_gradients(graph: GraphModule, difference: GradModeDifference) -> None:
+    """Let a graph, in place, raise an error where no gradients are recorded."""
+    flag = mode_flag(graph, "")
+    with graph.graph.inserting_after(flag):
+        allowed = flag if difference.only_in_evaluation else False
+        graph.graph.call_function(require_gradients, (allowed, difference.text))
+    graph.recompile()
+
+
+def require_gradients(allowed: bool, text: str) -> None:
+    """Refuse to run where no gradients are recorded, unless that is allowed.
+
+    Raises:
+        CaptureError: with that text.
+    """
+    if not allowed and not torch.is_grad_enabled():
+        raise CaptureError(text)
+
+
+def _compared(model: nn.Module, graph: GraphModule, sample: Sample, tolerance: Tolerance) -> Verification:
+    with torch.no_grad():
+        return verify(
+            graph,
+            model,
+            sample.args,
+            sample.kwargs,
+            backward=False,
+            rtol=tolerance.rtol,
+            atol=tolerance.atol,
+            explain=False,
+        )
+
+
+@contextmanager
+def _slow_path() -> Iterator[None]:
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
