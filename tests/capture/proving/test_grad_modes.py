@@ -110,9 +110,5 @@ def test_other_models_have_nothing_to_say() -> None:
 
 
 def test_a_model_that_needs_gradients_is_not_asked_to_do_without() -> None:
-    try:
-        captured = capture(Derives(), (TOKENS,), prove=True)
-    except CaptureError as error:
-        assert "no_grad" not in str(error)
-    else:
-        assert captured.proof.without_gradients == ""
+    captured = capture(Derives(), (TOKENS,), prove=True)
+    assert captured.proof.without_gradients == ""

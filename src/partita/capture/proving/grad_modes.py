@@ -23,7 +23,12 @@ from partita.errors import CaptureError
 from partita.verification import Verification, verify
 from partita.verification.comparing.compare import Tolerance
 
-__all__ = ["GradModeDifference", "difference_without_gradients", "refuse_without_gradients"]
+__all__ = [
+    "GradModeDifference",
+    "difference_without_gradients",
+    "refuse_without_gradients",
+    "require_gradients",
+]
 
 _FAST = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
 

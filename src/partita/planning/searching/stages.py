@@ -153,11 +153,13 @@ def _check_stages(costs: CostModel, stages: int) -> None:
         raise too_many_stages(stages, most, why)
 
 
-def too_many_stages(stages: int, most: int, why: str) -> InfeasiblePlan:
-    """The error for more stages than a model can be cut into."""
+def too_many_stages(
+    stages: int, most: int, why: str, otherwise: str = "measure its costs by smaller units"
+) -> InfeasiblePlan:
+    """The error for more stages than a model can be cut into, and what else to do."""
     return InfeasiblePlan(
         f"{stages} stages were asked for, but this model can be cut into at most {most} ({why}): "
-        f"ask for {most} or fewer, or measure its costs by smaller units"
+        f"ask for {most} or fewer, or {otherwise}"
     )
 
 

@@ -17,6 +17,7 @@ from partita._torch.autograd.region_switches import (
     SET_GRAD,
 )
 from partita.capture.merging.modes import require_mode
+from partita.capture.proving.grad_modes import require_gradients
 from partita.capture.tracing.module_paths import module_calls, module_paths
 from partita.errors import AssignmentError, ModuleNameError
 from partita.graph.effect_rules.conditions import require_condition
@@ -44,8 +45,13 @@ _MARKS = {str(_MARK), "pippy._pipe_split.default"}
 
 REGION_SWITCHES = frozenset({SET_GRAD, ENTER_AUTOCAST, EXIT_AUTOCAST, ENTER_INFERENCE, EXIT_INFERENCE})
 """Nodes that enter or leave a region and compute nothing: each stage enters and leaves regions on its own."""
-COMPUTES_NOTHING = REGION_SWITCHES | {torch.is_grad_enabled, require_mode, require_condition}
-"""These, and what reads or checks the mode and the conditions that a graph was captured under."""
+COMPUTES_NOTHING = REGION_SWITCHES | {
+    torch.is_grad_enabled,
+    require_mode,
+    require_gradients,
+    require_condition,
+}
+"""These, and what reads or checks the modes and the conditions that a graph was captured under."""
 
 Place = str | tuple[str, int]
 """A submodule by its qualified name, ``"block"``; where it is called several times with the number of the

@@ -94,7 +94,7 @@ class PlanRequest:
             InfeasiblePlan: there are fewer units.
         """
         if self.stages is not None and self.stages > units:
-            raise too_many_stages(self.stages, units, f"{units} units")
+            raise too_many_stages(self.stages, units, f"{units} units", "say where to cut by split_spec")
 
     def planned(
         self,

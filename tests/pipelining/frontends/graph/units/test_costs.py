@@ -13,6 +13,7 @@ from tests.pipelining.models import IN_PLACE, TRANSFORMER, WIDTH
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+import partita
 from partita._torch.operators.roofline import FixedSpeeds
 from partita.errors import ArgumentError
 from partita.graph.liveness import borders
@@ -38,6 +39,31 @@ def test_units_add_up_to_the_model() -> None:
     assert costs.crossing_bytes == (3 * 6 * 4, 3 * 6 * 4)
     assert all(unit.forward_s > 0.0 for unit in costs.units)
     assert [unit.name for unit in costs.units] == ["0:linear", "1:relu", "2:linear"]
+
+
+class InRegion(nn.Module):
+    def __init__(self, region: Callable[[], Any]) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)])
+        self.head = nn.Linear(4, 2)
+        self.region = region
+
+    def forward(self, x: Tensor) -> Tensor:
+        with self.region():
+            h = self.layers(x)
+        return self.head(h.float())
+
+
+@pytest.mark.parametrize(
+    "region", [partial(torch.autocast, "cpu", torch.bfloat16), torch.no_grad], ids=["autocast", "no_grad"]
+)
+def test_units_end_within_a_region_too(region: Callable[[], Any]) -> None:
+    model, x = InRegion(region), torch.randn(3, 4)
+    assert len(measure_units(model, (x,)).units) >= 5
+    for options in ({"stages": 3}, {"plan": "auto", "cluster": Cluster(2)}):
+        pipe = pipeline(model, (x,), **options)
+        assert pipe.num_stages > 1
+        assert partita.verify(pipe, model, (x,)).check().compared["gradients of parameters"]
 
 
 @dataclass

@@ -16,7 +16,7 @@ from partita.capture.open_sizes.sizes import Sizes
 from partita.capture.tracing.module_paths import module_path
 from partita.graph.attributes import lookup
 from partita.graph.liveness import Border, borders
-from partita.pipelining.frontends.cuts.cuts import COMPUTES_NOTHING
+from partita.pipelining.frontends.cuts.cuts import COMPUTES_NOTHING, REGION_SWITCHES
 from partita.pipelining.frontends.graph.branches import branch_nodes
 from partita.pipelining.frontends.graph.units.unit_runs import GraphLoss, graph_units
 from partita.pipelining.frontends.graph.writes import uncut_positions
@@ -139,9 +139,12 @@ def _borders(gm: GraphModule, *, results: bool = True) -> list[Border]:
 
 def _not_sent(gm: GraphModule) -> set[str]:
     """The names of the nodes that each stage works out by itself: sizes, and ways of the model that depend on
-    data. No unit ends with one or is named after one: how many there are depends on which sizes are open.
+    data. No unit ends with one or is named after one: how many there are depends on which sizes are open. Nor
+    is a region sent, such as that of autocast: each stage enters its own.
     """
-    return {*Sizes.of(gm).numbers, *(node.name for node in branch_nodes(gm))}
+    switches = REGION_SWITCHES | {torch.is_grad_enabled}  # the mode that a region of its own ends with
+    regions = (node.name for node in gm.graph.nodes if node.target in switches)
+    return {*Sizes.of(gm).numbers, *(node.name for node in branch_nodes(gm)), *regions}
 
 
 def _unit_nodes(gm: GraphModule, ends: Sequence[int]) -> Iterator[list[Node]]:
