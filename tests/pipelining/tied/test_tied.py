@@ -15,7 +15,14 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from partita.errors import ExecutionError, SignatureMismatch
-from partita.pipelining import Schedule1F1B, UncutReference, get_schedule_class, keyed_graph
+from partita.pipelining import (
+    Schedule1F1B,
+    SplitPoint,
+    UncutReference,
+    get_schedule_class,
+    keyed_graph,
+    pipeline,
+)
 from partita.pipelining.tied.tied_sum import with_chains
 from partita.runtime import Comm, InProcessWorld
 
@@ -196,3 +203,27 @@ def test_hooks_on_a_later_copy_alone_are_an_error() -> None:
 def test_hooks_on_shares_that_are_summed_once_a_step_are_an_error() -> None:
     with pytest.raises(ExecutionError, match="has hooks, which would see the shares of its"):
         _run(TRANSFORMER, (0, 1), _halve, tied_gradients="reduced")
+
+
+class SparseTied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(8, 4, sparse=True)
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.b(self.a(self.embed(ids).mean(1)) + self.embed(ids)[:, 0])
+
+
+@pytest.mark.parametrize("tied_gradients", ["exact", "reduced"])
+def test_sparse_gradients_that_several_stages_have_are_refused(tied_gradients: Any) -> None:
+    ids, target = torch.randint(8, (8, 4)), torch.randint(3, (8,))
+    pipe = pipeline(SparseTied(), (ids[:2],), split_spec={"a": SplitPoint.END})
+
+    def train(comm: Comm) -> None:
+        stage = pipe.build_stage(comm.rank, comm=comm)
+        schedule = Schedule1F1B(stage, 4, nn.functional.cross_entropy, tied_gradients=tied_gradients)
+        schedule.step(ids, target=target)
+
+    with pytest.raises(ExecutionError, match=r"sparse.* sparse=False, or cut so that one stage has it"):
+        InProcessWorld(2).run(train)

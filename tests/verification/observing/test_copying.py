@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import functools
+import math
+import threading
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from partita.verification.observing.copying import Copies, copy_for_run
+import partita
+from partita.verification.observing.copying import Copies, copy_for_run, copy_module
 from partita.verification.observing.subject import subject_of
 
 
@@ -166,3 +169,29 @@ def test_a_layer_that_is_made_anew_by_copying_has_its_flag_attributes_and_hooks(
     assert copied[1] is not model[1]
     assert (copied[1].training, copied[1].calls, copied[1].pattern) == (False, 3, "a b -> b a")
     assert list(copied[1]._forward_hooks.values()) == [print]
+
+
+@torch.jit.script
+def _doubled(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+
+
+class HoldsWhatIsShared(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(2, 2)
+        self.lock = threading.Lock()
+        self.tables = {"function": _doubled, "module": math}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with self.lock:
+            return self.tables["function"](self.linear(x)) * self.tables["module"].pi
+
+
+def test_what_holds_no_tensors_and_has_no_copy_is_shared() -> None:
+    model = HoldsWhatIsShared()
+    twin = copy_module(model)
+    assert twin.linear.weight is not model.linear.weight
+    assert twin.lock is model.lock
+    assert twin.tables == model.tables
+    partita.verify(model, model, (torch.ones(2, 2),)).check()

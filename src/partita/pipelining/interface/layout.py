@@ -24,6 +24,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from partita._torch.tensors.tensor_text import short_name
+from partita.errors import ExecutionError
+
 __all__ = ["copied", "empty_trailer", "is_compact", "laid_out", "packed", "trailer_length", "trailer_of"]
 
 _ALIGNED = 64
@@ -100,7 +103,16 @@ def _numbers(values: Sequence[Tensor | None], data: Sequence[Tensor]) -> tuple[i
 def packed(tensor: Tensor) -> Tensor:
     """Return a tensor's numbers as they are sent: contiguous, in its shape. Where they fill their memory they
     are sent in its order, without a copy.
+
+    Raises:
+        ExecutionError: it is sparse.
     """
+    if tensor.layout is not torch.strided:
+        raise ExecutionError(
+            f"a tensor {tuple(tensor.shape)} of layout {short_name(tensor.layout)} is to be sent to another "
+            "stage, and stages send dense ones: make it dense (to_dense()). Where it is the gradient of an "
+            "embedding that several stages use, build that with sparse=False, or cut so that one stage has it"
+        )
     if tensor.is_contiguous():
         return tensor
     if _is_dense(tensor.shape, tensor.stride()):

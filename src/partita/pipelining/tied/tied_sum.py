@@ -84,13 +84,19 @@ class TiedSums:
                 )
             ranks = tuple(sorted({self._stage_ranks[stage] for stage in group.stages}))
             self._gradients.append(
-                _TiedGradient(ranks, parameters, [parameter.grad for parameter in parameters])
+                _TiedGradient(group.names[0], ranks, parameters, [parameter.grad for parameter in parameters])
             )
             for parameter in parameters:
                 parameter.grad = None
 
     def end(self) -> None:
-        """Sum the shares of all ranks, and add what was put aside. Collective."""
+        """Sum the shares of all ranks, and add what was put aside. Collective.
+
+        Raises:
+            ExecutionError: a share is sparse.
+        """
+        for gradient in self._gradients:
+            gradient.check_dense()
         totals = [(gradient, gradient.share(), gradient.count()) for gradient in self._gradients]
         handles = []
         for gradient, share, count in totals:
@@ -114,14 +120,24 @@ class _TiedGradient:
     """A tied parameter's gradient in one step.
 
     Attributes:
+        name: as the messages call it.
         ranks: the ranks that have copies.
         copies: the copies on this rank.
         before: the gradients that the copies had before the step.
     """
 
+    name: str
     ranks: tuple[int, ...]
     copies: Sequence[nn.Parameter]
     before: Sequence[Tensor | None]
+
+    def check_dense(self) -> None:
+        """Refuse sparse shares: they would be added up on this rank only."""
+        if any(copy.grad is not None and copy.grad.is_sparse for copy in self.copies):
+            raise ExecutionError(
+                f"the tied parameter {self.name!r} has a sparse gradient, and stages exchange dense ones: "
+                "build its embedding with sparse=False, or cut so that one stage has it"
+            )
 
     def count(self) -> Tensor:
         """The number of copies on this rank that have a share."""

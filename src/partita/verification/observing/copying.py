@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import copy
 import functools
+import io
+import threading
 import types
 import warnings
 from collections.abc import Callable, Mapping
@@ -32,6 +34,15 @@ __all__ = ["Copies", "copy_for_run", "copy_module"]
 
 _CONTAINERS = (list, tuple, dict)
 _NUMBERS_AND_TEXT = (bool, int, float, complex, str)
+_SHARED = (
+    types.ModuleType,
+    torch.jit.ScriptFunction,
+    torch.distributed.ProcessGroup,
+    type(threading.Lock()),
+    type(threading.RLock()),
+    io.IOBase,
+)
+"""What ``copy.deepcopy`` refuses and both sides of a comparison can have: it holds no tensors."""
 _COPYING = ("__deepcopy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")
 
 
@@ -157,11 +168,15 @@ class _Copier:
         return copied
 
     def _copy_tensors_in(self, value: Any) -> None:
-        """Copy tensors that deepcopy refuses, or copies in part, so that it finds them in its memo."""
+        """Copy tensors that deepcopy refuses, or copies in part, so that it finds them in its memo; likewise
+        what it refuses and is shared.
+        """
         waiting = [value]
         while waiting:
             item = waiting.pop()
-            if isinstance(item, torch.Tensor):
+            if isinstance(item, _SHARED):
+                self._remember(item, item)
+            elif isinstance(item, torch.Tensor):
                 if not item.is_leaf or type(item) is torch.nn.Parameter:
                     self.copy(item)
             elif id(item) not in self._searched and (parts := children(item)) is not None:
