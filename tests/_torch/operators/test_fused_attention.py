@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from torch.nn import functional
 
@@ -40,6 +41,24 @@ def test_keys_that_serve_several_queries_are_not_repeated() -> None:
     result.sum().backward()
     assert k.grad is not None
     assert k.grad.shape == k.shape
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_values_of_another_width_keep_no_scores_either(masked: bool) -> None:
+    q, k, v = meta(1, 2, 64, 24), meta(1, 2, 64, 24), meta(1, 2, 64, 16)
+    mask = torch.empty(1, 1, 64, 64, device="meta", dtype=torch.bool) if masked else None
+    saved: list[torch.Size] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(tensor.shape)
+        return tensor
+
+    with FusedAttention(), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        result = ATTENTION(q, k, v, mask, 0.0, not masked)
+    assert result.shape == (1, 2, 64, 16)
+    assert saved.count(torch.Size((1, 2, 64, 64))) == masked
+    result.sum().backward()
+    assert [tensor.grad.shape for tensor in (q, k, v)] == [q.shape, k.shape, v.shape]
 
 
 def test_what_has_memory_or_another_shape_is_computed_by_torch() -> None:

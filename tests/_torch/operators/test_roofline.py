@@ -69,6 +69,28 @@ def test_attention_has_its_own_efficiency_and_half_of_the_work_where_it_is_causa
     assert roofline_seconds(lambda: result.sum().backward(), speeds)[1] == pytest.approx(2.5 * forward)
 
 
+def test_values_of_another_width_than_the_keys_count_with_theirs() -> None:
+    q, v = (torch.empty(2, 4, 32, width, device="meta", requires_grad=True) for width in (12, 8))
+    speeds = FixedSpeeds(1e6, 1e12)
+    of_keys, of_values = (2 * tensor.numel() * 32 / 1e6 / ATTENTION_EFFICIENCY for tensor in (q, v))
+    with FusedAttention():
+        result, forward = roofline_seconds(lambda: functional.scaled_dot_product_attention(q, q, v), speeds)
+    assert forward == pytest.approx(of_keys + of_values)
+    _, backward = roofline_seconds(lambda: result.sum().backward(), speeds)
+    assert backward == pytest.approx(3 * of_keys + 2 * of_values)
+
+
+def test_products_of_experts_count_each_token_once() -> None:
+    tokens = torch.empty(64, 16, device="meta", dtype=torch.bfloat16, requires_grad=True)
+    weights = torch.empty(8, 16, 32, device="meta", dtype=torch.bfloat16, requires_grad=True)
+    ends = torch.empty(8, device="meta", dtype=torch.int32)
+    speeds = FixedSpeeds(1e6, 1e12)
+    result, forward = roofline_seconds(lambda: functional.grouped_mm(tokens, weights, offs=ends), speeds)
+    assert forward == pytest.approx(2 * 64 * 16 * 32 / 1e6 / PRODUCT_EFFICIENCY)
+    _, backward = roofline_seconds(lambda: result.backward(torch.empty_like(result)), speeds)
+    assert backward == pytest.approx(2 * forward, rel=0.01)
+
+
 def test_twice_the_work_takes_twice_as_long() -> None:
     x = torch.empty(64, 64, device="meta")
     speeds = FixedSpeeds(1e9, 1e9)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ _ATTENTION = frozenset(
     }
 )
 _FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_FUSED_BY_WIDTHS = torch.ops.aten._scaled_dot_product_efficient_attention.default
+"""The one that takes values of another width than the keys."""
 
 
 class FusedAttention(TorchFunctionMode):
@@ -26,7 +28,7 @@ class FusedAttention(TorchFunctionMode):
     On the meta device torch takes attention apart into products and a softmax, which keep scores of (sequence
     length)² for the backward pass. What stands for it here keeps the result and one number a row, as the
     fused kernels of real devices do (Dao et al. 2022, "FlashAttention"). Dropout is left out: those kernels
-    draw it again. What no fused kernel takes (values of another width than the keys) stays as it is.
+    draw it again. Values may have another width than the keys (as in multi-head latent attention).
 
     >>> q = torch.empty(1, 2, 64, 8, device="meta")
     >>> with FusedAttention():
@@ -57,10 +59,16 @@ def _attention(
 ) -> Tensor:
     fits = query.is_meta and query.dim() == key.dim() == value.dim() == 4
     learned = attn_mask is not None and attn_mask.requires_grad  # the fused operator has no gradient for it
-    if learned or not fits or not query.size(-1) == key.size(-1) == value.size(-1):
+    one_width = fits and query.size(-1) == key.size(-1) == value.size(-1)
+    one_count = fits and query.size(1) == key.size(1) == value.size(1)
+    if learned or not (one_width or one_count):
         options = {"scale": scale, "enable_gqa": enable_gqa}
         result: Tensor = func(query, key, value, attn_mask, dropout_p, is_causal, **options)
         return result
+    if not one_width:
+        shape = (*query.shape[:-1], key.size(-2))
+        bias = None if attn_mask is None else attn_mask.to(query.dtype).expand(shape)
+        return cast("Tensor", _FUSED_BY_WIDTHS(query, key, value, bias, True, 0.0, is_causal, scale=scale)[0])
     # On meta tensors it takes fewer keys than queries (grouped queries) as it is.
     output: Tensor = _FUSED(query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale)[0]
     return output

@@ -98,12 +98,17 @@ class _Roofline(TorchDispatchMode):
 _ATEN = torch.ops.aten
 _LOOK_UPS = {_ATEN.embedding, _ATEN.index_select, _ATEN.gather, _ATEN.index}
 _UNWRITTEN = {_ATEN.empty, _ATEN.empty_like, _ATEN.empty_strided, _ATEN.new_empty, _ATEN.new_empty_strided}
-_CPU_ATTENTION = {
-    _ATEN._scaled_dot_product_flash_attention_for_cpu: (2, 0),
-    _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: (5, 1),
+_ATTENTION = {
+    _ATEN._scaled_dot_product_flash_attention_for_cpu: (1, 1, 0),
+    _ATEN._scaled_dot_product_efficient_attention: (1, 1, 0),
+    _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: (3, 2, 1),
+    _ATEN._scaled_dot_product_efficient_attention_backward: (3, 2, 1),
 }
-"""What torch's counter does not know: how many products of matrices it computes, and which argument has the
-queries; the keys are the next."""
+"""What `FusedAttention` takes. Torch's counter does not know all of it, nor that causal attention needs half:
+how many products of matrices have the width of the keys and how many that of the values, and which argument
+has the queries; keys and values are the next."""
+_GROUPED_PRODUCTS = {_ATEN._grouped_mm, _ATEN._scaled_grouped_mm}
+"""What mixtures of experts compute with, and torch's counter does not know either."""
 
 
 def _traffic_bytes(func: Any, args: Any, kwargs: Any, result: Any) -> int:
@@ -134,17 +139,33 @@ def _bytes(tensor: torch.Tensor) -> int:
 def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> float:
     """Floating-point operations, as many as would take the time of these at full speed."""
     packet = func.overloadpacket
-    if packet in _CPU_ATTENTION:
-        products, first = _CPU_ATTENTION[packet]
-        query, key = args[first : first + 2]
-        causal = any(flag is True for flag in (*args, *kwargs.values()))
-        computed = 2.0 * products * query.numel() * key.size(-2)
-        return computed * (0.5 if causal else 1.0) / ATTENTION_EFFICIENCY
+    if packet in _ATTENTION:
+        by_keys, by_values, first = _ATTENTION[packet]
+        query, key, value = args[first : first + 3]
+        scores = query.numel() // query.size(-1) * key.size(-2)
+        computed = 2.0 * scores * (by_keys * key.size(-1) + by_values * value.size(-1))
+        return computed * (0.5 if _is_causal(func, args, kwargs) else 1.0) / ATTENTION_EFFICIENCY
+    if packet in _GROUPED_PRODUCTS:
+        return _grouped_product_flops(args[0], args[1], result) / PRODUCT_EFFICIENCY
     formula = flop_registry.get(packet)
     if formula is None:
         return 0.0
     efficiency = ATTENTION_EFFICIENCY if "attention" in str(packet) else PRODUCT_EFFICIENCY
     return float(formula(*args, **kwargs, out_val=result)) / efficiency
+
+
+def _is_causal(func: Any, args: Any, kwargs: Any) -> bool:
+    names = [argument.name for argument in func._schema.arguments]
+    return bool({**dict(zip(names, args, strict=False)), **kwargs}.get("is_causal"))
+
+
+def _grouped_product_flops(left: torch.Tensor, right: torch.Tensor, result: torch.Tensor) -> float:
+    """Of products of matrices for several experts at once. Where both operands are whole matrices, groups of
+    the columns of the one meet those of the rows of the other.
+    """
+    if left.dim() == right.dim() == 2:
+        return 2.0 * left.numel() * right.size(-1)
+    return 2.0 * result.numel() * left.size(-1)
 
 
 def _tensors(tree: Any) -> Iterator[torch.Tensor]:
