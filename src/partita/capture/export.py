@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from partita._torch.containers.pytree import tree_map
@@ -18,6 +18,7 @@ from partita._torch.export.open_sizes import fixed_as_int, forget_sizes
 from partita._torch.export.signature import Signature, signature_of
 from partita._torch.modules.registered_state import register_missing
 from partita._torch.tensors.detached_copy import detached_copy
+from partita._torch.tensors.storage import has_memory
 from partita.capture.merging.branches import Traced, all_ways, has_answers_of_the_example
 from partita.capture.merging.merge_modes import merge_modes
 from partita.capture.merging.modes import captures_training, copy_flags, in_mode, mode_flag, require_mode
@@ -280,6 +281,8 @@ class _Exporter:
             module, failed = self._export_one_of(ways, example, training, fixed)
             if module is not None:
                 return module
+            if not reasons and not fixed:
+                self._check_example(training)
             first = failed[0][1]
             if isinstance(first, _FixedAsInt):  # reading the bytecode with open sizes comes next
                 left.sort(key=lambda one: one[0] != ("strict",) or one[1].dynamic_shapes is None)
@@ -365,17 +368,41 @@ class _Exporter:
         can't run, or has no data.
         """
         answers = Answers()
+        try:
+            with answers_given(answers):
+                self._run_example(training)
+        except Exception:  # the trace then tells what is wrong
+            return None
+        self.known_answers.update(answers.by_place)
+        return answers.by_place
+
+    def _run_example(self, training: bool) -> None:
+        """Run the model on its example; nothing of it changes."""
         generators = HostGenerators(self.model)
         args, kwargs = tree_map(detached_copy, (self.args, self.kwargs))
         try:
-            with rehearsal(self.model), in_mode(self.model, training), answers_given(answers):
+            with rehearsal(self.model), in_mode(self.model, training):
                 self.model(*args, **kwargs)
-        except Exception:  # the trace then tells what is wrong
-            return None
         finally:
             generators.reset()
-        self.known_answers.update(answers.by_place)
-        return answers.by_place
+
+    def _check_example(self, training: bool) -> None:
+        """After a trace that failed: tell where it is the model that fails.
+
+        Raises:
+            CaptureError: with the model's error and line.
+        """
+        flat = [leaf for leaf in Example(self.args, self.kwargs).flat if isinstance(leaf, Tensor)]
+        if not all(map(has_memory, (*self.model.parameters(), *self.model.buffers(), *flat))):
+            return
+        try:
+            self._run_example(training)
+        except Exception as error:
+            mode = "training" if training else "evaluation"
+            raise CaptureError(
+                f"{type(self.model).__name__} itself raises {type(error).__name__} with its example in {mode}: "
+                f"{summary(error)}. Give it example arguments that it runs with"
+            ) from error
 
 
 def _open_inputs(module: GraphModule) -> frozenset[int]:
