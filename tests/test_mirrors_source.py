@@ -91,7 +91,6 @@ COVERED_BY = {
     "pipelining/frontends/modules/borders.py": "pipelining/frontends/modules/test_frontend.py",
     "pipelining/frontends/modules/build.py": "pipelining/frontends/modules/test_frontend.py",
     "pipelining/frontends/modules/pipe.py": "pipelining/frontends/modules/test_frontend.py",
-    "pipelining/frontends/modules/recording.py": "pipelining/frontends/modules/test_frontend.py",
     "pipelining/frontends/pipe.py": "pipelining/frontends/test_pipeline.py",
     "pipelining/interface/pipe_info.py": "pipelining/stages/test_build.py",
     "pipelining/measuring/unit_run.py": "pipelining/measuring/test_pass_memory.py",

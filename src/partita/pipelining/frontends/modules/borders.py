@@ -116,7 +116,7 @@ def plan_blocks(
             for position, number in recording.writes
             if region.of(position) > region.of(recording.producers[number])
         }
-    used = _check_state(model, pairs)
+    used = _check_state(pairs)
     cut = BlockCut(stages, borders, homes, unused, frozenset(written))
     return BlockPlan(cut, _holders(model, used, homes))
 
@@ -238,13 +238,12 @@ def _differ_in_calls(recordings: Sequence[RecordedPass]) -> bool:
     return any(len(events) > 1 for events in ways.values())
 
 
-def _check_state(model: nn.Module, pairs: Sequence[tuple[RecordedPass, _Regions]]) -> dict[str, set[int]]:
+def _check_state(pairs: Sequence[tuple[RecordedPass, _Regions]]) -> dict[str, set[int]]:
     """The stages that use each parameter and buffer, by name.
 
     Raises:
         CaptureError: one stage writes to a buffer and another one uses it.
     """
-    parameters = {name for name, _ in model.named_parameters()}
     used: dict[str, set[int]] = {}
     writers: dict[str, set[int]] = {}
     for recording, region in pairs:
@@ -253,10 +252,6 @@ def _check_state(model: nn.Module, pairs: Sequence[tuple[RecordedPass, _Regions]
         for position, name in recording.state_writes:
             writers.setdefault(name, set()).add(region.of(position))
     for name in writers:
-        if name in parameters:
-            raise CaptureError(
-                f"the model writes to its parameter {name!r} in forward: make it a buffer, or write to a copy"
-            )
         if len(used[name]) > 1:
             owner = name.rpartition(".")[0] or "the model"
             stages = sorted(used[name])

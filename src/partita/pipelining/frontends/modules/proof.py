@@ -17,13 +17,21 @@ import torch
 from torch import Tensor, nn
 
 from partita._torch.containers.pytree import flatten, tree_map
+from partita._torch.tensors.storage import storage_key
+from partita._torch.tensors.versions import times_written
 from partita.capture.merging.modes import in_mode
 from partita.capture.open_sizes.sizes import Sizes
 from partita.capture.proving.proof import Proof
 from partita.capture.proving.samples import Sample, samples
 from partita.errors import CaptureError, ExecutionError
 from partita.pipelining.frontends.modules.pipe import ModulePipe
-from partita.pipelining.frontends.modules.recording import cuda_devices, fresh_leaf, twin_of
+from partita.pipelining.frontends.modules.recording import (
+    cuda_devices,
+    fresh_leaf,
+    own_parameters,
+    twin_of,
+    written_parameter,
+)
 from partita.runtime.host_generators import generator_states, seed_generators, set_generators
 from partita.verification.comparing.compare import EXACT, Tolerance
 
@@ -94,8 +102,9 @@ def check_against_model(
     Raises:
         CaptureError: they differ; names the first difference.
     """
-    eager = twin_of(model, {})
-    cut = _twin_pipe(pipe, model)
+    names = [name for name, _ in model.named_parameters()]
+    mine, its = own_parameters(model), own_parameters(model)
+    eager, cut = twin_of(model, its), copy.deepcopy(pipe, {**mine})
     before = generator_states()
     devices = cuda_devices(model.parameters())
     with torch.random.fork_rng(devices=devices), in_mode(eager, training), torch.enable_grad():
@@ -103,33 +112,41 @@ def check_against_model(
         try:
             for call in range(_CALLS):
                 try:
-                    expected = _call(eager, model, args, kwargs, call)
+                    expected = _call(eager, dict(zip(names, its.values(), strict=True)), args, kwargs, call)
                 except Exception as error:  # whatever the user's model raises
                     raise _NotTakenError from error
-                observed = _call(cut, model, args, kwargs, call)
+                _check_parameters(model, its)
+                observed = _call(cut, dict(zip(names, mine.values(), strict=True)), args, kwargs, call)
                 _compare(observed, expected, type(model).__name__, call, tolerance, training=training)
                 _compare_buffers(cut, eager, type(model).__name__, tolerance)
         finally:
             set_generators(before)
 
 
-def _twin_pipe(pipe: ModulePipe, model: nn.Module) -> ModulePipe:
-    """A copy with the same parameters, and buffers and attributes of its own."""
-    memo: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
-    return copy.deepcopy(pipe, memo)
+def _check_parameters(model: nn.Module, own: Mapping[int, nn.Parameter]) -> None:
+    """Raise CaptureError where a copy of the model has written to one of its parameters."""
+    for name, parameter in model.named_parameters():
+        mine = own[id(parameter)]
+        if times_written(mine) or storage_key(mine) != storage_key(parameter):
+            raise written_parameter(name)
 
 
 def _call(
-    module: nn.Module, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int
+    module: nn.Module,
+    parameters: Mapping[str, nn.Parameter],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    seed: int,
 ) -> list[tuple[str, Any]]:
     """All that can be observed of a call, by name. The same ``seed`` gives the same random numbers."""
+    trained = {name: value for name, value in parameters.items() if value.requires_grad}
     torch.manual_seed(seed)
     seed_generators(seed)
     arguments = tree_map(fresh_leaf, (tuple(args), dict(kwargs)))
     output = module(*arguments[0], **arguments[1])
     leaves, _ = flatten(output)
     inputs = [leaf for leaf in flatten(arguments)[0] if isinstance(leaf, Tensor) and leaf.requires_grad]
-    wanted = [*inputs, *(value for value in model.parameters() if value.requires_grad)]
+    wanted = [*inputs, *trained.values()]
     roots = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
     observed: list[tuple[str, Any]] = [("the class of what it returns", type(output))]
     observed.append(("how many values it returns", len(leaves)))
@@ -137,8 +154,7 @@ def _call(
     if roots and wanted:
         seeds = [torch.linspace(-1, 1, root.numel()).to(root).view(root.shape) for root in roots]
         gradients = torch.autograd.grad(roots, wanted, seeds, allow_unused=True)
-        names = [f"input {number}" for number in range(len(inputs))]
-        names += [name for name, value in model.named_parameters() if value.requires_grad]
+        names = [*(f"input {number}" for number in range(len(inputs))), *trained]
         observed += [(f"the gradient of {name}", value) for name, value in zip(names, gradients, strict=True)]
     numpy = sys.modules.get("numpy")
     observed.append(("torch's random state", torch.get_rng_state()))

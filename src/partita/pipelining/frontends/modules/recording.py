@@ -20,6 +20,7 @@ from partita._torch.modules.calls import (
     overridden_calls,
     watch_calls,
 )
+from partita._torch.tensors.storage import storage_key
 from partita._torch.tensors.versions import times_written
 from partita.capture.merging.modes import in_mode
 from partita.errors import CaptureError
@@ -31,7 +32,18 @@ from partita.pipelining.blocks.stage_module import entering, leaving, named_tens
 from partita.pipelining.blocks.stage_pass import StagePass
 from partita.runtime.host_generators import generator_states, seed_generators, set_generators
 
-__all__ = ["Moment", "RecordedPass", "cuda_devices", "fresh_leaf", "record", "twin_of"]
+__all__ = [
+    "Moment",
+    "RecordedPass",
+    "cuda_devices",
+    "fresh_leaf",
+    "own_parameters",
+    "record",
+    "twin_of",
+    "written_parameter",
+]
+
+_REPLACES_DATA = "data.__set__"
 
 
 @dataclass(frozen=True)
@@ -63,7 +75,7 @@ class RecordedPass:
         uses: (function, value); a module's arguments count as used by the next function.
         writes: (function, value) where a function writes to a value that it did not make.
         state_uses: (function, name) of parameters and buffers.
-        state_writes: (function, name) of parameters and buffers that a function writes to.
+        state_writes: (function, name) of buffers that a function writes to.
         count: how many functions were called.
         seconds: how long it took.
         output: what the model returned, on the meta device.
@@ -90,13 +102,21 @@ class RecordedPass:
 
 
 class _Recorder(StagePass):
-    """Runs all of the model as one stage, and records what is called and used."""
+    """Runs all of the model as one stage, and records what is called and used.
 
-    def __init__(self, recording: RecordedPass, watch: Collection[str], **options: Any) -> None:
+    Args:
+        twin: the copy of the model that runs; the memory of its parameters is the model's.
+    """
+
+    def __init__(
+        self, recording: RecordedPass, watch: Collection[str], twin: nn.Module, **options: Any
+    ) -> None:
         nothing: Mapping[bool, Mapping[Any, Any]] = {True: {}, False: {}}
         super().__init__(0, BlockCut(1, nothing, {}, nothing), **options)
         self.recording = recording
         self._watch = watch
+        self._parameters = {storage_key(value): name for name, value in twin.named_parameters()}
+        self._buffers = {storage_key(value): name for name, value in twin.named_buffers()}
         self._start = time.perf_counter()
 
     def reached(self, event: Event, home: int) -> None:  # noqa: ARG002
@@ -135,23 +155,38 @@ class _Recorder(StagePass):
     def _call(self, func: Callable[..., Any], name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         recording = self.recording
         tensors = [*tensors_in(args), *tensors_in(kwargs)]
+        replaced = args[0] if name == _REPLACES_DATA else None
+        if isinstance(replaced, nn.Parameter) and id(replaced) in self._state:
+            raise written_parameter(self._state[id(replaced)])
         before = [times_written(tensor) for tensor in tensors]
+        kept = {place: _Kept(tensor) for place, tensor in enumerate(tensors) if self._parameter_of(tensor)}
         result = func(*args, **kwargs)
-        for tensor, version in zip(tensors, before, strict=True):
+        for place, (tensor, version) in enumerate(zip(tensors, before, strict=True)):
             number = self._tensors.by_identity[id(tensor)]
-            wrote = times_written(tensor) != version
+            wrote = tensor is replaced or times_written(tensor) != version
+            if wrote and place in kept:
+                kept[place].put_back()
+                raise written_parameter(self._parameter_of(tensor))
             if number in self._tensors.state:
-                state = self._state.get(id(tensor), "")
-                recording.state_uses.append((recording.count, state))
-                if wrote:
-                    recording.state_writes.append((recording.count, state))
-            else:
-                recording.uses.append((recording.count, number))
-                if wrote:
-                    recording.writes.append((recording.count, number))
+                self._record_state(self._state.get(id(tensor), ""), wrote=wrote)
+                continue
+            recording.uses.append((recording.count, number))
+            if wrote:
+                recording.writes.append((recording.count, number))
+                if storage_key(tensor) in self._buffers:  # by way of buffer.data
+                    self._record_state(self._buffers[storage_key(tensor)], wrote=True)
         self._recorded(name, result)
         recording.count += 1
         return result
+
+    def _parameter_of(self, tensor: Tensor) -> str:
+        """The name of a parameter that the tensor shares memory with; empty where there is none."""
+        return self._parameters.get(storage_key(tensor), "")
+
+    def _record_state(self, name: str, *, wrote: bool) -> None:
+        self.recording.state_uses.append((self.recording.count, name))
+        if wrote:
+            self.recording.state_writes.append((self.recording.count, name))
 
     def finish(self, result: Any) -> None:
         """Record what the model returns."""
@@ -159,6 +194,18 @@ class _Recorder(StagePass):
         recording.seconds = time.perf_counter() - self._start
         self._record_uses(all_tensors(result))
         recording.output = tree_map(_on_meta, result)
+
+
+class _Kept:
+    """The elements of a tensor, from before a call that may write to it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._there = tensor.data
+        self._elements = self._there.clone()
+
+    def put_back(self) -> None:
+        """Let the tensor's memory hold them again."""
+        self._there.copy_(self._elements)
 
 
 def record(
@@ -180,7 +227,7 @@ def record(
         seed: of all generators, so that the pass takes the same way on all ranks.
 
     Raises:
-        CaptureError: the model can't be copied, or does not run.
+        CaptureError: the model can't be copied, or does not run, or writes to a parameter.
     """
     twin = twin_of(model, {})
     for path, module in twin.named_modules():
@@ -198,7 +245,9 @@ def record(
     ):
         torch.manual_seed(seed)
         seed_generators(seed)
-        recorder = _Recorder(recording, watch, packet=packet, training=training, device=device, state=state)
+        recorder = _Recorder(
+            recording, watch, twin, packet=packet, training=training, device=device, state=state
+        )
         try:
             with calls_watched(overridden_calls(twin)), memos_cleared(), recorder:
                 twin_args, twin_kwargs = recorder.arguments()
@@ -209,7 +258,8 @@ def record(
 
 
 def twin_of(model: nn.Module, instead: Mapping[int, Tensor]) -> nn.Module:
-    """Return a copy of ``model`` with the model's own parameters and copies of its other tensors.
+    """Return a copy of ``model`` with parameters of its own, in the memory of the model's, and copies of its
+    other tensors.
 
     Args:
         instead: other tensors, by the identity of those whose places they take.
@@ -217,7 +267,7 @@ def twin_of(model: nn.Module, instead: Mapping[int, Tensor]) -> nn.Module:
     Raises:
         CaptureError: ``model`` holds something that can't be copied.
     """
-    memo: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
+    memo: dict[int, Any] = {**own_parameters(model)}
     for _, tensor in named_tensors(model):
         if not isinstance(tensor, nn.Parameter):
             memo.setdefault(id(tensor), tensor.detach().clone())
@@ -231,6 +281,31 @@ def twin_of(model: nn.Module, instead: Mapping[int, Tensor]) -> nn.Module:
             "make it in forward, or give its class a __deepcopy__"
         ) from error
     return twin
+
+
+def own_parameters(model: nn.Module) -> dict[int, nn.Parameter]:
+    """Return another parameter in the memory of each of the model's, by the identity of that one.
+
+    A copy of the model may replace its ``data`` or change its ``requires_grad``; the model's own stays as it
+    is. Hooks and gradients are left out.
+    """
+    return {id(parameter): _own_parameter(parameter) for parameter in model.parameters()}
+
+
+def _own_parameter(parameter: nn.Parameter) -> nn.Parameter:
+    own: nn.Parameter = nn.Parameter.__new__(type(parameter), parameter.data, parameter.requires_grad)
+    for name, value in vars(parameter).items():
+        vars(own).setdefault(name, value)
+    return own
+
+
+def written_parameter(name: str) -> CaptureError:
+    """The error for a model that writes to this parameter, or replaces its data, in ``forward``."""
+    return CaptureError(
+        f"the model writes to its parameter {name!r} in forward, and microbatches that have yet to go "
+        "backward would find the new values: make it a buffer and write to that with copy_(), or let forward "
+        "compute with a copy of it"
+    )
 
 
 def cuda_devices(tensors: Iterable[Tensor]) -> list[torch.device]:
