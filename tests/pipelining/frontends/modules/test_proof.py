@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
 import torch
+from tests.pipelining.running import assert_equal
 from torch import Tensor, nn
 
 from partita.errors import CaptureError
+from partita.pipelining import Schedule1F1B, SplitPoint, UncutReference, pipeline
 from partita.pipelining.frontends.modules.pipe import ModulePipe
 from partita.pipelining.frontends.modules.proof import check_against_model
+from partita.runtime import Comm, InProcessWorld
+from partita.verification.observing.copying import copy_module
 
 
 class Deferred:
@@ -66,3 +71,30 @@ def test_the_same_result_is_proven() -> None:
     model = Model()
     pipe = cast(ModulePipe, Changed(model, lambda pair: pair))
     check_against_model(pipe, model, (torch.ones(2, 3),), {}, training=False)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+@pytest.mark.parametrize("options", [{"stages": 2}, {"split_spec": {"4": SplitPoint.BEGINNING}}])
+def test_a_computed_weight_on_a_module_is_copied(options: dict[str, Any]) -> None:
+    """`torch.nn.utils.weight_norm` leaves one, and ``copy.deepcopy`` refuses it."""
+    torch.manual_seed(0)
+    layers = [nn.utils.weight_norm(nn.Linear(8, 8)) if part % 2 == 0 else nn.ReLU() for part in range(6)]
+    model, x, target = nn.Sequential(*layers), torch.randn(8, 8), torch.randn(8, 8)
+    with pytest.raises(RuntimeError, match="deepcopy protocol"):
+        copy.deepcopy(model)
+    whole = copy_module(model)
+    pipe = pipeline(model, (x[:2],), frontend="modules", **options)
+    assert pipe.proof.holds
+    reference = UncutReference(whole, 4, nn.functional.mse_loss)
+    for _ in range(2):
+        reference.step(x, target=target)
+
+    def body(comm: Comm) -> dict[str, Tensor | None]:
+        stage = pipe.build_stage(comm.rank, comm=comm)
+        schedule = Schedule1F1B(stage, 4, nn.functional.mse_loss)
+        for _ in range(2):
+            schedule.step(x, target=target)
+        return {name: value.grad for name, value in stage.module.named_parameters()}
+
+    gradients = {name: value for held in InProcessWorld(2).run(body) for name, value in held.items()}
+    assert_equal(gradients, {name: value.grad for name, value in whole.named_parameters()})

@@ -24,6 +24,7 @@ from partita.capture.open_sizes.sizes import Sizes
 from partita.capture.proving.proof import Proof
 from partita.capture.proving.samples import Sample, samples
 from partita.errors import CaptureError, ExecutionError
+from partita.pipelining.blocks.stage_module import StageModule, named_tensors
 from partita.pipelining.frontends.modules.pipe import ModulePipe
 from partita.pipelining.frontends.modules.recording import (
     cuda_devices,
@@ -104,7 +105,7 @@ def check_against_model(
     """
     names = [name for name, _ in model.named_parameters()]
     mine, its = own_parameters(model), own_parameters(model)
-    eager, cut = twin_of(model, its), copy.deepcopy(pipe, {**mine})
+    eager, cut = twin_of(model, its), _twin_pipe(pipe, mine)
     before = generator_states()
     devices = cuda_devices(model.parameters())
     with torch.random.fork_rng(devices=devices), in_mode(eager, training), torch.enable_grad():
@@ -121,6 +122,21 @@ def check_against_model(
                 _compare_buffers(cut, eager, type(model).__name__, tolerance)
         finally:
             set_generators(before)
+
+
+def _twin_pipe(pipe: ModulePipe, parameters: Mapping[int, nn.Parameter]) -> ModulePipe:
+    """A copy with these parameters in the places of the model's, and buffers and attributes of its own.
+
+    Args:
+        parameters: by the identity of the model's.
+    """
+    memo: dict[int, Any] = {**parameters}
+    stages = [module.code_that_runs for module in pipe.modules() if isinstance(module, StageModule)]
+    for part in (pipe, *stages):
+        for _, tensor in named_tensors(part):
+            if not tensor.is_leaf:  # deepcopy refuses it
+                memo[id(tensor)] = tensor.detach().clone()
+    return copy.deepcopy(pipe, memo)
 
 
 def _check_parameters(model: nn.Module, own: Mapping[int, nn.Parameter]) -> None:
