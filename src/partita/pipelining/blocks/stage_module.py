@@ -70,6 +70,14 @@ class StageModule(nn.Module):
         tensors = chain(self.parameters(), self.buffers())
         return next((tensor.device for tensor in tensors), self.device)
 
+    def train(self, mode: bool = True) -> StageModule:
+        """Switch the mode as the model does, whose class may have a ``train`` of its own."""
+        root = self.code_that_runs
+        with self.ghosts_shown():
+            root.train(mode)
+        self.training = root.training
+        return self
+
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, packet: Packet) -> Any:
         """Run the stage's part of the model.

@@ -397,3 +397,47 @@ def test_a_cut_says_what_it_was_compared_on() -> None:
         model, (torch.randn(2, 4),), split_spec={"blocks.2": BEGINNING}, frontend="modules", prove=False
     )
     assert not unproven.proof.holds
+
+
+class Frozen(nn.Module):
+    """Freezes its normalisation and its first layer in a ``train`` of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.head = (
+            nn.Linear(WIDTH, WIDTH),
+            nn.BatchNorm1d(WIDTH),
+            nn.Linear(WIDTH, WIDTH),
+        )
+        self.drop = nn.Dropout(0.5)
+        self.norm.running_mean.normal_()  # type: ignore[union-attr]
+
+    def train(self, mode: bool = True) -> Frozen:
+        super().train(mode)
+        self.norm.eval()
+        self.drop.train()
+        self.first.weight.requires_grad_(False)
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.drop(self.norm(self.first(x))))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("prove", [True, False])
+@pytest.mark.parametrize("spec", [{"head": BEGINNING}, {"norm": BEGINNING, "head": BEGINNING}])
+def test_the_models_own_train_sets_the_flags_of_its_stages(prove: bool, spec: dict[str, SplitPoint]) -> None:
+    model = _model(Frozen).train()
+    whole, pipe = copy.deepcopy(model), _cut(model, spec, (_data(4)[0][0],), prove=prove)
+    stage = pipe.build_stage(pipe.num_stages - 2).module
+    for mode in (True, False, True):
+        whole.train(mode)
+        pipe.train(mode)
+        stage.train(mode)
+        flags = {name: module.training for name, module in whole.named_modules()}
+        for runs in (*(pipe.get_stage_module(index) for index in range(pipe.num_stages)), stage):
+            assert {name: module.training for name, module in runs.named_modules()} == flags
+        torch.manual_seed(1)
+        expected = whole(_data(5)[0][0])
+        torch.manual_seed(1)
+        assert_equal(pipe(_data(5)[0][0]), expected)
+    assert "first.weight" not in dict(pipe.get_stage_module(pipe.num_stages - 1).named_parameters())
