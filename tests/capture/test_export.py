@@ -405,7 +405,7 @@ def test_a_size_that_the_model_rounds_stays_open() -> None:
 
 def test_a_model_that_does_not_run_with_its_example_is_no_matter_of_tracing() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
-    text = r"^Sequential itself raises RuntimeError with its example in training: mat1 and mat2 .*\(2x3 and 4x4\)"
+    text = r"^Sequential itself raises RuntimeError with its example in training: mat1 .*\(2x3 and 4x4\)"
     with pytest.raises(CaptureError, match=text) as refusal:
         capture(model, (torch.randn(2, 3),))
     assert isinstance(refusal.value.__cause__, RuntimeError)

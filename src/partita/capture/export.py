@@ -400,8 +400,8 @@ class _Exporter:
         except Exception as error:
             mode = "training" if training else "evaluation"
             raise CaptureError(
-                f"{type(self.model).__name__} itself raises {type(error).__name__} with its example in {mode}: "
-                f"{summary(error)}. Give it example arguments that it runs with"
+                f"{type(self.model).__name__} itself raises {type(error).__name__} with its example in "
+                f"{mode}: {summary(error)}. Give it example arguments that it runs with"
             ) from error
 
 
