@@ -13,6 +13,8 @@ from partita.errors import CaptureError, NotProven
 from partita.pipelining import ScheduleGPipe, pipeline
 from partita.runtime import Comm, InProcessWorld
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*nested tensors")  # torch's fast path warns of them, once
+
 TOKENS = torch.tensor([[1, 2, 3, 4], [5, 6, 0, 0], [7, 8, 9, 0], [3, 2, 1, 4]])
 
 

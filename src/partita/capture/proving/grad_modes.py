@@ -9,7 +9,7 @@ A graph is traced with gradients, and does the same with and without them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -26,6 +26,7 @@ from partita.verification.comparing.compare import Tolerance
 __all__ = [
     "GradModeDifference",
     "difference_without_gradients",
+    "explained",
     "refuse_without_gradients",
     "require_gradients",
 ]
@@ -35,7 +36,7 @@ _FAST = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLaye
 
 @dataclass(frozen=True)
 class GradModeDifference:
-    """A graph that equals its model in evaluation with gradients, and differs from it without.
+    """A graph, or a cut, that equals its model in evaluation with gradients, and differs from it without.
 
     Attributes:
         text: the difference, and what to do.
@@ -61,24 +62,48 @@ def difference_without_gradients(
     Returns:
         None where they are equal, or the model does not run without gradients.
     """
-    result = _compared(model, graph, sample, tolerance)
-    exceptions = [one.message for one in result.differences if one.kind == "exception"]
-    if result.ok or any("candidate: none" in message for message in exceptions):
-        return None
-    rounding = _compared(model, graph, sample, small).ok
+
+    def compare(within: Tolerance) -> str:
+        result = _compared(model, graph, sample, within)
+        exceptions = [one.message for one in result.differences if one.kind == "exception"]
+        if result.ok or any("candidate: none" in message for message in exceptions):
+            return ""
+        return str(result.differences[0])
+
     advice = 'frontend="modules" cuts its own code, which asks for itself'
-    fast_path = False
+    return explained(type(model).__name__, model, compare, tolerance, small, advice)
+
+
+def explained(
+    name: str,
+    model: nn.Module,
+    compare: Callable[[Tolerance], str],
+    tolerance: Tolerance,
+    small: Tolerance,
+    advice: str,
+) -> GradModeDifference | None:
+    """Return the difference without gradients, with its cause and what to do.
+
+    Args:
+        name: of the model.
+        compare: compares under ``torch.no_grad()`` within a tolerance, and returns the difference as text.
+        advice: where the cause is not torch's fast path.
+    """
+    difference = compare(tolerance)
+    if not difference:
+        return None
+    rounding, fast_path = not compare(small), False
     if any(isinstance(module, _FAST) for module in model.modules()):
         with _slow_path():
-            fast_path = _compared(model, graph, sample, tolerance).ok
+            fast_path = not compare(tolerance)
     if fast_path:
         advice = (
             "that is torch's fast path for attention: call torch.backends.mha.set_fastpath_enabled(False) "
             "before the cut, and wherever the model runs, and the two are equal"
         )
     text = (
-        f"under torch.no_grad() {type(model).__name__} computes something else in evaluation than with "
-        f"gradients, and the graph does not ({result.differences[0]}): {advice}"
+        f"under torch.no_grad() {name} computes something else in evaluation than with gradients, and what "
+        f"was made of it does not ({difference}): {advice}"
     )
     return GradModeDifference(text, rounding, only_in_evaluation=fast_path)
 

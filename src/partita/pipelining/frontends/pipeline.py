@@ -13,7 +13,7 @@ from partita._torch.operators.roofline import Speeds
 from partita._torch.tensors.storage import has_memory
 from partita.capture import Captured, Modes, capture
 from partita.capture.merging.modes import captured_mode, copy_flags
-from partita.capture.proving.proof import Prove
+from partita.capture.proving.proof import Proof, Prove
 from partita.errors import ArgumentError, InfeasiblePlan, NotProven
 from partita.graph.effects import analyse
 from partita.pipelining.frontends.cuts.annotations import split_points
@@ -169,6 +169,8 @@ def pipeline(
         where = module_cuts(module, split_spec, request, [name for name, used in others.items() if used])
         blocks = cut_modules(module, mb_args, mb_kwargs or {}, where, loss_spec, modes, prove, recompute)
         blocks.compile_options = compiled_with
+        if prove is not False:
+            _warn_of(module, blocks.proof)
         return blocks
     if frontend != "export":
         raise ArgumentError(f"frontend is {frontend!r}: choose 'export' or 'modules'")
@@ -176,9 +178,8 @@ def pipeline(
     captured, evaluation = by_mode(
         capture(module, mb_args, mb_kwargs, dynamic_shapes=dynamic_shapes, modes=modes, prove=prove)
     )
-    but = captured.proof.without_gradients if captured.proof.holds else captured.proof
-    if but and prove is not False:
-        warnings.warn(f"{type(module).__name__} is cut, but {but}", NotProven, stacklevel=2)
+    if prove is not False:
+        _warn_of(module, captured.proof)
     # Find the cuts in the first graph.
     whole = captured.module if split_policy is None else split_policy(captured.module)
     cuts, ends, chosen = cuts_at_marks(whole), list[int](), None
@@ -218,6 +219,13 @@ def pipeline(
     check_state(module, [pipe.get_stage_module(index) for index in range(pipe.num_stages)])
     warn_of_caches(module, pipe, captured.signature.flatten(mb_args, mb_kwargs or {}))
     return pipe
+
+
+def _warn_of(model: nn.Module, proof: Proof) -> None:
+    """Warn, on behalf of `pipeline`, of what a proof leaves open."""
+    but = proof.without_gradients if proof.holds else proof
+    if but:
+        warnings.warn(f"{type(model).__name__} is cut, but {but}", NotProven, stacklevel=3)
 
 
 def _planned(

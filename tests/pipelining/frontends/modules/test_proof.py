@@ -11,7 +11,7 @@ import torch
 from tests.pipelining.running import assert_equal
 from torch import Tensor, nn
 
-from partita.errors import CaptureError
+from partita.errors import CaptureError, NotProven
 from partita.pipelining import Schedule1F1B, SplitPoint, UncutReference, pipeline
 from partita.pipelining.frontends.modules.pipe import ModulePipe
 from partita.pipelining.frontends.modules.proof import check_against_model
@@ -98,3 +98,45 @@ def test_a_computed_weight_on_a_module_is_copied(options: dict[str, Any]) -> Non
 
     gradients = {name: value for held in InProcessWorld(2).run(body) for name, value in held.items()}
     assert_equal(gradients, {name: value.grad for name, value in whole.named_parameters()})
+
+
+class Encoder(nn.Module):
+    """Takes torch's fast path for attention where no gradients are recorded, which zeroes what is masked."""
+
+    def __init__(self, masked: bool) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(10, 8)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+        self.encoder, self.head = nn.TransformerEncoder(layer, 2), nn.Linear(8, 3)
+        self.masked = masked
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        mask = tokens == 0 if self.masked else None
+        return self.head(self.encoder(self.embed(tokens), src_key_padding_mask=mask).mean(1))
+
+
+TOKENS = torch.tensor([[1, 2, 3, 4], [5, 6, 0, 0], [7, 8, 9, 0], [3, 2, 1, 4]])
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors")
+def test_a_model_that_evaluates_otherwise_without_gradients_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    points = {"encoder": SplitPoint.BEGINNING}
+    model = Encoder(masked=True)
+    with pytest.raises(CaptureError, match=r"under torch.no_grad.*set_fastpath_enabled"):
+        pipeline(model, (TOKENS,), split_spec=points, frontend="modules")
+    assert pipeline(model, (TOKENS,), split_spec=points, frontend="modules", modes="train").proof.holds
+    monkeypatch.setattr(torch.backends.mha, "_is_fastpath_enabled", False)
+    pipe = pipeline(model, (TOKENS,), split_spec=points, frontend="modules")
+    assert pipe.proof.without_gradients == ""
+    with torch.no_grad():
+        assert torch.equal(pipe.eval()(TOKENS), model.eval()(TOKENS))
+
+
+def test_what_differs_by_rounding_without_gradients_is_said() -> None:
+    with pytest.warns(NotProven, match=r"under torch.no_grad.*set_fastpath_enabled"):
+        pipe = pipeline(
+            Encoder(masked=False), (TOKENS,), split_spec={"encoder": SplitPoint.BEGINNING}, frontend="modules"
+        )
+    assert pipe.proof.holds

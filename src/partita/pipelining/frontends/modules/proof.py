@@ -21,7 +21,8 @@ from partita._torch.tensors.storage import storage_key
 from partita._torch.tensors.versions import times_written
 from partita.capture.merging.modes import in_mode
 from partita.capture.open_sizes.sizes import Sizes
-from partita.capture.proving.proof import Proof
+from partita.capture.proving.grad_modes import GradModeDifference, explained
+from partita.capture.proving.proof import CLOSE, Proof
 from partita.capture.proving.samples import Sample, samples
 from partita.errors import CaptureError, ExecutionError
 from partita.pipelining.blocks.stage_module import StageModule, named_tensors
@@ -58,29 +59,57 @@ def block_proof(
         CaptureError: they differ.
     """
     proven: list[str] = []
+    apart: list[GradModeDifference] = []
     modes = sorted(modes, reverse=True)
     for training in modes:
         for sample in samples(args, kwargs, Sizes(), []):
-            kind = _equal_on(pipe, model, sample, training, tolerance)
-            if kind:
-                proven.append(kind)
+            equal = _equal_on(pipe, model, sample, training, tolerance)
+            if equal is None:
+                continue
+            proven.append(equal.kind)
+            differs = None if training else _without_gradients(pipe, model, equal, tolerance)
+            apart += [] if differs is None else [differs]
     exact = "bit for bit" if tolerance.exact else f"within rtol={tolerance.rtol:g}, atol={tolerance.atol:g}"
     ran = " and ".join("training" if training else "evaluation" for training in modes)
     kinds = ", ".join(dict.fromkeys(proven))
-    return Proof(True, f"equal to the eager model {exact} in {ran} on {kinds}")
+    apart.sort(key=lambda one: one.rounding)
+    if apart and not apart[0].rounding:
+        raise CaptureError(apart[0].text)
+    text = f"equal to the eager model {exact} in {ran} on {kinds}"
+    return Proof(True, text, without_gradients=apart[0].text if apart else "")
 
 
 def _equal_on(
     pipe: ModulePipe, model: nn.Module, sample: Sample, training: bool, tolerance: Tolerance
-) -> str:
-    """Return the kind of the sample if both are equal on it; empty if it proves nothing."""
+) -> Sample | None:
+    """Return the sample if both are equal on it, or the gentle one; None if it proves nothing."""
     try:
         check_against_model(pipe, model, sample.args, sample.kwargs, training=training, tolerance=tolerance)
     except _NotTakenError:
-        return _equal_on(pipe, model, sample.gentle, training, tolerance) if sample.gentle else ""
+        return _equal_on(pipe, model, sample.gentle, training, tolerance) if sample.gentle else None
     except ExecutionError:
+        return None
+    return sample
+
+
+def _without_gradients(
+    pipe: ModulePipe, model: nn.Module, sample: Sample, tolerance: Tolerance
+) -> GradModeDifference | None:
+    """Compare in evaluation under ``torch.no_grad()``; both are equal on the sample with gradients."""
+
+    def compare(within: Tolerance) -> str:
+        try:
+            check_against_model(
+                pipe, model, sample.args, sample.kwargs, training=False, tolerance=within, gradients=False
+            )
+        except CaptureError as error:
+            return str(error).split(". ", 1)[0]
+        except (_NotTakenError, ExecutionError):
+            pass  # one of the two refuses to run without gradients
         return ""
-    return sample.kind
+
+    advice = 'cut it for training alone: modes="train"'
+    return explained(type(model).__name__, model, compare, tolerance, CLOSE, advice)
 
 
 class _NotTakenError(Exception):
@@ -95,10 +124,14 @@ def check_against_model(
     *,
     training: bool,
     tolerance: Tolerance = EXACT,
+    gradients: bool = True,
 ) -> None:
     """Call both twice with these arguments, and compare outputs, gradients, buffers and random states.
 
     ``model``, ``pipe`` and the generators stay unchanged.
+
+    Args:
+        gradients: whether there are any, or both run under ``torch.no_grad()``.
 
     Raises:
         CaptureError: they differ; names the first difference.
@@ -108,7 +141,7 @@ def check_against_model(
     eager, cut = twin_of(model, its), _twin_pipe(pipe, mine)
     before = generator_states()
     devices = cuda_devices(model.parameters())
-    with torch.random.fork_rng(devices=devices), in_mode(eager, training), torch.enable_grad():
+    with torch.random.fork_rng(devices=devices), in_mode(eager, training), torch.set_grad_enabled(gradients):
         cut.train(training)
         try:
             for call in range(_CALLS):
