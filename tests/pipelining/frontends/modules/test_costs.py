@@ -4,6 +4,7 @@ import random
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from partita.pipelining.frontends.modules.costs import block_costs, unit_places
 from partita.pipelining.frontends.modules.recording import record
@@ -54,6 +55,41 @@ def test_blocks_are_members_of_lists_and_what_lies_in_them_where_these_are_few()
 def test_experts_are_no_blocks_until_nothing_else_is_left() -> None:
     assert not any("experts" in path for path in borders(9))
     assert any("experts" in path for path in borders(10))
+
+
+class Recomputed(Model):
+    """Computes what its layers hold again; a module around the last two does so by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = Recomputing()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False) if self.training else layer(x)
+        return self.last(x)  # type: ignore[no-any-return]
+
+
+class Recomputing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self.parts:
+            x = checkpoint(part, x, use_reentrant=False) if self.training else part(x)
+        return x
+
+
+def test_no_unit_begins_within_a_checkpoint() -> None:
+    torch.manual_seed(0)
+    model, example = Recomputed(), (torch.randn(3, 4),)
+    for stages in (None, 2, 20):
+        recording = record(model, example, {}, training=True, grad=True)
+        assert unit_places(model, recording, stages)[1] == [("last", 0, False)]
+    recording = record(model, example, {}, training=False, grad=True)
+    assert ("layers.1", 0, False) in unit_places(model, recording, 2)[1]
 
 
 class Uncapturable(nn.Module):

@@ -17,9 +17,10 @@ from tests.pipelining.models import WIDTH
 from tests.pipelining.running import assert_equal
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import partita
-from partita.errors import AssignmentError, CaptureError
+from partita.errors import AssignmentError, CaptureError, InfeasiblePlan
 from partita.pipelining import (
     MultiUseParameterConfig,
     Pipe,
@@ -441,3 +442,42 @@ def test_the_models_own_train_sets_the_flags_of_its_stages(prove: bool, spec: di
         torch.manual_seed(1)
         assert_equal(pipe(_data(5)[0][0]), expected)
     assert "first.weight" not in dict(pipe.get_stage_module(pipe.num_stages - 1).named_parameters())
+
+
+class Recomputed(Looping):
+    """Computes its blocks again in the backward pass."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        h = self.embed(x)
+        for block in self.blocks:
+            h = checkpoint(block, h, use_reentrant=False) if self.training else block(h)
+        return self.end(h)
+
+    def end(self, h: Tensor) -> Tensor:
+        return self.head(h)  # type: ignore[no-any-return]
+
+
+class RecomputedToTheEnd(Recomputed):
+    def end(self, h: Tensor) -> Tensor:
+        return checkpoint(self.head, h, use_reentrant=False) if self.training else self.head(h)  # type: ignore[no-any-return]
+
+
+def test_a_plan_cuts_nowhere_within_a_checkpoint() -> None:
+    model, x = _model(Recomputed), _data(4)[0][0]
+    pipe = pipeline(model, (x,), stages=2, frontend="modules")
+    assert "stage 1: head, " in str(pipe)
+    assert_equal(pipe(x), copy.deepcopy(model)(x))
+
+
+@pytest.mark.parametrize(("make", "stages", "most"), [(Recomputed, 3, 2), (RecomputedToTheEnd, 2, 1)])
+def test_more_stages_than_places_outside_of_checkpoints_are_refused(
+    make: type[nn.Module], stages: int, most: int
+) -> None:
+    message = (
+        rf"{stages} stages were asked for, but {make.__name__} can be cut into at most {most}: no cut lies "
+        r"within torch\.utils\.checkpoint.*'blocks\.0'.*Let the modules themselves checkpoint what they call"
+    )
+    with pytest.raises(InfeasiblePlan, match=message):
+        pipeline(_model(make), (_data(4)[0][0],), stages=stages, frontend="modules")
+    pipe = pipeline(_model(make), (_data(4)[0][0],), stages=stages, frontend="modules", modes="eval")
+    assert pipe.num_stages == stages

@@ -257,7 +257,8 @@ def _blocks(model: nn.Module, recording: RecordedPass) -> dict[str, int]:
 
 
 def _borders(recording: RecordedPass, blocks: set[str] | None) -> list[Moment]:
-    """The beginnings of calls that have functions before them; of several at one position the outermost.
+    """The beginnings of calls that have functions before them; of several at one position the outermost. None
+    lies within ``torch.utils.checkpoint``, where no cut may lie.
 
     Args:
         blocks: the modules whose calls count; None: all.
@@ -268,7 +269,7 @@ def _borders(recording: RecordedPass, blocks: set[str] | None) -> list[Moment]:
         path, _, ends = moment.event
         if ends or not path or (blocks is not None and path not in blocks):
             continue
-        if last < moment.position < recording.count:
+        if last < moment.position < recording.count and moment.event not in recording.checkpointed:
             borders.append(moment)
             last = moment.position
     return borders

@@ -9,7 +9,7 @@ from torch import nn
 
 from partita.capture import Modes
 from partita.capture.proving.proof import Prove, tolerance_of
-from partita.errors import ArgumentError
+from partita.errors import ArgumentError, InfeasiblePlan
 from partita.listing import listed
 from partita.pipelining.blocks.memos import discover_memos
 from partita.pipelining.frontends.cuts.cuts import Place, SplitPoint, find_submodule, place_of
@@ -147,6 +147,7 @@ def _planned(
         if plan is not None and names == planned_units(plan):
             break
     if plan is None:
+        _check_places(model, recording, request.stages or 0, len(names))
         request.check_units(len(names))
         plan = request.planned(
             lambda: block_costs(model, example, run(), count)[0],
@@ -158,6 +159,19 @@ def _planned(
         ((path, call), CallEdge.AFTER if ends else CallEdge.BEFORE)
         for path, call, ends in map(events.__getitem__, cuts)
     ]
+
+
+def _check_places(model: nn.Module, recording: RecordedPass, stages: int, most: int) -> None:
+    """Raise InfeasiblePlan where calls within ``torch.utils.checkpoint`` leave too few places to cut at."""
+    if stages > most and recording.checkpointed:
+        paths = {path for path, _, _ in recording.checkpointed}
+        outer = [path for path in paths if not any(path.startswith(f"{other}.") for other in paths)]
+        raise InfeasiblePlan(
+            f"{stages} stages were asked for, but {type(model).__name__} can be cut into at most {most}: no "
+            "cut lies within torch.utils.checkpoint, which computes again what it holds, and the model calls "
+            f"{listed(sorted(outer))} there. Let the modules themselves checkpoint what they call, or ask "
+            f"for {most}"
+        )
 
 
 def _whole_stages(again: RecomputeOption) -> RecomputeOption:

@@ -71,7 +71,7 @@ class RecordedPass:
         sites: for each value where it was made.
         bytes: for each value its size.
         alive: for calls that were watched, the values that Python code referred to.
-        checkpointed: calls that were watched and lie within ``torch.utils.checkpoint``.
+        checkpointed: calls within ``torch.utils.checkpoint``.
         uses: (function, value); a module's arguments count as used by the next function.
         writes: (function, value) where a function writes to a value that it did not make.
         state_uses: (function, name) of parameters and buffers.
@@ -122,9 +122,9 @@ class _Recorder(StagePass):
     def reached(self, event: Event, home: int) -> None:  # noqa: ARG002
         seconds = time.perf_counter() - self._start
         self.recording.moments.append(Moment(event, self.recording.count, seconds))
+        if inside_of_checkpoint():
+            self.recording.checkpointed.add(event)
         if event[0] in self._watch:
-            if inside_of_checkpoint():
-                self.recording.checkpointed.add(event)
             with undisturbed():
                 tensors = referenced_by_python(self._tensors.references)
                 self.recording.alive[event] = tuple(
