@@ -9,7 +9,13 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from partita._torch.modules.calls import calls_watched, inside_of_checkpoint, overridden_calls, watch_calls
+from partita._torch.modules.calls import (
+    calls_watched,
+    inside_of_checkpoint,
+    inside_of_transform,
+    overridden_calls,
+    watch_calls,
+)
 
 SEEN: list[tuple[str, bool]] = []
 
@@ -66,3 +72,17 @@ def test_a_call_need_not_be_made() -> None:
     model = nn.Linear(2, 2)
     watch_calls(model, "", lambda _path, _arguments: lambda _call: "instead", lambda _path: None)
     assert model(torch.ones(1, 2)) == "instead"
+
+
+def test_transforms_of_torch_func_are_seen_from_within() -> None:
+    seen: list[bool] = []
+
+    def look(x: torch.Tensor) -> torch.Tensor:
+        seen.append(inside_of_transform())
+        return x * 2
+
+    look(torch.ones(2))
+    for transform in (torch.func.vmap, torch.func.jacrev, torch.func.jacfwd):
+        transform(look)(torch.ones(2))
+    look(torch.ones(2))
+    assert seen == [False, True, True, True, False]

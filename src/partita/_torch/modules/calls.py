@@ -12,7 +12,15 @@ from typing import Any, TypeAlias
 import torch.utils.checkpoint
 from torch import nn
 
-__all__ = ["Around", "Enter", "calls_watched", "inside_of_checkpoint", "overridden_calls", "watch_calls"]
+__all__ = [
+    "Around",
+    "Enter",
+    "calls_watched",
+    "inside_of_checkpoint",
+    "inside_of_transform",
+    "overridden_calls",
+    "watch_calls",
+]
 
 Around: TypeAlias = Callable[[Callable[[], Any]], Any]
 """Takes the call of a module and returns its result, whether or not it makes the call."""
@@ -96,3 +104,14 @@ def inside_of_checkpoint() -> bool:
             return True
         frame = frame.f_back  # type: ignore[assignment]
     return False
+
+
+def inside_of_transform() -> bool:
+    """Whether this runs within a transform of ``torch.func`` (``vmap``, ``grad``, ``jacrev``).
+
+    >>> inside_of_transform()
+    False
+    >>> torch.func.grad(lambda x: x * inside_of_transform())(torch.ones(()))
+    tensor(1.)
+    """
+    return torch._C._functorch.peek_interpreter_stack() is not None

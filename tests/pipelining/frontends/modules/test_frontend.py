@@ -475,9 +475,35 @@ def test_more_stages_than_places_outside_of_checkpoints_are_refused(
 ) -> None:
     message = (
         rf"{stages} stages were asked for, but {make.__name__} can be cut into at most {most}: no cut lies "
-        r"within torch\.utils\.checkpoint.*'blocks\.0'.*Let the modules themselves checkpoint what they call"
+        r"within torch\.utils\.checkpoint.*'blocks\.0'.*Let modules call it themselves"
     )
     with pytest.raises(InfeasiblePlan, match=message):
         pipeline(_model(make), (_data(4)[0][0],), stages=stages, frontend="modules")
     pipe = pipeline(_model(make), (_data(4)[0][0],), stages=stages, frontend="modules", modes="eval")
     assert pipe.num_stages == stages
+
+
+class Jacobian(nn.Module):
+    """Calls a layer under transforms, whose tensors can't leave them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layers[1](self.layers[0](x))
+        jacobian = torch.func.vmap(torch.func.jacrev(lambda row: torch.tanh(self.layers[2](row))))(x)
+        return self.layers[3](x + jacobian.sum(-1))  # type: ignore[no-any-return]
+
+
+def test_no_cut_lies_within_a_transform() -> None:
+    model, x = _model(Jacobian), _data(4)[0][0]
+    for options in ({"stages": 2}, {"stages": 3}, {"split_spec": {"layers.3": BEGINNING}}):
+        pipe = pipeline(model, (x,), frontend="modules", **options)  # type: ignore[arg-type]
+        assert pipe.proof.holds
+        assert_equal(pipe(x), copy.deepcopy(model)(x))
+    message = r"the cut at 'layers\.2' lies within a transform of torch\.func .*cut at a module around it"
+    with pytest.raises(CaptureError, match=message):
+        pipeline(model, (x,), split_spec={"layers.2": BEGINNING}, frontend="modules")
+    with pytest.raises(InfeasiblePlan, match=r"at most 3: no cut lies within a transform of torch\.func"):
+        pipeline(model, (x,), stages=4, frontend="modules")

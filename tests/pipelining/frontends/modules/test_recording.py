@@ -183,3 +183,40 @@ def test_the_same_average_in_a_buffer_is_the_whole_models_step_after_step() -> N
 
     held = {name: value for state in InProcessWorld(2).run(body) for name, value in state.items()}
     assert_equal(held, dict(whole.state_dict()))
+
+
+class Hamiltonian(nn.Module):
+    """Takes a gradient in forward, and so raises where gradients are off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.energy, self.head = nn.Linear(4, 4), nn.Linear(4, 1), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.net(x)
+        energy = self.energy(torch.tanh(x)).sum()
+        return self.head(torch.autograd.grad(energy, x, create_graph=True)[0])  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("options", [{"split_spec": SPEC}, {"stages": 2}])
+def test_a_model_that_raises_without_gradients_is_refused_and_cut_for_training(
+    options: dict[str, Any],
+) -> None:
+    torch.manual_seed(0)
+    model, x = Hamiltonian(), torch.randn(2, 4)
+    message = (
+        "Hamiltonian itself raises RuntimeError on the example in evaluation without gradients .element 0 of "
+        "tensors does not require grad.*modes='train'"
+    )
+    with pytest.raises(CaptureError, match=message):
+        pipeline(model, (x,), frontend="modules", **options)
+    pipe = pipeline(model, (x,), frontend="modules", modes="train", split_spec=SPEC)
+    assert pipe.proof.holds
+    assert_equal(pipe(x), copy.deepcopy(model)(x))
+
+
+def test_an_example_that_the_model_does_not_take_is_refused() -> None:
+    with pytest.raises(
+        CaptureError, match=r"raises RuntimeError on the example in training .*give an example"
+    ):
+        pipeline(AsBuffers(), (torch.randn(2, 5),), split_spec=SPEC, frontend="modules")

@@ -97,13 +97,7 @@ def plan_blocks(
             for (place, edge), stage in order.items()
             if (event := _event(recording, place, edge)) is not None
         }
-    for recording in recordings:
-        for path, _, _ in sorted(recording.checkpointed & borders[recording.training].keys(), key=str):
-            raise CaptureError(
-                f"the cut at {path!r} lies within torch.utils.checkpoint, which computes again what it holds "
-                "and so must lie in one stage: let the module itself checkpoint what it calls, or cut "
-                "at a module around it"
-            )
+    _check_enclosed(recordings, borders)
     pairs, homes = _regions(recordings, borders)
     unused = {
         training: _unused([pair for pair in pairs if pair[0].training is training], stages)
@@ -119,6 +113,24 @@ def plan_blocks(
     used = _check_state(pairs)
     cut = BlockCut(stages, borders, homes, unused, frozenset(written))
     return BlockPlan(cut, _holders(model, used, homes))
+
+
+def _check_enclosed(recordings: Sequence[RecordedPass], borders: Mapping[bool, Mapping[Event, int]]) -> None:
+    """Raise CaptureError where a border lies within what must lie in one stage."""
+    for recording in recordings:
+        own = borders[recording.training].keys()
+        for path, _, _ in sorted(recording.checkpointed & own, key=str):
+            raise CaptureError(
+                f"the cut at {path!r} lies within torch.utils.checkpoint, which computes again what it holds "
+                "and so must lie in one stage: let the module itself checkpoint what it calls, or cut "
+                "at a module around it"
+            )
+        for path, _, _ in sorted(recording.transformed & own, key=str):
+            raise CaptureError(
+                f"the cut at {path!r} lies within a transform of torch.func (vmap, grad, jacrev), whose "
+                "tensors can't leave it, and so must lie in one stage: cut at a module around it, or at "
+                "another"
+            )
 
 
 def _ordered(

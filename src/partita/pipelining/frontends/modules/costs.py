@@ -209,7 +209,8 @@ def _outermost_calls(recording: RecordedPass, borders: Sequence[Moment]) -> list
             open_calls.append((moment, unit, len(calls)))
             continue
         begin, first_unit, inner = open_calls.pop()
-        if path and first_unit == unit and moment.position > begin.position:
+        alone = begin.event not in recording.transformed  # its tensors belong to the transform
+        if path and alone and first_unit == unit and moment.position > begin.position:
             del calls[inner:]
             calls.append(_Call((path, number), unit))
     return calls
@@ -258,7 +259,7 @@ def _blocks(model: nn.Module, recording: RecordedPass) -> dict[str, int]:
 
 def _borders(recording: RecordedPass, blocks: set[str] | None) -> list[Moment]:
     """The beginnings of calls that have functions before them; of several at one position the outermost. None
-    lies within ``torch.utils.checkpoint``, where no cut may lie.
+    is `RecordedPass.enclosed`.
 
     Args:
         blocks: the modules whose calls count; None: all.
@@ -269,7 +270,7 @@ def _borders(recording: RecordedPass, blocks: set[str] | None) -> list[Moment]:
         path, _, ends = moment.event
         if ends or not path or (blocks is not None and path not in blocks):
             continue
-        if last < moment.position < recording.count and moment.event not in recording.checkpointed:
+        if last < moment.position < recording.count and moment.event not in recording.enclosed:
             borders.append(moment)
             last = moment.position
     return borders

@@ -162,14 +162,15 @@ def _planned(
 
 
 def _check_places(model: nn.Module, recording: RecordedPass, stages: int, most: int) -> None:
-    """Raise InfeasiblePlan where calls within ``torch.utils.checkpoint`` leave too few places to cut at."""
-    if stages > most and recording.checkpointed:
-        paths = {path for path, _, _ in recording.checkpointed}
+    """Raise InfeasiblePlan where calls that must lie in one stage leave too few places to cut at."""
+    if stages > most and recording.enclosed:
+        paths = {path for path, _, _ in recording.enclosed}
         outer = [path for path in paths if not any(path.startswith(f"{other}.") for other in paths)]
+        around = "torch.utils.checkpoint" if recording.checkpointed else "a transform of torch.func"
         raise InfeasiblePlan(
             f"{stages} stages were asked for, but {type(model).__name__} can be cut into at most {most}: no "
-            "cut lies within torch.utils.checkpoint, which computes again what it holds, and the model calls "
-            f"{listed(sorted(outer))} there. Let the modules themselves checkpoint what they call, or ask "
+            f"cut lies within {around}, which must lie in one stage, and the model calls "
+            f"{listed(sorted(outer))} there. Let modules call it themselves, around what they hold, or ask "
             f"for {most}"
         )
 

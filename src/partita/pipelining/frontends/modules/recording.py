@@ -17,13 +17,14 @@ from partita._torch.modules.calls import (
     Around,
     calls_watched,
     inside_of_checkpoint,
+    inside_of_transform,
     overridden_calls,
     watch_calls,
 )
 from partita._torch.tensors.storage import storage_key
 from partita._torch.tensors.versions import times_written
 from partita.capture.merging.modes import in_mode
-from partita.errors import CaptureError
+from partita.errors import CaptureError, PartitaError
 from partita.pipelining.blocks.cut import BlockCut, Event, Site
 from partita.pipelining.blocks.memos import memos_cleared
 from partita.pipelining.blocks.packet import first_packet
@@ -72,6 +73,7 @@ class RecordedPass:
         bytes: for each value its size.
         alive: for calls that were watched, the values that Python code referred to.
         checkpointed: calls within ``torch.utils.checkpoint``.
+        transformed: calls within a transform of ``torch.func``.
         uses: (function, value); a module's arguments count as used by the next function.
         writes: (function, value) where a function writes to a value that it did not make.
         state_uses: (function, name) of parameters and buffers.
@@ -88,6 +90,7 @@ class RecordedPass:
     bytes: list[int] = field(default_factory=list)
     alive: dict[Event, tuple[int, ...]] = field(default_factory=dict)
     checkpointed: set[Event] = field(default_factory=set)
+    transformed: set[Event] = field(default_factory=set)
     uses: list[tuple[int, int]] = field(default_factory=list)
     writes: list[tuple[int, int]] = field(default_factory=list)
     state_uses: list[tuple[int, str]] = field(default_factory=list)
@@ -95,6 +98,11 @@ class RecordedPass:
     count: int = 0
     seconds: float = 0.0
     output: Any = None
+
+    @property
+    def enclosed(self) -> set[Event]:
+        """The calls at which no cut may lie, within something that must lie in one stage."""
+        return self.checkpointed | self.transformed
 
     def calls(self, path: str) -> list[int]:
         """Return the numbers of the calls of a module."""
@@ -124,6 +132,8 @@ class _Recorder(StagePass):
         self.recording.moments.append(Moment(event, self.recording.count, seconds))
         if inside_of_checkpoint():
             self.recording.checkpointed.add(event)
+        if inside_of_transform():
+            self.recording.transformed.add(event)
         if event[0] in self._watch:
             with undisturbed():
                 tensors = referenced_by_python(self._tensors.references)
@@ -252,9 +262,23 @@ def record(
             with calls_watched(overridden_calls(twin)), memos_cleared(), recorder:
                 twin_args, twin_kwargs = recorder.arguments()
                 recorder.finish(twin(*twin_args, **twin_kwargs))
+        except PartitaError:
+            raise
+        except Exception as error:  # whatever the user's model raises
+            raise _does_not_run(model, error, training=training, grad=grad) from error
         finally:
             set_generators(before)
     return recording
+
+
+def _does_not_run(model: nn.Module, error: Exception, *, training: bool, grad: bool) -> CaptureError:
+    mode = "training" if training else f"evaluation {'with' if grad else 'without'} gradients"
+    only_training = "" if training else ", or modes='train' if it is called in training only"
+    return CaptureError(
+        f"{type(model).__name__} itself raises {type(error).__name__} on the example in {mode} ({error}), "
+        'and frontend="modules" runs it once in each mode that it is cut for: give an example that it takes'
+        f"{only_training}"
+    )
 
 
 def twin_of(model: nn.Module, instead: Mapping[int, Tensor]) -> nn.Module:
