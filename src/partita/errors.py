@@ -20,7 +20,7 @@ Each also subclasses the built-in that a caller would reach for, so ``except Val
     │   └── ScheduleError                     a schedule that breaks a rule
     ├── ExecutionError (RuntimeError)
     │   ├── PeerFailed (ConnectionError)      another rank raised or died; carries rank and its traceback
-    │   ├── DeadlockError                     every rank waits for another (in-process comm only)
+    │   ├── DeadlockError                     ranks wait for each other
     │   └── SignatureMismatch (ValueError)    two sides of an edge disagree about what crosses it
     ├── CheckpointError (ValueError)          state that can't be saved or loaded as asked
     ├── MicrobatchError (ValueError)          a batch that can't be cut as asked

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from tests.runtime.worlds import LIMIT_S, Ending, endings
 
 from partita._torch.distributed.groups import prefixed
-from partita.errors import PeerFailed
+from partita.errors import DeadlockError, PeerFailed
 from partita.runtime import Comm, FailureRecord, ProcessGroupComm
 
 
@@ -75,6 +75,15 @@ def _kill_1_while_0_and_2_wait_for_each_other(comm: Comm) -> None:
     if comm.rank == 2:
         comm.send_object("go", 1)
     comm.recv(torch.empty(4), 2 - comm.rank).wait()
+
+
+def test_a_deadlock_stays_one_on_the_rank_that_hears_of_it_from_another() -> None:
+    places = "rank 0 waits for rank 1 in a barrier, and rank 1 for rank 0 in a step"
+    first = FailureRecord(0, "deadlock", summary=places).to_error()
+    second = FailureRecord.of(0, first, "the main program").to_error()
+    assert type(second) is type(first) is DeadlockError
+    assert str(second) == str(first)
+    assert places in str(first)
 
 
 def test_a_killed_rank_is_named_to_all() -> None:

@@ -12,6 +12,11 @@ from partita.errors import DeadlockError, ExecutionError, PeerFailed
 __all__ = ["FailureRecord", "Kind", "ending_error"]
 
 Kind = Literal["raised", "died", "lost", "silent", "left", "deadlock"]
+_DEADLOCK = (
+    "ranks wait for each other: ",
+    ". Let all ranks make the same collective calls in the same order",
+)
+"""What a message says before and after the places where they wait."""
 _ORDER: tuple[Kind, ...] = ("raised", "died", "lost", "silent", "left", "deadlock")
 
 
@@ -37,7 +42,12 @@ class FailureRecord:
 
     @classmethod
     def of(cls, rank: int, error: BaseException, where: str) -> FailureRecord:
-        """Return the record of `error`, raised on `rank`; a `PeerFailed` is blamed on the rank it names."""
+        """Return the record of `error`, raised on `rank`. A `PeerFailed` is blamed on the rank it names; a
+        deadlock, which ends the ranks that are part of it one after the other, stays one.
+        """
+        before, after = _DEADLOCK
+        if isinstance(error, DeadlockError) and str(error).startswith(before):
+            return cls(rank, "deadlock", summary=str(error).removeprefix(before).removesuffix(after))
         if isinstance(error, PeerFailed):
             return cls(
                 error.rank,
@@ -57,10 +67,7 @@ class FailureRecord:
     def to_error(self) -> ExecutionError:
         """Return what the other ranks raise: `DeadlockError` for a deadlock, else `PeerFailed`."""
         if self.kind == "deadlock":
-            return DeadlockError(
-                f"ranks wait for each other: {self.summary}. Let all ranks make the same collective calls "
-                "in the same order"
-            )
+            return DeadlockError(self.summary.join(_DEADLOCK))
         return PeerFailed(self._message(), self.rank, self.traceback_text)
 
     def _message(self) -> str:
