@@ -213,6 +213,10 @@ def test_a_model_that_raises_without_gradients_is_refused_and_cut_for_training(
     pipe = pipeline(model, (x,), frontend="modules", modes="train", split_spec=SPEC)
     assert pipe.proof.holds
     assert_equal(pipe(x), copy.deepcopy(model)(x))
+    message = "cut at its blocks, Hamiltonian raises RuntimeError in training .*Cut at other modules"
+    within = {"energy": SplitPoint.BEGINNING}
+    with pytest.raises(CaptureError, match=message):
+        pipeline(model, (x,), frontend="modules", modes="train", split_spec=within)
 
 
 def test_an_example_that_the_model_does_not_take_is_refused() -> None:

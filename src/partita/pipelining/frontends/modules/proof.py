@@ -24,7 +24,7 @@ from partita.capture.open_sizes.sizes import Sizes
 from partita.capture.proving.grad_modes import GradModeDifference, explained
 from partita.capture.proving.proof import CLOSE, Proof
 from partita.capture.proving.samples import Sample, samples
-from partita.errors import CaptureError, ExecutionError
+from partita.errors import CaptureError, ExecutionError, PartitaError
 from partita.pipelining.blocks.stage_module import StageModule, named_tensors
 from partita.pipelining.frontends.modules.pipe import ModulePipe
 from partita.pipelining.frontends.modules.recording import (
@@ -134,11 +134,12 @@ def check_against_model(
         gradients: whether there are any, or both run under ``torch.no_grad()``.
 
     Raises:
-        CaptureError: they differ; names the first difference.
+        CaptureError: they differ; names the first difference, or what the cut model raises.
     """
     names = [name for name, _ in model.named_parameters()]
     mine, its = own_parameters(model), own_parameters(model)
     eager, cut = twin_of(model, its), _twin_pipe(pipe, mine)
+    eager_parameters, cut_parameters = (dict(zip(names, own.values(), strict=True)) for own in (its, mine))
     before = generator_states()
     devices = cuda_devices(model.parameters())
     with torch.random.fork_rng(devices=devices), in_mode(eager, training), torch.set_grad_enabled(gradients):
@@ -146,15 +147,29 @@ def check_against_model(
         try:
             for call in range(_CALLS):
                 try:
-                    expected = _call(eager, dict(zip(names, its.values(), strict=True)), args, kwargs, call)
+                    expected = _call(eager, eager_parameters, args, kwargs, call)
                 except Exception as error:  # whatever the user's model raises
                     raise _NotTakenError from error
                 _check_parameters(model, its)
-                observed = _call(cut, dict(zip(names, mine.values(), strict=True)), args, kwargs, call)
+                try:
+                    observed = _call(cut, cut_parameters, args, kwargs, call)
+                except PartitaError:
+                    raise
+                except Exception as error:  # whatever the user's model raises
+                    raise _raises_when_cut(type(model).__name__, error, training=training) from error
                 _compare(observed, expected, type(model).__name__, call, tolerance, training=training)
                 _compare_buffers(cut, eager, type(model).__name__, tolerance)
         finally:
             set_generators(before)
+
+
+def _raises_when_cut(name: str, error: Exception, *, training: bool) -> CaptureError:
+    mode = "training" if training else "evaluation"
+    return CaptureError(
+        f"cut at its blocks, {name} raises {type(error).__name__} in {mode} ({error}), and whole it does "
+        "not. One stage must have what the error comes from: a gradient that forward takes, for one, with "
+        "all that it goes back through. Cut at other modules"
+    )
 
 
 def _twin_pipe(pipe: ModulePipe, parameters: Mapping[int, nn.Parameter]) -> ModulePipe:
