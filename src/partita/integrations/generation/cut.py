@@ -56,10 +56,11 @@ def cut_for_generation(
         try:
             with torch.no_grad():
                 return pipeline(model, (), example, spec, frontend="modules", **options)
-        except (RuntimeError, ValueError, TypeError) as error:  # what the model raises for this kind of mask
-            if device.type != "meta" or isinstance(error, PartitaError):
+        except CaptureError as error:
+            raised = error.__cause__  # what the model raises for this kind of mask
+            if device.type != "meta" or raised is None or isinstance(raised, PartitaError):
                 raise
-            tried.append(f"{type(error).__name__}: {error}".partition("\n")[0])
+            tried.append(f"{type(raised).__name__}: {raised}".partition("\n")[0])
     raise CaptureError(
         f"{type(model).__name__} can't be cut on the meta device, since it reads values of tensors there "
         f"({'; '.join(tried)}): cut a model that has memory, on the CPU, and let each rank keep its own stage"
