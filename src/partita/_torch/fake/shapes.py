@@ -118,5 +118,5 @@ def _unknown(node: Node) -> str:
     return (
         f"what {node.name!r} returns depends on the values of tensors{place}, and not on shapes alone: take "
         "it out of forward (.item(), nonzero(), a mask as an index), for example with torch.where, or "
-        "compute it before and pass it in"
+        'compute it before and pass it in. Or cut the model at its blocks: frontend="modules"'
     )
