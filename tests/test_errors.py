@@ -48,6 +48,7 @@ def test_every_error_is_a_partita_error_and_a_built_in(name: str) -> None:
         errors.PeerFailed("rank 1 failed", 1, "Traceback ..."),
         errors.OrderConflict("a cycle", ["a", "b"]),
         errors.PlanError("no"),
+        errors.InfeasiblePlan("no; with 2 ranks", "no", {"ranks": 2}),
     ],
     ids=lambda error: type(error).__name__,
 )

@@ -125,9 +125,10 @@ ROOMS = {
     "planning.searching": (
         ("layouts", "orders"),
         ("optimal", "trial"),
-        ("cuts", "result"),
+        ("bounds", "cuts", "result"),
         ("explorer",),
         ("explore", "stages"),
+        ("remedies",),
         ("shortage",),
         ("search",),
     ),

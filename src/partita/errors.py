@@ -35,7 +35,8 @@ Each also subclasses the built-in that a caller would reach for, so ``except Val
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 __all__ = [
     "ArgumentError",
@@ -139,7 +140,22 @@ class PlanError(PartitaError, ValueError):
 
 
 class InfeasiblePlan(PlanError):
-    """No plan meets the request: more stages than units, or not enough memory."""
+    """No plan meets the request: more stages than units, or not enough memory.
+
+    Attributes:
+        reason: what can't be, without what to do about it; the whole message where no change is known.
+        changes: what would do: a value for an argument of `partita.planning.search` ("ranks": of its cluster;
+            "memory_bytes": of each of them; "stages": of all ranks together), each with which a plan was
+            found where it alone was changed; the smallest change first.
+    """
+
+    def __init__(self, message: str, reason: str = "", changes: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason or message
+        self.changes = dict(changes or {})
+
+    def __reduce__(self) -> tuple[type[InfeasiblePlan], tuple[str, str, dict[str, Any]]]:
+        return type(self), (str(self), self.reason, self.changes)
 
 
 class ScheduleError(PlanError):

@@ -133,9 +133,9 @@ def test_what_is_short_and_a_change_that_fits_stand_in_one_line() -> None:
 @pytest.mark.parametrize(
     ("memory", "options", "change"),
     [
-        (140, {"schedules": ["GPipe"], "recompute": False}, "with recompute=True it would fit"),
-        (110, {"schedules": ["GPipe"]}, "with other schedules (schedules=None) it would fit"),
-        (1, {}, "give smaller units or more memory"),
+        (140, {"schedules": ["GPipe"], "recompute": False}, "or with recompute=True it would fit"),
+        (110, {"schedules": ["GPipe"]}, "or with other schedules (schedules=None) it would fit"),
+        (1, {}, "with memory_bytes=89 (89 bytes a rank) it would fit"),
     ],
 )
 def test_the_change_that_is_named(memory: int, options: dict[str, object], change: str) -> None:

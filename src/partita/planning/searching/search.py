@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from partita.errors import InfeasiblePlan
 from partita.planning._check import require_count, require_part
 from partita.planning.costs.units import CostModel
 from partita.planning.generators.registry import get_schedule, schedule_names
 from partita.planning.hardware.cluster import Cluster
+from partita.planning.searching.bounds import too_little_memory
 from partita.planning.searching.cuts.cut_reasons import explain_cuts
 from partita.planning.searching.explore import explore
 from partita.planning.searching.explorer import LIST
+from partita.planning.searching.remedies import SearchRequest, larger_cluster
 from partita.planning.searching.result import Candidate, candidate_of
-from partita.planning.searching.shortage import describe_shortage
+from partita.planning.searching.shortage import infeasible, nothing_fits
 from partita.planning.searching.trial import Case
 
 __all__ = ["Candidate", "search"]
@@ -30,6 +31,7 @@ def search(
     parameter_copies: float = 4.0,
     recompute: bool = True,
     progress: Callable[[str, float], None] | None = None,
+    larger: Callable[[int], Cluster | None] | None = None,
 ) -> list[Candidate]:
     """The plans that use every rank of `cluster`, fastest first; of equally fast ones, least memory first.
 
@@ -50,13 +52,16 @@ def search(
         parameter_copies: as in `plan_stages`.
         recompute: whether units may be computed again in the backward pass to save memory.
         progress: called with what is done now and the part of all that is behind it, 0.0 to 1.0.
+        larger: which cluster there is with so many ranks, or None, to say how many would do where nothing
+            fits; whole nodes with ranks and links like those of `cluster` where it is not given.
 
     Returns:
         One candidate for each schedule, shape of placement and number of stages that can be had. The plan of
         the first says why each of its cuts is where it is (`Plan.cuts`).
 
     Raises:
-        InfeasiblePlan: nothing fits; the message says what is short by how much, and a change that would do.
+        InfeasiblePlan: nothing fits; the message says what is short by how much, and what changes would
+            do; it carries these as data too.
         ScheduleError: a name that is unknown.
         PlanError: a number that is out of range.
 
@@ -76,10 +81,16 @@ def search(
         kinds = [kind for kind in kinds if kind.trains]
     case = Case(costs, cluster, microbatches, parameter_copies, recompute)
     with_lists = schedules is None or len(kinds) < len(names)
+    request = SearchRequest(
+        case, kinds, stages_per_rank, with_lists, larger or (lambda ranks: larger_cluster(cluster, ranks))
+    )
+    shortage = too_little_memory(case, trains=request.trains)
+    if shortage is not None:
+        raise infeasible(request, shortage)
     explorer = explore(case, kinds, stages_per_rank, with_lists=with_lists, progress=progress)
     fitting = [trial for trial in explorer.ranked() if trial.fits]
     if not fitting:
-        raise InfeasiblePlan(describe_shortage(case, explorer, kinds, stages_per_rank))
+        raise nothing_fits(request, explorer)
     candidates = [candidate_of(case, trial) for trial in fitting]
     candidates.sort(key=lambda one: (one.makespan_s, max(one.peak_bytes)))
     best = candidates[0]

@@ -74,6 +74,28 @@ class Case:
         self._states: dict[int, tuple[Sequence[Pass], list[State]]] = {}
         self._limits = [cluster.memory(rank) for rank in range(cluster.ranks)]
 
+    def changed(
+        self,
+        *,
+        cluster: Cluster | None = None,
+        microbatches: int | None = None,
+        parameter_copies: float | None = None,
+        recompute: bool | None = None,
+    ) -> Case:
+        """The same with some of it changed; costs that this leaves alone are not worked out again."""
+        case = Case(
+            self.costs,
+            self.cluster if cluster is None else cluster,
+            self.microbatches if microbatches is None else microbatches,
+            self.parameter_copies if parameter_copies is None else parameter_copies,
+            self.recompute if recompute is None else recompute,
+        )
+        if case.parameter_copies == self.parameter_copies:
+            case._stages = self._stages
+        if case.recompute == self.recompute:
+            case._options = self._options
+        return case
+
     @property
     def is_limited(self) -> bool:
         """Whether any rank has a limit of memory."""
