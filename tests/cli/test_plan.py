@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +94,14 @@ def test_the_page_shows_users_names_literally_and_what_would_be_gained() -> None
         (("--devices", "2xH100", "--ranks", "2"), UsageError, "--ranks is 2, and --devices say it too"),
         (("--ranks", "2", "--nodes", "2"), UsageError, "--nodes and --device-file go with --devices"),
         (("--ranks", "0"), UsageError, "--ranks is 0: give 1 or more"),
-        (("--devices", "16xH1000"), PlanError, "there is no device 'H1000': use A100, B200, CPU, H100"),
-        (("--devices", "lots"), PlanError, "there is no device 'lots'"),
+        (
+            ("--devices", "16xH1000"),
+            UsageError,
+            r"no device 'H1000': use A100, B200, CPU, .*as --device-file$",
+        ),
+        (("--devices", "lots"), UsageError, "there is no device 'lots'"),
+        (("--devices", "-1xH200"), PlanError, "devices are '-1xH200': write them like 16xH100"),
+        (("--devices", "2xH100", "--memory", "0GB"), UsageError, "--memory is '0GB': give what a rank"),
         (("--devices", "16xH100", "--nodes", "3"), PlanError, "there are 16 devices for 3 nodes"),
         (("--devices", "4xH100", "--stages", "99"), UsageError, r"--stages is 99 for 4 ranks: .* 96 or 100"),
         (
@@ -128,10 +135,54 @@ def test_what_is_no_saved_cost_model_is_one_line() -> None:
         run("nowhere.json", "--ranks", "2")
 
 
-def test_nothing_that_fits_says_what_is_short() -> None:
+def advice(*arguments: str) -> str:
     with pytest.raises(InfeasiblePlan) as raised:
-        run("costs.json", "--ranks", "2", "--memory", "1MB", "--microbatches", "2")
+        run("costs.json", *arguments)
     assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def test_nothing_that_fits_says_what_is_short() -> None:
+    advice("--ranks", "2", "--memory", "1MB", "--microbatches", "2")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--devices", "4xH100", "--nodes", "2", "--schedule", "1F1B", "--memory", "13MB"),
+        ("--devices", "2xH100", "--schedule", "1F1B", "--stages", "4", "--memory", "25MB"),
+        ("--ranks", "2", "--schedule", "GPipe", "--no-recompute", "--memory", "36MB"),
+        ("--devices", "H100,A100", "--schedule", "1F1B", "--memory", "20MB"),
+        ("--ranks", "2", "--memory", "20MB", "--parameter-copies", "6"),
+    ],
+)
+def test_what_to_type_can_be_typed_and_gives_a_plan(options: tuple[str, ...]) -> None:
+    """17 ranks were named for two nodes, and a plan under schedules that were not asked for."""
+    message = advice(*options, "--microbatches", "8")
+    changes = message.partition("; ")[2].removesuffix(" it would fit").split(" or ")
+    assert changes
+    for change in changes:
+        again = [*options, "--microbatches", "8"]
+        if change == "without --no-recompute":
+            again.remove("--no-recompute")
+        else:
+            again += re.findall(r"--[a-z-]+|(?<= )[^\s()-][^\s()]*", change[change.index("--") :])
+        run("costs.json", *again)
+
+
+def test_python_names_are_not_named_at_the_command_line() -> None:
+    base = ("--ranks", "2", "--schedule", "GPipe", "--microbatches", "8")
+    assert "without --no-recompute it would fit" in advice(*base, "--no-recompute", "--memory", "36MB")
+    assert re.search(r"; with --memory [\d.]+MB or with --\w", advice(*base, "--memory", "20MB"))
+    large = advice("--devices", "2xH100", "--memory", "20MB", "--stages", "2")
+    assert re.search(r"with --devices \d+xH100 --stages \d+ it would fit$", large)
+    many = advice("--ranks", "4", "--stages", "16", "--microbatches", "4")
+    assert many.endswith("but this model can be cut into at most 12; with --stages 12 it would fit")
+
+
+def test_memory_without_its_unit_is_refused_at_once() -> None:
+    with pytest.raises(UsageError, match=r"--memory is '80', that is 80 bytes, .*: did you mean 80GB\?"):
+        run("costs.json", "--devices", "2xH100", "--memory", "80")
 
 
 def test_one_rank_and_one_microbatch_are_a_plan() -> None:

@@ -63,7 +63,10 @@ def test_runs_and_plans_are_compared_by_the_names_that_tell_them_apart(files: Pa
     ("arguments", "message"),
     [
         (["missing.json"], r"missing.json can't be read \(No such file"),
-        (["plan.json"], "is a plan: give two or more"),
+        (
+            ["plan.json"],
+            "is a plan: give two or more to compare them, or simulate one with `partita simulate plan.json`",
+        ),
         (["plan.json", "a/report.json", "--trace", "t.json"], "--trace is of one run"),
         (["a"], r"can't be read \(Is a directory\)"),
         (["junk.json"], "This is no report that can be read"),

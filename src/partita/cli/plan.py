@@ -12,11 +12,11 @@ import typer
 from rich.console import Console
 
 from partita.cli.models.model_source import choose_source
+from partita.cli.options.machines import Machines
 from partita.cli.options.model_options import Architecture, ConfigJson, Dtype, ModelType, Overrides, Sequence
 from partita.cli.options.plan_options import (
     LIST_SCHEDULE,
     PlanOptions,
-    choose_cluster,
     device_names,
     measure_costs,
     read_costs,
@@ -109,8 +109,10 @@ def plan(
     """
     # Whatever can be refused is refused before a model is made.
     check_outputs({"--html": html, "--out": out, "--save-costs": save_costs})
-    cluster, device = choose_cluster(devices, ranks, nodes, memory, device_file)
-    request = PlanOptions.from_options(cluster, microbatches, stages, schedule, parameter_copies, recompute)
+    machines = Machines(devices, ranks, nodes, memory, device_file)
+    cluster, device = machines.cluster()
+    chosen = stages, schedule, parameter_copies, recompute
+    request = PlanOptions.from_options(cluster, microbatches, *chosen, machines)
     is_saved = model is not None and model.endswith(".json") and not model.startswith("hf:")
     source = None
     if is_saved:

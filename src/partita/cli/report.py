@@ -58,7 +58,8 @@ def report(
         raise UsageError("--trace is of one run: give one report.json, or leave it out")
     if len(named) == 1:
         raise UsageError(
-            f"{named[0][1]} is a plan: give two or more to compare them, or `partita simulate --plan` for one"
+            f"{named[0][1]} is a plan: give two or more to compare them, or simulate one with `partita "
+            f"simulate {named[0][1]}`"
         )
     comparison = RunComparison("Runs compared", tuple(_compared(*item) for item in _distinct(named)))
     written = write_outputs([(html, lambda: render_comparison_html(comparison))])

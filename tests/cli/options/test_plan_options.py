@@ -8,9 +8,9 @@ import torch
 from partita.cli.models.model_source import ModelSource
 from partita.cli.models.user_file import Built
 from partita.cli.options import plan_options
+from partita.cli.options.machines import Machines
 from partita.cli.options.plan_options import (
     PlanOptions,
-    choose_cluster,
     device_names,
     measure_costs,
     plan_schedules,
@@ -19,20 +19,12 @@ from partita.errors import ScheduleError, UsageError
 from partita.planning import Cluster
 
 
-def test_devices_make_a_cluster_and_say_what_costs_are_for() -> None:
-    cluster, device = choose_cluster("16xH100", None, 2, "64GB", None)
-    assert (cluster.ranks, cluster.memory(15)) == (16, 64 * 10**9)
-    assert device is not None
-    assert device.name == "H100"
-    assert choose_cluster(None, 3, None, None, None) == (Cluster(3), None)
-
-
 def test_one_more_rank_is_like_the_last_and_has_as_many_stages() -> None:
     cluster = Cluster(2, speeds=(1.0, 2.0), memories=(10, 20))
     more = PlanOptions(cluster, 4, stages=4).with_one_more_rank()
     assert more.cluster == Cluster(3, speeds=(1.0, 2.0, 2.0), memories=(10, 20, 20))
     assert more.stages == 6
-    big, _ = choose_cluster("16xH100", None, 2, None, None)
+    big, _ = Machines("16xH100", nodes=2).cluster()
     assert PlanOptions(big, 4).with_one_more_rank().cluster.ranks == 17
 
 

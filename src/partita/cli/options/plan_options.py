@@ -12,15 +12,15 @@ from pathlib import Path
 import torch
 
 from partita.cli.models.model_source import ModelSource
-from partita.cli.options.quantities import parse_bytes
+from partita.cli.options.machines import Machines
+from partita.cli.options.plan_remedies import in_options
 from partita.cli.options.schedule_cases import schedule_kinds
-from partita.errors import UsageError
+from partita.errors import InfeasiblePlan, UsageError
 from partita.pipelining import measure_units
-from partita.planning import Candidate, Cluster, CostModel, Device, devices, parse_devices, search
+from partita.planning import Candidate, Cluster, CostModel, Device, devices, search
 
 __all__ = [
     "PlanOptions",
-    "choose_cluster",
     "device_names",
     "measure_costs",
     "plan_schedules",
@@ -45,6 +45,7 @@ class PlanOptions:
         schedules: names; None for all that train.
         parameter_copies: what a byte of parameters costs, gradients and optimizer included.
         recompute: whether units may be computed again in the backward pass.
+        machines: the options that `cluster` was made from, to say what to type where nothing fits.
 
     Raises:
         UsageError: a number that is out of range.
@@ -57,6 +58,7 @@ class PlanOptions:
     schedules: tuple[str, ...] | None = None
     parameter_copies: float = 4.0
     recompute: bool = True
+    machines: Machines | None = None
 
     def __post_init__(self) -> None:
         ranks = self.cluster.ranks
@@ -82,6 +84,7 @@ class PlanOptions:
         schedule: str,
         parameter_copies: float,
         recompute: bool,
+        machines: Machines | None = None,
     ) -> PlanOptions:
         """Read ``--stages`` and ``--schedule``, of which each may be ``auto``."""
         if stages != "auto" and not stages.isdecimal():
@@ -90,25 +93,44 @@ class PlanOptions:
         if schedule.lower() not in ("auto", "all"):
             names = plan_schedules(schedule)
         count = None if stages == "auto" else int(stages)
-        return cls(cluster, microbatches, count, names, parameter_copies, recompute)
+        return cls(cluster, microbatches, count, names, parameter_copies, recompute, machines)
 
     def candidates(self, costs: CostModel, progress: Progress | None = None) -> list[Candidate]:
         """Search, the best first; `progress` gets the share that is done.
 
         Raises:
-            InfeasiblePlan: nothing fits; the message says what is short.
+            InfeasiblePlan: nothing fits; the message says what is short, and which options would do.
+            UsageError: ``--memory`` has no unit, and as bytes it is less than a single unit takes.
         """
-        ranks = self.cluster.ranks
-        return search(
-            costs,
-            self.cluster,
-            microbatches=self.microbatches,
-            schedules=self.schedules,
-            stages_per_rank=(1, 2) if self.stages is None else (self.stages // ranks,),
-            parameter_copies=self.parameter_copies,
-            recompute=self.recompute,
-            progress=None if progress is None else lambda _, share: progress(share),
-        )
+        self._refuse_forgotten_unit(costs)
+        stages_per_rank = None if self.stages is None else self.stages // self.cluster.ranks
+        try:
+            return search(
+                costs,
+                self.cluster,
+                microbatches=self.microbatches,
+                schedules=self.schedules,
+                stages_per_rank=(1, 2) if stages_per_rank is None else (stages_per_rank,),
+                parameter_copies=self.parameter_copies,
+                recompute=self.recompute,
+                progress=None if progress is None else lambda _, share: progress(share),
+                larger=None if self.machines is None else self.machines.larger,
+            )
+        except InfeasiblePlan as error:
+            raise in_options(error, self.machines, stages_per_rank) from error
+
+    def _refuse_forgotten_unit(self, costs: CostModel) -> None:
+        machines = self.machines
+        if machines is None or not machines.forgotten_unit:
+            return
+        heaviest = max(costs.units, key=lambda unit: unit.parameter_bytes)
+        size = machines.memory_bytes or 0
+        if self.parameter_copies * heaviest.parameter_bytes > size:
+            raise UsageError(
+                f"--memory is {machines.memory!r:.40}, that is {size} bytes, and the parameters of unit "
+                f"{heaviest.name!r} alone are {heaviest.parameter_bytes}: did you mean "
+                f"{machines.forgotten_unit}?"
+            )
 
     def with_one_more_rank(self) -> PlanOptions:
         """The same for a cluster with one more rank like the last; as many stages a rank."""
@@ -120,7 +142,7 @@ class PlanOptions:
             memories=cluster.memories and (*cluster.memories, cluster.memories[-1]),
         )
         stages = None if self.stages is None else self.stages // cluster.ranks * more.ranks
-        return replace(self, cluster=more, stages=stages)
+        return replace(self, cluster=more, stages=stages, machines=None)
 
 
 def plan_schedules(names: str) -> tuple[str, ...]:
@@ -133,40 +155,6 @@ def plan_schedules(names: str) -> tuple[str, ...]:
     named = [name for name in wanted if name.lower() != LIST_SCHEDULE.lower()]
     kinds = schedule_kinds(",".join(named)) if named or not wanted else ()
     return (*(kind.name for kind in kinds), *((LIST_SCHEDULE,) if len(named) < len(wanted) else ()))
-
-
-def choose_cluster(
-    kinds: str | None, ranks: int | None, nodes: int | None, memory: str | None, file: Path | None
-) -> tuple[Cluster, Device | None]:
-    """The cluster, and the device that costs are worked out for; None where they are measured here.
-
-    Args:
-        kinds: devices, such as ``16xH100``.
-        ranks: of this machine's kind, in place of devices.
-        nodes: how many machines the devices are in.
-        memory: what a rank may hold, such as ``80GB``.
-        file: a table of devices of the user's own.
-
-    Raises:
-        UsageError: both or none of devices and ranks, or an option without the one that it belongs to.
-        PlanError: a device that is unknown, or devices that can't be shared out among the nodes.
-    """
-    if kinds is None and ranks is None:
-        raise UsageError(
-            "there is neither --devices nor --ranks: give --devices, such as 16xH100, or --ranks, to measure "
-            "on this machine"
-        )
-    if kinds is not None and ranks is not None:
-        raise UsageError(f"--ranks is {ranks}, and --devices say it too: leave one of them out")
-    size = None if memory is None else parse_bytes(memory, "--memory")
-    if kinds is not None:
-        cluster = Cluster.of_devices(kinds, nodes=nodes, memory=size, path=file)
-        return cluster, parse_devices(kinds, file)[0]
-    if nodes is not None or file is not None:
-        raise UsageError("--nodes and --device-file go with --devices: give these, or leave them out")
-    if ranks is None or ranks < 1:
-        raise UsageError(f"--ranks is {ranks}: give 1 or more")
-    return Cluster(ranks, memory_bytes=size), None
 
 
 def device_names(file: Path | None = None) -> list[str]:

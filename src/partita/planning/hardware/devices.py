@@ -15,7 +15,7 @@ from partita.errors import PlanError
 from partita.planning._check import require_amount, require_bandwidth, require_count, require_rate
 from partita.planning.hardware.links import LinkLevel
 
-__all__ = ["DTYPES", "Device", "devices", "get_device", "parse_devices"]
+__all__ = ["DTYPES", "Device", "counted_devices", "devices", "get_device", "parse_devices"]
 
 DTYPES = ("float64", "float32", "tf32", "bfloat16", "float16", "float8", "int8")
 """What a device may have a number of operations per second for."""
@@ -25,7 +25,7 @@ _NEXT_WIDER = {"float8": "bfloat16", "int8": "float32", "float16": "float32", "b
     "float32": "float64",
 }
 _OTHER_NAMES = {"half": "float16", "float": "float32", "double": "float64", "complex128": "float64"}
-_COUNTED = re.compile(r"\s*(?:([0-9]{1,9})\s*[x×*]\s*)?([^\s,+]+)\s*")
+_COUNTED = re.compile(r"\s*(?:([0-9]{1,9})\s*[x×*]\s*)?([^\W_][^\s,+]*)\s*")
 _FILE = Path(__file__).with_name("devices.toml")
 
 
@@ -142,14 +142,28 @@ def parse_devices(text: str, path: str | PathLike[str] | None = None) -> tuple[D
     >>> [device.name for device in parse_devices("2xH100,A100")]
     ['H100', 'H100', 'A100']
     """
-    ranks: list[Device] = []
+    return tuple(
+        device for count, name in counted_devices(text) for device in [get_device(name, path)] * count
+    )
+
+
+def counted_devices(text: str) -> list[tuple[int, str]]:
+    """How many of which name, from text as `parse_devices` takes it; the names need not be known.
+
+    Raises:
+        PlanError: other text.
+
+    >>> counted_devices("2xH100,A100")
+    [(2, 'H100'), (1, 'A100')]
+    """
+    counts = []
     for part in re.split(r"[,+]", text) if isinstance(text, str) else [""]:
         counted = _COUNTED.fullmatch(part)
         count = int(counted[1] or 1) if counted else 0
         if counted is None or count < 1:
             raise PlanError(f"devices are {text!r:.60}: write them like 16xH100, or 8xH100,8xA100")
-        ranks += [get_device(counted[2], path)] * count
-    return tuple(ranks)
+        counts.append((count, counted[2]))
+    return counts
 
 
 def _dtype_kind(dtype: str) -> str:

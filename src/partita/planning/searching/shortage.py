@@ -31,8 +31,9 @@ def nothing_fits(request: SearchRequest, explorer: Explorer) -> InfeasiblePlan:
 def infeasible(request: SearchRequest, reason: str, enough_memory: int | None = None) -> InfeasiblePlan:
     """The error for this reason, with the changes that do: `remedies` has the arguments."""
     changes = remedies(request, enough_memory)
-    remedy = _remedy(changes) if changes else "no other memory or number of ranks that was tried would do"
-    return InfeasiblePlan(f"{reason}; {remedy}", reason, changes)
+    if not changes:
+        return InfeasiblePlan(f"{reason}; no other memory or number of ranks that was tried would do")
+    return InfeasiblePlan(f"{reason}; {_remedy(changes)}", reason, changes)
 
 
 def _nearest(case: Case, trial: Trial) -> str:
