@@ -62,11 +62,29 @@ def test_a_written_plan_is_simulated_as_it_was_planned() -> None:
 
 def test_tables_and_a_drawing_are_shown() -> None:
     text = run("costs.json", "--ranks", "2", "--microbatches", "4", "--schedule", "1F1B,gpipe")
-    assert "layers.9-11" in text
+    assert "modules in layers" in text
+    assert " 9-11 " in text
     assert "1F1B" in text
     assert "rank 1" in text
     assert "peak memory by rank: " in text
     assert all(len(line) <= 120 for line in text.splitlines())
+
+
+@pytest.mark.parametrize("columns", ["80", "120", None])
+def test_where_the_cuts_are_is_readable_at_any_width(
+    columns: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 80 columns, and where the output was no terminal, each stage's modules were cut to ``model…``."""
+    monkeypatch.delenv("COLUMNS")
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    options = ("--ranks", "3", "--microbatches", "4", "--schedule", "1F1B", "--stages", "3")
+    text = run("costs.json", *options)
+    assert "modules in layers" in text
+    for stage in as_json(*options)["plan"]["stages"]:
+        first, last = (stage["modules"][end].removeprefix("layers.") for end in (0, -1))
+        assert f" {first}-{last} " in text
+    assert ("no room for" in text) == (columns == "80")
 
 
 def test_stages_schedule_and_memory_are_kept_to() -> None:

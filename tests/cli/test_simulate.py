@@ -53,6 +53,15 @@ def test_all_schedules_are_compared_the_fastest_first() -> None:
     assert v_half["peak"] == 3
 
 
+def test_a_narrow_terminal_has_fewer_columns_with_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 40 columns most of the table was lines without numbers between them."""
+    monkeypatch.setenv("COLUMNS", "40")
+    text = run("--ranks", "4", "--microbatches", "8", "--f", "1ms")
+    assert "┃┃" not in text
+    assert re.search(r"│ Interleaved1F1B +│ +[0-9.]+ ms │", text)
+    assert "no room for: " in text
+
+
 def test_the_table_has_both_bubbles_and_the_drawing_a_lane_a_rank() -> None:
     text = run("--ranks", "2", "--microbatches", "4", "--schedule", "zbh1", "--f", "1ms")
     assert re.search(r"ZBH1 +│ +2 │ 13.0 ms │ +7.7 % │ 13.0 ms │ +7.7 % │ +2 microbatches", text)

@@ -24,6 +24,7 @@ from partita.cli.options.plan_options import (
 )
 from partita.cli.output.output_files import check_outputs, write_outputs
 from partita.cli.output.progress import progress_bar
+from partita.cli.output.stdout import drawing_width, stdout_console
 from partita.cli.pages.plan_page import Planned, gains_of
 from partita.planning import schedule_names
 from partita.reporting import (
@@ -146,7 +147,7 @@ def plan(
     if as_json:
         print(json.dumps(planned.as_dict(), indent=2))
     else:
-        _show(Console(), planned)
+        _show(stdout_console(), planned)
     for path in written:
         print(f"wrote {path}", file=sys.stderr if as_json else sys.stdout)
 
@@ -157,7 +158,7 @@ def _show(console: Console, planned: Planned) -> None:
     console.print(candidate_table(planned.rows()[:_MOST_ROWS], limit=least, title="Candidates"))
     console.print()
     timeline = simulation_timeline(planned.simulation, planned.plan.schedule)
-    console.print(timeline_drawing(timeline, max(20, console.width), most_lanes=_MOST_LANES), soft_wrap=True)
+    console.print(timeline_drawing(timeline, drawing_width(console), most_lanes=_MOST_LANES), soft_wrap=True)
     peaks = ", ".join(format_bytes(peak) for peak in planned.simulation.peak_bytes[:8])
     more = len(planned.simulation.peak_bytes) - 8
     console.print(f"peak memory by rank: {peaks}{f' and {more} more' if more > 0 else ''}", soft_wrap=True)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from partita.cli.output.output_files import check_outputs, write_outputs
+from partita.cli.output.stdout import drawing_width, stdout_console
 from partita.errors import PlanError, ReportError, UsageError
 from partita.planning import Plan
 from partita.reporting import (
@@ -66,7 +66,7 @@ def report(
     if as_json:
         print(json.dumps(comparison.as_dict(), indent=2))
     else:
-        Console().print(comparison_table(comparison))
+        stdout_console().print(comparison_table(comparison))
     _say_written(written, as_json)
 
 
@@ -76,8 +76,8 @@ def _show_one(run: RunReport, html: Path | None, trace: Path | None, as_json: bo
     if as_json:
         print(report_to_json(run, indent=2))
     else:
-        console = Console()
-        for part in report_text(run, console.width):
+        console = stdout_console()
+        for part in report_text(run, drawing_width(console)):
             console.print(part)
     _say_written(written, as_json)
 

@@ -14,6 +14,7 @@ from partita.cli.options.schedule_cases import SimulatedSchedule, simulate_cases
 from partita.cli.options.simulate_options import SimulateOptions, SimulationSubject
 from partita.cli.output.output_files import check_outputs, write_outputs
 from partita.cli.output.progress import progress_bar
+from partita.cli.output.stdout import drawing_width, stdout_console
 from partita.planning import schedule_names
 from partita.reporting import (
     candidate_table,
@@ -107,7 +108,7 @@ def simulate(
     if as_json:
         print(json.dumps(subject.as_dict(ranked, refused), indent=2))
     else:
-        _show(Console(), subject, ranked, refused)
+        _show(stdout_console(), subject, ranked, refused)
     for path in written:
         print(f"wrote {path}", file=sys.stderr if as_json else sys.stdout)
 
@@ -127,4 +128,4 @@ def _show(
         )
     console.print()
     timeline = simulation_timeline(best.simulation, best.case.name)
-    console.print(timeline_drawing(timeline, max(20, console.width), most_lanes=_MOST_LANES), soft_wrap=True)
+    console.print(timeline_drawing(timeline, drawing_width(console), most_lanes=_MOST_LANES), soft_wrap=True)

@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.reporting import outermost_modules, summarise_modules
+from partita.reporting.plan.modules import without_common_path
 
 names = st.builds(
     lambda prefix, number: f"{prefix}.{number}" if prefix else f"m{number}",
@@ -42,3 +43,16 @@ def test_a_module_inside_one_stage_stands_for_its_parts() -> None:
 def test_a_module_that_two_stages_share_is_named_by_its_parts() -> None:
     stages = [["embed", "block.norm", "block"], ["block.mlp", "block", "head"]]
     assert outermost_modules(stages) == [("embed", "block.norm"), ("block.mlp", "head")]
+
+
+def test_the_common_path_of_names_is_whole_modules() -> None:
+    assert without_common_path([["a.b.c1", "a.b.c2"], ["a.b.c3.d"]]) == ("a.b", [("c1", "c2"), ("c3.d",)])
+    assert without_common_path([["ab", "ac"]]) == ("", [("ab", "ac")])
+    assert without_common_path([["a.b"], ["c.b"]]) == ("", [("a.b",), ("c.b",)])
+    assert without_common_path([[]]) == ("", [()])
+
+
+@given(st.lists(st.lists(names, max_size=3), max_size=3))
+def test_the_common_path_and_the_rest_are_the_names(stages: list[list[str]]) -> None:
+    around, rest = without_common_path(stages)
+    assert [[f"{around}.{name}" if around else name for name in one] for one in rest] == stages

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rich.table import Table
 from rich.text import Text
 
 from partita.reporting.drawing.checks import require_quantity
+from partita.reporting.drawing.fitting_table import FittingColumn, FittingTable
 from partita.reporting.drawing.units import format_bytes, format_seconds, format_share
 
 __all__ = ["CandidateRow", "MemoryUnit", "candidate_table", "format_memory"]
@@ -58,32 +58,33 @@ def candidate_table(
     unit: MemoryUnit = "bytes",
     limit: float | None = None,
     title: str = "Schedules",
-) -> Table:
-    """Make a table with a row for each, in the order given. What is above `limit` is marked."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("schedule", no_wrap=True)
-    for name in ("stages", "step", "bubble", "span", "by span", "peak memory"):
-        table.add_column(name, justify="right", no_wrap=True)
-    has_notes = any(row.note for row in rows)
-    if has_notes:
-        table.add_column("recomputed", justify="right", no_wrap=True)
-    for row in rows:
-        peak = format_memory(row.peak, unit)
-        cells: list[str | Text] = [
-            Text(row.name),
-            str(row.stages),
-            format_seconds(row.makespan_s),
-            format_share(row.bubble),
-            format_seconds(row.span_s),
-            format_share(row.span_bubble),
-            peak if row.fits else Text(f"{peak}, too much", "red"),
-        ]
-        if has_notes:
-            cells.append(Text(row.note))
-        table.add_row(*cells, style=None if row.fits else "dim")
-    if limit is not None:
-        table.caption, table.caption_justify = f"a rank may hold {format_memory(limit, unit)}", "left"
-    return table
+) -> FittingTable:
+    """Make a table with a row for each, in the order given. What is above `limit` is marked. Where there is
+    little room, columns are left out.
+    """
+    peaks = [format_memory(row.peak, unit) for row in rows]
+    columns = [
+        FittingColumn("schedule", [Text(row.name) for row in rows], justify="left"),
+        FittingColumn("stages", [str(row.stages) for row in rows], left_out=4),
+        FittingColumn("step", [format_seconds(row.makespan_s) for row in rows]),
+        FittingColumn("bubble", [format_share(row.bubble) for row in rows], left_out=5),
+        FittingColumn("span", [format_seconds(row.span_s) for row in rows], left_out=1),
+        FittingColumn("by span", [format_share(row.span_bubble) for row in rows], left_out=2),
+        FittingColumn(
+            "peak memory",
+            [
+                peak if row.fits else Text(f"{peak}, too much", "red")
+                for row, peak in zip(rows, peaks, strict=True)
+            ],
+            left_out=6,
+        ),
+    ]
+    if any(row.note for row in rows):
+        columns.append(FittingColumn("recomputed", [Text(row.note) for row in rows], left_out=3))
+    caption = "" if limit is None else f"a rank may hold {format_memory(limit, unit)}"
+    return FittingTable(
+        title, columns, row_styles=["" if row.fits else "dim" for row in rows], caption=caption
+    )
 
 
 def format_memory(amount: float, unit: MemoryUnit) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["outermost_modules", "summarise_modules"]
+__all__ = ["outermost_modules", "summarise_modules", "without_common_path"]
 
 
 def outermost_modules(stages: Sequence[Iterable[str]]) -> list[tuple[str, ...]]:
@@ -29,6 +29,23 @@ def outermost_modules(stages: Sequence[Iterable[str]]) -> list[tuple[str, ...]]:
         around = {path for name in outermost for path in _paths(name)[:-1]}
         result.append(tuple(name for name in outermost if name not in around))
     return result
+
+
+def without_common_path(stages: Sequence[Sequence[str]]) -> tuple[str, list[tuple[str, ...]]]:
+    """Return the module that all others lie in, empty where there is none, and the names within it.
+
+    >>> without_common_path([["model.embed", "model.layers.0-3"], ["model.layers.4-7"]])
+    ('model', [('embed', 'layers.0-3'), ('layers.4-7',)])
+    """
+    paths = [name.split(".")[:-1] for names in stages for name in names]
+    common = []
+    for atoms in zip(*paths, strict=False):
+        if len(set(atoms)) > 1:
+            break
+        common.append(atoms[0])
+    around = ".".join(common)
+    cut = len(around) + 1 if around else 0
+    return around, [tuple(name[cut:] for name in names) for names in stages]
 
 
 def _paths(name: str) -> list[str]:

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from partita.errors import ReportError
+from partita.reporting.drawing.fitting_table import FittingColumn, FittingTable
 from partita.reporting.drawing.units import (
     format_bytes,
     format_count,
@@ -15,10 +16,13 @@ from partita.reporting.drawing.units import (
     format_number,
     format_seconds,
 )
+from partita.reporting.plan.modules import without_common_path
 from partita.reporting.plan.plan_report import PlannedStageRow
 from partita.reporting.step.data import LossPoint, StageRow
 
 __all__ = ["loss_table", "plan_table", "planned_table"]
+
+_LEAST_MODULES = 16
 
 
 def plan_table(rows: Sequence[StageRow]) -> Table:
@@ -48,32 +52,34 @@ def plan_table(rows: Sequence[StageRow]) -> Table:
     return table
 
 
-def planned_table(rows: Sequence[PlannedStageRow]) -> Table:
-    """Make the table of a plan that need not have run: a line a stage, however many modules it holds."""
-    table = Table(title="Plan", title_justify="left")
-    table.add_column("stage", justify="right", no_wrap=True)
-    table.add_column("rank", justify="right", no_wrap=True)
-    table.add_column("modules")  # the only one that gives way; its cells end in an ellipsis then
-    for name in ("F", "B", "parameters", "kept", "sends"):
-        table.add_column(name, justify="right", no_wrap=True)
-    has_recomputed = any(row.recomputed for row in rows)
-    if has_recomputed:
-        table.add_column("computed again", no_wrap=True)
-    for row in rows:
-        # Text: a name with brackets in it is no markup.
-        ends = row.modules if len(row.modules) < 3 else (row.modules[0], "…", row.modules[-1])
-        cells: list[str | Text] = [
-            str(row.stage),
-            str(row.rank),
-            Text(" ".join(ends), no_wrap=True, overflow="ellipsis"),
-            format_seconds(row.forward_s),
-            format_seconds(row.backward_s),
-            format_bytes(row.parameter_bytes),
-            format_bytes(row.kept_bytes),
-            format_bytes(row.send_bytes) if row.send_bytes else "none",
-        ]
-        table.add_row(*cells, *([row.recomputed] if has_recomputed else []))
-    return table
+def planned_table(rows: Sequence[PlannedStageRow]) -> FittingTable:
+    """Make the table of a plan that need not have run: the first and the last modules of each stage, without
+    the path that all of them have in common. Where there is little room, modules are folded and other columns
+    left out.
+    """
+    around, modules = without_common_path([row.modules for row in rows])
+    # Text: a name with brackets in it is no markup.
+    ends = [Text(" ".join(names if len(names) < 3 else (names[0], "…", names[-1]))) for names in modules]
+    sends = [format_bytes(row.send_bytes) if row.send_bytes else "none" for row in rows]
+    columns = [
+        FittingColumn("stage", [str(row.stage) for row in rows]),
+        FittingColumn("rank", [str(row.rank) for row in rows], left_out=7),
+        FittingColumn(
+            f"modules in {around}" if around else "modules",
+            ends,
+            least_width=_LEAST_MODULES,
+            justify="left",
+        ),
+        FittingColumn("F", [format_seconds(row.forward_s) for row in rows], left_out=6),
+        FittingColumn("B", [format_seconds(row.backward_s) for row in rows], left_out=5),
+        FittingColumn("parameters", [format_bytes(row.parameter_bytes) for row in rows], left_out=3),
+        FittingColumn("kept", [format_bytes(row.kept_bytes) for row in rows], left_out=4),
+        FittingColumn("sends", sends, left_out=1),
+    ]
+    if any(row.recomputed for row in rows):
+        again = [row.recomputed for row in rows]
+        columns.append(FittingColumn("computed again", again, left_out=2, justify="left"))
+    return FittingTable("Plan", columns)
 
 
 def loss_table(points: Sequence[LossPoint], last: int | None = None) -> Table:
