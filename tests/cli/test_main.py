@@ -83,6 +83,8 @@ def test_completion_is_installed_and_completes_commands_and_values(tmp_path: Pat
     [
         (("demo", "--steps", "0"), "UsageError: --steps is 0: give 1 or more"),
         (("demo", "--schedule", "nonsense"), "ScheduleError: there is no schedule 'nonsense'"),
+        (("verfy",), "No such command 'verfy'. Did you mean 'verify'?"),
+        (("nonsense",), "No such command 'nonsense'."),
     ],
 )
 def test_what_can_not_be_used_is_one_message_and_status_2(arguments: tuple[str, ...], message: str) -> None:

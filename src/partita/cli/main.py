@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keyword
 import sys
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -44,6 +45,13 @@ class _Commands(TyperGroup):
         own = typer.Typer(add_completion=False)
         own.command(cmd_name)(getattr(import_module(f"partita.cli.{name}"), name))
         return typer.main.get_command(own)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Name the command that was likely meant, where there is none of that name."""
+        near = get_close_matches(args[0], _COMMANDS, 1) if args and args[0] not in _COMMANDS else []
+        if near and not ctx.resilient_parsing:
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
+        return super().resolve_command(ctx, args)
 
 
 app = typer.Typer(name="partita", cls=_Commands, no_args_is_help=True, pretty_exceptions_enable=False)
