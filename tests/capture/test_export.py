@@ -410,3 +410,20 @@ def test_a_model_that_does_not_run_with_its_example_is_no_matter_of_tracing() ->
         capture(model, (torch.randn(2, 3),))
     assert isinstance(refusal.value.__cause__, RuntimeError)
     assert "modes=" not in str(refusal.value)
+
+
+class WritesThenFails(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(4, 4, max_norm=0.1), nn.Linear(5, 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.embed(ids))  # which shortens the rows that it reads
+
+
+def test_a_model_that_does_not_run_is_left_as_it_was() -> None:
+    model = WritesThenFails()
+    before = model.embed.weight.detach().clone()
+    with pytest.raises(CaptureError, match="WritesThenFails itself raises RuntimeError with its example"):
+        capture(model, (torch.arange(4),))
+    assert torch.equal(model.embed.weight, before)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
@@ -13,11 +13,13 @@ from torch.fx import GraphModule
 
 from partita._torch.containers.pytree import tree_map
 from partita._torch.export.conditions import Answers, answers_given
+from partita._torch.export.eager_answers import eager_answers
 from partita._torch.export.export import Way, export_module
 from partita._torch.export.open_sizes import fixed_as_int, forget_sizes
 from partita._torch.export.signature import Signature, signature_of
 from partita._torch.modules.registered_state import register_missing
 from partita._torch.tensors.detached_copy import detached_copy
+from partita._torch.tensors.free_memory import free_bytes
 from partita._torch.tensors.storage import has_memory
 from partita.capture.merging.branches import Traced, all_ways, has_answers_of_the_example
 from partita.capture.merging.merge_modes import merge_modes
@@ -41,7 +43,7 @@ from partita.capture.tracing.blame import summary
 from partita.capture.tracing.host_draws import HostGenerators
 from partita.capture.tracing.relative_regions import make_regions_relative
 from partita.capture.tracing.unchanged import rehearsal, unchanged
-from partita.errors import CaptureError
+from partita.errors import CaptureError, PartitaError
 from partita.verification.comparing.compare import Tolerance
 
 __all__ = ["Captured", "Modes", "capture"]
@@ -281,9 +283,9 @@ class _Exporter:
             module, failed = self._export_one_of(ways, example, training, fixed)
             if module is not None:
                 return module
-            if not reasons and not fixed:
-                self._check_example(training)
             first = failed[0][1]
+            if not reasons and not fixed and not isinstance(first, (PartitaError, Disproof)):
+                self._check_example(training)
             if isinstance(first, _FixedAsInt):  # reading the bytecode with open sizes comes next
                 left.sort(key=lambda one: one[0] != ("strict",) or one[1].dynamic_shapes is None)
             if example.dynamic_shapes is None or self.dynamic_shapes is not None:
@@ -370,21 +372,31 @@ class _Exporter:
         answers = Answers()
         try:
             with answers_given(answers):
-                self._run_example(training)
+                raised = self._run_example(training)
         except Exception:  # the trace then tells what is wrong
+            return None
+        if raised is not None:
             return None
         self.known_answers.update(answers.by_place)
         return answers.by_place
 
-    def _run_example(self, training: bool) -> None:
-        """Run the model on its example; nothing of it changes."""
+    def _run_example(self, training: bool, *, parameters: bool = False) -> Exception | None:
+        """Run the model on its example, and return what it raises; nothing of it changes.
+
+        Args:
+            parameters: also where it writes into them; see `rehearsal`.
+        """
         generators = HostGenerators(self.model)
         args, kwargs = tree_map(detached_copy, (self.args, self.kwargs))
         try:
-            with rehearsal(self.model), in_mode(self.model, training):
-                self.model(*args, **kwargs)
+            with rehearsal(self.model, parameters=parameters), in_mode(self.model, training):
+                try:
+                    self.model(*args, **kwargs)
+                except Exception as error:
+                    return error
         finally:
             generators.reset()
+        return None
 
     def _check_example(self, training: bool) -> None:
         """After a trace that failed: tell where it is the model that fails.
@@ -393,16 +405,27 @@ class _Exporter:
             CaptureError: with the model's error and line.
         """
         flat = [leaf for leaf in Example(self.args, self.kwargs).flat if isinstance(leaf, Tensor)]
-        if not all(map(has_memory, (*self.model.parameters(), *self.model.buffers(), *flat))):
+        tensors = [*self.model.parameters(), *self.model.buffers(), *flat]
+        if not all(map(has_memory, tensors)) or _exceeds_memory(tensors):
             return
         try:
-            self._run_example(training)
-        except Exception as error:
+            with eager_answers():
+                raised = self._run_example(training, parameters=True)
+        except Exception:  # it can't be tried without changing it
+            return
+        if raised is not None:
             mode = "training" if training else "evaluation"
             raise CaptureError(
-                f"{type(self.model).__name__} itself raises {type(error).__name__} with its example in "
-                f"{mode}: {summary(error)}. Give it example arguments that it runs with"
-            ) from error
+                f"{type(self.model).__name__} itself raises {type(raised).__name__} with its example in "
+                f"{mode}: {summary(raised)}. Give it example arguments that it runs with"
+            ) from raised
+
+
+def _exceeds_memory(tensors: Sequence[Tensor]) -> bool:
+    """Whether copies of these would not fit beside them."""
+    needed = sum(tensor.nbytes for tensor in tensors)
+    free = [free_bytes(device) for device in {tensor.device for tensor in tensors}]
+    return any(size is not None and 2 * needed > size for size in free)
 
 
 def _open_inputs(module: GraphModule) -> frozenset[int]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from partita.capture import capture
-from partita.capture.tracing.unchanged import unchanged
+from partita.capture.tracing.unchanged import rehearsal, unchanged
 from partita.errors import CaptureError
 
 
@@ -157,3 +157,15 @@ def test_containers_in_containers_and_in_objects_are_put_back() -> None:
     assert (log.last, list(log.lines), log.lines.maxlen) == (None, [1, 2], 2)
     assert model.rows[0] == {"a": [1, {2}]}
     assert model.rows[0]["a"] is inner
+
+
+@pytest.mark.parametrize("parameters", [False, True])
+def test_parameters_with_other_data_get_their_own_again(parameters: bool) -> None:
+    model = nn.Linear(2, 2)
+    place, elements = model.weight.data_ptr(), model.weight.detach().clone()
+    with rehearsal(model, parameters=parameters):
+        if parameters:
+            model.weight.data.zero_()
+        model.weight.data = torch.ones(2, 2)
+    assert model.weight.data_ptr() == place
+    assert torch.equal(model.weight, elements)

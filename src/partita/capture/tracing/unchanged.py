@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from partita._torch.containers.containers import content_of, fill, kind_of
 from partita._torch.export.alike import alike
-from partita._torch.tensors.storage import has_memory
+from partita._torch.tensors.storage import has_memory, storage_key
 
 __all__ = ["Attributes", "rehearsal", "unchanged"]
 
@@ -47,13 +47,27 @@ def unchanged(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def rehearsal(model: nn.Module) -> Iterator[None]:
+def rehearsal(model: nn.Module, *, parameters: bool = False) -> Iterator[None]:
     """Restore the same, buffers and the random state: the model may run on real data within the block.
 
-    No ``forward`` is expected to write to parameters.
+    Args:
+        parameters: restore what is written into them too, for which they are copied.
     """
-    with unchanged(model), torch.random.fork_rng(), _same_elements(model.buffers()):
+    written = [*model.buffers(), *(model.parameters() if parameters else ())]
+    with unchanged(model), torch.random.fork_rng(), _same_elements(written), _same_data(model):
         yield
+
+
+@contextmanager
+def _same_data(model: nn.Module) -> Iterator[None]:
+    """Restore the ``data`` of parameters and buffers that have got another."""
+    before = [(tensor, tensor.data) for tensor in (*model.parameters(), *model.buffers())]
+    try:
+        yield
+    finally:
+        for tensor, data in before:
+            if storage_key(tensor) != storage_key(data):
+                tensor.data = data
 
 
 @contextmanager
