@@ -80,7 +80,11 @@ def plan(
         str, typer.Option(help="auto, or names between commas.", autocompletion=_complete_schedule)
     ] = "auto",
     parameter_copies: Annotated[
-        float, typer.Option(help="Parameters, gradients and optimizer state, as multiples of the parameters.")
+        float,
+        typer.Option(
+            help="Parameters, gradients and optimizer state, as multiples of the parameters in their dtype: "
+            "4 for Adam, 8 for Adam with float32 states and weights of bfloat16 parameters, 1 for inference."
+        ),
     ] = 4.0,
     recompute: Annotated[
         bool, typer.Option(help="Whether units may be computed again in the backward pass to save memory.")
