@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
@@ -19,7 +19,7 @@ from partita._torch.export.open_sizes import fixed_as_int, forget_sizes
 from partita._torch.export.signature import Signature, signature_of
 from partita._torch.modules.registered_state import register_missing
 from partita._torch.tensors.detached_copy import detached_copy
-from partita._torch.tensors.free_memory import free_bytes
+from partita._torch.tensors.free_memory import too_little
 from partita._torch.tensors.storage import has_memory
 from partita.capture.merging.branches import Traced, all_ways, has_answers_of_the_example
 from partita.capture.merging.merge_modes import merge_modes
@@ -406,7 +406,9 @@ class _Exporter:
         """
         flat = [leaf for leaf in Example(self.args, self.kwargs).flat if isinstance(leaf, Tensor)]
         tensors = [*self.model.parameters(), *self.model.buffers(), *flat]
-        if not all(map(has_memory, tensors)) or _exceeds_memory(tensors):
+        copies_and_results = 2 * sum(tensor.nbytes for tensor in tensors)
+        devices = (tensor.device for tensor in tensors)
+        if not all(map(has_memory, tensors)) or too_little(copies_and_results, devices):
             return
         try:
             with eager_answers():
@@ -419,13 +421,6 @@ class _Exporter:
                 f"{type(self.model).__name__} itself raises {type(raised).__name__} with its example in "
                 f"{mode}: {summary(raised)}. Give it example arguments that it runs with"
             ) from raised
-
-
-def _exceeds_memory(tensors: Sequence[Tensor]) -> bool:
-    """Whether copies of these would not fit beside them."""
-    needed = sum(tensor.nbytes for tensor in tensors)
-    free = [free_bytes(device) for device in {tensor.device for tensor in tensors}]
-    return any(size is not None and 2 * needed > size for size in free)
 
 
 def _open_inputs(module: GraphModule) -> frozenset[int]:

@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+from tests.capture.fast_path import TOKENS, Encoder
 from torch import Tensor, nn
 
 from partita.capture import capture
@@ -14,24 +15,6 @@ from partita.pipelining import ScheduleGPipe, pipeline
 from partita.runtime import Comm, InProcessWorld
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*nested tensors")  # torch's fast path warns of them, once
-
-TOKENS = torch.tensor([[1, 2, 3, 4], [5, 6, 0, 0], [7, 8, 9, 0], [3, 2, 1, 4]])
-
-
-class Encoder(nn.Module):
-    """Takes torch's fast path for attention where no gradients are recorded."""
-
-    def __init__(self, masked: bool) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(10, 8)
-        layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 2)
-        self.head = nn.Linear(8, 3)
-        self.masked = masked
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        mask = tokens == 0 if self.masked else None
-        return self.head(self.encoder(self.embed(tokens), src_key_padding_mask=mask).mean(1))
 
 
 class Asks(nn.Module):

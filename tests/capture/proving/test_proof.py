@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from partita._torch.tensors import free_memory
 from partita.capture import capture
-from partita.capture.proving import proof as proof_module
 from partita.capture.proving.proof import CLOSE, Disproof, proven, tolerance_of
 from partita.errors import CaptureError, NotProven
 from partita.pipelining import SplitPoint, pipeline
@@ -133,7 +133,7 @@ def test_a_model_without_data_is_cut_with_one_warning() -> None:
 
 
 def test_what_does_not_fit_into_memory_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proof_module, "free_bytes", lambda _device: 100)
+    monkeypatch.setattr(free_memory, "free_bytes", lambda _device: 100)
     proof = capture(Model(), (x(),), prove=True).proof
     assert not proof.holds
     assert "MiB are free" in proof.text

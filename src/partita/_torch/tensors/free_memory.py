@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 
-__all__ = ["free_bytes"]
+__all__ = ["free_bytes", "too_little"]
 
 _MEMINFO = Path("/proc/meminfo")
 _LIMIT, _USED = (Path("/sys/fs/cgroup") / f"memory.{name}" for name in ("max", "current"))
@@ -28,3 +29,17 @@ def free_bytes(device: torch.device) -> int | None:
     if _LIMIT.exists() and (limit := _LIMIT.read_text().strip()).isdigit():
         free = min(free, int(limit) - int(_USED.read_text()))  # a container's own limit
     return free
+
+
+def too_little(needed: int, devices: Iterable[torch.device]) -> tuple[torch.device, int] | None:
+    """The first of the devices that has fewer free bytes than are needed, and how many it has; None where
+    all have enough, or can't tell.
+
+    >>> too_little(1, [torch.device("cpu")]) is None
+    True
+    """
+    for device in dict.fromkeys(devices):
+        free = free_bytes(device)
+        if free is not None and needed > free:
+            return device, free
+    return None

@@ -18,7 +18,7 @@ from torch.fx import GraphModule
 from partita._torch.containers.pytree import flatten
 from partita._torch.export.open_sizes import is_symbolic
 from partita._torch.graph_module.lazy_module import generate_code
-from partita._torch.tensors.free_memory import free_bytes
+from partita._torch.tensors.free_memory import too_little
 from partita._torch.tensors.storage import has_memory
 from partita.capture.merging.modes import in_mode
 from partita.capture.open_sizes.sizes import Sizes, sizes_of
@@ -172,12 +172,12 @@ def proven(
     kinds = ", ".join(dict.fromkeys(seen))
     exact = "bit for bit" if tolerance.exact else f"within rtol={tolerance.rtol:g}, atol={tolerance.atol:g}"
     modes = " and ".join("training" if training else "evaluation" for training in graphs)
-    apart.sort(key=lambda one: one.rounding)
-    if apart and not apart[0].rounding:
+    gravest = min(apart, key=lambda one: one.rounding, default=None)
+    if gravest is not None and not gravest.rounding:
         for graph in {id(graph): graph for graph in graphs.values()}.values():
-            refuse_without_gradients(graph, apart[0])
+            refuse_without_gradients(graph, gravest)
     text = f"equal to the eager model {exact} in {modes} on {kinds}"
-    return Proof(True, text, tuple(unkept), apart[0].text if apart else "")
+    return Proof(True, text, tuple(unkept), gravest.text if gravest else "")
 
 
 def prove_batch_of_one(
@@ -393,11 +393,11 @@ def _obstacle(
     value_bytes = max(sum(_bytes(graph)) for graph in graphs.values())
     # two copies of the state with their gradients; values, and what autograd saves of them
     needed = 5 * state_bytes + 3 * value_bytes
-    for device in {tensor.device for tensor in tensors}:
-        free = free_bytes(device)
-        if free is not None and needed > free:
-            return f"it would take about {needed >> 20:,} MiB on {device}, and {free >> 20:,} MiB are free"
-    return ""
+    short = too_little(needed, (tensor.device for tensor in tensors))
+    if short is None:
+        return ""
+    device, free = short
+    return f"it would take about {needed >> 20:,} MiB on {device}, and {free >> 20:,} MiB are free"
 
 
 def _bytes(graph: GraphModule) -> Iterator[int]:

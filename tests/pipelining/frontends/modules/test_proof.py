@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from tests.capture.fast_path import TOKENS, Encoder
 from tests.pipelining.running import assert_equal
 from torch import Tensor, nn
 
@@ -98,24 +99,6 @@ def test_a_computed_weight_on_a_module_is_copied(options: dict[str, Any]) -> Non
 
     gradients = {name: value for held in InProcessWorld(2).run(body) for name, value in held.items()}
     assert_equal(gradients, {name: value.grad for name, value in whole.named_parameters()})
-
-
-class Encoder(nn.Module):
-    """Takes torch's fast path for attention where no gradients are recorded, which zeroes what is masked."""
-
-    def __init__(self, masked: bool) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(10, 8)
-        layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
-        self.encoder, self.head = nn.TransformerEncoder(layer, 2), nn.Linear(8, 3)
-        self.masked = masked
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        mask = tokens == 0 if self.masked else None
-        return self.head(self.encoder(self.embed(tokens), src_key_padding_mask=mask).mean(1))
-
-
-TOKENS = torch.tensor([[1, 2, 3, 4], [5, 6, 0, 0], [7, 8, 9, 0], [3, 2, 1, 4]])
 
 
 @pytest.mark.filterwarnings("ignore:.*nested tensors")

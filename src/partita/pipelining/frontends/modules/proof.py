@@ -72,11 +72,11 @@ def block_proof(
     exact = "bit for bit" if tolerance.exact else f"within rtol={tolerance.rtol:g}, atol={tolerance.atol:g}"
     ran = " and ".join("training" if training else "evaluation" for training in modes)
     kinds = ", ".join(dict.fromkeys(proven))
-    apart.sort(key=lambda one: one.rounding)
-    if apart and not apart[0].rounding:
-        raise CaptureError(apart[0].text)
+    gravest = min(apart, key=lambda one: one.rounding, default=None)
+    if gravest is not None and not gravest.rounding:
+        raise CaptureError(gravest.text)
     text = f"equal to the eager model {exact} in {ran} on {kinds}"
-    return Proof(True, text, without_gradients=apart[0].text if apart else "")
+    return Proof(True, text, without_gradients=gravest.text if gravest else "")
 
 
 def _equal_on(
