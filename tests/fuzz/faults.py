@@ -7,7 +7,6 @@ import itertools
 import os
 import random
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -21,7 +20,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from tests.runtime.hosts import FIRST_ADDRESS, hosts_on_a_switch, set_cable
-from tests.runtime.worlds import Ending, endings_of, patience
+from tests.runtime.worlds import Ending, endings_of, patience, reserved_port
 from torch import nn
 from torch.nn import functional
 
@@ -229,10 +228,8 @@ def _until_others_know(fault: Fault, folder: Path) -> None:
 
 def check(fault: Fault) -> None:
     """Let it happen, and assert that all others are told in time who failed."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     with (
+        reserved_port() as port,
         tempfile.TemporaryDirectory() as folder,
         hosts_on_a_switch(fault.ranks if fault.how == "network" else 0) as hosts,
         patience(60.0),

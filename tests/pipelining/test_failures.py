@@ -10,7 +10,6 @@ import itertools
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -26,7 +25,7 @@ import torch.distributed as dist
 from tests.pipelining.models import PLAIN, WIDTH
 from tests.pipelining.running import cut
 from tests.runtime import worlds
-from tests.runtime.worlds import LIMIT_S, Ending, endings
+from tests.runtime.worlds import LIMIT_S, Ending, endings, reserved_port
 from torch import Tensor, nn
 
 from partita.errors import PeerFailed, SignatureMismatch
@@ -395,7 +394,7 @@ def test_ranks_that_disagree_about_a_step_both_learn_of_it() -> None:
 # The ends of a process whose training stands in no `with` block.
 
 SCRIPT = """
-import json, os, sys, time
+import faulthandler, json, os, sys, time
 import torch, torch.distributed as dist
 from partita.errors import PeerFailed
 from partita.pipelining import PipelineStage, Schedule1F1B
@@ -439,6 +438,7 @@ for number, case in enumerate(json.loads(sys.argv[2])):
         if child == 0:  # from here on a main program of its own, which ends like any other
             files = f"{sys.argv[1]}/{number}"
             sys.stderr = open(f"{files}.{rank}.stderr", "w")
+            faulthandler.dump_traceback_later(40, file=sys.stderr)  # before the test's patience ends
             train(rank, files, **case)
             sys.exit()
         children.append(child)
@@ -476,30 +476,36 @@ SCRIPTS = (
 @pytest.fixture(scope="module")
 def scripts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]]]:
     """Runs them all at once; the folder with what they wrote, and the exit codes of each."""
-    with ExitStack() as probes:
-        ports = []
-        for _ in SCRIPTS:
-            probe = probes.enter_context(socket.socket())
-            probe.bind(("127.0.0.1", 0))
-            ports.append(probe.getsockname()[1])
     folder = tmp_path_factory.mktemp("scripts")
-    cases = [
-        {"size": one.size, "port": port, "failing": one.failing, "place": one.place, "how": one.how}
-        for one, port in zip(SCRIPTS, ports, strict=True)
-    ]
-    parent = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, folder, json.dumps(cases)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
-        start_new_session=True,
-    )
-    try:
-        codes = iter(json.loads(parent.communicate(timeout=2 * LIMIT_S)[0]))
-    finally:
-        with suppress(ProcessLookupError):  # as it is where all have ended
-            os.killpg(parent.pid, signal.SIGKILL)
-        parent.wait()
+    with ExitStack() as ports:
+        cases = [
+            {
+                "size": one.size,
+                "port": ports.enter_context(reserved_port()),
+                "failing": one.failing,
+                "place": one.place,
+                "how": one.how,
+            }
+            for one in SCRIPTS
+        ]
+        parent = ports.enter_context(
+            subprocess.Popen(
+                [sys.executable, "-c", SCRIPT, folder, json.dumps(cases)],
+                stdout=subprocess.PIPE,
+                text=True,
+                env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
+                start_new_session=True,
+            )
+        )
+        try:
+            codes = iter(json.loads(parent.communicate(timeout=2 * LIMIT_S)[0]))
+        except subprocess.TimeoutExpired as error:
+            for path in sorted(folder.glob("*.stderr")):
+                error.add_note(f"{path.name}:\n{path.read_text()}")
+            raise
+        finally:
+            with suppress(ProcessLookupError):  # as it is where all have ended
+                os.killpg(parent.pid, signal.SIGKILL)
     return folder, [[next(codes) for _ in range(one.size)] for one in SCRIPTS]
 
 

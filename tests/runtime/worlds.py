@@ -45,6 +45,20 @@ _CONTEXT.set_forkserver_preload(
 
 
 @contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port of this machine that a process may listen on within the block, and that nothing else is given.
+
+    A port that is free now may be another process's own end of a connection by the time that somebody wants
+    to listen on it. This one is bound, but not listened on: the system keeps it, and lets whoever sets
+    ``SO_REUSEADDR``, as a `torch.distributed.TCPStore` does, listen on it.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
+
+
+@contextmanager
 def patience(seconds: float) -> Iterator[None]:
     """Another limit in this block, for processes that compile, or do many things in one launch."""
     global LIMIT_S
@@ -105,10 +119,8 @@ def script_endings(size: int, script: Path) -> list[Ending]:
     """Runs a script in its folder in `size` processes, with the environment that torchrun gives it. Each
     ending's result is what the script printed.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    return endings_of(size, _script, str(script), port)
+    with reserved_port() as port:
+        return endings_of(size, _script, str(script), port)
 
 
 def endings(size: int, fn: Callable[..., Any], *args: Any) -> list[Ending]:

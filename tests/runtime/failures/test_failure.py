@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -18,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from tests.runtime.worlds import LIMIT_S, Ending, endings
+from tests.runtime.worlds import LIMIT_S, Ending, endings, reserved_port
 
 from partita._torch.distributed.groups import prefixed
 from partita.errors import DeadlockError, PeerFailed
@@ -187,25 +186,23 @@ def test_a_stopped_host_of_the_store_holds_nobody_longer_than_the_limit(tmp_path
     """The others waited in the store, which has no limit: for minutes, with timeout_s=5."""
     script = tmp_path / "script.py"
     script.write_text(STOPPED)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(rank), port],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for rank in range(3)
-    ]
-    try:
-        texts = [process.communicate(timeout=2 * LIMIT_S)[0] for process in processes[1:]]
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
+    with reserved_port() as port:
+        processes = [
+            subprocess.Popen(
+                [sys.executable, str(script), str(rank), str(port)],
+                stdout=subprocess.PIPE,
+                text=True,
+                env=environment,
+            )
+            for rank in range(3)
+        ]
+        try:
+            texts = [process.communicate(timeout=2 * LIMIT_S)[0] for process in processes[1:]]
+        finally:
+            for process in processes:
+                process.kill()
+                process.communicate()
     for rank, text in enumerate(texts, 1):
         assert text.startswith("PeerFailed 0 rank 0 gives no sign of life: rank ")
         assert "has waited 2 s for it in recv from rank 0 (tag 0)" in text
@@ -285,26 +282,24 @@ comm.recv(torch.empty(1), other).wait()
 def _run_script(tmp_path: Path, how: str, failing: int) -> list[tuple[int, str]]:
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
     started = time.monotonic()
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(rank), str(port), how, str(failing)],
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for rank in range(3)
-    ]
-    try:
-        texts = [process.communicate(timeout=2 * LIMIT_S)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    with reserved_port() as port:
+        processes = [
+            subprocess.Popen(
+                [sys.executable, str(script), str(rank), str(port), how, str(failing)],
+                stderr=subprocess.PIPE,
+                text=True,
+                env=environment,
+            )
+            for rank in range(3)
+        ]
+        try:
+            texts = [process.communicate(timeout=2 * LIMIT_S)[1] for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+                process.communicate()
     print("seconds:", round(time.monotonic() - started, 2))  # noqa: T201
     return [(process.returncode, text) for process, text in zip(processes, texts, strict=True)]
 
