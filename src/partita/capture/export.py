@@ -25,7 +25,7 @@ from partita.capture.merging.branches import Traced, all_ways, has_answers_of_th
 from partita.capture.merging.merge_modes import merge_modes
 from partita.capture.merging.modes import captures_training, copy_flags, in_mode, mode_flag, require_mode
 from partita.capture.merging.other_mode import OtherMode
-from partita.capture.open_sizes.batch import Example, examples, without_repeats
+from partita.capture.open_sizes.batch import Example, examples, traceable_arguments
 from partita.capture.open_sizes.sizes import Sizes
 from partita.capture.open_sizes.specialise_sizes import specialise_sizes
 from partita.capture.proving.proof import (
@@ -38,7 +38,7 @@ from partita.capture.proving.proof import (
     proven,
     tolerance_of,
 )
-from partita.capture.refusal import refusal, short_refusal
+from partita.capture.refusal import check_call, refusal, short_refusal
 from partita.capture.tracing.blame import summary
 from partita.capture.tracing.host_draws import HostGenerators
 from partita.capture.tracing.relative_regions import make_regions_relative
@@ -114,16 +114,13 @@ def capture(
     >>> captured.module(torch.randn(5, 2)).shape
     torch.Size([5, 2])
     """
-    if not isinstance(args, tuple):
-        raise CaptureError(
-            f"args is a tuple of positional arguments, got {type(args).__name__}: write (x,) for a single one"
-        )
+    check_call(model, args)
     if modes not in ("both", "train", "eval"):
         raise CaptureError(f"modes is {modes!r}: give 'both', 'train' or 'eval'")
     tolerance = tolerance_of(prove)
     exporter = _Exporter(
         model,
-        *without_repeats(args, kwargs or {}),
+        *traceable_arguments(args, kwargs or {}),
         dynamic_shapes,
         provable=tolerance is not None,
         both=modes == "both",

@@ -2,23 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
+import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from partita._torch.export.export import Way
+from partita._torch.modules.contents import has_backward_hooks
 from partita.capture.proving.proof import Disproof
 from partita.capture.tracing.blame import users_line
+from partita.errors import CaptureError
 
-__all__ = ["refusal", "short_refusal"]
+__all__ = ["check_call", "refusal", "short_refusal"]
 
+_AT_BLOCKS = (
+    'cut the model at its blocks and leave its code as it is: pipeline(..., frontend="modules"). The full '
+    "text of the first error is attached as its cause"
+)
 _ADVICE = (
     "Take what can't be traced (.item(), data-dependent shapes, side effects on Python objects) out of "
     "forward, for example with torch.where or torch.cond; where the other mode can be traced, and is all "
-    "that is needed, capture it alone: modes='eval' or modes='train'; or cut the model at its blocks and "
-    'leave its code as it is: pipeline(..., frontend="modules"). The full text of the first error is '
-    "attached as its cause"
+    f"that is needed, capture it alone: modes='eval' or modes='train'; or {_AT_BLOCKS}"
 )
+
+
+def check_call(model: nn.Module, args: tuple[Any, ...]) -> None:
+    """Refuse what nothing can be made of, before anything is tried.
+
+    Raises:
+        CaptureError: ``model`` is no module of Python code, or has parameters without a shape; or ``args`` is
+            no tuple.
+    """
+    if not isinstance(model, nn.Module):
+        raise CaptureError(
+            f"the model is a torch.nn.Module, got {type(model).__name__}: call it in the forward of a module"
+        )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise CaptureError(
+            f"the model is a {type(model).__name__} of torch.jit, whose Python code is gone: give the module "
+            "that it was made from"
+        )
+    if not isinstance(args, tuple):
+        raise CaptureError(
+            f"args is a tuple of positional arguments, got {type(args).__name__}: write (x,) for a single one"
+        )
+    lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
+    if lazy:
+        raise CaptureError(
+            f"{type(model).__name__} has parameters without a shape yet ({_some(lazy)}): call it once, on an "
+            "example, so that its lazy modules get theirs"
+        )
 
 
 def refusal(model: nn.Module, training: bool, reasons: Sequence[tuple[Way, Exception]]) -> str:
@@ -40,13 +75,36 @@ def refusal(model: nn.Module, training: bool, reasons: Sequence[tuple[Way, Excep
             place = f"{'strict' if way == 'strict' else 'non-strict'} mode{f', at {line}' if line else ''}"
             lines.append(f"  {place}: {type(error).__name__}: {text[0]}")
         lines += [f"    {more.strip()}" for more in text[1:5]]
-    lines.append(f"(in {mode} mode.) {_ADVICE}")
+    lines.append(f"(in {mode} mode.) {_cause(model) or _ADVICE}")
     if disproved:
         lines.append(
             'Where such a difference is of no account: prove="close" (or a Tolerance) accepts small ones, '
             "prove=False all"
         )
     return "\n".join(lines)
+
+
+def _cause(model: nn.Module) -> str:
+    """What of the model no way of tracing takes, where it is seen without one."""
+    scripted = _paths(model, lambda module: isinstance(module, torch.jit.ScriptModule))
+    if scripted:
+        return (
+            f"{_some(scripted)} is a module of torch.jit, whose Python code is gone. Put the module there "
+            f"that it was made from, or {_AT_BLOCKS}"
+        )
+    hooked = _paths(model, has_backward_hooks)
+    if hooked:
+        return f"{_some(hooked)} has a backward hook, which no trace takes. Take it off, or {_AT_BLOCKS}"
+    return ""
+
+
+def _paths(model: nn.Module, which: Callable[[nn.Module], bool]) -> list[str]:
+    return [path or "the model" for path, module in model.named_modules() if which(module)]
+
+
+def _some(names: Iterable[str]) -> str:
+    first, *more = names
+    return f"{first!r}{f' and {len(more)} more' if more else ''}"
 
 
 def short_refusal(reason: str) -> str:

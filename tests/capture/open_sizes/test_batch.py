@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from partita.capture.open_sizes.batch import examples, in_batch
+from partita.capture.open_sizes.batch import examples, in_batch, traceable_arguments
 
 
 def test_the_batch_is_the_size_that_most_tensors_have_first() -> None:
@@ -30,3 +30,15 @@ def test_what_is_closed_stays_fixed_and_nothing_is_tried_where_all_is() -> None:
     assert list(example.dynamic_shapes._shapes) == [id(x)]
     assert list(examples((x,), {}, frozenset({0}))) == []
     assert list(examples((3,), {}, frozenset())) == []
+
+
+def test_what_no_backward_pass_may_save_is_copied() -> None:
+    with torch.inference_mode():
+        x = torch.ones(2, 3)
+    y = torch.ones(2, 3)
+    (mine, same, again), named = traceable_arguments((x, y, y), {"z": x})
+    assert torch.equal(mine, x)
+    assert not mine.is_inference()
+    assert not named["z"].is_inference()
+    assert same is y
+    assert again is not y

@@ -11,6 +11,7 @@ __all__ = [
     "carry_hooks",
     "first_hook_inside",
     "forward_hooks",
+    "has_backward_hooks",
     "has_forward_hooks",
     "is_buffer",
     "is_guards_module",
@@ -55,6 +56,11 @@ def has_forward_hooks(module: torch.nn.Module) -> bool:
     if any(getattr(torch.nn.modules.module, name) for name in _GLOBAL_HOOKS):
         return True
     return "forward" in vars(module) or any(getattr(module, name, None) for name in _HOOKS)
+
+
+def has_backward_hooks(module: torch.nn.Module) -> bool:
+    """Whether a backward pass through ``module`` itself runs hooks that are registered on it."""
+    return bool(module._backward_hooks or module._backward_pre_hooks)
 
 
 def first_hook_inside(module: torch.nn.Module) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 from partita._torch.containers.pytree import flatten, unflatten
 from partita._torch.export.open_sizes import open_batch
 
-__all__ = ["Example", "examples", "in_batch", "without_repeats"]
+__all__ = ["Example", "examples", "in_batch", "traceable_arguments"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,15 +33,17 @@ class Example:
         return flatten((self.args, self.kwargs))[0]
 
 
-def without_repeats(
+def traceable_arguments(
     args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the same arguments with a copy for each tensor that is passed a second time.
+    """Return the same arguments with a copy for each tensor that is passed a second time, or was made in
+    inference mode.
 
-    A tracer takes one tensor for one input, and the graph would read the one where the model reads the other.
+    A tracer takes one tensor for one input, and the graph would read the one where the model reads the other;
+    and it takes what no backward pass may save for what is handed in later, too.
 
     >>> ids = torch.zeros(2)
-    >>> first, second = without_repeats((ids, ids), {})[0]
+    >>> first, second = traceable_arguments((ids, ids), {})[0]
     >>> first is second
     False
     """
@@ -49,7 +51,7 @@ def without_repeats(
     seen: set[int] = set()
     for position, value in enumerate(flat):
         if isinstance(value, Tensor):
-            if id(value) in seen:
+            if id(value) in seen or value.is_inference():
                 flat[position] = value.detach().clone().requires_grad_(value.requires_grad)
             seen.add(id(value))
     more, named = unflatten(flat, structure)

@@ -14,6 +14,7 @@ from partita._torch.tensors.storage import has_memory
 from partita.capture import Captured, Modes, capture
 from partita.capture.merging.modes import captured_mode, copy_flags
 from partita.capture.proving.proof import Proof, Prove
+from partita.capture.refusal import check_call
 from partita.errors import ArgumentError, InfeasiblePlan, NotProven
 from partita.graph.effects import analyse
 from partita.pipelining.frontends.cuts.annotations import split_points
@@ -153,6 +154,7 @@ def pipeline(
     >>> pipe.num_stages, list(pipe.get_stage_module(1).state_dict())
     (2, ['2.weight', '2.bias'])
     """
+    check_call(module, mb_args)
     sources = {"split_spec": split_spec, "split_policy": split_policy, "stages": stages, "plan": plan}
     named = [name for name, value in sources.items() if value is not None]
     if len(named) > 1:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from partita.errors import ExecutionError
-from partita.pipelining.blocks.replaying.answers import NewTensor, Opaque
+from partita.pipelining.blocks.replaying.answers import NewTensor, Opaque, picklable
 
 
 def test_what_can_not_be_sent_is_kept_in_sets_and_lists_as_itself() -> None:
@@ -30,3 +30,11 @@ def test_new_tensors_are_equal_where_they_look_alike() -> None:
     assert looks == NewTensor((3, 2), (1, 3), torch.float32) == pickle.loads(pickle.dumps(looks))
     assert hash(looks) == hash(NewTensor.of(torch.zeros(2, 3).t()))
     assert (looks.ghost().shape, looks.ghost().stride()) == ((3, 2), (1, 3))
+
+
+def test_of_a_node_of_autograd_the_name_is_known_elsewhere() -> None:
+    node = picklable((torch.ones(2, requires_grad=True) * 2).grad_fn, torch.device("cpu"))
+    there = pickle.loads(pickle.dumps(node))
+    assert there.name() == "MulBackward0"
+    with pytest.raises(ExecutionError, match="uses 'register_hook' of a MulBackward0 that an earlier stage"):
+        there.register_hook(print)

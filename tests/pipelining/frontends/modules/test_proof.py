@@ -123,3 +123,73 @@ def test_what_differs_by_rounding_without_gradients_is_said() -> None:
             Encoder(masked=False), (TOKENS,), split_spec={"encoder": SplitPoint.BEGINNING}, frontend="modules"
         )
     assert pipe.proof.holds
+
+
+class _Watches(nn.Module):
+    """Hangs a hook on the graph of autograd in the code of one stage, for another one."""
+
+    def __init__(self, late: bool) -> None:
+        super().__init__()
+        self.a, self.b, self.late = nn.Linear(4, 4), nn.Linear(4, 4), late
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        node = h.grad_fn
+        if self.late:
+            h = self.b(h)
+        if node is not None:
+            node.register_hook(lambda *_: None)
+        return cast(Tensor, h if self.late else self.b(h))
+
+
+def test_a_pipe_that_refuses_its_own_example_is_refused_at_the_cut() -> None:
+    """It called itself proven, and raised when it was called."""
+    x, at_b = torch.randn(2, 4), {"b": SplitPoint.BEGINNING}
+    with pytest.raises(
+        CaptureError,
+        match=r"does not run in training on its own example: .* 'register_hook' of a AddmmBackward0",
+    ):
+        pipeline(_Watches(late=True), (x,), split_spec=at_b, frontend="modules")
+    model = _Watches(late=False)
+    pipe = pipeline(model, (x,), split_spec=at_b, frontend="modules")
+    assert pipe.proof.holds
+    assert torch.equal(pipe(x), model(x))
+
+
+class _Once(nn.Module):
+    """Can be called once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.called = nn.Linear(4, 4), nn.Linear(4, 4), False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.called:
+            raise ValueError("called again")
+        self.called = True
+        return cast(Tensor, self.b(self.a(x)))
+
+
+def test_a_model_that_raises_when_it_is_called_again_is_not_proven() -> None:
+    with pytest.warns(NotProven, match="the model itself raises ValueError in call 2: called again"):
+        pipe = pipeline(
+            _Once(), (torch.randn(2, 4),), split_spec={"b": SplitPoint.BEGINNING}, frontend="modules"
+        )
+    assert not pipe.proof.holds
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
+def test_backward_hooks_of_modules_are_called_on_their_stages() -> None:
+    model, seen = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 4)), list[str]()
+    for name, child in model.named_children():
+        child.register_full_backward_hook(lambda *_, name=name: seen.append(name))
+        child.register_full_backward_pre_hook(lambda *_, name=name: seen.append(f"before {name}"))
+    x = torch.randn(2, 4)
+    model(x).sum().backward()
+    expected, gradients = seen[:], [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    pipe = pipeline(model, (x,), split_spec={"2": SplitPoint.BEGINNING}, frontend="modules")
+    seen.clear()
+    pipe(x).sum().backward()
+    assert seen == expected
+    assert_equal([parameter.grad for parameter in model.parameters()], gradients)

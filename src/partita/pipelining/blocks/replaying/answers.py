@@ -15,12 +15,14 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
 from partita._torch.fake.ghosts import ghost_of
 from partita.errors import ExecutionError
 
 __all__ = [
     "Answer",
+    "AutogradNode",
     "NewTensor",
     "NumberedTensor",
     "Opaque",
@@ -93,6 +95,19 @@ class Opaque:
         )
 
 
+class AutogradNode(Opaque):
+    """Stands for the ``grad_fn`` of a tensor, whose name is all that can be said of it elsewhere."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return AutogradNode, (self.what,)
+
+    def name(self) -> str:
+        """Return what the node calls itself."""
+        return self.what
+
+
 @dataclass(slots=True, eq=False)
 class RaisedError:
     """The exception that the call raised."""
@@ -125,6 +140,8 @@ def picklable(leaf: Any, device: torch.device) -> Any:
         and not getattr(leaf.dtype, "hasobject", False)
     ):
         return leaf.copy()  # its memory may be a tensor's
+    if isinstance(leaf, Node):
+        return AutogradNode(leaf.name())
     return Opaque(type(leaf).__name__)
 
 

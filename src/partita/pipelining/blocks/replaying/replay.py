@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from partita._torch.fake.ghosts import become
 from partita.errors import ExecutionError
 from partita.pipelining.blocks.cut import Site
 from partita.pipelining.blocks.replaying.answers import (
     Answer,
+    AutogradNode,
     NewTensor,
     NumberedTensor,
     RaisedError,
@@ -42,6 +45,7 @@ class Replay:
         self._tensors = tensors
         self._device = device
         self._next = 0
+        self._over = False
 
     def answer(self, name: str) -> Any:
         """Return, or raise, what the next call did where it ran.
@@ -65,10 +69,16 @@ class Replay:
             return self._leaf(answer)
         return map_leaves(self._leaf, answer)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the stage has begun."""
+        return self._over
+
     def check_complete(self) -> None:
         """Raise ExecutionError where the stage begins before all recorded calls have come."""
         if self._next != len(self._answers):
             raise self._other_way("reaches this stage", self._answers[self._next][0])
+        self._over = True
 
     def _leaf(self, leaf: Any) -> Any:
         if isinstance(leaf, NewTensor):
@@ -80,6 +90,8 @@ class Replay:
             if tensor is None:
                 raise self._other_way("holds", f"value {leaf.number}, which this one has let go of")
             return tensor
+        if isinstance(leaf, AutogradNode):
+            return _ReplayedNode(leaf.what, self)
         # a new object each time, as torch gives it: pickled values tell the two apart
         return torch.device(str(self._device)) if isinstance(leaf, StageDevice) else leaf
 
@@ -90,3 +102,20 @@ class Replay:
             "it keeps alike on all stages: see that no attribute that it reads before a cut is changed "
             "after one"
         )
+
+
+class _ReplayedNode(AutogradNode):
+    """The ``grad_fn`` of a tensor of an earlier stage. The hooks that it gets before this stage begins, such
+    as those of a module with backward hooks, are on the real one as well: here nothing calls them.
+    """
+
+    __slots__ = ("_replay",)
+
+    def __init__(self, what: str, replay: Replay) -> None:
+        super().__init__(what)
+        self._replay = replay
+
+    def __getattr__(self, name: str) -> Any:
+        if name in {"register_hook", "register_prehook"} and not self._replay.is_over:
+            return lambda _hook: RemovableHandle(OrderedDict())
+        return super().__getattr__(name)

@@ -52,23 +52,31 @@ def block_proof(
 ) -> Proof:
     """Run `check_against_model` on the example and on other samples of its kind, in each mode.
 
-    A sample proves nothing if the model itself raises on it, or if the pipe refuses it because it needs a
-    value that the example did not need.
+    Another sample proves nothing if the model itself raises on it, or if the pipe refuses it because it needs
+    a value that the example did not need. Where the model raises on the example, once it is called again,
+    nothing is proven.
 
     Raises:
-        CaptureError: they differ.
+        CaptureError: they differ, or the pipe refuses the example.
     """
     proven: list[str] = []
     apart: list[GradModeDifference] = []
     modes = sorted(modes, reverse=True)
     for training in modes:
-        for sample in samples(args, kwargs, Sizes(), []):
-            equal = _equal_on(pipe, model, sample, training, tolerance)
-            if equal is None:
-                continue
-            proven.append(equal.kind)
-            differs = None if training else _without_gradients(pipe, model, equal, tolerance)
-            apart += [] if differs is None else [differs]
+        for number, sample in enumerate(samples(args, kwargs, Sizes(), [])):
+            outcome = _equal_on(pipe, model, sample, training, tolerance)
+            if isinstance(outcome, Sample):
+                proven.append(outcome.kind)
+                differs = None if training else _without_gradients(pipe, model, outcome, tolerance)
+                apart += [] if differs is None else [differs]
+            elif number == 0:
+                mode = "training" if training else "evaluation"
+                if isinstance(outcome, ExecutionError):
+                    raise CaptureError(
+                        f"cut at its blocks, {type(model).__name__} does not run in {mode} on its own "
+                        f"example: {outcome}"
+                    ) from outcome
+                return Proof(False, f"on its own example, in {mode}, the model itself raises {outcome}")
     exact = "bit for bit" if tolerance.exact else f"within rtol={tolerance.rtol:g}, atol={tolerance.atol:g}"
     ran = " and ".join("training" if training else "evaluation" for training in modes)
     kinds = ", ".join(dict.fromkeys(proven))
@@ -81,14 +89,14 @@ def block_proof(
 
 def _equal_on(
     pipe: ModulePipe, model: nn.Module, sample: Sample, training: bool, tolerance: Tolerance
-) -> Sample | None:
-    """Return the sample if both are equal on it, or the gentle one; None if it proves nothing."""
+) -> Sample | _NotTakenError | ExecutionError:
+    """Return the sample if both are equal on it, or the gentle one; why not if it proves nothing."""
     try:
         check_against_model(pipe, model, sample.args, sample.kwargs, training=training, tolerance=tolerance)
-    except _NotTakenError:
-        return _equal_on(pipe, model, sample.gentle, training, tolerance) if sample.gentle else None
-    except ExecutionError:
-        return None
+    except _NotTakenError as error:
+        return _equal_on(pipe, model, sample.gentle, training, tolerance) if sample.gentle else error
+    except ExecutionError as error:
+        return error
     return sample
 
 
@@ -149,7 +157,8 @@ def check_against_model(
                 try:
                     expected = _call(eager, eager_parameters, args, kwargs, call)
                 except Exception as error:  # whatever the user's model raises
-                    raise _NotTakenError from error
+                    what = f"{type(error).__name__} in call {call + 1}: {error}"
+                    raise _NotTakenError(what) from error
                 _check_parameters(model, its)
                 try:
                     observed = _call(cut, cut_parameters, args, kwargs, call)

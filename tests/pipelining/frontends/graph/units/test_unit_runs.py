@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from partita.capture import capture
+from partita.pipelining import pipeline
 from partita.pipelining.frontends.graph.units.costs import unit_ends
 from partita.pipelining.frontends.graph.units.unit_runs import GraphLoss, GraphUnit, graph_units
 
@@ -119,3 +121,27 @@ def test_a_graph_of_one_unit_is_a_unit() -> None:
     graph.output(graph.call_function(torch.neg, (graph.placeholder("x"),)))
     (unit,) = graph_units(GraphModule(nn.Module(), graph), [], (torch.ones(2),))
     assert (unit.inputs, unit.outputs) == (("x",), ("neg",))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_units_of_tensors_that_no_backward_pass_may_save_run() -> None:
+    """An example from inference mode, and a buffer that was computed from a parameter."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+            self.register_buffer("scale", self.first.weight * 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.last(self.first(x).tanh() @ self.scale)
+            return out
+
+    model = Scaled()
+    with torch.inference_mode():
+        x = torch.ones(3, 8)
+    for unit in units_of(model, x):
+        assert unit.run is not None
+        _, arguments = unit.run.leaves()
+        assert all(isinstance(output, Tensor) for output in unit.run.call(*arguments))
+    assert pipeline(model, (x,), stages=2).num_stages == 2

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from partita._torch.operators.fused_attention import FusedAttention
+from partita._torch.tensors.detached_copy import detached_copy
 from partita.graph.attributes import lookup
 from partita.graph.effects import analyse
 from partita.pipelining.frontends.cuts.cuts import stage_assignment
@@ -159,6 +160,7 @@ def _own_copy(module: GraphModule) -> GraphModule:
         if id(parameter) in written:
             value = value.clone()
         memo[id(parameter)] = nn.Parameter(value, requires_grad=parameter.requires_grad)
+    memo.update((id(buffer), detached_copy(buffer)) for buffer in module.buffers() if not buffer.is_leaf)
     return copy.deepcopy(module, memo)
 
 
@@ -214,9 +216,9 @@ def _with_loss(
 
 
 def _detached(value: Any) -> Any:
-    """The same without its history; ``requires_grad`` is kept."""
+    """The same without its history, and outside of inference mode; ``requires_grad`` is kept."""
     if isinstance(value, Tensor):
-        return value.detach().requires_grad_(value.requires_grad)
+        return (value.clone() if value.is_inference() else value).detach().requires_grad_(value.requires_grad)
     if type(value) in (list, tuple):
         return type(value)(_detached(item) for item in value)
     return value

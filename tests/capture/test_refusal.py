@@ -1,0 +1,103 @@
+"""What can't be captured is refused with what stands in the way, and with advice that works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from partita.capture import capture
+from partita.errors import CaptureError
+from partita.pipelining import SplitPoint, pipeline
+
+X = torch.randn(4, 8)
+
+
+class _Two(nn.Module):
+    def __init__(self, first: nn.Module | None = None) -> None:
+        super().__init__()
+        self.a = nn.Linear(8, 8) if first is None else first
+        self.b = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.b(torch.relu(self.a(x)))
+        return out
+
+
+def _function(x: Tensor) -> Tensor:
+    return x
+
+
+def _scripted() -> nn.Module:
+    return torch.jit.script(nn.Linear(8, 8))  # type: ignore[no-any-return]
+
+
+def _hooked() -> nn.Module:
+    linear = nn.Linear(8, 8)
+    linear.register_full_backward_hook(lambda *_: None)
+    return linear
+
+
+at_blocks = partial(pipeline, split_spec={"a": SplitPoint.END}, frontend="modules")
+FRONT_ENDS: dict[Literal["capture", "modules"], Callable[..., Any]] = {
+    "capture": capture,
+    "modules": at_blocks,
+}
+
+
+@pytest.mark.parametrize("front_end", FRONT_ENDS.values(), ids=FRONT_ENDS)
+@pytest.mark.parametrize(
+    ("model", "args", "text"),
+    [
+        (_function, (X,), r"the model is a torch\.nn\.Module, got function"),
+        (_Two, (X,), r"the model is a torch\.nn\.Module, got type"),
+        (_Two(), X, r"args is a tuple of positional arguments, got Tensor: write \(x,\)"),
+        (_Two(nn.LazyLinear(8)), (X,), r"parameters without a shape yet \('a\.weight' and 1 more\): call it"),
+    ],
+    ids=["function", "class", "args", "lazy"],
+)
+def test_what_nothing_can_be_made_of_is_refused_at_once(
+    front_end: Callable[..., Any], model: Any, args: Any, text: str
+) -> None:
+    with pytest.raises(CaptureError, match=text):
+        front_end(model, args)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("front_end", FRONT_ENDS.values(), ids=FRONT_ENDS)
+def test_a_model_without_python_code_is_refused(front_end: Callable[..., Any]) -> None:
+    with pytest.raises(
+        CaptureError, match=r"of torch\.jit, whose Python code is gone: give the module that it"
+    ):
+        front_end(torch.jit.script(_Two()), (X,))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("first", "text"),
+    [
+        (_scripted, r"'a' is a module of torch\.jit"),
+        (_hooked, r"'a' has a backward hook, which no trace takes"),
+    ],
+)
+def test_a_part_that_no_trace_takes_is_named_and_the_advice_works(
+    first: Callable[[], nn.Module], text: str
+) -> None:
+    model = _Two(first())
+    with pytest.raises(CaptureError, match=text) as raised:
+        capture(model, (X,), prove=True)
+    assert "Take what can't be traced" not in str(raised.value)
+    pipe = at_blocks(model, (X,))
+    assert torch.equal(pipe(X), model(X))
+    model.a = nn.Linear(8, 8)
+    assert capture(model, (X,), prove=True).proof.holds
+
+
+def test_a_lazy_model_is_captured_after_a_call() -> None:
+    model = _Two(nn.LazyLinear(8))
+    model(X)
+    assert capture(model, (X,), prove=True).proof.holds
