@@ -30,6 +30,9 @@ def one_tensor():
 def raises():
     return torch.ones(2) @ torch.ones(3)
 
+def leaves():
+    raise SystemExit(3)
+
 number = 3
 """
 
@@ -57,11 +60,12 @@ def test_a_model_and_its_arguments_come_back(file: Path) -> None:
         (":build", "':build' names no function"),
         ("model.py:", "'model.py:' names no function"),
         ("nowhere.py:build", "there is no file 'nowhere.py'"),
-        ("FILE:bild", "has no 'bild': it defines bare, build, one_tensor, raises, with_keywords"),
+        ("FILE:bild", "has no 'bild': it defines bare, build, leaves, one_tensor, raises, with_keywords"),
         ("FILE:number", r"is a int and no function: define `def number\(\):`"),
         ("FILE:bare", r"returned a Linear: it returns \(model, args\) or \(model, args, kwargs\)"),
         ("FILE:one_tensor", "returned args of type Tensor, not tuple"),
         ("FILE:raises", r"raised RuntimeError: .*\(line 18\)"),
+        ("FILE:leaves", r"raised SystemExit: 3 \(line 21\)"),
     ],
 )
 def test_what_can_not_be_used_is_refused(file: Path, place: str, message: str) -> None:

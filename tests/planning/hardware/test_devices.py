@@ -156,7 +156,9 @@ def test_devices_are_written_with_their_number(text: str, names: list[str]) -> N
     assert [device.name for device in parse_devices(text)] == names
 
 
-@pytest.mark.parametrize("text", ["", "0xH100", "x", "16x", "2xH100,", "-2xH100", "2xH100 3", None])
+@pytest.mark.parametrize(
+    "text", ["", "0xH100", "x", "16x", "2xH100,", "-2xH100", "2xH100 3", None, "1.5xH100", "2x2xH100"]
+)
 def test_text_that_names_no_devices_is_refused(text: str) -> None:
     with pytest.raises(PlanError, match=r"write them like 16xH100, or 8xH100,8xA100|there is no device"):
         parse_devices(text)

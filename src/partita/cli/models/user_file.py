@@ -50,7 +50,7 @@ def build_from(place: str) -> Built:
     path, function = _find_function(place)
     try:
         result = function()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(f"{place} raised {_describe(error, path)}") from error
     return _checked(place, result)
 
@@ -95,7 +95,7 @@ def _import_file(path: Path) -> ModuleType:
         sys.path.insert(0, folder)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise UsageError(f"{path} can't be imported: {_describe(error, path)}") from error
     return module
@@ -114,7 +114,7 @@ def _checked(place: str, result: Any) -> Built:
     return Built(model, args, kwargs)
 
 
-def _describe(error: Exception, path: Path) -> str:
+def _describe(error: BaseException, path: Path) -> str:
     """Return the error, and the last line of the user's file that led to it."""
     lines = [
         frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path

@@ -157,9 +157,10 @@ def too_many_stages(
     stages: int, most: int, why: str, otherwise: str = "measure its costs by smaller units"
 ) -> InfeasiblePlan:
     """The error for more stages than a model can be cut into, and what else to do."""
+    fewer = f"ask for {most} or fewer" if most > 1 else "leave it whole"
     return InfeasiblePlan(
         f"{stages} stages were asked for, but this model can be cut into at most {most} ({why}): "
-        f"ask for {most} or fewer, or {otherwise}"
+        f"{fewer}, or {otherwise}"
     )
 
 
