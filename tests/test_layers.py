@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import graphlib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -163,9 +164,20 @@ def layer_of(path: Path) -> str:
     return first.removesuffix(".py")
 
 
-def imported(path: Path) -> Iterator[tuple[str, int]]:
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """A file, read and parsed once for all tests."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def imported(path: Path) -> tuple[tuple[str, int], ...]:
     """Every absolute module name that a file imports, with its line."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    return tuple(_imported(tree_of(path)))
+
+
+def _imported(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
@@ -173,19 +185,17 @@ def imported(path: Path) -> Iterator[tuple[str, int]]:
             yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_imports_go_down_the_layers(path: Path) -> None:
-    layer = layer_of(path)
-    if layer == "__init__":
-        return  # the package itself loads its names on first use
-    for name, line in imported(path):
-        parts = name.split(".")
-        if parts[0] != "partita" or len(parts) < 2 or parts[1] == layer:
-            continue
-        assert parts[1] in LEVEL, f"{path}:{line} imports {name}, which has no layer"
-        assert LEVEL[parts[1]] < LEVEL[layer], (
-            f"{path}:{line}: {layer} imports {parts[1]}, which is not below it"
-        )
+@pytest.mark.parametrize("layer", LEVEL)
+def test_imports_go_down_the_layers(layer: str) -> None:
+    for path in filter(lambda path: layer_of(path) == layer, FILES):
+        for name, line in imported(path):
+            parts = name.split(".")
+            if parts[0] != "partita" or len(parts) < 2 or parts[1] == layer:
+                continue
+            assert parts[1] in LEVEL, f"{path}:{line} imports {name}, which has no layer"
+            assert LEVEL[parts[1]] < LEVEL[layer], (
+                f"{path}:{line}: {layer} imports {parts[1]}, which is not below it"
+            )
 
 
 def room_of(package: str, module: str) -> str:
@@ -238,16 +248,14 @@ def test_no_circle_of_files() -> None:
 
 
 def test_every_folder_has_a_layer() -> None:
-    folders = {layer_of(path) for path in FILES} - {"__init__"}
-    assert folders <= LEVEL.keys()
+    folders = {layer_of(path) for path in FILES} - {"__init__"}  # which loads its names on first use
+    assert folders == LEVEL.keys()
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_only_one_folder_imports_private_torch(path: Path) -> None:
-    if layer_of(path) == "_torch":
-        return
-    private = [(name, line) for name, line in imported(path) if name.startswith(PRIVATE)]
-    assert not private, f"{path} imports {private}: put it behind a function in partita/_torch"
+def test_only_one_folder_imports_private_torch() -> None:
+    for path in filter(lambda path: layer_of(path) != "_torch", FILES):
+        private = [(name, line) for name, line in imported(path) if name.startswith(PRIVATE)]
+        assert not private, f"{path} imports {private}: put it behind a function in partita/_torch"
 
 
 def test_the_planner_imports_nothing_but_itself_and_the_standard_library() -> None:
@@ -258,13 +266,10 @@ def test_the_planner_imports_nothing_but_itself_and_the_standard_library() -> No
             )
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_imports_stand_at_the_top(path: Path) -> None:
-    if layer_of(path) == "_torch":
-        return
-    for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            inside = [
-                node.lineno for node in ast.walk(function) if isinstance(node, (ast.Import, ast.ImportFrom))
-            ]
-            assert not inside, f"{path}:{inside} imports inside {function.name}"
+def test_imports_stand_at_the_top() -> None:
+    for path in filter(lambda path: layer_of(path) != "_torch", FILES):
+        lines = {line for _, line in imported(path)}
+        for function in ast.walk(tree_of(path)):
+            if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                inside = lines.intersection(range(function.lineno, (function.end_lineno or 0) + 1))
+                assert not inside, f"{path}:{inside} imports inside {function.name}"

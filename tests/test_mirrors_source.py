@@ -28,7 +28,6 @@ COVERED_BY = {
     "_torch/operators/output_mask.py": "pipelining/compiled/test_backward_cut.py",
     "capture/merging/merge_branches.py": "capture/merging/test_branches.py",
     "capture/proving/differing_node.py": "capture/proving/test_proof.py",
-    "capture/refusal.py": "capture/test_export.py",
     "cli/demo.py": "cli/test_main.py",
     "cli/models/hugging_face_config.py": "cli/models/test_hugging_face.py",
     "cudagraphs/facts/devices.py": "cudagraphs/regions/test_capturable.py",

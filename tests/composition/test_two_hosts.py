@@ -105,6 +105,7 @@ def _logs(folder: Path) -> str:
     return "".join((folder / f"{number}.log").read_text() for number in range(2))
 
 
+@pytest.mark.dear
 def test_two_hosts_train_what_one_process_trains(hosts: tuple[str, str], tmp_path: Path) -> None:
     processes = [_start(name, number, tmp_path) for number, name in enumerate(hosts)]
     assert _codes(processes) == [0, 0], _logs(tmp_path)

@@ -49,7 +49,7 @@ def _train(comm: Comm, seed: int) -> int:
 
 
 @pytest.mark.timeout(LIMIT_S + 30)
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.dear), 3])
 def test_nobody_is_taken_for_dead(ranks: int) -> None:
     with patience(LIMIT_S):
         found = endings(ranks, _train, ranks)

@@ -34,7 +34,7 @@ PLACEMENTS = {
     "ZBVZeroBubble": (0, 1, 1, 0),
     "DualPipeV": (0, 1, 1, 0),
 }
-SCHEDULES = sorted(PLACEMENTS) if LONG else ["1F1B", "ZBVZeroBubble"]
+SCHEDULES = sorted(PLACEMENTS) if LONG else ["ZBVZeroBubble"]
 
 
 def _there() -> dict[str, int]:

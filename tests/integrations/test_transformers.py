@@ -100,7 +100,11 @@ def _same(results: list[bytes], expected: bytes, logs_from: int = 0) -> None:
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("gpt2", {}), ("bert", {"lr_scheduler_type": "cosine"}), ("llama", {"label_smoothing_factor": 0.1})],
+    [
+        pytest.param("gpt2", {}, marks=pytest.mark.dear),
+        pytest.param("bert", {"lr_scheduler_type": "cosine"}, marks=pytest.mark.dear),
+        ("llama", {"label_smoothing_factor": 0.1}),
+    ],
     ids=["gpt2", "bert", "llama, label smoothing"],
 )
 def test_two_processes_train_as_one(tmp_path: Path, name: str, options: dict[str, Any]) -> None:

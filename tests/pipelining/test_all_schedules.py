@@ -105,7 +105,9 @@ SKIPS = Case("skips", Skips, tuple(f"layers.{number}" for number in range(7)))
 BY_NAME = {case.name: case for case in (*CASES, SKIPS)}
 
 
-@pytest.mark.parametrize("case", [DEEP, SKIPS], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [pytest.param(DEEP, marks=pytest.mark.dear), SKIPS], ids=[DEEP.name, SKIPS.name]
+)
 def test_eight_stages_on_four_ranks(case: Case) -> None:
     microbatches = 8
     pipe, reference = cut(case, 8, 1), uncut(case, microbatches, _one_step)

@@ -30,7 +30,7 @@ ZERO_BUBBLE = [
     (32, 256, 10402, 10248, 7698, 460, 0.1352, 0.0594, 0.0257, 0.0018),
 ]
 SOME_DEAR = [
-    pytest.param(row, marks=[pytest.mark.dear] if (row[0], row[1]) in ((32, 128), (32, 256)) else [])
+    pytest.param(row, marks=[pytest.mark.dear] if row[0] == 32 or row[1] == 128 else [])
     for row in ZERO_BUBBLE
 ]
 ZB_V = [
@@ -66,7 +66,7 @@ def ids(rows: list[tuple[object, ...]]) -> list[str]:
     return [f"{row[0]} ranks, {row[1]} microbatches, F {row[2]}" for row in rows]
 
 
-@pytest.mark.parametrize("row", ZERO_BUBBLE, ids=ids(ZERO_BUBBLE))
+@pytest.mark.parametrize("row", SOME_DEAR, ids=ids(ZERO_BUBBLE))
 def test_zero_bubble_pipeline_parallelism(row: tuple[float, ...]) -> None:
     *costs, one_f_one_b, h1, h2, automatic = row
     assert round(step("1F1B", costs).bubble, 4) == one_f_one_b  # type: ignore[arg-type]
