@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from benchmarks.compiled_pipeline import ShareRow, main
 from rich.console import Console
 
 
+@pytest.mark.dear
 def test_the_quick_mode_measures_stages_and_writes_json(tmp_path: Path) -> None:
     rows = main(quick=True, json_path=tmp_path / "compiled.json", console=Console(quiet=True))
     assert len(json.loads((tmp_path / "compiled.json").read_text())["rows"]) == len(rows) == 2
