@@ -14,6 +14,7 @@ from torch import nn
 
 from partita.errors import ArgumentError
 from partita.verification import verify
+from partita.verification.observing.observe import Mode
 
 
 def test_a_module_equals_itself_and_says_what_was_compared() -> None:
@@ -67,6 +68,18 @@ def test_mode_is_that_of_copies_and_the_callers_stay() -> None:
     assert not verify(doubled.train(), net, x, mode="train").ok
     assert verify(doubled, net, x, mode="eval").ok
     assert (net.training, doubled.training) == (False, True)
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_modules_without_state_that_a_cut_model_lacks_are_no_difference_in_either_mode(mode: Mode) -> None:
+    """The flag of an activation counted as changed by the run where ``mode`` had changed it."""
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)).train(mode != "train")
+    graph = torch.fx.Graph()
+    value = graph.placeholder("input")
+    value = graph.call_module("2", (graph.call_function(torch.relu, (graph.call_module("0", (value,)),)),))
+    graph.output(value)
+    without = torch.fx.GraphModule({"0": net[0], "2": net[2]}, graph)
+    verify(without, net, (X,), mode=mode).check()
 
 
 def test_another_mode_is_refused() -> None:

@@ -52,7 +52,7 @@ class Judge:
             left, right = getattr(candidate.copies, name), getattr(reference.copies, name)
             yield from self._nested(left, right, name, "input", "inputs")
         yield from self.state.after(mine, theirs)
-        yield from self.state.values(candidate.values(), reference.values())
+        yield from self.state.values(candidate, reference)
         yield from self.state.gradients(mine, theirs)
         yield from self._gradients_of_inputs(candidate, reference)
         yield from self._random(candidate, reference)

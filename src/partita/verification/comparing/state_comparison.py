@@ -17,7 +17,8 @@ import torch
 
 from partita.verification.comparing.compare import Mismatch, Tolerance, compare_values
 from partita.verification.comparing.matching import match_names
-from partita.verification.observing.snapshot import NamedTensor, named_tensors, named_values
+from partita.verification.observing.observe import Observation
+from partita.verification.observing.snapshot import NamedTensor, named_tensors
 from partita.verification.observing.subject import Subject
 from partita.verification.result import Difference, DifferenceKind
 
@@ -50,7 +51,6 @@ class StateComparison:
         self._tolerance = tolerance
         self._candidate = named_tensors(candidate)
         self._reference = named_tensors(reference)
-        self._values = named_values(candidate), named_values(reference)
         self._matched = _match(self._candidate, self._reference)
         self._pairs = tuple(_pair_up(self._reference, self._matched))
 
@@ -145,23 +145,23 @@ class StateComparison:
                     "gradient", f"gradient of {name}", _NO_ORIGINAL.format(what="gives a gradient to")
                 )
 
-    def values(self, candidate: Mapping[str, Any], reference: Mapping[str, Any]) -> Iterator[Difference]:
+    def values(self, mine: Observation, theirs: Observation) -> Iterator[Difference]:
         """Return the differences of the attributes that a run changed; the others a graph may lack."""
-        mine_before, theirs_before = self._values
+        candidate, reference = mine.values(), theirs.values()
         # Numbers have no identity: one list a name keeps equal ones apart.
         matched = match_names({name: [name] for name in candidate}, {name: [name] for name in reference})
         holders = {theirs: mine for mine, theirs in matched.items()}
         for name, value in reference.items():
             self.compared["plain attributes"] += 1
-            where, changed = f"attribute {name}", _changed(name, reference, theirs_before)
+            where, changed = f"attribute {name}", _changed(name, reference, theirs.values_before)
             if name not in holders:
                 if changed:
                     message = _NO_HOLDER.replace("tensor", "attribute").format(what="changes")
                     yield Difference("attribute", where, message)
                 continue
-            mine = holders[name]
-            if (changed or _changed(mine, candidate, mine_before)) and candidate[mine] != value:
-                yield Difference("attribute", where, f"is {candidate[mine]!r}, not {value!r}")
+            holder = holders[name]
+            if (changed or _changed(holder, candidate, mine.values_before)) and candidate[holder] != value:
+                yield Difference("attribute", where, f"is {candidate[holder]!r}, not {value!r}")
 
     def _added(
         self, candidate: Mapping[str, NamedTensor], reference: Mapping[str, NamedTensor]

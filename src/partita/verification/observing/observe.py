@@ -47,6 +47,7 @@ class Observation:
     Attributes:
         copies: callable, state and arguments as the run left them.
         before: the tensors that the state had before the run.
+        values_before: the attributes that are no tensors, before the run and in its mode.
         output: the return value, or None where the run raised.
         raised: the exception.
         printed: (stream, text) pairs in order, with addresses replaced.
@@ -56,6 +57,7 @@ class Observation:
 
     copies: Copies
     before: dict[str, NamedTensor]
+    values_before: dict[str, Any]
     output: Any = None
     raised: Raised | None = None
     printed: tuple[tuple[str, str], ...] = ()
@@ -116,7 +118,7 @@ def observe(
             if isinstance(root, torch.nn.Module):
                 root.train(mode == "train")
     call = copies.subject.call if instrument is None else instrument(copies.subject)
-    seen = Observation(copies, named_tensors(copies.subject))
+    seen = Observation(copies, named_tensors(copies.subject), named_values(copies.subject))
     log: list[tuple[str, str]] = []
     with randomness.preserved(), _captured(log):
         randomness.seed_all(seed)
