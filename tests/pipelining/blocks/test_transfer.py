@@ -23,6 +23,9 @@ TENSORS = {
     "scalar": torch.tensor(2.5),
     "whole numbers": torch.arange(3),
     "truths": torch.tensor([True, False]),
+    "lazily conjugate": torch.tensor([[1 + 2j, 3 - 1j]]).mH,
+    "lazily negative": torch.tensor([1 + 2j, 3 - 1j]).conj().imag,
+    "large and lazily conjugate": torch.full((2000,), 1 + 2j).conj(),
 }
 
 

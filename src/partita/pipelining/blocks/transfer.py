@@ -143,7 +143,7 @@ class _Layout:
 
     def content(self, tensor: Tensor) -> bytes:
         """The elements to send, as bytes."""
-        flat = self.packed(tensor).contiguous().flatten()
+        flat = self.packed(tensor).resolve_conj().resolve_neg().contiguous().flatten()
         return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
     def filled(self, content: bytes, device: torch.device) -> Tensor:
