@@ -55,6 +55,15 @@ class Queue(Layers):
         return h + likeness.mean()
 
 
+class WrittenInPlace(Layers):
+    """As ``spectral_norm`` does: what is assigned is the buffer itself."""
+
+    def assigned(self, h: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.mean = torch.nn.functional.normalize(self.a.weight.mv(self.mean), dim=0, out=self.mean)
+        return h * self.mean.clone()
+
+
 class Returns(Layers):
     """The old one is a result."""
 
@@ -83,7 +92,7 @@ def x(seed: int = 0) -> Tensor:
     return torch.randn(3, 4, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("kind", [Saved, Average, Queue, Returns, ThenInPlace])
+@pytest.mark.parametrize("kind", [Saved, Average, Queue, WrittenInPlace, Returns, ThenInPlace])
 def test_the_graph_is_the_model_in_several_calls(kind: type[Layers]) -> None:
     model = kind()
     graph = capture(copy.deepcopy(model), (x(),), prove=True).module
@@ -94,7 +103,7 @@ def test_the_graph_is_the_model_in_several_calls(kind: type[Layers]) -> None:
         assert torch.equal(graph.get_buffer(name), value)
 
 
-@pytest.mark.parametrize("kind", [Saved, Average, Queue])
+@pytest.mark.parametrize("kind", [Saved, Average, Queue, WrittenInPlace])
 def test_submodules_assign_too_and_microbatches_do_not_disturb_each_other(kind: type[Layers]) -> None:
     model = nn.Sequential(kind(), nn.Tanh(), kind(), nn.Tanh(), kind())
     pipe = pipeline(copy.deepcopy(model), (x(),), stages=2)

@@ -59,6 +59,8 @@ def assignments_recorded(model: nn.Module) -> Iterator[None]:
         mode, old = get_proxy_mode(), module._buffers.get(name)
         if mode is None or module._buffers is model._buffers:
             return  # of the model itself torch knows
+        if value is old:
+            return  # it was written in place: self.u = normalize(w, out=self.u)
         if not isinstance(value, FakeTensor) or not isinstance(old, FakeTensor):
             return
         tracer: Any = mode.tracer
