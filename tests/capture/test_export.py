@@ -412,6 +412,16 @@ def test_a_model_that_does_not_run_with_its_example_is_no_matter_of_tracing() ->
     assert "modes=" not in str(refusal.value)
 
 
+def test_a_model_with_a_sparse_buffer_that_does_not_run_is_told_so() -> None:
+    """How large its state is was asked of torch, which does not say so of sparse tensors."""
+    model = nn.Linear(3, 4)
+    model.register_buffer("edges", torch.eye(3).to_sparse())
+    with pytest.raises(
+        CaptureError, match=r"^Linear itself raises RuntimeError with its example in training"
+    ):
+        capture(model, (torch.zeros(2, 2),))
+
+
 class WritesThenFails(nn.Module):
     def __init__(self) -> None:
         super().__init__()

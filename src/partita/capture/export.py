@@ -403,7 +403,8 @@ class _Exporter:
         """
         flat = [leaf for leaf in Example(self.args, self.kwargs).flat if isinstance(leaf, Tensor)]
         tensors = [*self.model.parameters(), *self.model.buffers(), *flat]
-        copies_and_results = 2 * sum(tensor.nbytes for tensor in tensors)
+        # not nbytes, which sparse tensors lack
+        copies_and_results = 2 * sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         devices = (tensor.device for tensor in tensors)
         if not all(map(has_memory, tensors)) or too_little(copies_and_results, devices):
             return

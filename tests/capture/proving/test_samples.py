@@ -66,3 +66,10 @@ def test_numbers_in_python_and_empty_tensors_stay() -> None:
     assert other.args[0] == 3
     assert other.args[1].shape == (0, 2)
     assert other.kwargs == {"flag": True}
+
+
+def test_sparse_tensors_stay_as_they_are() -> None:
+    edges = torch.eye(3).to_sparse()
+    _, other = samples((edges,), {}, Sizes(), ["edges"])
+    assert other.args[0] is not edges
+    assert torch.equal(other.args[0].to_dense(), torch.eye(3))

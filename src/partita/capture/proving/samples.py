@@ -144,7 +144,11 @@ def _is_mask(path: str, leaf: Any) -> bool:
 def _anew(
     path: str, leaf: Tensor, shape: tuple[int, ...], generator: torch.Generator, *, padded: bool, gentle: bool
 ) -> Tensor:
-    """A new tensor of that shape on the same device, with values such as ``leaf`` has."""
+    """A new tensor of that shape on the same device, with values such as ``leaf`` has. A sparse one, such as
+    the adjacency matrix of a graph, stays as it is.
+    """
+    if leaf.layout is not torch.strided:
+        return leaf.detach().clone().requires_grad_(leaf.requires_grad)
     flat = leaf.detach().reshape(-1).cpu()
     if not flat.numel() or 0 in shape:
         return leaf.detach().new_zeros(shape)

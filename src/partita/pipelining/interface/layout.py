@@ -162,7 +162,9 @@ def copied(tensor: Tensor) -> Tensor:
     >>> copied(torch.arange(6).view(2, 3)[:, :2]).stride()
     (3, 1)
     """
-    return tensor.clone() if is_compact(tensor) else cast("Tensor", _Copy.apply(tensor))
+    if tensor.layout is not torch.strided or is_compact(tensor):
+        return tensor.clone()
+    return cast("Tensor", _Copy.apply(tensor))
 
 
 class _Copy(torch.autograd.Function):

@@ -38,3 +38,9 @@ def test_of_a_node_of_autograd_the_name_is_known_elsewhere() -> None:
     assert there.name() == "MulBackward0"
     with pytest.raises(ExecutionError, match="uses 'register_hook' of a MulBackward0 that an earlier stage"):
         there.register_hook(print)
+
+
+def test_nothing_stands_in_for_a_sparse_tensor() -> None:
+    looks = NewTensor.of(torch.eye(2).to_sparse())
+    with pytest.raises(ExecutionError, match=r"makes or takes a sparse tensor \(2, 2\) before a cut"):
+        looks.ghost()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import weakref
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -16,7 +17,9 @@ from tests.pipelining.models import NORMED, OUTPUTS, PLAIN, REGIONS, TRANSFORMER
 from tests.pipelining.running import assert_equal, assert_same, cut, piped, uncut
 from torch import nn
 
-from partita.pipelining import Schedule1F1B, pipeline
+from partita.errors import CaptureError
+from partita.pipelining import Schedule1F1B, SplitPoint, UncutReference, pipeline
+from partita.pipelining.training import verify_step
 from partita.runtime import Comm, InProcessWorld
 
 VARIED = pytest.mark.parametrize("case", [TRANSFORMER, OUTPUTS, REGIONS, NORMED], ids=lambda case: case.name)
@@ -174,3 +177,54 @@ def test_a_model_without_memory_is_planned_from_what_it_computes() -> None:
         pipe = pipeline(made(), (torch.empty(64, 8),), stages=2)
     sizes = [sum(p.numel() for p in pipe.get_stage_module(index).parameters()) for index in range(2)]
     assert min(sizes) > 256 * 256  # one wide layer each, and not half of the layers
+
+
+class _Propagation(nn.Module):
+    """A graph network: what its nodes know goes along the edges, twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        edges = torch.tensor([[0, 1, 2], [1, 2, 0]])
+        self.register_buffer("adjacency", torch.sparse_coo_tensor(edges, torch.ones(3), (3, 3)).coalesce())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.sparse.mm(self.adjacency, self.a(x)).relu()
+        x = torch.sparse.mm(self.adjacency, self.b(x)).relu()
+        return cast("torch.Tensor", self.c(x))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
+def test_a_sparse_buffer_of_several_stages_lies_on_each_of_them() -> None:
+    """The first step wanted to send it: what autograd saves of a buffer is copied, and copies were dense."""
+    model = _Propagation()
+    pipe = pipeline(model, (torch.randn(3, 4),), split_spec={"b": SplitPoint.BEGINNING})
+    assert pipe.proof.holds
+
+    def train(comm: Comm) -> None:
+        schedule = Schedule1F1B(copy.deepcopy(pipe).build_stage(comm.rank, comm=comm), 2, nn.MSELoss())
+        reference = UncutReference(copy.deepcopy(model), 2, nn.MSELoss())
+        for _ in range(2):
+            verify_step(schedule, reference, torch.ones(6, 4), target=torch.zeros(6, 4))
+
+    InProcessWorld(2).run(train)
+
+
+class _MakesSparse(_Propagation):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        adjacency = x.new_ones(3, 3).tril().to_sparse()
+        x = torch.sparse.mm(adjacency, self.a(x)).relu()
+        x = torch.sparse.mm(adjacency, self.b(x)).relu()
+        return cast("torch.Tensor", self.c(x))
+
+
+def test_a_sparse_value_between_stages_is_refused_at_the_cut() -> None:
+    """The first step refused it, of a pipe that called itself proven."""
+    model, x = _MakesSparse(), torch.randn(3, 4)
+    text = (
+        r"which .* takes from another stage, is a sparse tensor \(3, 3\), and stages send dense ones: make it"
+    )
+    with pytest.raises(CaptureError, match=text):
+        pipeline(model, (x,), split_spec={"b": SplitPoint.BEGINNING})
+    pipe = pipeline(model, (x,), split_spec={"c": SplitPoint.BEGINNING})
+    assert torch.equal(pipe(x), model(x))

@@ -193,3 +193,12 @@ def test_backward_hooks_of_modules_are_called_on_their_stages() -> None:
     pipe(x).sum().backward()
     assert seen == expected
     assert_equal([parameter.grad for parameter in model.parameters()], gradients)
+
+
+def test_sparse_gradients_are_compared() -> None:
+    """Torch can't compare them itself, and said so at the cut."""
+    model = nn.Sequential(nn.EmbeddingBag(8, 4, mode="sum", sparse=True), nn.Linear(4, 4), nn.Linear(4, 2))
+    ids = torch.randint(8, (3, 2))
+    pipe = pipeline(model, (ids,), split_spec={"2": SplitPoint.BEGINNING}, frontend="modules")
+    assert pipe.proof.holds
+    assert torch.equal(pipe(ids), model(ids))

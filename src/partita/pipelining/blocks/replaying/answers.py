@@ -54,7 +54,17 @@ class NewTensor:
         return cls(tuple(tensor.shape), strides, tensor.dtype)
 
     def ghost(self) -> Tensor:
-        """Return a tensor without memory that looks like this."""
+        """Return a tensor without memory that looks like this.
+
+        Raises:
+            ExecutionError: it is sparse.
+        """
+        if len(self.stride) != len(self.shape):
+            raise ExecutionError(
+                f"the model makes or takes a sparse tensor {self.shape} before a cut, and a stage that "
+                "starts behind it can't stand in for one: make it a buffer, which each stage has, or dense "
+                "(to_dense()), or cut so that one stage has all of its uses"
+            )
         return ghost_of(self.shape, self.stride, self.dtype)
 
     def __reduce__(self) -> tuple[Any, ...]:

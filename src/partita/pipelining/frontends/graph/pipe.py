@@ -184,7 +184,7 @@ def _routes(
     producers = {node.name: 0 for node in inputs}
     for stage, piece in enumerate(pieces):
         producers.update(dict.fromkeys(piece.outputs, stage))
-        _check_tensors(piece, values, sizes)
+        _check_tensors(piece, values, sizes, entry=stage == 0)
     routes = make_routes(
         [_border(piece) for piece in pieces],
         producers,
@@ -211,12 +211,20 @@ def _border(piece: Piece) -> StageBorder:
     return StageBorder(piece.inputs, piece.outputs, written_inputs(piece.module), reused)
 
 
-def _check_tensors(piece: Piece, values: dict[str, Any], sizes: Sizes) -> None:
+def _check_tensors(piece: Piece, values: dict[str, Any], sizes: Sizes, *, entry: bool) -> None:
+    """Raise CaptureError where the piece takes what no stage can send; the ``entry`` may take it."""
     for name in piece.inputs:
-        if not isinstance(values[name], torch.Tensor) and name not in sizes.numbers:
+        value = values[name]
+        if not isinstance(value, torch.Tensor) and name not in sizes.numbers:
             raise CaptureError(
-                f"{name!r}, which {piece.name} takes, is a {type(values[name]).__name__} and not a tensor: "
+                f"{name!r}, which {piece.name} takes, is a {type(value).__name__} and not a tensor: "
                 "cut where only tensors cross (cuts by plan do)"
+            )
+        if isinstance(value, torch.Tensor) and value.layout is not torch.strided and not entry:
+            raise CaptureError(
+                f"{name!r}, which {piece.name} takes from another stage, is a sparse tensor "
+                f"{tuple(value.shape)}, and stages send dense ones: make it a buffer, which each stage has, "
+                "or dense (to_dense()), or cut so that one stage has all of its uses"
             )
 
 

@@ -35,7 +35,7 @@ from partita.pipelining.frontends.modules.recording import (
     written_parameter,
 )
 from partita.runtime.host_generators import generator_states, seed_generators, set_generators
-from partita.verification.comparing.compare import EXACT, Tolerance
+from partita.verification.comparing.compare import EXACT, Tolerance, compare_tensors
 
 __all__ = ["block_proof", "check_against_model"]
 
@@ -275,19 +275,7 @@ def _compare_buffers(cut: nn.Module, eager: nn.Module, name: str, tolerance: Tol
 
 def _same(mine: Any, its: Any, tolerance: Tolerance) -> bool:
     if isinstance(mine, Tensor) and isinstance(its, Tensor):
-        alike = mine.dtype == its.dtype and mine.shape == its.shape and mine.device == its.device
-        if alike and mine.is_floating_point() and not tolerance.exact:
-            return torch.allclose(mine, its, rtol=tolerance.rtol, atol=tolerance.atol, equal_nan=True)
-        return alike and torch.equal(_bits(mine), _bits(its))
+        return compare_tensors(mine, its, "", tolerance) is None
     if isinstance(mine, Tensor) or isinstance(its, Tensor):
         return False
     return mine is its or (type(mine) is type(its) and bool(mine == its))
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach().resolve_conj().resolve_neg()
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
-    if not tensor.is_floating_point():
-        return tensor
-    return torch.stack((torch.nan_to_num(tensor.double()), tensor.isnan().double()))
