@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -7,7 +9,7 @@ from torch.fx import GraphModule
 
 from partita.capture import capture
 from partita.pipelining import pipeline
-from partita.pipelining.frontends.graph.units.costs import unit_ends
+from partita.pipelining.frontends.graph.units.costs import cost_model, unit_ends
 from partita.pipelining.frontends.graph.units.unit_runs import GraphLoss, GraphUnit, graph_units
 
 
@@ -145,3 +147,26 @@ def test_units_of_tensors_that_no_backward_pass_may_save_run() -> None:
         _, arguments = unit.run.leaves()
         assert all(isinstance(output, Tensor) for output in unit.run.call(*arguments))
     assert pipeline(model, (x,), stages=2).num_stages == 2
+
+
+class _Average(nn.Module):
+    """Uses a buffer that it has written to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.register_buffer("mean", torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast("Tensor", self.b(self.a(x) * self.mean.mul_(0.5)))
+
+
+def test_a_unit_that_runs_again_does_not_write_to_what_the_next_one_has_saved() -> None:
+    """Measuring was torch's error about a variable that was modified in place."""
+    model = nn.Sequential(nn.Linear(8, 8), _Average(), nn.Tanh(), _Average())
+    x = torch.randn(3, 8)
+    whole = capture(model, (x,)).module
+    for end in range(len(whole.graph.nodes)):
+        if "mul" in list(whole.graph.nodes)[end].name:
+            cost_model(whole, [end], (x,), repeats=2)
+    assert pipeline(model, (x,), stages=2).proof.holds

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
+from partita._torch.containers.pytree import tree_map
 from partita._torch.operators.fused_attention import FusedAttention
-from partita._torch.tensors.detached_copy import detached_copy
+from partita._torch.tensors.detached_copy import detached_copy, detached_leaf_copy
+from partita._torch.tensors.storage import storage_key
 from partita.graph.attributes import lookup
 from partita.graph.effects import analyse
 from partita.pipelining.frontends.cuts.cuts import stage_assignment
@@ -180,10 +182,19 @@ def _written_attributes(module: GraphModule) -> Iterator[Any]:
 
 
 def _outputs(run: UnitRun) -> Sequence[Any]:
-    """What the unit returns, cut off from its history."""
+    """What the unit returns, cut off from its history, and from its buffers: it writes to them when it runs
+    again, and the next unit may have saved them for its backward pass.
+    """
     _, arguments = run.leaves()
     with FusedAttention():
-        return [_detached(output) for output in run.call(*arguments)]
+        outputs = [_detached(output) for output in run.call(*arguments)]
+    buffers = {storage_key(buffer) for buffer in run.module.buffers()} if run.module is not None else set()
+
+    def apart(value: Any) -> Any:
+        own = isinstance(value, Tensor) and storage_key(value) in buffers
+        return detached_leaf_copy(value) if own else value
+
+    return [tree_map(apart, output) for output in outputs]
 
 
 def _are_activations(run: UnitRun, outputs: Sequence[Any]) -> bool:
