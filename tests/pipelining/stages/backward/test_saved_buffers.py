@@ -74,6 +74,42 @@ def _saved(module: nn.Module, x: Tensor) -> list[Tensor]:
     return [getattr(result.grad_fn, name) for name in dir(result.grad_fn) if name.startswith("_saved_")]
 
 
+class Assigns(nn.Module):
+    """Puts another tensor in the place of its buffer, to which the next pass writes."""
+
+    def __init__(self, late: bool) -> None:
+        super().__init__()
+        self.late = late
+        self.register_buffer("mean", torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            mean = self.mean.mul_(0.5) + 1
+        if self.late:
+            x = x * mean
+            self.mean = mean
+            return x
+        self.mean = mean
+        return x * self.mean
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before it is used", "after it was used"])
+def test_what_has_become_a_buffer_is_kept_too(late: bool) -> None:
+    """A stage of the model's own code raised autograd's error in its first step."""
+    x = torch.ones(WIDTH, requires_grad=True)
+    alone, expected = Assigns(late), []
+    for _ in range(3):
+        (gradient,) = torch.autograd.grad(alone(x).sum(), x)
+        expected.append(gradient)
+    module = Assigns(late)
+    kept, results = SavedBuffers(module), []
+    for _ in range(3):
+        with kept.kept():
+            results.append(module(x).sum())
+    for result, wanted in zip(results, expected, strict=True):
+        assert torch.equal(torch.autograd.grad(result, x)[0], wanted)
+
+
 def test_a_buffer_that_is_only_read_is_not_copied() -> None:
     class Reads(nn.Module):
         def __init__(self) -> None:

@@ -48,22 +48,31 @@ class SavedBuffers:
         if self.idle:
             yield
             return
-        buffers = {storage_key(buffer): buffer for buffer in self._module.buffers()}
-        if not buffers:
+        before = dict(self._module.named_buffers())
+        if not before:
             self._needed[training] = False
             yield
             return
-        before = {key: times_written(buffer) for key, buffer in buffers.items()}
-        saved: set[int] = set()
+        versions = {name: times_written(buffer) for name, buffer in before.items()}
+        keys = {storage_key(buffer) for buffer in before.values()}
+        saved: dict[int, list[list[Tensor]]] = {}
 
         def pack(tensor: Tensor) -> list[Tensor]:
             key = storage_key(tensor)
-            if key in buffers:
-                saved.add(key)
-                tensor = copied(tensor.detach())
-            return AsSaved.pack(tensor)
+            packed = AsSaved.pack(copied(tensor.detach()) if key in keys else tensor)
+            saved.setdefault(key, []).append(packed)
+            return packed
 
         with torch.autograd.graph.saved_tensors_hooks(pack, AsSaved()):
             yield
+        # What has become a buffer meanwhile was saved as it is.
+        after = {name: storage_key(buffer) for name, buffer in self._module.named_buffers()}
+        for key in set(after.values()) - keys:
+            for packed in saved.get(key, ()):
+                packed[:] = [copied(tensor.detach()) for tensor in packed]
         if training not in self._needed:
-            self._needed[training] = any(times_written(buffers[key]) != before[key] for key in saved)
+            self._needed[training] = any(
+                times_written(buffer) != versions[name]
+                and {storage_key(buffer), after.get(name)}.intersection(saved)
+                for name, buffer in before.items()
+            )
