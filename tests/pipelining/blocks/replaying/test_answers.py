@@ -44,3 +44,10 @@ def test_nothing_stands_in_for_a_sparse_tensor() -> None:
     looks = NewTensor.of(torch.eye(2).to_sparse())
     with pytest.raises(ExecutionError, match=r"makes or takes a sparse tensor \(2, 2\) before a cut"):
         looks.ghost()
+
+
+def test_nothing_stands_in_for_a_quantised_tensor() -> None:
+    """Torch's list of all its backends stood in the error."""
+    looks = NewTensor((2, 3), (3, 1), torch.quint8)
+    with pytest.raises(ExecutionError, match=r"a quantised tensor \(2, 3\) \(quint8\) before a cut"):
+        looks.ghost()

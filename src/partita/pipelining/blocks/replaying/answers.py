@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from partita._torch.fake.ghosts import ghost_of
+from partita._torch.tensors.tensor_text import short_name
 from partita.errors import ExecutionError
 
 __all__ = [
@@ -38,6 +39,9 @@ Answer = tuple[str, Any, Any]
 """The function's name; what it returned; the new looks of arguments whose shape or dtype it changed, by
 number."""
 
+_NO_STAND_IN = "and a stage that starts behind it can't stand in for one"
+_QUANTISED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4})
+
 
 @dataclass(frozen=True, slots=True)
 class NewTensor:
@@ -57,13 +61,17 @@ class NewTensor:
         """Return a tensor without memory that looks like this.
 
         Raises:
-            ExecutionError: it is sparse.
+            ExecutionError: it is sparse, or quantised.
         """
         if len(self.stride) != len(self.shape):
             raise ExecutionError(
-                f"the model makes or takes a sparse tensor {self.shape} before a cut, and a stage that "
-                "starts behind it can't stand in for one: make it a buffer, which each stage has, or dense "
-                "(to_dense()), or cut so that one stage has all of its uses"
+                f"the model makes or takes a sparse tensor {self.shape} before a cut, {_NO_STAND_IN}: make "
+                "it a buffer, which each stage has, or dense (to_dense()), or cut before it is made"
+            )
+        if self.dtype in _QUANTISED:
+            raise ExecutionError(
+                f"the model makes or takes a quantised tensor {self.shape} ({short_name(self.dtype)}) before "
+                f"a cut, {_NO_STAND_IN}: cut before the first one is made, or leave the model whole"
             )
         return ghost_of(self.shape, self.stride, self.dtype)
 
