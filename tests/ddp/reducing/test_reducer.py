@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -11,6 +12,7 @@ from tests.ddp import models
 from tests.ddp.alone import alone
 from tests.ddp.models import batch, loss_of, seeded
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 
 from partita.ddp import partita_ddp, replicate
 from partita.errors import ExecutionError
@@ -37,6 +39,55 @@ def test_a_second_gradient_after_its_bucket_was_sent_is_an_error_unless_announce
     alone(body, ("8.weight",))
     with pytest.raises(ExecutionError, match=r"'8.weight' got another gradient after its bucket"):
         alone(body, ())
+
+
+def _step_in_post_accumulate_hooks(module: nn.Module) -> None:
+    for parameter in module.parameters():
+        parameter.register_post_accumulate_grad_hook(_step)
+
+
+def _step_in_hooks_of_nodes(module: nn.Module) -> None:
+    """Hooks that run after those of the reducer."""
+    for parameter in module.parameters():
+        node = get_gradient_edge(parameter).node
+        node.register_hook(lambda *_, parameter=parameter, _node=node: _step(parameter))
+
+
+def _step(parameter: torch.Tensor) -> None:
+    torch.optim.SGD([parameter], 0.1).step()
+    parameter.grad = None
+
+
+@pytest.mark.parametrize("register", [_step_in_post_accumulate_hooks, _step_in_hooks_of_nodes])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_optimizer_in_the_backward_pass_is_refused_and_not_fed_the_gradients_of_one_rank(
+    register: Callable[[nn.Module], None], compiled: bool
+) -> None:
+    """It took each rank's own gradients, and replicas drifted apart without a word."""
+
+    def body(comm: Any) -> None:
+        module: Any = replicate(seeded(models.mlp), comm, inner="aot_eager")
+        run = torch.compile(module, backend=partita_ddp) if compiled else module
+        register(module)
+        loss_of(run(batch(0, 0))).backward()
+
+    with pytest.raises(
+        ExecutionError, match=r"'\d.\w+' was changed in the backward pass, before its gradient"
+    ):
+        alone(body)
+
+
+def test_an_optimizer_in_the_backward_pass_of_one_rank_alone_is_in_order() -> None:
+    def body(comm: Any) -> None:
+        whole, module = seeded(models.mlp), replicate(seeded(models.mlp), comm)
+        for model in (whole, module):
+            _step_in_post_accumulate_hooks(model)
+            with module.local():
+                loss_of(model(batch(0, 0))).backward()
+        for ours, theirs in zip(module.parameters(), whole.parameters(), strict=True):
+            assert torch.equal(ours, theirs)
+
+    alone(body)
 
 
 def refuse(_gradient: torch.Tensor) -> None:

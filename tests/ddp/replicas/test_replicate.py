@@ -13,9 +13,10 @@ from tests.ddp import models
 from tests.ddp.alone import alone
 from tests.ddp.models import batch, loss_of, seeded
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from partita.ddp import partita_ddp, replicate
-from partita.errors import ExecutionError, PlanError, SignatureMismatch
+from partita.errors import ArgumentError, ExecutionError, PlanError, SignatureMismatch
 from partita.planning import BucketPlan
 from partita.runtime import InProcessWorld, Tracer
 
@@ -140,3 +141,53 @@ def test_another_module_of_the_same_class_is_not_replicated() -> None:
             other.no_sync().__enter__()
 
     alone(body)
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "message"),
+    [
+        (
+            torch.relu,
+            {},
+            r"module is a torch.nn.Module, got builtin_function_or_method: replicate\(\) the module",
+        ),
+        (
+            nn.Linear(2, 2),
+            {"comm_hook": default_hooks.fp16_compress_hook},
+            "comm_hook is torch's fp16_compress_hook, which takes a state and a GradBucket",
+        ),
+        (
+            nn.Linear(2, 2),
+            {"comm_hook": "fp16"},
+            "comm_hook is a function of a flat bucket and a comm, got 'fp16'",
+        ),
+    ],
+)
+def test_what_is_no_module_and_what_is_no_comm_hook_is_refused_at_once(
+    module: Any, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        alone(lambda comm: replicate(module, comm, **options))
+
+
+def test_a_comm_hook_that_returns_no_handle_is_named() -> None:
+    def body(comm: Any) -> None:
+        module: Any = replicate(seeded(models.mlp), comm, comm_hook=_returns_nothing)
+        loss_of(module(batch(0, 0))).backward()
+
+    with pytest.raises(
+        ExecutionError, match="comm_hook _returns_nothing returned NoneType, which has no wait"
+    ):
+        alone(body)
+
+
+def _returns_nothing(_flat: torch.Tensor, _comm: Any) -> Any:
+    return None
+
+
+def test_a_replicated_module_is_refused_with_how_to_replicate_it_anew() -> None:
+    def body(comm: Any) -> None:
+        replicate(replicate(seeded(models.mlp), comm), comm)
+
+    with pytest.raises(ArgumentError, match=r"replicated already: .* or replication.close\(\) first"):
+        alone(body)

@@ -16,7 +16,7 @@ import torch
 
 from partita._torch.autograd.running_pass import storage_users
 from partita.ddp.buckets.bucket_layout import BucketLayout, Slot
-from partita.ddp.buckets.comm_hooks import CommHook
+from partita.ddp.buckets.comm_hooks import CommHook, start_averaging
 from partita.runtime import Comm, Handle
 
 __all__ = ["BucketMemory", "PassFlags", "Reduction"]
@@ -126,7 +126,7 @@ class Reduction:
 
     def _launch(self, comm: Comm, hook: CommHook | None) -> Handle:
         if hook is not None:
-            return hook(self._flat, comm)
+            return start_averaging(hook, self._flat, comm)
         numbers = torch.view_as_real(self._flat) if self._flat.is_complex() else self._flat
         return comm.all_reduce(numbers, tuple(range(comm.size)))
 

@@ -12,13 +12,19 @@ from collections.abc import Sequence
 import torch
 
 from partita._torch.autograd.running_pass import grad_version
+from partita._torch.tensors.versions import times_written
 from partita.ddp.buckets.bucket_layout import BucketLayout
 from partita.ddp.buckets.bucket_set import BucketSet
 from partita.ddp.buckets.comm_hooks import CommHook
 from partita.ddp.buckets.reduction import PassFlags, Reduction
 from partita.ddp.reducing.consensus import Consensus
 from partita.ddp.reducing.gradient import ParameterGradient
-from partita.ddp.reducing.pass_errors import another_gradient, failed_everywhere, sparse_gradient
+from partita.ddp.reducing.pass_errors import (
+    another_gradient,
+    changed_parameter,
+    failed_everywhere,
+    sparse_gradient,
+)
 from partita.ddp.reducing.pass_state import PassState
 from partita.runtime import Comm
 
@@ -81,6 +87,22 @@ class GradientArrivals:
             else:
                 self._take(state, index, offer)
         return None
+
+    def accumulates(self, state: PassState, index: int) -> None:
+        """Note that autograd is about to add to ``grad`` of a parameter, and to call hooks of the user's."""
+        state.arrivals[index].times_written = times_written(self._parameters[index])
+
+    def check_parameters(self, state: PassState) -> None:
+        """Refuse a pass in which a hook has changed a parameter, as an optimizer does that steps in hooks: it
+        has seen the gradient of this rank alone.
+
+        Raises:
+            ExecutionError: names the parameter; on every rank.
+        """
+        for gradient, arrival in zip(self._gradients, state.arrivals, strict=True):
+            before = arrival.times_written
+            if before is not None and times_written(gradient.parameter) != before:
+                raise failed_everywhere(self._comm, changed_parameter(gradient.name), "backward")
 
     def accumulated(self, state: PassState, index: int) -> None:
         """Note that autograd is done with ``grad`` of a parameter: it has added a gradient, or had none to.

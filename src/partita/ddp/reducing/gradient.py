@@ -69,6 +69,7 @@ class Arrival:
         is_there: all of it.
         value: itself; None for what lies in ``grad`` or in a bucket.
         version: of ``grad``, when it was there.
+        times_written: of the parameter, before autograd last added to ``grad``; None where it has not.
         ready_s: when that was, on the monotonic clock.
         used_before: whether the parameter had been used when the pass began.
     """
@@ -81,6 +82,7 @@ class Arrival:
     is_there: bool = False
     value: torch.Tensor | None = None
     version: tuple[int, int] | None = None
+    times_written: int | None = None
     ready_s: float = 0.0
     used_before: bool = False
 

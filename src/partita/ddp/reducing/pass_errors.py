@@ -8,7 +8,14 @@ from contextlib import suppress
 from partita.errors import ExecutionError
 from partita.runtime import Comm
 
-__all__ = ["another_gradient", "failed_everywhere", "raised_on_some", "sparse_gradient", "unfinished_pass"]
+__all__ = [
+    "another_gradient",
+    "changed_parameter",
+    "failed_everywhere",
+    "raised_on_some",
+    "sparse_gradient",
+    "unfinished_pass",
+]
 
 
 def failed_everywhere(comm: Comm, message: str, where: str) -> ExecutionError:
@@ -33,6 +40,14 @@ def another_gradient(name: str) -> str:
         f"parameter {name!r} got another gradient after its bucket had been sent: it is used both by a "
         "compiled graph and outside of it, which the first backward pass did not show; use it in one of the "
         f"two, or pass late=[{name!r}] to replicate(), which waits for all of its gradients"
+    )
+
+
+def changed_parameter(name: str) -> str:
+    """A hook has changed a parameter between its gradient and the end of the pass."""
+    return (
+        f"parameter {name!r} was changed in the backward pass, before its gradient was averaged over the "
+        "ranks, so replicas would drift apart: call the optimizer's step() after backward(), not in a hook"
     )
 
 

@@ -112,10 +112,14 @@ class Reducer:
         self._accumulators = [accumulator(parameter) for parameter in self.parameters]
         self._detached = False
         me = ref(self)
-        # behind the parameters' own hooks, which may change ``grad``
+        # in front of the parameters' own hooks, and behind those, which may change ``grad``
         self._handles = [
-            node.register_hook(partial(_accumulated, me, index))
+            handle
             for index, node in enumerate(self._accumulators)
+            for handle in (
+                node.register_prehook(partial(_accumulates, me, index)),
+                node.register_hook(partial(_accumulated, me, index)),
+            )
         ]
 
     def detach(self) -> None:
@@ -235,6 +239,12 @@ class Reducer:
             self._end_if_nested(state)
             return left
 
+    def accumulates(self, index: int) -> None:
+        """Note that autograd is about to add to ``grad`` of a parameter."""
+        if not self.paused:
+            with self._lock:
+                self._arrivals.accumulates(self._enter(), index)
+
     def accumulated(self, index: int) -> None:
         """Note that autograd is done with ``grad`` of a parameter: it has added a gradient, or had none to.
 
@@ -320,6 +330,7 @@ class Reducer:
             if state is None:
                 return
             try:
+                self._arrivals.check_parameters(state)
                 if state.sync:
                     with doing("backward of a replicated module"):
                         self._reduce_rest(state)
@@ -388,6 +399,12 @@ class Reducer:
             if state is not None:
                 self._arrivals.pass_is_dropped(state)
             raise ExecutionError(raised_on_some(self.comm.all_gather_object(raised)))
+
+
+def _accumulates(reducer: ref[Reducer], index: int, _gradient: Any) -> None:
+    alive = reducer()
+    if alive is not None:
+        alive.accumulates(index)
 
 
 def _accumulated(reducer: ref[Reducer], index: int, _none: Any, _gradient: Any) -> None:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from partita._torch.modules.compiled import inside_compiled
-from partita.ddp.buckets.comm_hooks import CommHook
+from partita.ddp.buckets.comm_hooks import CommHook, check_comm_hook
 from partita.ddp.buckets.settings import MIB, ReducerSettings
 from partita.ddp.replicas.replicated import Replicated, replicated_class, turn_into
 from partita.ddp.replicas.replication import Replication
@@ -92,6 +92,7 @@ def replicate(
         )
     with nullcontext() if comm is process_group else closed_on_error(comm, "replicate()"):
         _check_arguments(module, bucket_cap_mb, plan, initial)
+        check_comm_hook(comm_hook)
         leave_shared_memory([*module.parameters(), *module.buffers()])
         replica_class = replicated_class(type(module))
         cap = max(1, int(bucket_cap_mb * MIB))
@@ -120,6 +121,11 @@ def replicate(
 
 
 def _check_arguments(module: nn.Module, bucket_cap_mb: float, plan: object, initial: str) -> None:
+    if not isinstance(module, nn.Module):
+        raise ArgumentError(
+            f"module is a torch.nn.Module, got {type(module).__name__}: replicate() the module that holds "
+            "the parameters"
+        )
     if inside_compiled(module) is not None:
         raise ArgumentError(
             "the module is compiled already: replicate it first and compile it then, "
@@ -131,7 +137,10 @@ def _check_arguments(module: nn.Module, bucket_cap_mb: float, plan: object, init
             "was made from, and compile that with torch.compile"
         )
     if isinstance(module, Replicated):
-        raise ArgumentError("the module is replicated already: call replicate() once, on the plain module")
+        raise ArgumentError(
+            "the module is replicated already: call replicate() once, on the plain module, or "
+            "replication.close() first"
+        )
     if not bucket_cap_mb > 0:
         raise ArgumentError(f"bucket_cap_mb is {bucket_cap_mb}: give a size above 0, in MiB")
     if not (plan is None or plan == "measured" or isinstance(plan, BucketPlan)):
