@@ -10,6 +10,7 @@ from partita._torch.modules.contents import (
     has_forward_hooks,
     is_guards_module,
     is_persistent_buffer,
+    own_hooks,
     registries,
 )
 
@@ -54,3 +55,12 @@ def test_registries_are_those_in_use() -> None:
     names = [name for registry in registries(module) for name in registry]
     assert names == ["0", "weight", "bias", "running_mean", "running_var", "num_batches_tracked"]
     assert any(module[0].weight is value for registry in registries(module) for value in registry.values())
+
+
+def test_the_hooks_of_a_module_are_its_own_and_not_those_of_its_children() -> None:
+    module = nn.Sequential(nn.Linear(2, 2))
+    module[0].register_forward_hook(print)
+    assert list(own_hooks(module)) == []
+    module.register_full_backward_hook(print)
+    module.register_forward_pre_hook(print)
+    assert list(own_hooks(module)) == [print, print]

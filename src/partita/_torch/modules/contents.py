@@ -78,6 +78,12 @@ def first_hook_inside(module: torch.nn.Module) -> str:
     return ""
 
 
+def own_hooks(module: torch.nn.Module) -> Iterator[Any]:
+    """The forward and backward hooks of ``module`` alone."""
+    for name in _HOOKS:
+        yield from (getattr(module, name, None) or {}).values()
+
+
 def forward_hooks(module: torch.nn.Module) -> Iterator[Any]:
     """The hooks that a call of ``module`` runs around its ``forward``: its own, and those of all modules."""
     for name in ("_forward_pre_hooks", "_forward_hooks"):

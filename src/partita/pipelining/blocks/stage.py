@@ -16,6 +16,7 @@ from partita.pipelining.blocks.packet import Gradients, first_packet
 from partita.pipelining.interface.compile_options import CompileOptions
 from partita.pipelining.interface.routes import Routes, StageBorder, Tied, Value, make_routes
 from partita.pipelining.stages.flight import Flight
+from partita.pipelining.stages.parts import check_no_sharded_parts
 from partita.pipelining.stages.stage import Stage
 from partita.runtime import Comm
 
@@ -58,6 +59,11 @@ class BlockStage(Stage):
             NotCompiled,
             stacklevel=3,
         )
+
+    def begin(self, microbatches: int) -> None:
+        """See `Stage.begin`."""
+        check_no_sharded_parts(self._inner, self.index)
+        super().begin(microbatches)
 
     def _run(self, values: Mapping[str, Any], *, train: bool) -> tuple[Flight, dict[str, Any]]:
         packet = values[_ARGUMENTS if self.is_first else self._input_bundle]
