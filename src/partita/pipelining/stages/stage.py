@@ -27,6 +27,7 @@ from partita.pipelining.stages.backward.split_backward import WeightPass, input_
 from partita.pipelining.stages.backward.tied_share import TiedShare, kept_apart
 from partita.pipelining.stages.data_parallel import GradientReduction, gradient_reduction
 from partita.pipelining.stages.flight import Flight, hand_to_caller, roots_of
+from partita.pipelining.stages.hooked_parameters import HookedParameters
 from partita.pipelining.stages.parts import check_no_hooks_on_parts
 from partita.pipelining.stages.step_count import StepCount
 from partita.planning import ActionKind
@@ -88,6 +89,7 @@ class Stage(ABC):
         self._flights: dict[int, Flight] = {}
         self._late: dict[int, Callable[[], object]] = {}
         self._reduction: GradientReduction | None = None
+        self._hooked = HookedParameters(module, index, 0)
 
     def follow(self, routes: Routes) -> None:
         """Exchange with other stages what ``routes`` say, from now on."""
@@ -311,10 +313,11 @@ class Stage(ABC):
         return results
 
     def _accumulate(self, roots: list[Tensor], seeds: list[Tensor]) -> None:
-        if self._reduction is not None:
-            self._reduction.backward(roots, lambda: run_backward(roots, seeds, accumulate=True))
-        elif roots:
-            run_backward(roots, seeds, accumulate=True)
+        with self._hooked.unchanged():
+            if self._reduction is not None:
+                self._reduction.backward(roots, lambda: run_backward(roots, seeds, accumulate=True))
+            elif roots:
+                run_backward(roots, seeds, accumulate=True)
 
     def backward_input(self, microbatch: int, gradients: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
         """Run the first half of `backward`. It returns the same, and changes no parameter's ``.grad`` unless
@@ -347,10 +350,11 @@ class Stage(ABC):
     def backward_weight(self, microbatch: int) -> None:
         """Run the second half of `backward`, which adds to ``.grad`` of the parameters."""
         late = self._late.pop(microbatch)
-        if self._reduction is None or self._at_once:
-            late()
-        else:
-            self._reduction.backward(None, late)
+        with self._hooked.unchanged():
+            if self._reduction is None or self._at_once:
+                late()
+            else:
+                self._reduction.backward(None, late)
 
     @property
     def _at_once(self) -> bool:
@@ -365,6 +369,7 @@ class Stage(ABC):
         """Start a training step of so many microbatches."""
         check_no_hooks_on_parts(self.module, self.index)
         self._reduction = gradient_reduction(self.module)
+        self._hooked = HookedParameters(self._inner, self.index, microbatches)
         compiled = vars(self._inner).get("forward")
         if isinstance(compiled, CompiledForward):
             compiled.begin()

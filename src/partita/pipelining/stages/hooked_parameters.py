@@ -1,0 +1,45 @@
+"""Parameters whose hooks see gradients: a hook may change the gradient, and must not change the parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+from partita._torch.autograd.running_pass import has_hooks
+from partita._torch.tensors.versions import times_written
+from partita.errors import ExecutionError
+
+__all__ = ["HookedParameters"]
+
+
+class HookedParameters:
+    """The parameters of a stage that have such hooks when a step begins."""
+
+    def __init__(self, module: nn.Module, stage: int, microbatches: int) -> None:
+        self._stage = stage
+        self._microbatches = microbatches
+        self._parameters = [
+            (name, parameter)
+            for name, parameter in module.named_parameters()
+            if microbatches > 1 and has_hooks(parameter)
+        ]
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Check that the backward pass in this block changes none of them: microbatches whose forward pass
+        has been would be run with the weights of before, and those to come with others.
+
+        Raises:
+            ExecutionError: it has; names the parameter.
+        """
+        before = [times_written(parameter) for _, parameter in self._parameters]
+        yield
+        for (name, parameter), count in zip(self._parameters, before, strict=True):
+            if times_written(parameter) != count:
+                raise ExecutionError(
+                    f"parameter {name!r} of stage {self._stage} was changed in the backward pass of one of "
+                    f"{self._microbatches} microbatches, while others are under way: call the optimizer's "
+                    "step() after the schedule's step(), not in a hook"
+                )

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from partita.errors import ExecutionError
+from partita.pipelining import PipelineStage, get_schedule_class
+from partita.runtime import InProcessWorld
+
+
+def _step(parameter: torch.Tensor) -> None:
+    torch.optim.SGD([parameter], 0.1).step()
+    parameter.grad = None
+
+
+@pytest.mark.parametrize("name", ["GPipe", "ZBH1"])
+def test_an_optimizer_in_hooks_is_refused_where_other_microbatches_are_under_way(name: str) -> None:
+    """Biases alone were trained so, and autograd saves none: the result was another one without a word."""
+
+    def train(comm: Any) -> None:
+        linear = nn.Linear(2, 2)
+        linear.weight.requires_grad_(False)
+        linear.bias.register_post_accumulate_grad_hook(_step)
+        stage = PipelineStage(linear, 0, 1, torch.device("cpu"), comm=comm)
+        schedule = get_schedule_class(name)(stage, 2, nn.functional.mse_loss)
+        schedule.step(torch.ones(4, 2), target=torch.zeros(4, 2))
+
+    with pytest.raises(ExecutionError, match=r"'bias' of stage 0 was changed .* one of 2 microbatches"):
+        InProcessWorld(1).run(train)
+
+
+def test_with_one_microbatch_it_is_what_it_is_without_a_pipeline() -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(2, 2)
+    whole = nn.Linear(2, 2)
+    whole.load_state_dict(linear.state_dict())
+    for module in (linear, whole):
+        module.bias.register_post_accumulate_grad_hook(_step)
+    nn.functional.mse_loss(whole(torch.ones(4, 2)), torch.zeros(4, 2)).backward()
+
+    def train(comm: Any) -> None:
+        stage = PipelineStage(linear, 0, 1, torch.device("cpu"), comm=comm)
+        schedule = get_schedule_class("GPipe")(stage, 1, nn.functional.mse_loss)
+        schedule.step(torch.ones(4, 2), target=torch.zeros(4, 2))
+
+    InProcessWorld(1).run(train)
+    assert torch.equal(linear.bias, whole.bias)
