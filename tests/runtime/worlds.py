@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,14 @@ def _stands_at(process: Any, stacks: Path) -> str:
     return f"{process.name}:\n{stacks.read_text()}"
 
 
+@cache
+def _warm_up() -> None:
+    """Have the server's imports done before any clock starts: on a busy machine they take half a minute."""
+    process = _CONTEXT.Process()  # of which nothing is asked
+    process.start()
+    process.join()
+
+
 def endings_of(size: int, body: Callable[..., None], *args: Any, folder: str | None = None) -> list[Ending]:
     """Calls ``body(rank, size, path, started, pipe, *given)`` in `size` processes, each of which sends its
     `Ending` through the pipe.
@@ -164,6 +173,7 @@ def endings_of(size: int, body: Callable[..., None], *args: Any, folder: str | N
     if folder is None:
         with tempfile.TemporaryDirectory() as temporary:
             return endings_of(size, body, *args, folder=temporary)
+    _warm_up()
     started = time.monotonic()
     path = str(Path(folder) / "store")
     pipes = [_CONTEXT.Pipe(duplex=False) for _ in range(size)]
