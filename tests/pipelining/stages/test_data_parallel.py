@@ -6,7 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.group_of_one import group_of_one
 from torch import nn
+from torch.distributed._composable.replicate import replicate
 
 from partita._torch.distributed.gradient_sync import sharded_roots
 from partita.errors import ExecutionError
@@ -18,6 +20,21 @@ def test_a_plain_module_reduces_nothing() -> None:
     assert sharded_roots(module) == []
     assert gradient_reduction(module) is None
     assert gradient_reduction(torch.compile(module, backend="eager")) is None
+
+
+def test_torchs_composable_replicate_is_refused() -> None:
+    """It reduces within every microbatch: weights were off by millionths, and replicas differed."""
+
+    def refused() -> None:  # the module is gone with it, before the group
+        module = nn.Sequential(nn.Linear(2, 2))
+        replicate(module)
+        with pytest.raises(
+            ExecutionError, match=r"composable replicate\(\), which reduces in every microbatch"
+        ):
+            gradient_reduction(nn.Sequential(module))
+
+    with group_of_one():
+        refused()
 
 
 def test_a_last_microbatch_without_gradients_is_an_error() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from torch import Tensor, nn
+from torch.distributed._composable.contract import _get_registry
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["expect_backward", "reduces", "sharded_roots"]
+__all__ = ["expect_backward", "reduces", "replicated_in_place", "sharded_roots"]
 
 
 def expect_backward(module: DistributedDataParallel, outputs: Iterable[Tensor]) -> None:
@@ -27,6 +28,16 @@ def sharded_roots(module: nn.Module) -> list[FSDPModule]:
     if isinstance(module, FSDPModule):
         return [module]
     return [root for child in module.children() for root in sharded_roots(child)]
+
+
+def replicated_in_place(module: nn.Module) -> bool:
+    """Whether torch's composable ``replicate``, which hides a `DistributedDataParallel` in hooks, was applied
+    to ``module`` or within it.
+    """
+    return any(
+        "replicate" in (_get_registry(inner) or ()) and not isinstance(inner, FSDPModule)
+        for inner in module.modules()
+    )
 
 
 def reduces(module: FSDPModule) -> bool:

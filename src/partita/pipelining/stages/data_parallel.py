@@ -18,7 +18,12 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from partita._torch.distributed.gradient_sync import expect_backward, reduces, sharded_roots
+from partita._torch.distributed.gradient_sync import (
+    expect_backward,
+    reduces,
+    replicated_in_place,
+    sharded_roots,
+)
 from partita.errors import ExecutionError
 
 __all__ = ["GradientReduction", "gradient_reduction"]
@@ -27,10 +32,18 @@ __all__ = ["GradientReduction", "gradient_reduction"]
 def gradient_reduction(module: nn.Module) -> GradientReduction | None:
     """How the gradients of a stage's module are reduced; None where it is neither wrapped in
     ``DistributedDataParallel`` (under ``torch.compile`` or not) nor sharded with ``fully_shard``.
+
+    Raises:
+        ExecutionError: it is replicated in a way that can't be told when to reduce.
     """
     inner = getattr(module, "_orig_mod", module)
     if isinstance(inner, DistributedDataParallel):
         return GradientReduction(module, replicated=inner)
+    if replicated_in_place(module):
+        raise ExecutionError(
+            "the stage's module went through torch's composable replicate(), which reduces in every "
+            "microbatch: wrap it in DistributedDataParallel, or fully_shard() it"
+        )
     sharded = sharded_roots(module)
     return GradientReduction(module, sharded=sharded) if sharded else None
 
