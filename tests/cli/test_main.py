@@ -82,7 +82,11 @@ def test_completion_is_installed_and_completes_commands_and_values(tmp_path: Pat
     ("arguments", "message"),
     [
         (("demo", "--steps", "0"), "UsageError: --steps is 0: give 1 or more"),
-        (("demo", "--schedule", "nonsense"), "ScheduleError: there is no schedule 'nonsense'"),
+        pytest.param(
+            ("demo", "--schedule", "nonsense"),
+            "ScheduleError: there is no schedule 'nonsense'",
+            marks=pytest.mark.dear,
+        ),
         (("verfy",), "No such command 'verfy'. Did you mean 'verify'?"),
         (("nonsense",), "No such command 'nonsense'."),
     ],

@@ -114,7 +114,7 @@ def _expected(name: str) -> Record:
     return uncut(BY_NAME[name])
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize(("kind", "name"), RUNS, ids=[" ".join(run) for run in RUNS])
 def test_compiled_stages_in_processes_equal_the_uncut_model_bit_for_bit(
     kind: str, name: str, by_rank: list[dict[tuple[str, str], Record]]

@@ -8,6 +8,7 @@ import copy
 import pickle
 from typing import Any
 
+import pytest
 import torch
 from tests.cudagraphs.capturing import AllWorthIt
 from tests.ddp import models
@@ -99,6 +100,7 @@ def _stages(comm: Comm) -> bytes:
     return pickle.dumps((record, counts(runner, "hits")))
 
 
+@pytest.mark.dear
 def test_recorded_stages_in_processes_equal_the_uncut_model() -> None:
     found = [pickle.loads(data) for data in ProcessWorld(2).run(_stages)]
     assert_same([record for record, _ in found], uncut(TRANSFORMER))

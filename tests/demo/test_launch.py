@@ -27,6 +27,7 @@ def raise_on_rank_zero() -> None:
     signal.pause()
 
 
+@pytest.mark.dear
 def test_every_rank_returns_its_result() -> None:
     assert launch(rank_of, 2, 10, name="test") == {0: 10, 1: 11}
 

@@ -14,7 +14,7 @@ from tests.runtime.worlds import patience, script_endings
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
-DEAR = {"compiled", "planned", "trainer_hf", "translation_hf"}
+DEAR = {"compiled", "hugging_face", "planned", "trainer_hf", "translation_hf"}
 """What they show has tests of its own that run in every check."""
 LIMIT_S = 170
 

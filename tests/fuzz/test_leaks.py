@@ -108,7 +108,7 @@ def test_steps_of_a_pipeline_leave_nothing(kind: str) -> None:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("kind", ["eager", "compiled"])
+@pytest.mark.parametrize("kind", ["eager", pytest.param("compiled", marks=pytest.mark.dear)])
 def test_steps_of_replicas_leave_nothing(kind: str) -> None:
     with patience(350.0):
         _assert_nothing(endings(2, _replica, kind))

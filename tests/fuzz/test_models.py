@@ -20,7 +20,7 @@ EXAMPLES = os.environ.get("PARTITA_FUZZ_EXAMPLES")
 SETTINGS = settings(
     max_examples=max(1, int(EXAMPLES) // 20)
     if EXAMPLES
-    else 4,  # each takes as long as 20 graphs of the other
+    else 2,  # each takes as long as 20 graphs of the other
     derandomize=EXAMPLES is None,
     database=None,
     deadline=None,
