@@ -19,6 +19,7 @@ MOST_IMPORTS = 4
 IMPORT = re.compile(r"^ *from ((?:partita|tests)[\w.]*) import (?:\(([^)]*)\)|(.+))$", re.MULTILINE)
 PUBLIC = re.compile(r"^(?:def|class) ([A-Za-z]\w*)", re.MULTILINE)
 COVERED_BY = {
+    "_torch/distributed/gradient_sync.py": "pipelining/stages/test_data_parallel.py",
     "_torch/export/alike.py": "_torch/export/test_same_calls.py",
     "_torch/graph_module/block_mask.py": "pipelining/against_torch/test_torchs_names.py",
     "_torch/graph_module/graph_pickle.py": "_torch/graph_module/test_nodes.py",

@@ -22,3 +22,26 @@ class Encoder(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         mask = tokens == 0 if self.masked else None
         return self.head(self.encoder(self.embed(tokens), src_key_padding_mask=mask).mean(1))
+
+
+class Preference(nn.Module):
+    """A trained layer beside a frozen one that runs without gradients, as preferences are learned (DPO)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trained, self.frozen = (
+            nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True) for _ in range(2)
+        )
+        self.frozen.requires_grad_(False)
+        self.head = nn.Linear(8, 1)
+        self.train()
+
+    def train(self, mode: bool = True) -> Preference:
+        super().train(mode)
+        self.frozen.eval()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            reference = self.frozen(x)
+        return self.head(self.trained(x) - reference)

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from tests.capture.fast_path import TOKENS, Encoder
+from tests.capture.fast_path import TOKENS, Encoder, Preference
 from torch import Tensor, nn
 
 from partita.capture import capture
@@ -97,3 +97,14 @@ def test_other_models_have_nothing_to_say() -> None:
 def test_a_model_that_needs_gradients_is_not_asked_to_do_without() -> None:
     captured = capture(Derives(), (TOKENS,), prove=True)
     assert captured.proof.without_gradients == ""
+
+
+def test_a_fast_path_that_may_be_in_the_graph_is_named_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward itself switches gradients off, so the graph has what torch took when it was traced."""
+    x = torch.randn(2, 5, 8)
+    with pytest.warns(NotProven, match=r"it may be torch's fast path .* before the cut"):
+        pipeline(Preference(), (x,), stages=2)
+    monkeypatch.setattr(torch.backends.mha, "_is_fastpath_enabled", False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert pipeline(Preference(), (x,), stages=2).proof.holds

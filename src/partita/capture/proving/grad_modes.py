@@ -9,8 +9,7 @@ A graph is traced with gradients, and does the same with and without them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -24,14 +23,21 @@ from partita.verification import Verification, verify
 from partita.verification.comparing.compare import Tolerance
 
 __all__ = [
+    "FAST_PATH_ADVICE",
     "GradModeDifference",
+    "differ_by_fast_path",
     "difference_without_gradients",
     "explained",
+    "has_fast_path",
     "refuse_without_gradients",
     "require_gradients",
 ]
 
 _FAST = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
+_WITHOUT_FAST_PATH = (
+    "call torch.backends.mha.set_fastpath_enabled(False) before the cut, and wherever the model runs"
+)
+FAST_PATH_ADVICE = f"that is torch's fast path for attention: {_WITHOUT_FAST_PATH}, and the two are equal"
 
 
 @dataclass(frozen=True)
@@ -92,20 +98,37 @@ def explained(
     difference = compare(tolerance)
     if not difference:
         return None
-    rounding, fast_path = not compare(small), False
-    if any(isinstance(module, _FAST) for module in model.modules()):
-        with _slow_path():
-            fast_path = not compare(tolerance)
+    rounding, fast_path = not compare(small), differ_by_fast_path(model, lambda: not compare(tolerance))
     if fast_path:
-        advice = (
-            "that is torch's fast path for attention: call torch.backends.mha.set_fastpath_enabled(False) "
-            "before the cut, and wherever the model runs, and the two are equal"
-        )
+        advice = FAST_PATH_ADVICE
+    elif has_fast_path(model):  # which may be in the graph, where forward itself switches gradients off
+        advice = f"it may be torch's fast path for attention: {_WITHOUT_FAST_PATH}; or {advice}"
     text = (
         f"under torch.no_grad() {name} computes something else in evaluation than with gradients, and what "
         f"was made of it does not ({difference}): {advice}"
     )
     return GradModeDifference(text, rounding, only_in_evaluation=fast_path)
+
+
+def has_fast_path(model: nn.Module) -> bool:
+    """Whether torch has a fast path for a module of the model, and may take it."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    return enabled and any(isinstance(module, _FAST) for module in model.modules())
+
+
+def differ_by_fast_path(model: nn.Module, are_equal: Callable[[], bool]) -> bool:
+    """Whether torch's fast path for attention is what makes a model differ from what was made of it.
+
+    Args:
+        are_equal: compares the two.
+    """
+    if not has_fast_path(model):
+        return False
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        return are_equal()
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
 
 
 def refuse_without_gradients(graph: GraphModule, difference: GradModeDifference) -> None:
@@ -139,13 +162,3 @@ def _compared(model: nn.Module, graph: GraphModule, sample: Sample, tolerance: T
             atol=tolerance.atol,
             explain=False,
         )
-
-
-@contextmanager
-def _slow_path() -> Iterator[None]:
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)

@@ -55,6 +55,7 @@ class GradientArrivals:
         self._buckets = buckets
         self._consensus = consensus
         self._hook = hook
+        self._times_written = [0] * len(gradients)
 
     def offered(self, state: PassState, index: int, offer: torch.Tensor | None) -> torch.Tensor | None:
         """Take a gradient from a compiled graph, which may know that there is none.
@@ -88,9 +89,11 @@ class GradientArrivals:
                 self._take(state, index, offer)
         return None
 
-    def accumulates(self, state: PassState, index: int) -> None:
-        """Note that autograd is about to add to ``grad`` of a parameter, and to call hooks of the user's."""
-        state.arrivals[index].times_written = times_written(self._parameters[index])
+    def accumulates(self, index: int) -> None:
+        """Note that autograd is about to add to ``grad`` of a parameter, and to call hooks of the user's. The
+        pass may not have begun.
+        """
+        self._times_written[index] = times_written(self._parameters[index])
 
     def check_parameters(self, state: PassState) -> None:
         """Refuse a pass in which a hook has changed a parameter, as an optimizer does that steps in hooks: it
@@ -113,6 +116,7 @@ class GradientArrivals:
         # 1. Nothing to send: a pass that is not reduced, a gradient that was offered, or none at all.
         gradient, arrival = self._gradients[index], state.arrivals[index]
         parameter = gradient.parameter
+        arrival.times_written = self._times_written[index]
         gradient.compare(arrival)
         if not state.sync:
             gradient.used = gradient.used or parameter.grad is not None

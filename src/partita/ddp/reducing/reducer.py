@@ -240,10 +240,8 @@ class Reducer:
             return left
 
     def accumulates(self, index: int) -> None:
-        """Note that autograd is about to add to ``grad`` of a parameter."""
-        if not self.paused:
-            with self._lock:
-                self._arrivals.accumulates(self._enter(), index)
+        """Note that autograd is about to add to ``grad`` of a parameter, and to call hooks of the user's."""
+        self._arrivals.accumulates(index)
 
     def accumulated(self, index: int) -> None:
         """Note that autograd is done with ``grad`` of a parameter: it has added a gradient, or had none to.

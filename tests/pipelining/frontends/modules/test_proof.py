@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from tests.capture.fast_path import TOKENS, Encoder
+from tests.capture.fast_path import TOKENS, Encoder, Preference
 from tests.pipelining.running import assert_equal
 from torch import Tensor, nn
 
@@ -202,3 +202,16 @@ def test_sparse_gradients_are_compared() -> None:
     pipe = pipeline(model, (ids,), split_spec={"2": SplitPoint.BEGINNING}, frontend="modules")
     assert pipe.proof.holds
     assert torch.equal(pipe(ids), model(ids))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
+def test_a_fast_path_within_forward_is_named_and_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stages do not take it: they watch the calls of torch's functions."""
+    x, at_trained = torch.randn(2, 5, 8), {"trained": SplitPoint.END}
+    with pytest.raises(
+        CaptureError, match=r"differs in call 1 of the example: that is torch's fast path for"
+    ):
+        pipeline(Preference(), (x,), split_spec=at_trained, frontend="modules")
+    assert torch.backends.mha.get_fastpath_enabled()
+    monkeypatch.setattr(torch.backends.mha, "_is_fastpath_enabled", False)
+    assert pipeline(Preference(), (x,), split_spec=at_trained, frontend="modules").proof.holds

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import random
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -21,7 +21,12 @@ from partita._torch.tensors.storage import storage_key
 from partita._torch.tensors.versions import times_written
 from partita.capture.merging.modes import in_mode
 from partita.capture.open_sizes.sizes import Sizes
-from partita.capture.proving.grad_modes import GradModeDifference, explained
+from partita.capture.proving.grad_modes import (
+    FAST_PATH_ADVICE,
+    GradModeDifference,
+    differ_by_fast_path,
+    explained,
+)
 from partita.capture.proving.proof import CLOSE, Proof
 from partita.capture.proving.samples import Sample, samples
 from partita.errors import CaptureError, ExecutionError, PartitaError
@@ -91,13 +96,29 @@ def _equal_on(
     pipe: ModulePipe, model: nn.Module, sample: Sample, training: bool, tolerance: Tolerance
 ) -> Sample | _NotTakenError | ExecutionError:
     """Return the sample if both are equal on it, or the gentle one; why not if it proves nothing."""
-    try:
+
+    def check() -> None:
         check_against_model(pipe, model, sample.args, sample.kwargs, training=training, tolerance=tolerance)
+
+    try:
+        check()
+    except CaptureError as error:
+        if differ_by_fast_path(model, lambda: _passes(check)):
+            raise CaptureError(f"{str(error).split('. ', 1)[0]}: {FAST_PATH_ADVICE}") from error
+        raise
     except _NotTakenError as error:
         return _equal_on(pipe, model, sample.gentle, training, tolerance) if sample.gentle else error
     except ExecutionError as error:
         return error
     return sample
+
+
+def _passes(check: Callable[[], None]) -> bool:
+    try:
+        check()
+    except (CaptureError, ExecutionError, _NotTakenError):
+        return False
+    return True
 
 
 def _without_gradients(
