@@ -27,6 +27,7 @@ from tests.pipelining.blocks_models import (
 from tests.pipelining.running import assert_equal
 from torch import Tensor, nn
 
+from partita import verify
 from partita.errors import CaptureError, ExecutionError
 from partita.pipelining import (
     Schedule1F1B,
@@ -253,3 +254,23 @@ def test_what_several_examples_need_is_found_by_each_of_them() -> None:
     pipe = _cut(_model(ToList))
     for seed in range(20):
         assert_equal(_tensors(pipe(_x(2, seed))), _tensors(_model(ToList)(_x(2, seed))), str(seed))
+
+
+class ReturnsArguments(nn.Module):
+    """Returns what it was given beside what it made, as models do with masks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, mask: Tensor) -> dict[str, Any]:
+        return {"y": self.b(self.a(x)), "given": [mask, (x,)], "rows": len(x)}
+
+
+def test_an_argument_that_comes_back_is_the_callers_own() -> None:
+    model, x, mask = ReturnsArguments(), torch.randn(2, 4), torch.ones(2)
+    pipe = pipeline(model, (x, mask), split_spec={"a": SplitPoint.END}, frontend="modules")
+    returned = pipe(x, mask)
+    assert returned["given"][0] is mask
+    assert returned["given"][1][0] is x
+    assert verify(pipe, model, (x, mask)).ok

@@ -32,6 +32,7 @@ class Packet:
         generators: the states of Python's and numpy's generators at the beginning; None: they follow the
             random key.
         live: the values are still part of autograd's graph: all stages run in one process, at once.
+        own_arguments: the caller's tensors, by number, where the packet is live.
     """
 
     arguments: Sequence[Any]
@@ -43,6 +44,7 @@ class Packet:
     aliases: frozenset[int] = frozenset()
     generators: Any = None
     live: bool = False
+    own_arguments: tuple[Tensor, ...] = ()
 
     def detach(self) -> Packet:
         """Return it without autograd's graph; ``requires_grad`` of each value stays."""
@@ -89,7 +91,10 @@ def first_packet(
         else:
             described.append(leaf)
     sites = {number: ("argument", number) for number in values}
-    return Packet(described, spec, len(values), (), values, sites, generators=generators, live=live)
+    own = tuple(values.values()) if live else ()
+    return Packet(
+        described, spec, len(values), (), values, sites, generators=generators, live=live, own_arguments=own
+    )
 
 
 def sharing_memory(values: Mapping[int, Tensor]) -> frozenset[int]:

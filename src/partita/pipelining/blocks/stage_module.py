@@ -107,8 +107,7 @@ class StageModule(nn.Module):
         with calls_watched(self._own_calls), memos_cleared(), stage_pass:
             args, kwargs = stage_pass.arguments()
             try:
-                result = root(*args, **kwargs)
-                stage_pass.finish(result)
+                result = stage_pass.finish(root(*args, **kwargs))
             except EndOfStage:
                 result = stage_pass.output
         return result

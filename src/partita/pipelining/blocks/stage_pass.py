@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from partita._torch.containers.pytree import unflatten
+from partita._torch.containers.pytree import tree_map, unflatten
 from partita._torch.fake.ghosts import (
     FunctionKind,
     become,
@@ -129,8 +129,8 @@ class StagePass(TorchFunctionMode):
         set_current_pass(self._outer)
         super().__exit__(*error)
 
-    def finish(self, result: Any) -> None:
-        """``forward`` has returned.
+    def finish(self, result: Any) -> Any:
+        """``forward`` has returned. Return the same, with the caller's own tensors where it has arguments.
 
         Raises:
             EndOfStage: there are stages after this one.
@@ -147,6 +147,19 @@ class StagePass(TorchFunctionMode):
                 if self._tensors.number_of(tensor) in self._tensors.ghosts:
                     raise self._missing(tensor, "the model's result")
         self._check_aliases()
+        return self._with_own_arguments(result)
+
+    def _with_own_arguments(self, result: Any) -> Any:
+        own = self._packet.own_arguments
+
+        def own_one(leaf: Any) -> Any:
+            number = self._tensors.number_of(leaf) if isinstance(leaf, Tensor) else None
+            return own[number] if number is not None and number < len(own) else leaf
+
+        if all(own_one(tensor) is tensor for tensor in all_tensors(result)):
+            return result
+        with undisturbed():
+            return tree_map(own_one, result)
 
     def _returned(self, result: Any) -> Iterator[Tensor]:
         """The tensors that the model returns."""
