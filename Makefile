@@ -47,6 +47,7 @@ format: setup
 fuzz: setup
 	@PARTITA_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest tests/fuzz --timeout 0 -o faulthandler_timeout=0 -s
 	@PARTITA_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest tests --ignore tests/fuzz -m dear
+	@$(BIN)/python tools/check_wheel.py --full
 
 architectures: ARGS ?= --cut 2
 architectures: setup

@@ -44,6 +44,10 @@ def main() -> int:
         assert (elsewhere / "plan.html").is_file()
         run([partita, "bench"], elsewhere)
         run([partita, "bench", "planner", "--quick"], elsewhere)
+        if "--full" in sys.argv[1:]:  # minutes
+            run([partita, "demo", "--steps", "3", "--out", "demo"], elsewhere)
+            assert (elsewhere / "demo" / "report.html").is_file()
+            run([partita, "bench", "pipeline-memory", "--quick"], elsewhere)
         for number, block in enumerate(BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))):
             script = elsewhere / f"block{number}.py"
             script.write_text(block, encoding="utf-8")

@@ -18,6 +18,7 @@ __all__ = [
     "is_persistent_buffer",
     "named_state",
     "named_tables",
+    "own_hooks",
     "own_module",
     "owns_attribute",
     "registries",
@@ -55,7 +56,7 @@ def has_forward_hooks(module: torch.nn.Module) -> bool:
     """
     if any(getattr(torch.nn.modules.module, name) for name in _GLOBAL_HOOKS):
         return True
-    return "forward" in vars(module) or any(getattr(module, name, None) for name in _HOOKS)
+    return "forward" in vars(module) or any(True for _ in own_hooks(module))
 
 
 def has_backward_hooks(module: torch.nn.Module) -> bool:
@@ -70,11 +71,10 @@ def first_hook_inside(module: torch.nn.Module) -> str:
     for path, child in module.named_modules():
         if not path:
             continue
-        for name in _HOOKS:
-            for hook in (getattr(child, name, None) or {}).values():
-                home, _ = _origin(hook)
-                if (home or type(hook).__module__).partition(".")[0] != "torch":
-                    return path
+        for hook in own_hooks(child):
+            home, _ = _origin(hook)
+            if (home or type(hook).__module__).partition(".")[0] != "torch":
+                return path
     return ""
 
 
