@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import copy
+import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,14 @@ from tests.pipelining.running import assert_equal, cut
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from partita.errors import AssignmentError, CaptureError, InfeasiblePlan, PlanError, SignatureMismatch
+from partita.errors import (
+    AssignmentError,
+    CaptureError,
+    InfeasiblePlan,
+    PartitaError,
+    PlanError,
+    SignatureMismatch,
+)
 from partita.pipelining import SplitPoint, measure_units, pipe_split, pipeline
 from partita.planning import plan_stages
 
@@ -119,6 +128,32 @@ def test_an_unknown_split_point_is_an_attribute_error_that_names_it() -> None:
         AttributeError, match=r"'blocks.0.nothing': _Block has no submodule 'nothing'; it has norm"
     ):
         pipeline(model, args, split_spec={"blocks.0.nothing": SplitPoint.END})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"split_spec": {"c": SplitPoint.END}}, "'c': NeverCalled has no submodule 'c'; it has a, b"),
+        ({"split_spec": {"a": "end"}}, "a stage can't start at 'end': give SplitPoint.BEGINNING or"),
+        ({"split_spec": ["a"]}, "split_spec is ['a']: give a dict from submodule names to SplitPoint"),
+        ({"stages": 2, "multi_use_param_spec": {"c": 1}}, "names 'c', but the model has no such parameter"),
+        ({"stages": 2, "recompute": [1.5]}, "recompute has 1.5: give True, or a list of stages"),
+        ({"stages": 2, "split_policy": print}, "pipeline got split_policy and stages: give one of them"),
+    ],
+)
+def test_what_needs_no_graph_is_refused_before_the_model_is_captured(
+    options: dict[str, Any], message: str
+) -> None:
+    class NeverCalled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(2, 2), nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            raise AssertionError("captured")
+
+    with pytest.raises(PartitaError, match=re.escape(message)):
+        pipeline(NeverCalled(), (torch.ones(1, 2),), **options)
 
 
 def test_a_split_point_at_a_module_that_is_never_called_is_refused() -> None:

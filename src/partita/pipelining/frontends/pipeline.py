@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from partita.pipelining.frontends.cuts.annotations import split_points
 from partita.pipelining.frontends.cuts.cuts import (
     Place,
     SplitPoint,
+    check_points,
     cuts_at_annotations,
     cuts_at_marks,
     cuts_at_points,
@@ -29,13 +30,14 @@ from partita.pipelining.frontends.cuts.cuts import (
 from partita.pipelining.frontends.cuts.plan_request import PlanRequest
 from partita.pipelining.frontends.cuts.plans import planned_cuts
 from partita.pipelining.frontends.cuts.recompute_option import Recompute, recompute_option
-from partita.pipelining.frontends.cuts.sources import check_sources, module_cuts
+from partita.pipelining.frontends.cuts.sources import check_marks, check_sources, module_cuts
 from partita.pipelining.frontends.graph.branches import repeat_branches
 from partita.pipelining.frontends.graph.coverage import check_state
 from partita.pipelining.frontends.graph.multi_use import (
     MultiUseParameterConfig,
     MultiUseParamSpec,
     transmit_parameters,
+    transmitted_parameters,
 )
 from partita.pipelining.frontends.graph.other_mode import by_mode, check_shared_buffers, matched_assignment
 from partita.pipelining.frontends.graph.pipe import GraphPipe
@@ -157,8 +159,10 @@ def pipeline(
     check_call(module, mb_args)
     sources = {"split_spec": split_spec, "split_policy": split_policy, "stages": stages, "plan": plan}
     named = [name for name, value in sources.items() if value is not None]
-    if len(named) > 1:
-        raise ArgumentError(f"pipeline got {' and '.join(named)}: give one of them, each says where to cut")
+    annotations = split_points(module)
+    check_sources(named, list(annotations))
+    check_points(module, split_spec or {})
+    recompute_option(recompute, None)  # what it is
     limit = None if memory_limit is None else read_bytes(memory_limit, "memory_limit")
     request = PlanRequest(stages, plan, cluster, schedule, microbatches, limit)
     compiled_with = compile_options(compile)
@@ -176,6 +180,7 @@ def pipeline(
         return blocks
     if frontend != "export":
         raise ArgumentError(f"frontend is {frontend!r}: choose 'export' or 'modules'")
+    transmitted = transmitted_parameters(module, multi_use_param_spec)
     # Capture the model, in both modes where it takes another path in each.
     captured, evaluation = by_mode(
         capture(module, mb_args, mb_kwargs, dynamic_shapes=dynamic_shapes, modes=modes, prove=prove)
@@ -185,12 +190,11 @@ def pipeline(
     # Find the cuts in the first graph.
     whole = captured.module if split_policy is None else split_policy(captured.module)
     cuts, ends, chosen = cuts_at_marks(whole), list[int](), None
-    annotations = split_points(module)
-    check_sources(named, cuts, list(annotations))
+    check_marks(named, cuts, list(annotations))
     if annotations:
         cuts = cuts_at_annotations(whole, module, annotations)
     elif split_spec is not None:
-        cuts = cuts_at_points(whole, module, split_spec)
+        cuts = cuts_at_points(whole, split_spec)
     elif stages is not None or plan is not None:
         flat = captured.signature.flatten(mb_args, mb_kwargs or {})
         chosen, cuts, ends = _planned(whole, flat, request, compiled_with)
@@ -200,10 +204,10 @@ def pipeline(
     # The cuts of the second graph follow from those of the first, before that one is changed.
     other = None
     if evaluation is not None:
-        other = _cut_like(evaluation, whole, assignment, multi_use_param_spec)
+        other = _cut_like(evaluation, whole, assignment, transmitted)
     repeat_branches(whole, assignment)
     repeat_masks(whole, assignment)
-    transmit_parameters(whole, assignment, multi_use_param_spec)
+    transmit_parameters(whole, assignment, transmitted)
     pipe = GraphPipe(
         whole,
         _cut(whole, assignment),
@@ -250,7 +254,7 @@ def _planned(
 
 
 def _cut_like(
-    evaluation: Captured, whole: GraphModule, assignment: Mapping[str, int], spec: MultiUseParamSpec
+    evaluation: Captured, whole: GraphModule, assignment: Mapping[str, int], transmitted: Collection[int]
 ) -> ModeCut:
     """Cut the graph of evaluation where ``whole``, that of training, is cut."""
     graph = evaluation.module
@@ -259,7 +263,7 @@ def _cut_like(
     check_shared_buffers(whole, assignment, graph, matched)
     repeat_branches(graph, matched)
     repeat_masks(graph, matched)
-    transmit_parameters(graph, matched, spec)
+    transmit_parameters(graph, matched, transmitted)
     return ModeCut(graph, _cut(graph, matched), evaluation.signature)
 
 

@@ -23,10 +23,10 @@ def _after(gm: torch.fx.GraphModule, cuts: list[int]) -> list[str]:
 def test_a_point_may_be_a_container_and_covers_all_that_is_in_it() -> None:
     model = TRANSFORMER.model()
     gm = _graph(model, *TRANSFORMER.data(2)[0])
-    begin = cuts_at_points(gm, model, {"blocks.1": SplitPoint.BEGINNING})
-    end = cuts_at_points(gm, model, {"blocks.0": SplitPoint.END})
+    begin = cuts_at_points(gm, {"blocks.1": SplitPoint.BEGINNING})
+    end = cuts_at_points(gm, {"blocks.0": SplitPoint.END})
     assert begin == end
-    assert cuts_at_points(gm, model, {"blocks.0.feed": SplitPoint.END})[0] < end[0]
+    assert cuts_at_points(gm, {"blocks.0.feed": SplitPoint.END})[0] < end[0]
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_a_module_that_is_called_twice_is_cut_at_the_call_that_is_meant(
 ) -> None:
     model = CALLED.model()
     gm = _graph(model, *CALLED.data(2)[0])
-    assert _after(gm, cuts_at_points(gm, model, {place: point})) == [after]
+    assert _after(gm, cuts_at_points(gm, {place: point})) == [after]
 
 
 def test_a_name_that_may_be_any_of_several_calls_is_refused_with_a_list_of_them() -> None:
@@ -52,9 +52,9 @@ def test_a_name_that_may_be_any_of_several_calls_is_refused_with_a_list_of_them(
     gm = _graph(model, *CALLED.data(2)[0])
     listed = r"'a' is called 2 times: 'a@0' \(linear to linear\), 'a@1' \(linear_3 to linear_3\)"
     with pytest.raises(AssignmentError, match=listed + "; say which of them is meant"):
-        cuts_at_points(gm, model, {"a": SplitPoint.END})
+        cuts_at_points(gm, {"a": SplitPoint.END})
     with pytest.raises(AssignmentError, match=listed + "; say one of them, there is no a@2"):
-        cuts_at_points(gm, model, {"a@2": SplitPoint.END})
+        cuts_at_points(gm, {"a@2": SplitPoint.END})
 
 
 class Block(nn.Module):
@@ -84,7 +84,7 @@ def test_calls_of_shared_and_nested_modules_are_counted_for_each_name() -> None:
     assert pipe.num_stages == 3
     assert torch.equal(pipe(x), model(x))
     gm = _graph(model, x)
-    assert _after(gm, cuts_at_points(gm, model, {("a.inner", 1): SplitPoint.END})) == ["linear_1"]
+    assert _after(gm, cuts_at_points(gm, {("a.inner", 1): SplitPoint.END})) == ["linear_1"]
 
 
 def test_both_names_of_a_shared_module_are_known_where_arguments_have_no_names_of_their_own() -> None:

@@ -19,13 +19,14 @@ from partita._torch.autograd.region_switches import (
 from partita.capture.merging.modes import require_mode
 from partita.capture.proving.grad_modes import require_gradients
 from partita.capture.tracing.module_paths import module_calls, module_paths
-from partita.errors import AssignmentError, ModuleNameError
+from partita.errors import ArgumentError, AssignmentError, ModuleNameError
 from partita.graph.effect_rules.conditions import require_condition
 
 __all__ = [
     "REGION_SWITCHES",
     "Place",
     "SplitPoint",
+    "check_points",
     "cuts_at_annotations",
     "cuts_at_marks",
     "cuts_at_points",
@@ -93,11 +94,28 @@ def cuts_at_marks(gm: GraphModule) -> list[int]:
     return cuts
 
 
-def cuts_at_points(gm: GraphModule, model: nn.Module, points: Mapping[Place, SplitPoint]) -> list[int]:
+def check_points(model: nn.Module, points: Mapping[Place, SplitPoint]) -> None:
+    """Check what can be told of split points before a graph is there: a large model takes minutes to capture.
+
+    Raises:
+        ArgumentError: no dict.
+        ModuleNameError: the model has no submodule of that name.
+        AssignmentError: a value that is no `SplitPoint`.
+    """
+    if not isinstance(points, Mapping):
+        raise ArgumentError(
+            f"split_spec is {points!r:.60}: give a dict from submodule names to SplitPoint.BEGINNING or "
+            "SplitPoint.END"
+        )
+    for place, point in points.items():
+        find_submodule(model, place_of(place)[0])
+        SplitPoint(point)
+
+
+def cuts_at_points(gm: GraphModule, points: Mapping[Place, SplitPoint]) -> list[int]:
     """Return the cuts that split points ask for: the positions of the nodes before them.
 
     Raises:
-        ModuleNameError: the model has no submodule of that name.
         AssignmentError: no operation of the graph belongs to the submodule, or it is called several times and
             the point does not say which call is meant.
     """
@@ -105,7 +123,6 @@ def cuts_at_points(gm: GraphModule, model: nn.Module, points: Mapping[Place, Spl
     cuts = []
     for place, point in points.items():
         path, call = place_of(place)
-        find_submodule(model, path)
         inside = _operations(nodes, path, call)
         cuts.append(inside[0] - 1 if SplitPoint(point) is SplitPoint.BEGINNING else inside[-1])
     return sorted(cuts)
@@ -130,7 +147,7 @@ def cuts_at_annotations(
     for names in paths.values():
         for path in [name for name in names if name in in_graph] or names[:1]:
             for point in annotations[path]:
-                cuts += cuts_at_points(gm, model, {path: point})
+                cuts += cuts_at_points(gm, {path: point})
     return sorted(cuts)
 
 

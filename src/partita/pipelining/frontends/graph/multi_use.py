@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import Enum
 
 import torch
@@ -22,7 +22,12 @@ from partita.graph.regions import ambient_states
 from partita.listing import listed
 from partita.pipelining.frontends.cuts.cuts import REGION_SWITCHES
 
-__all__ = ["MultiUseParamSpec", "MultiUseParameterConfig", "transmit_parameters"]
+__all__ = [
+    "MultiUseParamSpec",
+    "MultiUseParameterConfig",
+    "transmit_parameters",
+    "transmitted_parameters",
+]
 
 
 class MultiUseParameterConfig(Enum):
@@ -36,18 +41,14 @@ MultiUseParamSpec = MultiUseParameterConfig | Mapping[str, MultiUseParameterConf
 """For all parameters, or by name (any of a tied parameter's names); those left out are replicated."""
 
 
-def transmit_parameters(whole: GraphModule, assignment: dict[str, int], spec: MultiUseParamSpec) -> None:
+def transmit_parameters(whole: GraphModule, assignment: dict[str, int], chosen: Collection[int]) -> None:
     """Let one stage hold each parameter that is to be transmitted, in place: its graph gets a node that
     returns the value, and later stages use that.
 
     Args:
         assignment: the stage of each node that computes; the new nodes are added.
-
-    Raises:
-        ArgumentError: an unknown name, a value that is no `MultiUseParameterConfig`, or two values for one
-            tied parameter.
+        chosen: see `transmitted_parameters`.
     """
-    chosen = _chosen(whole, spec)
     uses: dict[int, list[Node]] = {}
     for node in whole.graph.find_nodes(op="get_attr"):
         value = lookup(whole, node)
@@ -65,9 +66,15 @@ def transmit_parameters(whole: GraphModule, assignment: dict[str, int], spec: Mu
         whole.recompile()
 
 
-def _chosen(whole: GraphModule, spec: MultiUseParamSpec) -> set[int]:
-    """The identities of the parameters that are to be transmitted."""
-    named = dict(whole.named_parameters(remove_duplicate=False))
+def transmitted_parameters(model: nn.Module, spec: MultiUseParamSpec) -> set[int]:
+    """Return the identities of the parameters that are to be transmitted, which a model shares with its
+    graphs.
+
+    Raises:
+        ArgumentError: an unknown name, a value that is no `MultiUseParameterConfig`, or two values for one
+            tied parameter.
+    """
+    named = dict(model.named_parameters(remove_duplicate=False))
     if isinstance(spec, MultiUseParameterConfig):
         return set(map(id, named.values())) if spec is MultiUseParameterConfig.TRANSMIT else set()
     if not isinstance(spec, Mapping):
