@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -12,15 +11,13 @@ from collections.abc import Iterator
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+import tests.rare_collections  # noqa: F401
 import torch
 from hypothesis import HealthCheck, Phase, settings
 
 from partita._torch.autograd import global_settings as ambient
 
 torch.set_num_threads(1)
-# A trace makes a million objects that live as long as it does: looking through them after each 700 new ones,
-# as Python does where nobody says otherwise, takes a tenth of a test's time.
-gc.set_threshold(20_000, 20, 50)
 # Else each process that compiles with Inductor starts others to help it, which import torch first.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 

@@ -6,9 +6,16 @@ import os
 import signal
 
 import pytest
+import tests.runtime.worlds  # noqa: F401 - sets what the server that processes are forked off has imported
 
 from partita.demo.launch import launch
 from partita.errors import ExecutionError
+
+
+@pytest.fixture(autouse=True)
+def _with_the_imports_done(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.node.get_closest_marker("dear") is None:  # else as users start them
+        monkeypatch.setattr("partita.demo.launch._START_METHOD", "forkserver")
 
 
 def rank_of(offset: int) -> int:

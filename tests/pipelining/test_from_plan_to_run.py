@@ -6,11 +6,12 @@ import copy
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
-from tests.pipelining.models import PLAIN, TRANSFORMER
+from tests.pipelining.models import PLAIN, TRANSFORMER, Case
 from tests.pipelining.running import Record, assert_same, train, uncut
 from tests.runtime.worlds import endings, patience
 
@@ -23,13 +24,14 @@ from partita.runtime import Comm, InProcessWorld
 CASE = TRANSFORMER
 
 
-def cut(**options: Any) -> Pipe:
-    args, kwargs, _ = CASE.data(2)
-    return pipeline(CASE.model(), args, kwargs, prove=False, **options)
+def cut(case: Case = CASE, **options: Any) -> Pipe:
+    args, kwargs, _ = case.data(2)
+    return pipeline(case.model(), args, kwargs, prove=False, **options)
 
 
-def plan(ranks: int = 2, **options: Any) -> Plan:
-    made = cut(plan="auto", cluster=Cluster(ranks), microbatches=4, **options).plan
+@cache
+def plan(case: Case = CASE, schedule: str | None = None) -> Plan:
+    made = cut(case, plan="auto", cluster=Cluster(2), microbatches=4, schedule=schedule).plan
     assert made is not None
     return made
 
@@ -116,7 +118,7 @@ def made_for_others() -> Plan:
 
 
 def wider() -> Plan:
-    one = plan(schedule="1F1B")
+    one = plan(PLAIN)
     first = replace(one.stages[0], parameters=one.stages[0].parameters * 4)
     return replace(one, stages=(first, *one.stages[1:]))
 
@@ -126,7 +128,7 @@ REFUSED: list[tuple[Callable[[], dict[str, Any]], type[Exception], str]] = [
     (lambda: {"plan": "auto"}, ArgumentError, r"for how many ranks: initialise torch\.distributed .*Cluster"),
     (lambda: {"plan": "auto", "stages": 2}, ArgumentError, "pipeline got stages and plan: give one"),
     (
-        lambda: {"plan": plan(), "memory_limit": 1000},
+        lambda: {"plan": plan(PLAIN), "memory_limit": 1000},
         InfeasiblePlan,
         r"by the plan rank \d holds \d+ bytes, and memory_limit is 1000: plan again",
     ),
@@ -151,23 +153,23 @@ def test_what_is_wrong_with_a_plan_is_said(
     options: Callable[[], dict[str, Any]], kind: type[Exception], message: str
 ) -> None:
     with pytest.raises(kind, match=message) as error:
-        cut(**options())
+        cut(PLAIN, **options())
     assert "\n" not in str(error.value)
 
 
 def test_a_plan_for_another_number_of_ranks_is_refused_on_every_rank() -> None:
-    pipe = cut(plan=plan())
+    pipe = cut(PLAIN, plan=plan(PLAIN))
     errors = []
 
     def body(comm: Comm) -> None:
         with pytest.raises(PlanError, match="the plan is for 2 ranks and the group has 3: give a group of 2"):
-            pipe.schedule(CASE.loss, comm=comm)
+            pipe.schedule(PLAIN.loss, comm=comm)
         errors.append(comm.rank)
 
     InProcessWorld(3).run(body)
     assert sorted(errors) == [0, 1, 2]
     with pytest.raises(PlanError, match=r"torch\.distributed is not initialised: call init_process_group"):
-        pipe.schedule(CASE.loss)
+        pipe.schedule(PLAIN.loss)
 
 
 def test_a_pipe_that_was_cut_by_hand_has_no_schedule_of_its_own() -> None:

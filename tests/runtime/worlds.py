@@ -41,6 +41,7 @@ _CONTEXT.set_forkserver_preload(
         "torch.export._trace",
         "torch.nn.parallel",
         "transformers.trainer",  # left out where it is not installed
+        "tests.rare_collections",  # the last one
     ]
 )
 
