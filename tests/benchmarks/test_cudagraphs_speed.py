@@ -13,6 +13,7 @@ from rich.console import Console
 from partita.errors import UsageError
 
 
+@pytest.mark.dear
 def test_the_quick_mode_measures_every_case_and_writes_json(tmp_path: Path) -> None:
     rows = main(quick=True, json_path=tmp_path / "speed.json", console=Console(quiet=True))
     assert len({row.case for row in rows}) == 4

@@ -143,6 +143,7 @@ def steps_of_every_way(_comm: Comm) -> tuple[list[str], dict[str, str]]:
     return ran, problems
 
 
+@pytest.mark.dear
 def test_every_way_takes_its_steps_with_the_gradients_of_the_model() -> None:
     """Torch refuses its own reducer under compiled autograd, and that reason is kept. In a process
     of its own, which goes on tracing DDP's code after the Python reducer.

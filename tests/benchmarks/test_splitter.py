@@ -15,6 +15,7 @@ from rich.console import Console
 import partita
 
 
+@pytest.mark.dear
 def test_the_quick_mode_measures_its_cases_and_writes_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

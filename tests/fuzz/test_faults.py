@@ -8,7 +8,7 @@ import pytest
 from tests.fuzz.faults import Fault, check
 from tests.runtime.hosts import may_make_hosts
 
-COUNT = 60 if os.environ.get("PARTITA_FUZZ_EXAMPLES") else 4
+COUNT = 60 if os.environ.get("PARTITA_FUZZ_EXAMPLES") else 2
 FIRST = int(os.environ.get("PARTITA_FUZZ_SEED", "0"))
 NETWORK = may_make_hosts()
 

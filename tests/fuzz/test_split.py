@@ -20,7 +20,7 @@ from partita.errors import OrderConflict
 
 EXAMPLES = os.environ.get("PARTITA_FUZZ_EXAMPLES")
 SETTINGS = settings(
-    max_examples=int(EXAMPLES or 100),
+    max_examples=int(EXAMPLES or 60),
     derandomize=EXAMPLES is None,  # the same examples in every check; `make fuzz` draws new ones
     database=None,
     deadline=None,

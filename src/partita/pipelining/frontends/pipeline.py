@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -36,8 +36,8 @@ from partita.pipelining.frontends.graph.coverage import check_state
 from partita.pipelining.frontends.graph.multi_use import (
     MultiUseParameterConfig,
     MultiUseParamSpec,
+    check_multi_use,
     transmit_parameters,
-    transmitted_parameters,
 )
 from partita.pipelining.frontends.graph.other_mode import by_mode, check_shared_buffers, matched_assignment
 from partita.pipelining.frontends.graph.pipe import GraphPipe
@@ -180,7 +180,7 @@ def pipeline(
         return blocks
     if frontend != "export":
         raise ArgumentError(f"frontend is {frontend!r}: choose 'export' or 'modules'")
-    transmitted = transmitted_parameters(module, multi_use_param_spec)
+    check_multi_use(module, multi_use_param_spec)
     # Capture the model, in both modes where it takes another path in each.
     captured, evaluation = by_mode(
         capture(module, mb_args, mb_kwargs, dynamic_shapes=dynamic_shapes, modes=modes, prove=prove)
@@ -204,10 +204,10 @@ def pipeline(
     # The cuts of the second graph follow from those of the first, before that one is changed.
     other = None
     if evaluation is not None:
-        other = _cut_like(evaluation, whole, assignment, transmitted)
+        other = _cut_like(evaluation, whole, assignment, multi_use_param_spec)
     repeat_branches(whole, assignment)
     repeat_masks(whole, assignment)
-    transmit_parameters(whole, assignment, transmitted)
+    transmit_parameters(whole, assignment, multi_use_param_spec)
     pipe = GraphPipe(
         whole,
         _cut(whole, assignment),
@@ -254,7 +254,7 @@ def _planned(
 
 
 def _cut_like(
-    evaluation: Captured, whole: GraphModule, assignment: Mapping[str, int], transmitted: Collection[int]
+    evaluation: Captured, whole: GraphModule, assignment: Mapping[str, int], spec: MultiUseParamSpec
 ) -> ModeCut:
     """Cut the graph of evaluation where ``whole``, that of training, is cut."""
     graph = evaluation.module
@@ -263,7 +263,7 @@ def _cut_like(
     check_shared_buffers(whole, assignment, graph, matched)
     repeat_branches(graph, matched)
     repeat_masks(graph, matched)
-    transmit_parameters(graph, matched, transmitted)
+    transmit_parameters(graph, matched, spec)
     return ModeCut(graph, _cut(graph, matched), evaluation.signature)
 
 

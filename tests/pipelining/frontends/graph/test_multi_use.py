@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.pipelining.models import CALLED, TRANSFORMER, WIDTH, Case, Noisy
-from tests.pipelining.running import Record, assert_equal, assert_same, piped, train
+from tests.pipelining.running import Record, assert_equal, assert_same, cut, piped, train
 from torch import Tensor, nn
 
 from partita.pipelining import (
@@ -46,9 +46,8 @@ class Thrice(nn.Module):
 THRICE = Case("thrice", Thrice)
 
 
-def _cut(case: Case, stages: int, spec: Any, model: nn.Module | None = None) -> Pipe:
-    args, kwargs, _ = case.data(2)
-    return pipeline(model or case.model(), args, kwargs, case.split_spec(stages), multi_use_param_spec=spec)
+def _cut(case: Case, stages: int, spec: Any) -> Pipe:
+    return cut(case, stages, multi_use_param_spec=spec)
 
 
 def _whole(case: Case, pipe: Pipe) -> Record:
@@ -86,7 +85,8 @@ def test_only_the_owner_holds_it_under_all_of_its_names() -> None:
 def test_a_local_call_trains_the_models_own_parameters() -> None:
     model = Noisy()
     expected = copy.deepcopy(model)
-    pipe = _cut(TRANSFORMER, 3, TRANSMIT, model)
+    args, kwargs, _ = TRANSFORMER.data(2)
+    pipe = pipeline(model, args, kwargs, TRANSFORMER.split_spec(3), multi_use_param_spec=TRANSMIT)
     args, _, target = TRANSFORMER.data(2)
     for runner in (pipe, expected):
         torch.manual_seed(2)

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from enum import Enum
 
 import torch
@@ -25,8 +25,8 @@ from partita.pipelining.frontends.cuts.cuts import REGION_SWITCHES
 __all__ = [
     "MultiUseParamSpec",
     "MultiUseParameterConfig",
+    "check_multi_use",
     "transmit_parameters",
-    "transmitted_parameters",
 ]
 
 
@@ -41,14 +41,19 @@ MultiUseParamSpec = MultiUseParameterConfig | Mapping[str, MultiUseParameterConf
 """For all parameters, or by name (any of a tied parameter's names); those left out are replicated."""
 
 
-def transmit_parameters(whole: GraphModule, assignment: dict[str, int], chosen: Collection[int]) -> None:
+def transmit_parameters(whole: GraphModule, assignment: dict[str, int], spec: MultiUseParamSpec) -> None:
     """Let one stage hold each parameter that is to be transmitted, in place: its graph gets a node that
     returns the value, and later stages use that.
 
     Args:
         assignment: the stage of each node that computes; the new nodes are added.
-        chosen: see `transmitted_parameters`.
+        spec: that `check_multi_use` has looked at.
     """
+    chosen = {
+        id(value)
+        for name, value in whole.named_parameters(remove_duplicate=False)
+        if (spec.get(name) if isinstance(spec, Mapping) else spec) is MultiUseParameterConfig.TRANSMIT
+    }
     uses: dict[int, list[Node]] = {}
     for node in whole.graph.find_nodes(op="get_attr"):
         value = lookup(whole, node)
@@ -66,17 +71,16 @@ def transmit_parameters(whole: GraphModule, assignment: dict[str, int], chosen: 
         whole.recompile()
 
 
-def transmitted_parameters(model: nn.Module, spec: MultiUseParamSpec) -> set[int]:
-    """Return the identities of the parameters that are to be transmitted, which a model shares with its
-    graphs.
+def check_multi_use(model: nn.Module, spec: MultiUseParamSpec) -> None:
+    """Check that a spec can be followed, before the model is captured.
 
     Raises:
         ArgumentError: an unknown name, a value that is no `MultiUseParameterConfig`, or two values for one
             tied parameter.
     """
-    named = dict(model.named_parameters(remove_duplicate=False))
     if isinstance(spec, MultiUseParameterConfig):
-        return set(map(id, named.values())) if spec is MultiUseParameterConfig.TRANSMIT else set()
+        return
+    named = dict(model.named_parameters(remove_duplicate=False))
     if not isinstance(spec, Mapping):
         raise ArgumentError(
             f"multi_use_param_spec is {spec!r}: give a MultiUseParameterConfig, or a dict of them by "
@@ -100,9 +104,6 @@ def transmitted_parameters(model: nn.Module, spec: MultiUseParamSpec) -> set[int
                 f"multi_use_param_spec says {earlier.name} for {other!r} and {config.name} for {name!r}, "
                 "which are one parameter: give one of them"
             )
-    return {
-        identity for identity, (_, config) in configs.items() if config is MultiUseParameterConfig.TRANSMIT
-    }
 
 
 def _transmit(whole: GraphModule, assignment: dict[str, int], nodes: list[Node], owner: int) -> None:
