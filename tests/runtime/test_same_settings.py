@@ -21,6 +21,14 @@ def test_the_first_difference_is_named_on_every_rank_and_nothing_ends() -> None:
     assert messages == [messages[0]] * 3
 
 
+def test_a_name_that_one_rank_lacks_is_a_difference() -> None:
+    def body(comm: Comm) -> None:
+        check_same(comm, {"seed": "0"} if comm.rank else {})
+
+    with pytest.raises(SignatureMismatch, match="seed is left out on rank 0 and 0 on rank 1"):
+        InProcessWorld(2).run(body)
+
+
 def test_digests_tell_texts_apart_and_are_the_same_in_every_process() -> None:
     assert digest("one") == 3815355558890182089
     assert digest("one") != digest("two")

@@ -17,7 +17,7 @@ def check_same(comm: Comm, settings: Mapping[str, str]) -> None:
     """Check that all ranks have the same settings. Collective.
 
     Args:
-        settings: names and values in words; the same names on every rank.
+        settings: names and values in words. A name that a rank does not have is one left out there.
 
     Raises:
         SignatureMismatch: the message names the first difference; on every rank.
@@ -32,10 +32,11 @@ def refuse_differences(said: Sequence[Mapping[str, str]]) -> None:
         said: the settings of each rank.
     """
     for rank, other in enumerate(said):
-        for name, value in said[0].items():
-            if other[name] != value:
+        for name in {**said[0], **other}:
+            first, value = said[0].get(name, "left out"), other.get(name, "left out")
+            if value != first:
                 raise SignatureMismatch(
-                    f"{name} is {value} on rank 0 and {other[name]} on rank {rank}: make them equal, by "
+                    f"{name} is {first} on rank 0 and {value} on rank {rank}: make them equal, by "
                     "broadcasting rank 0's where a rank can't know it"
                 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from tests.integrations.generation.generation_models import DECODERS, EOS, PAD, model, on_stages, prompts
 from tests.runtime.worlds import endings, patience
 from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList
 
 from partita.errors import ArgumentError, ArgumentTypeError, ExecutionError, NotSupported, SignatureMismatch
 from partita.integrations.generation import PipelineGenerator, cut_for_generation
@@ -83,6 +85,65 @@ def test_finished_sequences_are_padded_and_parts_end_on_their_own() -> None:
 def test_options_of_generate(options: dict[str, Any]) -> None:
     options = {"max_new_tokens": None, **options} if "max_length" in options else options
     _check(*_both("llama", 2, 2, **options))
+
+
+class _Counts(LogitsProcessor):
+    """Prefers the token of the number of its call."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.calls += 1
+        scores = scores.clone()
+        scores[:, 5 + self.calls] += 100.0
+        return scores
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"prefix_allowed_tokens_fn": lambda row, _: [4 + 2 * row, 5 + 2 * row, 20]},
+        # as many ids that end a sequence as there are rows: they were cut by rows
+        {"eos_token_id": torch.tensor([30, 31, 32, 8])},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_parts_of_a_batch_get_what_the_whole_batch_gets(options: dict[str, Any]) -> None:
+    """The function was told the number of the row in the part."""
+    counting = LogitsProcessorList([_Counts()])
+    whole = model("llama").generate(
+        **prompts(), max_new_tokens=8, **options, logits_processor=copy.deepcopy(counting)
+    )
+    _check(
+        whole,
+        on_stages(
+            "llama",
+            2,
+            lambda generator: generator.generate(
+                **prompts(), max_new_tokens=8, in_flight=2, **options, logits_processor=counting
+            ),
+        ),
+    )
+    assert counting[0].calls == 0  # parts have copies: their calls were counted together
+
+
+def test_batches_that_take_turns_have_a_processor_each() -> None:
+    batches = [prompts(2, 5), prompts(3, 9)]
+    expected = [
+        model("llama")
+        .generate(**batch, max_new_tokens=5, logits_processor=LogitsProcessorList([_Counts()]))
+        .tolist()
+        for batch in batches
+    ]
+    results = on_stages(
+        "llama",
+        2,
+        lambda generator: generator.generate_batches(
+            batches, max_new_tokens=5, logits_processor=LogitsProcessorList([_Counts()])
+        ),
+    )
+    assert [tokens.tolist() for tokens in results[0]] == expected
 
 
 def test_the_random_generator_goes_on_as_after_generate_on_every_rank() -> None:
@@ -202,6 +263,8 @@ def test_processes() -> None:
     [
         ({"num_beams": 2}, "beam_search is not decoded over stages.*give num_beams=1"),
         ({"prompt_lookup_num_tokens": 2}, "assisted_generation is not decoded over stages"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, "contrastive_search is not decoded.*give no penalty_alpha"),
+        ({"guidance_scale": 1.5}, r"calls the model itself.*leave out the option.*\(guidance_scale\)"),
         ({"assistant_model": object()}, "assistant_model needs a second model"),
         ({"custom_generate": print}, "custom_generate is a loop of its own"),
         ({"prefill_chunk_size": 2}, r"prefill_chunk_size \(2\) is not followed"),
@@ -265,10 +328,26 @@ def test_layers_that_share_keys_and_values_over_stages() -> None:
     _check(*_both("gemma3n", 2, 2))
 
 
-def test_ranks_with_different_prompts_hear_of_it() -> None:
-    with pytest.raises(SignatureMismatch, match="the prompts is"):
+@pytest.mark.parametrize(
+    ("first", "last", "message"),
+    [
+        (prompts(1), prompts(2), "the prompts is"),
+        # the last rank's options counted, and these left a rank waiting
+        ({}, {"do_sample": True}, "do_sample is left out on rank 0 and True on rank 1"),
+        ({"in_flight": 2}, {}, "in_flight is 2 on rank 0 and 1 on rank 1"),
+        ({"max_new_tokens": 3}, {"max_new_tokens": 4}, "max_new_tokens is 3 on rank 0 and 4 on rank 1"),
+    ],
+)
+def test_ranks_with_different_arguments_hear_of_it(
+    first: dict[str, Any], last: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SignatureMismatch, match=message):
         on_stages(
-            "llama", 2, lambda generator: generator.generate(prompts(1 + generator.comm.rank)["input_ids"])
+            "llama",
+            2,
+            lambda generator: generator.generate(
+                **{**prompts(), "max_new_tokens": 2, **(last if generator.comm.rank else first)}
+            ),
         )
 
 

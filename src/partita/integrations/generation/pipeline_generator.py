@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-import torch
 from torch import Tensor
-from torch.nn import functional
 
 from partita.errors import ArgumentError, PartitaError
 from partita.integrations.broadcast_value import broadcast_value
@@ -22,7 +19,9 @@ from partita.integrations.generation.draws import (
     get_state,
     set_state,
 )
+from partita.integrations.generation.parts import cut_batch, join, number_of_rows, with_own_processors
 from partita.integrations.generation.program import PreparedGeneration, check_model, generate_program, prepare
+from partita.integrations.generation.settings import settings_of
 from partita.pipelining.blocks.stage_module import StageModule
 from partita.pipelining.decoding import run_programs
 from partita.pipelining.decoding.run_programs import ProgramStatistics, check_stage
@@ -137,7 +136,7 @@ class PipelineGenerator:
         options = dict(options)
         if inputs is None:
             inputs = options.pop("input_ids", None)
-        batch = _rows(inputs, options)
+        batch = number_of_rows(inputs, options)
         if in_flight < 1:
             raise ArgumentError(f"in_flight is {in_flight}: give at least 1")
         if streamer is not None and (in_flight > 1 or batch > 1):
@@ -145,10 +144,10 @@ class PipelineGenerator:
                 f"a streamer takes one sequence, and there are {batch} in {in_flight} parts: give one prompt "
                 "and leave in_flight out, or read the tokens of all when they are there"
             )
-        self._check_same([(inputs, options)])
-        parts = _parts(inputs, options, min(in_flight, batch), batch)
-        prepared = self._prepared([(part, kwargs) for part, kwargs, _ in parts])
-        repeated = len(prepared[0].input_ids) // (parts[0][2].stop - parts[0][2].start)
+        check_same(self.comm, settings_of([(inputs, options)], {}, in_flight))
+        parts = cut_batch(inputs, options, min(in_flight, batch), batch)
+        prepared = self._prepared([(part.inputs, part.options) for part in parts])
+        repeated = len(prepared[0].input_ids) // (parts[0].rows.stop - parts[0].rows.start)
         if len(parts) > 1 and prepared[0].config.return_dict_in_generate:
             raise ArgumentError(
                 "return_dict_in_generate returns the scores of one batch: leave it out, or in_flight"
@@ -157,13 +156,15 @@ class PipelineGenerator:
         if len(parts) > 1:
             states: list[Tensor] = []
             draws = [
-                SharedDraws(slice(rows.start * repeated, rows.stop * repeated), batch * repeated, states)
-                for *_, rows in parts
+                SharedDraws(
+                    slice(part.rows.start * repeated, part.rows.stop * repeated), batch * repeated, states
+                )
+                for part in parts
             ]
         results = self._run(prepared, draws, len(parts), streamer)
         if prepared[0].config.do_sample:
             self._share_generator()
-        return results[0] if len(results) == 1 else _joined(results, prepared[0])
+        return results[0] if len(results) == 1 else join(results, prepared[0])
 
     def generate_batches(
         self,
@@ -193,9 +194,12 @@ class PipelineGenerator:
         """
         if seeds is not None and len(seeds) != len(batches):
             raise ArgumentError(f"{len(seeds)} seeds for {len(batches)} batches: give one a batch")
-        arguments = [_arguments(batch, options) for batch in batches]
-        self._check_same(arguments)
-        prepared = self._prepared(arguments)
+        in_flight = in_flight or self.comm.size
+        arguments = [_arguments(batch) for batch in batches]
+        check_same(self.comm, settings_of(arguments, options, in_flight))
+        prepared = self._prepared(
+            [(inputs, with_own_processors({**options, **kwargs})) for inputs, kwargs in arguments]
+        )
         if seeds is None and any(one.config.do_sample for one in prepared):
             raise ArgumentError(
                 "batches that take turns can't share one random generator and stay what they are alone: give "
@@ -204,7 +208,7 @@ class PipelineGenerator:
         draws: list[Draws] = [
             GlobalDraws() if seeds is None else SeededDraws(seed) for seed in seeds or [0] * len(batches)
         ]
-        return self._run(prepared, draws, in_flight or self.comm.size, None)
+        return self._run(prepared, draws, in_flight, None)
 
     def _prepared(self, arguments: Sequence[tuple[Any, Mapping[str, Any]]]) -> list[PreparedGeneration]:
         """What ``generate`` works out. What it refuses, all ranks refuse; any other failure is published."""
@@ -248,74 +252,14 @@ class PipelineGenerator:
         state = get_state(device).to(device) if self.comm.rank == self.comm.size - 1 else None
         set_state(broadcast_value(self.comm, state, self.comm.size - 1, device).cpu(), device)
 
-    def _check_same(self, arguments: Sequence[tuple[Any, Mapping[str, Any]]]) -> None:
-        settings = {
-            "the number of batches": str(len(arguments)),
-            "the prompts": _digest([inputs for inputs, _ in arguments]),
-            "the attention masks": _digest([kwargs.get("attention_mask") for _, kwargs in arguments]),
-        }
-        check_same(self.comm, settings)
 
-
-def _digest(tensors: Sequence[Any]) -> str:
-    """A text that is the same for the same tensors."""
-    content = hashlib.blake2b(digest_size=8)
-    for tensor in tensors:
-        if isinstance(tensor, Tensor):
-            content.update(str(tuple(tensor.shape)).encode())
-            content.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    shapes = [tuple(tensor.shape) if isinstance(tensor, Tensor) else None for tensor in tensors]
-    return f"of shapes {shapes}, with digest {content.hexdigest()}"
-
-
-def _arguments(batch: Tensor | Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+def _arguments(batch: Tensor | Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     if isinstance(batch, Mapping):
-        kwargs = {**options, **batch}
+        kwargs = dict(batch)
         return kwargs.pop("inputs", None), kwargs
-    return batch, dict(options)
-
-
-def _rows(inputs: Tensor | None, options: Mapping[str, Any]) -> int:
-    tensors = [inputs, options.get("inputs_embeds")]
-    return next((len(tensor) for tensor in tensors if isinstance(tensor, Tensor)), 1)
-
-
-def _parts(
-    inputs: Tensor | None, options: Mapping[str, Any], parts: int, batch: int
-) -> list[tuple[Tensor | None, dict[str, Any], slice]]:
-    """Cut a batch by rows."""
-    if parts == 1:
-        return [(inputs, dict(options), slice(0, batch))]
-    result = []
-    for rows in _row_slices(batch, parts):
-        part = {
-            name: value[rows] if isinstance(value, Tensor) and value.dim() and len(value) == batch else value
-            for name, value in options.items()
-        }
-        result.append((None if inputs is None else inputs[rows], part, rows))
-    return result
-
-
-def _row_slices(batch: int, parts: int) -> Iterator[slice]:
-    start = 0
-    for part in range(parts):
-        stop = start + batch // parts + (part < batch % parts)
-        yield slice(start, stop)
-        start = stop
+    return batch, {}
 
 
 def _sequences(output: Any) -> Tensor:
     sequences: Tensor = output if isinstance(output, Tensor) else output.sequences
     return sequences
-
-
-def _joined(results: Sequence[Tensor], prepared: PreparedGeneration) -> Tensor:
-    """The sequences of all parts, with padding after those of parts that ended early."""
-    pad = prepared.config._pad_token_tensor  # noqa: SLF001 - where generate has put it
-    longest = max(result.shape[1] for result in results)
-    return torch.cat(
-        [
-            functional.pad(result, (0, longest - result.shape[1]), value=0 if pad is None else int(pad))
-            for result in results
-        ]
-    )

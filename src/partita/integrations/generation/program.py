@@ -23,7 +23,10 @@ _CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")  # "cache" since
 _MODES = {
     GenerationMode.BEAM_SEARCH: "num_beams=1, with do_sample=True for variety",
     GenerationMode.BEAM_SAMPLE: "num_beams=1, with do_sample=True for variety",
+    GenerationMode.GROUP_BEAM_SEARCH: "num_beams=1 and no num_beam_groups",
     GenerationMode.ASSISTED_GENERATION: "no assistant_model and no prompt_lookup_num_tokens",
+    GenerationMode.CONTRASTIVE_SEARCH: "no penalty_alpha",
+    GenerationMode.DOLA_GENERATION: "no dola_layers",
 }
 _OWN_LOOP = ("generate", "_sample", "_prefill")
 
@@ -101,6 +104,13 @@ def prepare(model: Any, inputs: Any, kwargs: Mapping[str, Any]) -> PreparedGener
             f"prefill_chunk_size ({config.prefill_chunk_size}) is not followed over stages: leave it out, "
             "and give smaller batches with in_flight, which bounds the memory of a prompt too"
         )
+    if str(config.cache_implementation).startswith("offloaded"):
+        raise ArgumentError(
+            f"cache_implementation={config.cache_implementation!r} moves keys and values between devices by "
+            "streams of its own: leave it out, since each stage keeps those of its own layers only, and give "
+            "smaller batches or more stages where they are still too large"
+        )
+    _check_processors(model, prepared)
     for name in ("output_attentions", "output_hidden_states"):
         if getattr(config, name):
             raise ArgumentError(f"{name} collects tensors of all stages: leave it out")
@@ -121,6 +131,16 @@ def prepare(model: Any, inputs: Any, kwargs: Mapping[str, Any]) -> PreparedGener
             "on the stages: give use_cache=False, or generate with the uncut model"
         )
     return prepared
+
+
+def _check_processors(model: Any, prepared: PreparedGeneration) -> None:
+    """Refuse processors and criteria that call the model themselves, such as that of ``guidance_scale``."""
+    for processor in (*prepared.options["logits_processor"], *prepared.options["stopping_criteria"]):
+        if any(value is model for value in getattr(processor, "__dict__", {}).values()):
+            raise ArgumentError(
+                f"{type(processor).__name__} calls the model itself, which is on several ranks here: leave "
+                "out the option that asks for it (guidance_scale), or generate with the uncut model"
+            )
 
 
 def _is_filled(cache: Cache) -> bool:
