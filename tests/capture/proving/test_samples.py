@@ -40,6 +40,17 @@ def test_integers_are_those_of_the_example() -> None:
     assert torch.equal(other.gentle.args[0], IDS.roll(-1, 0))
 
 
+def test_integers_of_an_open_length_repeat_those_of_the_example() -> None:
+    """The rows were expanded to the other length, and torch's error about that ended the capture."""
+    long = Sizes(
+        symbols=(Symbol("batch", "ids", 0), Symbol("length", "ids", 1)),
+        shapes={"ids": (Size("batch"), Size("length"))},
+    )
+    _, other = samples((IDS,), {}, long, ["ids"])
+    assert other.gentle is not None
+    assert other.gentle.args[0].tolist() == [[6, 6, 8, 9, 6], [5, 9, 7, 5, 5], [6, 6, 8, 9, 6]]
+
+
 def test_numbers_stay_in_the_range_of_the_example() -> None:
     values = torch.rand(5, 3).requires_grad_()
     _, other = samples((values,), {}, Sizes(), ["x"])
