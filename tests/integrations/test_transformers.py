@@ -41,6 +41,15 @@ class Sequences(torch.utils.data.Dataset):
         return {name: values[number] for name, values in self.rows.items()}
 
 
+def _as_long_as_needed(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    """A collator that pads to the longest of its samples: lengths differ from batch to batch."""
+    batch = {key: torch.stack([sample[key] for sample in samples]) for key in samples[0]}
+    if batch["labels"].dim() == 1:
+        return batch
+    longest = int((batch["labels"] != -100).sum(1).max())
+    return {key: value[:, :longest] for key, value in batch.items()}
+
+
 def _arguments(folder: str, **options: Any) -> Any:
     return transformers.TrainingArguments(
         folder,
@@ -72,6 +81,7 @@ def _train(trainer: Any, resume: str | None = None) -> bytes:
 
 def _trainer(kind: Any, name: str, folder: str, options: dict[str, Any], **more: Any) -> Any:
     data = Sequences(name)
+    more = {"data_collator": _as_long_as_needed, **more}
     return kind(model(name), _arguments(folder, **options), train_dataset=data, eval_dataset=data, **more)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
 from collections import deque
@@ -22,6 +21,7 @@ from transformers import Trainer, TrainingArguments
 
 from partita.errors import ArgumentError, CheckpointError, NotSupported
 from partita.integrations.broadcast_value import broadcast_value
+from partita.integrations.example_batch import example_batches, open_sizes
 from partita.integrations.refused_arguments import check_training_arguments
 from partita.pipelining import (
     clip_grad_norm_,
@@ -106,7 +106,8 @@ class PipelineTrainer(Trainer):
                         "stages": dist.get_world_size(),
                         "microbatches": self.args.gradient_accumulation_steps,
                     }
-                pipe = pipeline(self.model, (), self._example(), **options)
+                example, sizes = self._example()
+                pipe = pipeline(self.model, (), example, **options | sizes)
             if pipe.num_stages != dist.get_world_size():
                 raise ArgumentError(
                     f"the model is cut into {pipe.num_stages} stages, but there are {dist.get_world_size()} "
@@ -123,19 +124,26 @@ class PipelineTrainer(Trainer):
             )
         return self._schedules[microbatches]
 
-    def _example(self) -> dict[str, Any]:
-        """A batch as the model is called with; of two samples at least, since a size of 1 can't stay open."""
+    def _example(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """A batch as the model is called with, and which sizes stay open, where lengths differ.
+
+        The batch has two samples at least, since a size of 1 can't stay open.
+        """
         for_training = self.train_dataset is not None
         loader = self.get_train_dataloader() if for_training else self.get_eval_dataloader()
         size = max(2, self.args.train_batch_size if for_training else self.args.eval_batch_size)
-        data = loader.dataset
-        if hasattr(data, "__getitem__"):
-            samples = [data[number] for number in range(min(size, len(data)))]
-        else:
-            samples = list(itertools.islice(iter(data), size))
-        batch = self._prepare_inputs(loader.collate_fn(samples))
+        batches = example_batches(loader, size)
+        batch = self._prepare_inputs(batches[0])
         example = self._model_inputs(batch, self._get_num_items_in_batch([batch], self.args.device))
-        return {name: value.cpu() if isinstance(value, Tensor) else value for name, value in example.items()}
+        example = {
+            name: value.cpu() if isinstance(value, Tensor) else value for name, value in example.items()
+        }
+        sizes = self._pipeline_options.get("dynamic_shapes")
+        if sizes is None and self._pipeline_options.get("frontend") != "modules":
+            sizes = open_sizes(batches)
+        if isinstance(sizes, Mapping):
+            return example, {"dynamic_shapes": {name: sizes.get(name) for name in example}}
+        return example, {}
 
     def _model_inputs(self, inputs: Mapping[str, Any], num_items: Any) -> dict[str, Any]:
         """What the model is called with, as in ``compute_loss``."""
