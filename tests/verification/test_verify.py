@@ -59,6 +59,11 @@ def test_train_is_the_old_name_of_backward() -> None:
     arguments = WrongCopy(), Copy(), (X.clone().requires_grad_(),)
     with pytest.warns(DeprecationWarning, match=r"verify\(train=False\) is now verify\(backward=False\)"):
         assert verify(*arguments, train=False).ok
+    with (
+        pytest.warns(DeprecationWarning, match="backward=True"),
+        pytest.raises(ArgumentError, match="leave train out"),
+    ):
+        verify(*arguments, train=True, backward=False)  # there was a backward
 
 
 def test_mode_is_that_of_copies_and_the_callers_stay() -> None:

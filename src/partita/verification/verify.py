@@ -114,6 +114,11 @@ def verify(
             DeprecationWarning,
             stacklevel=2,
         )
+        if train and not backward:
+            raise ArgumentError(
+                "train=True is the old name of backward=True, and backward=False is here too: leave train "
+                'out, and give mode="train" for the mode'
+            )
         backward = train
     if mode not in (None, "train", "eval"):
         raise ArgumentError(f"mode is {mode!r:.40}; give 'train', 'eval', or None for the modules' own flags")
