@@ -55,6 +55,16 @@ def test_cells_are_chosen_where_a_benchmark_has_some(monkeypatch: pytest.MonkeyP
         bench("splitter", only=["*"])
 
 
+def test_a_place_for_the_figures_that_can_not_be_written_is_refused_before_measuring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was a traceback after minutes of measuring."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("benchmarks.pipeline_overhead.main", lambda **options: pytest.fail("it measures"))
+    with pytest.raises(UsageError, match=f"--json is {tmp_path}, a folder: give a file"):
+        bench("pipeline-overhead", json_path=tmp_path)
+
+
 def test_an_unknown_name_is_answered_with_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     with pytest.raises(UsageError, match=r"no benchmark is called 'spliter'; there are: .*splitter"):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from partita import __version__
+from partita.cli.main import main
 
 
 def partita(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -87,8 +88,6 @@ def test_completion_is_installed_and_completes_commands_and_values(tmp_path: Pat
             "ScheduleError: there is no schedule 'nonsense'",
             marks=pytest.mark.dear,
         ),
-        (("verfy",), "No such command 'verfy'. Did you mean 'verify'?"),
-        (("nonsense",), "No such command 'nonsense'."),
     ],
 )
 def test_what_can_not_be_used_is_one_message_and_status_2(arguments: tuple[str, ...], message: str) -> None:
@@ -96,3 +95,37 @@ def test_what_can_not_be_used_is_one_message_and_status_2(arguments: tuple[str, 
     assert result.returncode == 2
     assert message in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("verfy", "UsageError: No such command 'verfy'. Did you mean 'verify'? See partita --help"),
+        ("nonsense", "UsageError: No such command 'nonsense'. See partita --help"),
+        ("simulate --bogus", "UsageError: No such option: --bogus. See partita simulate --help"),
+        ("simulate --ranks x", "UsageError: Invalid value for '--ranks': "),
+        ("simulate --ranks", "UsageError: Option '--ranks' requires an argument."),
+        ("convert", "UsageError: Missing argument 'source'. See partita convert --help"),
+    ],
+)
+def test_what_is_typed_wrongly_is_one_line(
+    arguments: str, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """These stood in a box of five lines, and in no line that a log could be searched for."""
+    monkeypatch.setattr(sys, "argv", ["partita", *arguments.split()])
+    with pytest.raises(SystemExit, match="^2$"):
+        main()
+    printed = capsys.readouterr()
+    assert printed.err.startswith(line)
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+
+
+def test_without_a_command_the_help_is_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["partita"])
+    with pytest.raises(SystemExit, match="^2$"):
+        main()
+    printed = capsys.readouterr()
+    assert "Usage: partita [OPTIONS] COMMAND" in printed.out + printed.err
+    assert "Error" not in printed.out + printed.err

@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 
+from partita.cli.output.output_files import check_outputs
 from partita.errors import UsageError
 
 __all__ = ["bench", "benchmark_names", "find_benchmarks"]
@@ -42,6 +43,7 @@ def bench(
     name = name.replace("_", "-")
     if name not in names:
         raise UsageError(f"no benchmark is called {name!r}; there are: {', '.join(names)}")
+    check_outputs({"--json": json_path})
     with _importable(folder.parent):
         module = importlib.import_module(f"benchmarks.{name.replace('-', '_')}")
         if not only:

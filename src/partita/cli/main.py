@@ -31,6 +31,10 @@ _COMMANDS = (
     "verify",
 )
 
+_TYPED_WRONGLY: Any = typer.BadParameter.__bases__[0]
+"""What all errors about options and commands are; typer shows them in a box of five lines."""
+_INTERRUPTED = 130
+
 
 class _Commands(TyperGroup):
     """Imports a command when it is asked for: most need torch, which takes seconds, and some do without."""
@@ -73,15 +77,30 @@ def _root(
 
 
 def main() -> None:
-    """Run the command. An error that partita raises on purpose is shown as a message.
+    """Run the command. An error that partita raises on purpose is shown as a message, and so is what typer
+    says of options and commands.
 
     The exit status is 2 where what was typed, or a file that was named, can't be used, and 1 for the others.
     """
-    console = Console(stderr=True)
     try:
-        app(prog_name="partita")  # under `python -m partita` too, so that a shell can complete it
+        # The name is the same under `python -m partita`, so that a shell can complete it.
+        status = app(prog_name="partita", standalone_mode=False)
     except PartitaError as error:
-        console.print(f"[bold red]{type(error).__name__}[/]: ", end="")
-        console.print(str(error), markup=False, highlight=False, soft_wrap=True)
+        _print_error(type(error).__name__, str(error))
         is_input = isinstance(error, ArgumentError | PlanError) and not isinstance(error, InfeasiblePlan)
         sys.exit(2 if is_input else 1)
+    except _TYPED_WRONGLY as error:
+        message = " ".join(error.format_message().split())
+        if message:  # there is none where the help was shown, as no command was typed
+            where = f" See {error.ctx.command_path} --help" if error.ctx is not None else ""
+            _print_error("UsageError", f"{message if message[-1] in '.?' else f'{message}.'}{where}")
+        sys.exit(error.exit_code)
+    except typer.Abort:
+        sys.exit(_INTERRUPTED)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _print_error(name: str, message: str) -> None:
+    console = Console(stderr=True)
+    console.print(f"[bold red]{name}[/]: ", end="")
+    console.print(message, markup=False, highlight=False, soft_wrap=True)

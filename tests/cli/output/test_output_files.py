@@ -25,3 +25,14 @@ def test_what_can_not_be_written_is_refused(tmp_path: Path) -> None:
         check_outputs({"--html": tmp_path})
     with pytest.raises(UsageError, match="--html and --csv are both"):
         check_outputs({"--html": tmp_path / "x", "--csv": tmp_path / "x"})
+
+
+def test_a_place_that_may_not_be_written_to_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It was said when all was computed. Modes do not bind root, so the system's answer is stood in for.
+    monkeypatch.setattr("os.access", lambda place, mode: Path(place) != tmp_path)
+    with pytest.raises(UsageError, match=rf"--svg is .*x.svg, but {tmp_path} can't be written to: give"):
+        check_outputs({"--svg": tmp_path / "new" / "x.svg"})
+    (tmp_path / "old.svg").touch()
+    check_outputs({"--svg": tmp_path / "old.svg"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -11,13 +12,13 @@ __all__ = ["check_outputs", "write_outputs"]
 
 
 def check_outputs(paths: Mapping[str, Path | None]) -> None:
-    """Refuse a path that can't be a file, or the same path for two options.
+    """Refuse a path that can't be a file or be written to, or the same path for two options.
 
     Args:
         paths: by the option that each was given with.
 
     Raises:
-        UsageError: a folder, a path through a file, or one path twice.
+        UsageError: a folder, a path through a file, one path twice, or a place that may not be written to.
     """
     options: dict[Path, str] = {}
     for option, path in paths.items():
@@ -31,6 +32,9 @@ def check_outputs(paths: Mapping[str, Path | None]) -> None:
             raise UsageError(f"{option} is {path}, a folder: give a file")
         if not folder.is_dir():
             raise UsageError(f"{option} is {path}, but {folder} is no folder: give another path")
+        place = path if path.exists() else folder
+        if not os.access(place, os.W_OK):
+            raise UsageError(f"{option} is {path}, but {place} can't be written to: give another path")
 
 
 def write_outputs(texts: Sequence[tuple[Path | None, Callable[[], str]]]) -> tuple[Path, ...]:
