@@ -63,7 +63,9 @@ def test_every_schedule_goes_to_csv_to_json_and_back(name: str) -> None:
 
 
 def test_torch_reads_every_cell() -> None:
-    run("DualPipeV", "order.csv", "--ranks", "2", "--messages")
+    printed = json.loads(run("DualPipeV", "order.csv", "--ranks", "2", "--messages", "--json"))
+    assert printed.pop("wrote") == "order.csv"
+    assert printed == {"schedule": "DualPipeV", "stages": 4, "ranks": 2, "microbatches": 8, "messages": True}
     cells = [cell for line in Path("order.csv").read_text().splitlines() for cell in line.split(",") if cell]
     assert len(cells) > 50
     for cell in cells:

@@ -52,6 +52,9 @@ def test_weights_alone_are_written_in_shards() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     save_checkpoint("saved", model)
     assert run("saved", "out", "--max-shard-size", "300B") == "wrote out: 4 tensors, 576 B in 2 files\n"
+    printed = json.loads(run("saved", "out", "--max-shard-size", "300B", "--overwrite", "--json"))
+    assert sorted(Path("out").glob("*.safetensors")) == [Path("out", name) for name in printed.pop("files")]
+    assert printed == {"wrote": "out", "tensors": 4, "bytes": 576, "left_out": []}
     state = {
         name: value for file in Path("out").glob("*.safetensors") for name, value in load_file(file).items()
     }

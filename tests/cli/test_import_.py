@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,8 @@ def test_a_safetensors_file_becomes_a_checkpoint() -> None:
     assert torch.equal(other.weight, model.weight)
     with pytest.raises(CheckpointError, match=r"'start' exists already"):
         run("weights.safetensors", "start")
-    run("weights.safetensors", "start", "--overwrite", "--model-key", "")
+    printed = run("weights.safetensors", "start", "--overwrite", "--model-key", "", "--json")
+    assert json.loads(printed) == {"wrote": "start", "tensors": 2, "bytes": 288}
     load_checkpoint("start", other, model_key="")
 
 

@@ -113,7 +113,7 @@ def test_what_is_typed_wrongly_is_one_line(
 ) -> None:
     """These stood in a box of five lines, and in no line that a log could be searched for."""
     monkeypatch.setattr(sys, "argv", ["partita", *arguments.split()])
-    with pytest.raises(SystemExit, match="^2$"):
+    with pytest.raises(SystemExit, match=r"^2$"):
         main()
     printed = capsys.readouterr()
     assert printed.err.startswith(line)
@@ -124,7 +124,7 @@ def test_without_a_command_the_help_is_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["partita"])
-    with pytest.raises(SystemExit, match="^2$"):
+    with pytest.raises(SystemExit, match=r"^2$"):
         main()
     printed = capsys.readouterr()
     assert "Usage: partita [OPTIONS] COMMAND" in printed.out + printed.err

@@ -10,6 +10,7 @@ import typer
 from partita.cli.options.schedule_cases import stages_a_rank
 from partita.cli.options.schedule_file import read_schedule_file
 from partita.cli.output.output_files import check_outputs, write_outputs
+from partita.cli.output.stdout import print_json
 from partita.errors import ScheduleError, UsageError
 from partita.planning import Plan, Schedule, get_schedule, lower, schedule_names, schedule_of, validate
 
@@ -44,6 +45,7 @@ def convert(
             help="Write sends and receives out, or leave all but the passes out (default: as it is).",
         ),
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Write a schedule as torch's CSV or as JSON. An order that can't be run is refused.
 
@@ -75,6 +77,16 @@ def convert(
         schedule = lower(schedule)
     is_csv = out.suffix.lower() == ".csv"
     write_outputs([(out, schedule.to_csv if is_csv else schedule.to_json)])
+    if as_json:
+        print_json(
+            wrote=str(out),
+            schedule=schedule.name,
+            stages=schedule.stages,
+            ranks=schedule.ranks,
+            microbatches=schedule.microbatches,
+            messages=schedule.is_lowered,
+        )
+        return
     print(
         f"wrote {out}: {schedule.name}, {schedule.stages} stages on {schedule.ranks} ranks, "
         f"{schedule.microbatches} microbatches"

@@ -12,6 +12,7 @@ from partita.cli.models.model_source import choose_source
 from partita.cli.options.model_options import Architecture, ConfigJson, ModelType, Overrides
 from partita.cli.options.quantities import parse_bytes
 from partita.cli.output.progress import progress_bar
+from partita.cli.output.stdout import print_json
 from partita.errors import UsageError
 from partita.listing import listed
 from partita.pipelining.checkpoints import export_pretrained
@@ -44,6 +45,7 @@ def export(
         str, typer.Option(help="The prefix of the model's names in the checkpoint.")
     ] = "model",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what an export wrote.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Write a checkpoint's weights as safetensors files, and the model's configuration, for from_pretrained.
 
@@ -74,6 +76,15 @@ def export(
             overwrite=overwrite,
             progress=progress,
         )
+    if as_json:
+        print_json(
+            wrote=str(out),
+            files=exported.files,
+            tensors=exported.tensors,
+            bytes=exported.bytes,
+            left_out=exported.left_out,
+        )
+        return
     if exported.left_out:
         print(f"left out, since it is no tensor: {listed(exported.left_out)}")
     files = len(exported.files)

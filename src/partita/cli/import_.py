@@ -10,6 +10,7 @@ import typer
 from partita.cli.models.model_source import choose_source
 from partita.cli.options.model_options import Architecture, ConfigJson, ModelType, Overrides
 from partita.cli.output.progress import progress_bar
+from partita.cli.output.stdout import print_json
 from partita.pipelining.checkpoints import import_pretrained
 from partita.reporting import format_bytes
 
@@ -36,6 +37,7 @@ def import_(
         str, typer.Option(help="The prefix of the model's names in the checkpoint.")
     ] = "model",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a checkpoint.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Write the tensors of safetensors files as a checkpoint, for load_checkpoint with any number of stages.
 
@@ -52,4 +54,7 @@ def import_(
         imported = import_pretrained(
             folder, checkpoint, module, model_key=model_key, overwrite=overwrite, progress=progress
         )
+    if as_json:
+        print_json(wrote=str(checkpoint), tensors=imported.tensors, bytes=imported.bytes)
+        return
     print(f"wrote {checkpoint}: {imported.tensors} tensors, {format_bytes(imported.bytes)}")

@@ -92,6 +92,10 @@ def test_on_the_cpu_it_runs() -> None:
             "write name=value, such as num_hidden_layers",
         ),
         (
+            {"place": "llama", "settings": ("num_hidden_layers=-3",)},
+            "--set num_hidden_layers is -3: give a number that is not below 0",
+        ),
+        (
             {"place": "llama", "settings": ("hidden_size=lots",)},
             "llama configuration can't be used|can't be made",
         ),

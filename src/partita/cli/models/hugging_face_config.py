@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -38,6 +39,8 @@ _HEADS = (
 )
 """Where a class is looked for, in this order; the names are those of ``transformers``."""
 LONGEST_SEQUENCE = 4096
+_COUNT = re.compile(r"(^|\.)(num|n)_|_size$|^d_")
+"""Names of what is counted; transformers takes negative numbers too, and makes a model without layers."""
 _WAY_OUT = "give a folder with config.json, --config-json FILE, or a type with --set, such as hf:llama"
 
 
@@ -129,6 +132,8 @@ def read_config(transformers: ModuleType, model: HuggingFaceModel) -> Any:
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise UsageError(f"--set {name}: a {model_type} configuration has no {name!r}{hint}")
     for name, value in settings.items():
+        if isinstance(value, int) and value < 0 and _COUNT.search(name):
+            raise UsageError(f"--set {name} is {value}: give a number that is not below 0")
         _put(values, name, value)
     try:
         config = transformers.AutoConfig.for_model(model_type, **values)

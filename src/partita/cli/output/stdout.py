@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from typing import Any
 
 from rich.console import Console
 
-__all__ = ["drawing_width", "stdout_console"]
+__all__ = ["drawing_width", "print_json", "stdout_console"]
 
 _WIDE = 400
 """Wider than any table."""
@@ -26,3 +28,8 @@ def stdout_console() -> Console:
 def drawing_width(console: Console) -> int:
     """How wide a drawing is that fills all the width there is."""
     return _DRAWING if console.width == _WIDE else max(_NARROWEST_DRAWING, console.width)
+
+
+def print_json(**values: Any) -> None:
+    """What a command has written, for other programs."""
+    print(json.dumps(values, indent=2))
