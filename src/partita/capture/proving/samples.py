@@ -182,11 +182,10 @@ def _mask(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
 
 
 def _rolled(leaf: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The example's rows in another order; rows and what is in them repeat where more are needed."""
+    """The example's rows in another order; rows, and what each has, are repeated where more are needed."""
     if leaf.dim() == 0:
         return leaf.clone()
-    rolled = leaf[(torch.arange(shape[0]) + 1) % leaf.shape[0]]
-    for dim, size in enumerate(shape[1:], 1):
-        if size != leaf.shape[dim]:
-            rolled = rolled.index_select(dim, torch.arange(size) % leaf.shape[dim])
-    return rolled
+    for dim, (length, own) in enumerate(zip(shape, leaf.shape, strict=True)):
+        order = (torch.arange(length, device=leaf.device) + (dim == 0)) % own
+        leaf = leaf.index_select(dim, order)
+    return leaf
