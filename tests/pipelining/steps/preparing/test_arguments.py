@@ -221,3 +221,27 @@ def test_shares_that_nobody_can_tell_are_refused_where_they_count() -> None:
     assert "microbatch 0 has tensors that differ in their first dimension" in str(errors[0])
     assert "give loss_weights to step(), or make the schedule with scale_grads=False" in str(errors[0])
     assert InProcessWorld(1).run(lambda comm: body(comm, scale_grads=False)) == [2]
+
+
+@pytest.mark.parametrize("frontend", ["export", "modules"])
+def test_a_rank_that_has_a_batch_of_another_size_is_an_error(frontend: Frontend) -> None:
+    """One rank's loader ended with a smaller batch than the others', and its loss broadcast the targets."""
+    model, x, y = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.randn(8, 4), torch.randn(8, 4)
+    where = {"split_spec": {"0": SplitPoint.END}}
+    pipe = pipeline(model, (x[:2],), **where, **({} if frontend == "export" else {"frontend": "modules"}))  # type: ignore[arg-type]
+
+    def stepped(*batches: tuple[Tensor, ...]) -> Any:
+        def body(comm: Comm) -> list[Tensor]:
+            stage = copy.deepcopy(pipe).build_stage(comm.rank, comm=comm)
+            losses: list[Tensor] = []
+            schedule = Schedule1F1B(stage, 4, functional.mse_loss)
+            schedule.step(*batches[comm.rank], target=y, losses=losses)
+            return losses
+
+        return body
+
+    first, last = errors_of(2, stepped((x[:4],), (x,)))
+    assert isinstance(first, PeerFailed)
+    assert "rank 1 was given a batch of 8 samples, but the rank of the first stage one of 4" in str(last)
+    # what the message says: the same batch on all ranks, or on the first stage's alone
+    assert_equal(*(InProcessWorld(2).run(stepped((x,), other))[1] for other in ((x,), ())))

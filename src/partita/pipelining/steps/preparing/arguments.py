@@ -136,6 +136,17 @@ class StepArguments:
             microbatches = Microbatches(tuple(batch.trees()), batch.plan.sizes)
         return microbatches
 
+    def samples_here(self) -> int:
+        """How many samples this rank was given, whether they count or not: the first dimension that all
+        tensors share. 0 where there is none, where it is 1, which is broadcast, and where specs cut it.
+        """
+        if self.cutting.args or self.cutting.kwargs:
+            return 0
+        microbatches = self.microbatches
+        batch = self.args, dict(self.kwargs)
+        samples = [_samples(batch)] if microbatches is None else microbatches.samples
+        return sum(samples) if all(samples) and max(samples) > 1 else 0
+
     def for_loss(self, *, last: bool, scaled: bool) -> LossSide:
         """The targets and weights, as far as this rank knows them by itself.
 

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from partita.errors import SignatureMismatch
 from partita.pipelining.blocks.stage import BlockStage
 from partita.pipelining.interface.routes import Routes
 from partita.pipelining.stages.graph_stage import GraphStage
@@ -43,11 +44,14 @@ class Accepted:
         arguments: for each microbatch the tensors among the first stage's arguments, by name; None where they
             have no names yet, and on ranks without the first stage.
         microbatches: the arguments of stages of the user's own modules.
+        ignored: how many samples a batch has that was given without counting, on ranks without the first
+            stage; 0 where there is none, or where it does not say.
     """
 
     sizes: BatchSizes = field(default_factory=BatchSizes)
     arguments: list[dict[str, Tensor]] | None = None
     microbatches: Microbatches | None = None
+    ignored: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +108,7 @@ class CapturedPreparation:
         first, train = self._stages.get(0), arguments.train
         microbatches = arguments.microbatches  # refused on every rank alike
         if first is None:
-            return Accepted()
+            return Accepted(ignored=arguments.samples_here())
         if isinstance(first, BlockStage):
             batch = arguments.in_microbatches(first=True)
             sizes = BatchSizes(batch.samples, ((),) * len(batch.samples))
@@ -117,8 +121,20 @@ class CapturedPreparation:
         return Accepted(sizes, tensors)
 
     def prepare(self, accepted: Accepted) -> PreparedStep:
-        """See `StepPreparation`."""
+        """See `StepPreparation`. A rank whose own batch has another size has targets of that size too, which
+        a loss may broadcast without a word.
+
+        Raises:
+            SignatureMismatch: this rank was given a batch of another size than the first stage's.
+        """
         stage, sizes = next(iter(self._stages.values())), accepted.sizes
+        comparable = bool(accepted.ignored and sizes.samples and all(sizes.samples))
+        if comparable and accepted.ignored != sum(sizes.samples):
+            raise SignatureMismatch(
+                f"rank {self._comm.rank} was given a batch of {accepted.ignored} samples, but the rank of "
+                f"the first stage one of {sum(sizes.samples)}: give all ranks the same batch, or give it "
+                "to the first stage's rank alone, and targets of the same batch to the last stage's"
+            )
         routes = stage.routes
         cast = self._precision.routes(self._comm, self._stages, routes, *sizes.open[:1])
         crossing: tuple[Routes, ...] = ()
