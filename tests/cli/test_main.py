@@ -43,6 +43,20 @@ def test_help_lists_the_commands() -> None:
         assert f"│ {name} " in result.stdout
 
 
+def test_options_of_commands_are_known_without_torch() -> None:
+    """Which takes seconds to import: help and completion would be as slow."""
+    script = (
+        "import sys; import partita.cli.main as main; group = main.typer.main.get_command(main.app);"
+        "print(*(len(group.get_command(None, name).params) for name in group.list_commands(None)));"
+        "print('torch' in sys.modules)"
+    )
+    counts, has_torch = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120
+    ).stdout.splitlines()
+    assert all(int(count) for count in counts.split())
+    assert has_torch == "False"
+
+
 def test_python_m_partita_calls_itself_partita() -> None:
     assert "Usage: partita simulate [OPTIONS]" in partita("simulate", "--help").stdout
 

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from partita.demo.model import TransformerConfig
 from partita.demo.run import run_demo
-from partita.demo.settings import DemoSettings
+from partita.demo.settings import DemoSettings, TransformerConfig
 from partita.demo.training import build_model, example
 from partita.errors import ScheduleError, UsageError
 from partita.pipelining import measure_units

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from partita.demo.model import TransformerConfig
 from partita.demo.run import run_demo
-from partita.demo.settings import DemoSettings
+from partita.demo.settings import DemoSettings, TransformerConfig
 from partita.planning import get_schedule
 from partita.planning.generators.registry import schedule_names
 

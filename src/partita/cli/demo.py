@@ -9,7 +9,6 @@ import typer
 from rich.console import Console
 
 from partita.cli.options.schedule_names import complete_schedule
-from partita.demo.run import run_demo
 from partita.demo.settings import DemoSettings
 
 __all__ = ["demo"]
@@ -43,6 +42,9 @@ def demo(
     settings = DemoSettings(
         steps=steps, stages=stages, schedule=schedule, microbatches=microbatches, seed=seed
     )
+    settings.check_schedule()
+    from partita.demo.run import run_demo  # with torch, which takes seconds
+
     console = Console()
     try:
         result = run_demo(settings, out, console)

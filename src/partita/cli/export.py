@@ -7,15 +7,12 @@ from typing import Annotated
 
 import typer
 
-from partita.cli.models.hugging_face_config import DTYPES
-from partita.cli.models.model_source import choose_source
 from partita.cli.options.model_options import Architecture, ConfigJson, ModelType, Overrides
 from partita.cli.options.quantities import parse_bytes
 from partita.cli.output.progress import progress_bar
 from partita.cli.output.stdout import print_json
 from partita.errors import UsageError
 from partita.listing import listed
-from partita.pipelining.checkpoints import export_pretrained
 from partita.reporting import format_bytes
 
 __all__ = ["export"]
@@ -57,6 +54,10 @@ def export(
     partita export runs/step-000001000 out hf:llama --set num_hidden_layers=4 --set hidden_size=256
     partita export runs/step-000001000 out --dtype bfloat16 --max-shard-size 2GB  # the weights alone
     """
+    from partita.cli.models.hugging_face_config import DTYPES
+    from partita.cli.models.model_source import choose_source
+    from partita.pipelining.checkpoints import export_pretrained
+
     if dtype is not None and dtype not in DTYPES:
         raise UsageError(f"--dtype is {dtype!r}: give {', '.join(DTYPES)}")
     limit = parse_bytes(max_shard_size, "--max-shard-size")

@@ -7,11 +7,9 @@ from typing import Annotated
 
 import typer
 
-from partita.cli.models.model_source import choose_source
 from partita.cli.options.model_options import Architecture, ConfigJson, ModelType, Overrides
 from partita.cli.output.progress import progress_bar
 from partita.cli.output.stdout import print_json
-from partita.pipelining.checkpoints import import_pretrained
 from partita.reporting import format_bytes
 
 __all__ = ["import_"]
@@ -47,6 +45,9 @@ def import_(
     partita import weights start  # then, on every rank: load_checkpoint("start", stage, cast=True)
     partita import weights start hf:weights  # compared with the model of weights/config.json
     """
+    from partita.cli.models.model_source import choose_source
+    from partita.pipelining.checkpoints import import_pretrained
+
     module = None
     if any((model, config_json, model_type, set_, architecture)):
         module = choose_source(model, config_json, model_type, tuple(set_ or ()), architecture).names()

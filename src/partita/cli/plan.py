@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 from rich.console import Console
 
-from partita.cli.models.model_source import choose_source
 from partita.cli.options.machines import Machines
 from partita.cli.options.model_options import Architecture, ConfigJson, Dtype, ModelType, Overrides, Sequence
 from partita.cli.options.plan_options import (
     LIST_SCHEDULE,
     PlanOptions,
     device_names,
-    measure_costs,
     read_costs,
     refuse_model_options,
 )
@@ -125,6 +123,8 @@ def plan(
         named |= {"--architecture": architecture, "--batch": batch, "--sequence": sequence, "--dtype": dtype}
         refuse_model_options(str(model), named)
     else:
+        from partita.cli.models.model_source import choose_source
+
         options = architecture, batch, sequence, dtype
         source = choose_source(model, config_json, model_type, tuple(set_ or ()), *options)
 
@@ -132,6 +132,8 @@ def plan(
     if source is None:
         costs = read_costs(Path(str(model)))
     else:
+        from partita.cli.models.measured_costs import measure_costs
+
         with progress_bar("capturing and costing the model") as progress:
             costs = measure_costs(source, device, cluster.ranks, request.stages, progress)
     write_outputs([(save_costs, costs.to_json)])
@@ -141,7 +143,7 @@ def plan(
     with progress_bar("searching after changes") as progress:
         gains = gains_of(request, costs, progress) if html is not None else ()
 
-    environment = {"devices": devices or f"{ranks} × this machine", "torch": torch.__version__}
+    environment = {"devices": devices or f"{ranks} × this machine", "torch": version("torch")}
     written = write_outputs(
         [
             (out, planned.plan.to_json),

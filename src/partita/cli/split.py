@@ -11,12 +11,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from partita.cli.models.model_source import choose_source
-from partita.cli.options.cut_options import CutRequest
 from partita.cli.options.model_options import Architecture, ConfigJson, Dtype, ModelType, Overrides, Sequence
 from partita.cli.output.output_files import check_outputs, write_outputs
 from partita.cli.output.progress import progress_bar
-from partita.cli.pages.split_rows import split_report
 from partita.reporting import StagesReport, render_split_html, split_chart, split_drawing, split_table
 
 __all__ = ["split"]
@@ -64,6 +61,10 @@ def split(
     partita split model.py:build --split-at layers.8 --split-at head --html split.html --svg split.svg
     partita split hf:llama --set num_hidden_layers=32 --stages 8  # on the meta device
     """
+    from partita.cli.models.model_source import choose_source
+    from partita.cli.options.cut_options import CutRequest
+    from partita.cli.pages.split_rows import split_report
+
     check_outputs({"--html": html, "--svg": svg})
     cut = CutRequest(stages, tuple(split_at or ()))
     options = architecture, batch, sequence, dtype

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
-from contextlib import redirect_stdout
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 
-from partita.cli.models.hugging_face_values import with_random_values
-from partita.cli.models.model_source import ModelSource, choose_source
-from partita.cli.models.user_file import Built
-from partita.cli.options.cut_options import CutRequest
 from partita.cli.options.model_options import Architecture, ConfigJson, Dtype, ModelType, Overrides
-from partita.cli.options.schedule_cases import stages_a_rank
 from partita.cli.options.schedule_names import complete_schedule
-from partita.cli.output.progress import progress_bar
-from partita.cli.verifying.verify_checks import VerifyCheck, compare_compiled, compare_cut
-from partita.cli.verifying.verify_step_check import compare_step, step_schedule
 from partita.errors import UsageError
-from partita.planning import Schedule, get_schedule
+
+if TYPE_CHECKING:
+    from partita.cli.verifying.verify_checks import VerifyCheck
 
 __all__ = ["verify"]
 
@@ -90,6 +80,9 @@ def verify(
     partita verify hf:gpt2 --set n_layer=2 --set n_embd=64 --set n_head=2 --dtype float32
     partita verify model.py:build --compile aot_eager  # does torch.compile change what the model does?
     """
+    from partita.cli.models.model_source import choose_source
+    from partita.cli.verifying.run_checks import compile_checks, cut_checks, cut_options
+
     source = choose_source(
         model,
         config_json,
@@ -105,8 +98,8 @@ def verify(
         for option, value in (("--rtol", rtol), ("--atol", atol)):
             if value is not None:
                 raise UsageError(f"{option} is {value}, but stages are compared bit for bit: leave it out")
-        cut, order = _cut_options(stages, split_at, schedule, microbatches)
-        checks = _cut_checks(source, cut, order)
+        cut, order = cut_options(stages, split_at, schedule, microbatches)
+        checks = cut_checks(source, cut, order)
         title = f"{source.title}, {cut.number} {'stage' if cut.number == 1 else 'stages'}"
     else:
         of_cuts = {"--stages": stages, "--split-at": split_at or None, "--schedule": schedule}
@@ -114,26 +107,13 @@ def verify(
             if cut_value is not None:
                 raise UsageError(f"{name} is given with --compile, which cuts nothing: leave one of them out")
         tolerance = _compile_options(backend, rtol, atol)
-        checks = _compile_checks(source, backend, tolerance)
+        checks = compile_checks(source, backend, tolerance)
         title = f"{source.title}, torch.compile with {backend}"
     _show(title, list(checks), as_json)
 
 
 def _hugging_face_default(model: str | None, value: int | None, default: int) -> int | None:
     return default if value is None and (model is None or model.startswith("hf:")) else value
-
-
-def _cut_options(
-    stages: int | None, split_at: list[str] | None, schedule: str | None, microbatches: int | None
-) -> tuple[CutRequest, Schedule | None]:
-    """Where to cut, and the step, which is made here so that its errors come before the model."""
-    name = schedule or "1F1B"
-    if stages is None and not split_at:
-        stages = 2 * stages_a_rank(get_schedule(name))
-    cut = CutRequest(stages, tuple(split_at or ()))
-    if microbatches == 0:
-        return cut, None
-    return cut, step_schedule(name, cut.number, 4 if microbatches is None else microbatches)
 
 
 def _compile_options(backend: str, rtol: float | None, atol: float | None) -> tuple[float, float] | None:
@@ -143,36 +123,6 @@ def _compile_options(backend: str, rtol: float | None, atol: float | None) -> tu
         if value is not None and not 0 <= value < 1:
             raise UsageError(f"{option} is {value}: give a number from 0 to 1, such as 1e-5")
     return None if rtol is None and atol is None else (rtol or 0.0, atol or 0.0)
-
-
-def _built(source: ModelSource) -> Built:
-    torch.manual_seed(0)  # the weights of a Hugging Face model
-    with redirect_stdout(sys.stderr):
-        built = source.build("cpu")
-    return built if source.hugging_face is None else with_random_values(built)
-
-
-def _cut_checks(source: ModelSource, cut: CutRequest, schedule: Schedule | None) -> Iterator[VerifyCheck]:
-    with progress_bar("cutting the model"):
-        built = _built(source)
-        pipe = cut.cut(built)
-    with progress_bar("comparing both modes") as progress:
-        for number, training in enumerate((True, False)):
-            yield compare_cut(pipe, built, training)
-            progress((number + 1) / 2)
-    if schedule is not None:
-        with progress_bar("comparing a step"):
-            yield compare_step(pipe, built, schedule)
-
-
-def _compile_checks(
-    source: ModelSource, backend: str, tolerance: tuple[float, float] | None
-) -> Iterator[VerifyCheck]:
-    built = _built(source)
-    with progress_bar("compiling and comparing both modes") as progress:
-        for number, training in enumerate((True, False)):
-            yield compare_compiled(built, training, backend, tolerance)
-            progress((number + 1) / 2)
 
 
 def _show(title: str, checks: list[VerifyCheck], as_json: bool) -> None:

@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["ByteTransformer", "TransformerConfig"]
+from partita.demo.settings import TransformerConfig
 
-
-@dataclass(frozen=True)
-class TransformerConfig:
-    """Sizes of a `ByteTransformer`. The defaults make about 10 million parameters."""
-
-    vocabulary: int = 256
-    width: int = 320
-    heads: int = 5
-    layers: int = 8
-    context: int = 64
-    dropout: float = 0.1
-
-    @property
-    def most_stages(self) -> int:
-        """Into how many stages the model can be cut: before, within and after each block."""
-        return 2 * self.layers + 4
+__all__ = ["ByteTransformer"]
 
 
 class ByteTransformer(nn.Module):

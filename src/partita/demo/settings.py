@@ -5,12 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from partita.demo.model import TransformerConfig
 from partita.errors import UsageError
 from partita.planning import get_schedule
 from partita.planning.generators.registry import ScheduleKind
 
-__all__ = ["DemoSettings", "check_writable"]
+__all__ = ["DemoSettings", "TransformerConfig", "check_writable"]
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """Sizes of a `partita.demo.model.ByteTransformer`. The defaults make about 10 million parameters."""
+
+    vocabulary: int = 256
+    width: int = 320
+    heads: int = 5
+    layers: int = 8
+    context: int = 64
+    dropout: float = 0.1
+
+    @property
+    def most_stages(self) -> int:
+        """Into how many stages the model can be cut: before, within and after each block."""
+        return 2 * self.layers + 4
 
 
 @dataclass(frozen=True)

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
-from partita.cli.models.model_source import ModelSource
-from partita.cli.models.user_file import Built
-from partita.cli.options import plan_options
 from partita.cli.options.machines import Machines
 from partita.cli.options.plan_options import (
     PlanOptions,
     device_names,
-    measure_costs,
     plan_schedules,
 )
 from partita.errors import ScheduleError, UsageError
@@ -45,24 +40,3 @@ def test_orders_made_for_the_costs_have_a_name_too() -> None:
 
 def test_completion_knows_the_devices() -> None:
     assert {"H100", "A100", "CPU"} <= {*device_names()}
-
-
-@pytest.mark.parametrize(("ranks", "given", "threads"), [(2, None, 1), (2, "2", 2), (1, None, 2)])
-def test_ranks_that_share_this_machine_are_measured_with_a_thread_each(
-    monkeypatch: pytest.MonkeyPatch, ranks: int, given: str | None, threads: int
-) -> None:
-    measured: list[int] = []
-    monkeypatch.setattr(
-        plan_options, "measure_units", lambda *_, **__: measured.append(torch.get_num_threads())
-    )
-    monkeypatch.setattr(ModelSource, "build", lambda *_: Built(torch.nn.Linear(2, 2), (torch.ones(1, 2),)))
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    if given is not None:
-        monkeypatch.setenv("OMP_NUM_THREADS", given)
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        measure_costs(ModelSource("x"), None, ranks, None, lambda _: None)
-        assert (measured, torch.get_num_threads()) == ([threads], 2)
-    finally:
-        torch.set_num_threads(before)

@@ -1,0 +1,63 @@
+"""The costs of a model that was named: measured here, or worked out for a device."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+
+import torch
+
+from partita.cli.models.model_source import ModelSource
+from partita.pipelining import measure_units
+from partita.planning import CostModel, Device
+
+__all__ = ["measure_costs"]
+
+
+def measure_costs(
+    source: ModelSource,
+    device: Device | None,
+    ranks: int,
+    stages: int | None,
+    progress: Callable[[float], None],
+) -> CostModel:
+    """Make the model and cost its units: worked out for a device, without memory, or measured here.
+
+    Args:
+        source: the model.
+        device: what to work the costs out for; None to measure on this machine.
+        ranks: how many processes will share this machine, with one thread each, as torchrun starts them;
+            ``OMP_NUM_THREADS`` says another number.
+        stages: how many are wanted at least; smaller units are taken where it needs them.
+        progress: called with the share that is done.
+    """
+    with redirect_stdout(sys.stderr):  # what the model prints is no part of the plan
+        if device is None:
+            built = source.build("cuda" if torch.cuda.is_available() else "cpu")
+            with _threads_of_a_rank(ranks):
+                return measure_units(built.model, built.args, built.kwargs, stages=stages, progress=progress)
+        built = source.build("meta")
+        # Nothing can be proven without numbers, and one size of the batch is all that costs are for.
+        return measure_units(
+            built.model,
+            built.args,
+            built.kwargs,
+            stages=stages,
+            device=device,
+            progress=progress,
+            prove=False,
+            dynamic_shapes=False,
+        )
+
+
+@contextmanager
+def _threads_of_a_rank(ranks: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    if ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
