@@ -10,11 +10,12 @@ ZOO := timm torchvision pillow peft diffusers requests importlib-metadata zipp u
 ZOO_SITE := out/zoo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test docs format fuzz architectures clean
+.PHONY: help setup demo test newcomer docs format fuzz architectures clean
 
 help:
 	@echo "make demo    set up, then cut a transformer in two, train it on two processes, compare with the uncut one"
 	@echo "make test    set up, then all the checks that CI runs"
+	@echo "make newcomer   set up, then what somebody tries first: demo and benchmark of an installed wheel, every example; CI runs it after the tests"
 	@echo "make docs    set up, then the site of the docs in out/site; warnings are errors"
 	@echo "make format  rewrite the sources in the project's format"
 	@echo "make fuzz    $(FUZZ_EXAMPLES) random graphs through the splitter, a twentieth as many models through a pipeline (FUZZ_EXAMPLES=n), 60 faults, 30 kills with resume"
@@ -38,6 +39,10 @@ demo: setup
 test: setup
 	@$(BIN)/python tools/check.py
 
+newcomer: setup
+	@$(BIN)/python tools/check_wheel.py --full
+	@PARTITA_FUZZ_EXAMPLES=1 $(BIN)/python -m pytest tests/examples -m dear
+
 docs: setup
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet && echo "out/site/index.html"
 
@@ -47,7 +52,6 @@ format: setup
 fuzz: setup
 	@PARTITA_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest tests/fuzz --timeout 0 -o faulthandler_timeout=0 -s
 	@PARTITA_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest tests --ignore tests/fuzz -m dear
-	@$(BIN)/python tools/check_wheel.py --full
 
 architectures: ARGS ?= --cut 2
 architectures: setup

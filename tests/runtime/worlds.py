@@ -109,6 +109,7 @@ def _script(rank: int, size: int, _path: str, started: float, pipe: Any, script:
         MASTER_PORT=str(port),
     )
     os.chdir(Path(script).parent)
+    sys.argv = [script]
     try:
         with redirect_stdout(io.StringIO()) as printed:
             runpy.run_path(script, run_name="__main__")
