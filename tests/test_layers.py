@@ -267,7 +267,7 @@ def test_the_planner_imports_nothing_but_itself_and_the_standard_library() -> No
 
 
 def test_imports_stand_at_the_top() -> None:
-    """But in `_torch`, and in the commands: they import what needs torch when they run, and not for their help."""
+    """But in `_torch`, and in commands, which import what needs torch when they run: help is quicker."""
     commands = SOURCE / "cli"
     for path in FILES:
         if layer_of(path) == "_torch" or path.parent == commands:

@@ -8,23 +8,19 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.fx import GraphModule
 
-from partita._torch.containers.pytree import tree_map
-from partita._torch.export.conditions import Answers, answers_given
-from partita._torch.export.eager_answers import eager_answers
+from partita._torch.export.conditions import Answers
 from partita._torch.export.export import Way, export_module
 from partita._torch.export.open_sizes import fixed_as_int, forget_sizes
 from partita._torch.export.signature import Signature, signature_of
 from partita._torch.modules.registered_state import register_missing
-from partita._torch.tensors.detached_copy import detached_copy
-from partita._torch.tensors.free_memory import too_little
-from partita._torch.tensors.storage import has_memory
 from partita.capture.merging.branches import Traced, all_ways, has_answers_of_the_example
 from partita.capture.merging.merge_modes import merge_modes
 from partita.capture.merging.modes import captures_training, copy_flags, in_mode, mode_flag, require_mode
 from partita.capture.merging.other_mode import OtherMode
+from partita.capture.merging.own_run import OwnRun
 from partita.capture.open_sizes.batch import Example, examples, traceable_arguments
 from partita.capture.open_sizes.sizes import Sizes
 from partita.capture.open_sizes.specialise_sizes import specialise_sizes
@@ -42,7 +38,7 @@ from partita.capture.refusal import check_call, refusal, short_refusal
 from partita.capture.tracing.blame import summary
 from partita.capture.tracing.host_draws import HostGenerators
 from partita.capture.tracing.relative_regions import make_regions_relative
-from partita.capture.tracing.unchanged import rehearsal, unchanged
+from partita.capture.tracing.unchanged import unchanged
 from partita.errors import CaptureError, PartitaError
 from partita.verification.comparing.compare import Tolerance
 
@@ -221,6 +217,11 @@ class _Exporter:
     same_in_both: dict[_Attempt, bool] = field(default_factory=dict)
     known_answers: dict[str, list[bool]] = field(default_factory=dict)
 
+    @property
+    def own_run(self) -> OwnRun:
+        """The model's own run of the example."""
+        return OwnRun(self.model, self.args, self.kwargs)
+
     def reject(self, disproof: Disproof) -> None:
         """Do not use the attempt again that led to a graph which differs from the model."""
         if isinstance(disproof, KeepsState):
@@ -282,7 +283,7 @@ class _Exporter:
                 return module
             first = failed[0][1]
             if not reasons and not fixed and not isinstance(first, (PartitaError, Disproof)):
-                self._check_example(training)
+                self.own_run.check(training)
             if isinstance(first, _FixedAsInt):  # reading the bytecode with open sizes comes next
                 left.sort(key=lambda one: one[0] != ("strict",) or one[1].dynamic_shapes is None)
             if example.dynamic_shapes is None or self.dynamic_shapes is not None:
@@ -363,62 +364,9 @@ class _Exporter:
         return replace(traced, sizes=sizes)
 
     def _answers(self, training: bool) -> dict[str, list[bool]] | None:
-        """What the model hears, by the line that asks, when it runs with the example; None where it
-        can't run, or has no data.
-        """
-        answers = Answers()
-        try:
-            with answers_given(answers):
-                raised = self._run_example(training)
-        except Exception:  # the trace then tells what is wrong
-            return None
-        if raised is not None:
-            return None
-        self.known_answers.update(answers.by_place)
-        return answers.by_place
-
-    def _run_example(self, training: bool, *, parameters: bool = False) -> Exception | None:
-        """Run the model on its example, and return what it raises; nothing of it changes.
-
-        Args:
-            parameters: also where it writes into them; see `rehearsal`.
-        """
-        generators = HostGenerators(self.model)
-        args, kwargs = tree_map(detached_copy, (self.args, self.kwargs))
-        try:
-            with rehearsal(self.model, parameters=parameters), in_mode(self.model, training):
-                try:
-                    self.model(*args, **kwargs)
-                except Exception as error:
-                    return error
-        finally:
-            generators.reset()
-        return None
-
-    def _check_example(self, training: bool) -> None:
-        """After a trace that failed: tell where it is the model that fails.
-
-        Raises:
-            CaptureError: with the model's error and line.
-        """
-        flat = [leaf for leaf in Example(self.args, self.kwargs).flat if isinstance(leaf, Tensor)]
-        tensors = [*self.model.parameters(), *self.model.buffers(), *flat]
-        # not nbytes, which sparse tensors lack
-        copies_and_results = 2 * sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        devices = (tensor.device for tensor in tensors)
-        if not all(map(has_memory, tensors)) or too_little(copies_and_results, devices):
-            return
-        try:
-            with eager_answers():
-                raised = self._run_example(training, parameters=True)
-        except Exception:  # it can't be tried without changing it
-            return
-        if raised is not None:
-            mode = "training" if training else "evaluation"
-            raise CaptureError(
-                f"{type(self.model).__name__} itself raises {type(raised).__name__} with its example in "
-                f"{mode}: {summary(raised)}. Give it example arguments that it runs with"
-            ) from raised
+        answers = self.own_run.answers(training)
+        self.known_answers.update(answers or {})
+        return answers
 
 
 def _open_inputs(module: GraphModule) -> frozenset[int]:
