@@ -14,8 +14,10 @@ from tests.runtime.worlds import patience
 
 _LAUNCHES = 2
 _DEAR = {
+    "flex_attention",
     "flex_attention_with_inductor",
     "inductor_told_of_dynamic_shapes",
+    "inductor_under_autocast",
     "inductor_with_convolutions_and_attention",
     "inductor_with_dynamic_shapes",
 }

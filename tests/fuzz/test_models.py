@@ -18,9 +18,7 @@ from partita.runtime import Comm, InProcessWorld
 
 EXAMPLES = os.environ.get("PARTITA_FUZZ_EXAMPLES")
 SETTINGS = settings(
-    max_examples=max(1, int(EXAMPLES) // 20)
-    if EXAMPLES
-    else 2,  # each takes as long as 20 graphs of the other
+    max_examples=max(1, int(EXAMPLES or 20) // 20),  # each takes as long as 20 graphs of the other
     derandomize=EXAMPLES is None,
     database=None,
     deadline=None,

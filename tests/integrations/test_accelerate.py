@@ -56,7 +56,7 @@ def _auto(comm: Comm, name: str, gather_output: bool) -> list[str]:
     [
         pytest.param("gpt2", False, marks=pytest.mark.dear),
         pytest.param("bert", False, marks=pytest.mark.dear),
-        ("t5", True),
+        pytest.param("t5", True, marks=pytest.mark.dear),
         ("llama", False),
     ],
     ids=["gpt2, last", "bert, last", "t5, all", "llama, last"],

@@ -113,6 +113,7 @@ torch.compile(Attention(), backend="eager", fullgraph=True)(torch.randn(1, 1, 12
 """
 
 
+@pytest.mark.dear
 def test_what_dynamo_meets_first_in_a_capture_compiles_whole_afterwards() -> None:
     """Dynamo keeps what it knows of a function for the process's life: this one has to be new."""
     subprocess.run([sys.executable, "-c", _THEN_COMPILE], check=True, timeout=120)

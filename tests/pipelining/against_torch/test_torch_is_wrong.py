@@ -307,6 +307,7 @@ def by_rank() -> list[dict[str, Any]]:
     return [ending.result for ending in ends]
 
 
+@pytest.mark.dear
 def test_a_tied_embedding_drifts_apart_over_three_steps(by_rank: list[dict[str, Any]]) -> None:
     copies = {
         package: [torch.tensor(results["tied"][package]) for results in by_rank]
@@ -316,6 +317,7 @@ def test_a_tied_embedding_drifts_apart_over_three_steps(by_rank: list[dict[str, 
     assert torch.equal(*copies["ours"])
 
 
+@pytest.mark.dear
 def test_a_model_input_that_a_later_stage_uses_fails_there(by_rank: list[dict[str, Any]]) -> None:
     assert any(results["masked"]["theirs"] != "worked" for results in by_rank)
     x, mask, model = _x(8), _x(8) > 0, _model(Masked)
