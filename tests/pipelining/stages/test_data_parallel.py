@@ -45,6 +45,10 @@ def test_a_last_microbatch_without_gradients_is_an_error() -> None:
     with pytest.raises(ExecutionError, match="does not depend on this stage, which is data parallel"):
         reduction.backward([], lambda: ran.append(1))
     assert ran == []
+    reduction.module.requires_grad_(False)  # since the step began, or before: nothing is to be reduced
+    reduction.begin(1)
+    reduction.backward([], lambda: ran.append(2))
+    assert ran == []
 
 
 def test_an_earlier_microbatch_without_gradients_is_none() -> None:

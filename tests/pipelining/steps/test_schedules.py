@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from tests.pipelining.models import MASK, NORMED, OUTPUTS, PLAIN, TRANSFORMER, WIDTH, Case, first_loss
-from tests.pipelining.running import assert_equal, cut, errors_of, piped, uncut
+from tests.pipelining.models import MASK, NORMED, OUTPUTS, PLAIN, SKIP, TRANSFORMER, WIDTH, Case, first_loss
+from tests.pipelining.running import Record, assert_equal, assert_same, cut, errors_of, piped, uncut
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
@@ -55,6 +56,29 @@ def test_two_steps_accumulate_and_eval_touches_no_gradient() -> None:
         return True
 
     assert InProcessWorld(2).run(body) == [True, True]
+
+
+@pytest.mark.parametrize("case", [PLAIN, SKIP], ids=lambda case: case.name)
+@pytest.mark.parametrize("name", ["GPipe", "InterleavedZeroBubble"])
+def test_first_stages_may_be_frozen_after_the_cut_and_trained_again(case: Case, name: str) -> None:
+    """Gradual unfreezing: what left a frozen stage was refused, since it had a gradient at the cut."""
+
+    def run(runner: Any, modules: Sequence[nn.Module], case: Case, record: Record) -> None:
+        parameters = {name: p for module in modules for name, p in module.named_parameters()}
+        optimizer = torch.optim.AdamW(parameters.values(), lr=0.05)
+        for step, frozen in enumerate(((), ("a", "b"), ("a", "c"), ())):
+            for name, parameter in parameters.items():
+                parameter.requires_grad_(not name.startswith(frozen))
+            args, kwargs, target = case.data(8, seed=step)
+            losses: list[Tensor] = []
+            record.outputs.append(runner.step(*args, target=target, losses=losses, **kwargs))
+            record.losses.append(losses)
+            for module in modules:
+                record.note(module)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    assert_same(piped(cut(case, 4), case, get_schedule_class(name), run=run), uncut(case, run=run))
 
 
 @pytest.mark.parametrize("case", [TRANSFORMER, NORMED, MASK, OUTPUTS], ids=lambda case: case.name)
@@ -463,19 +487,20 @@ def test_keyword_arguments_of_the_loss_function_reach_each_microbatch_whole() ->
         assert_equal(results, {name: expected[name] for name in results}, "gradients")
 
 
-def test_parameters_frozen_after_the_cut_are_refused() -> None:
-    pipe = cut(PLAIN, 2)
+def test_a_parameter_that_was_frozen_at_the_cut_and_is_trained_later_is_refused() -> None:
+    model = PLAIN.model()
+    model.a.requires_grad_(False)
+    pipe = pipeline(model, PLAIN.data(2)[0], split_spec={"b": SplitPoint.BEGINNING})
 
     def body(comm: Comm) -> None:
         stage = _stage(pipe, comm)
-        if comm.rank == 0:
-            stage.module.requires_grad_(False)
+        stage.module.requires_grad_(True)
         _step(ScheduleGPipe(stage, 4, PLAIN.loss), PLAIN)
 
     for error in errors_of(2, body):
         assert (
-            "stage 0 makes linear: float32[2, 8], but the pipeline was cut for linear: float32[2, 8], with"
-            in str(error)
+            "stage 0 makes linear: float32[2, 8], with gradient, but the pipeline was cut for linear: "
+            "float32[2, 8]: run it" in str(error)
         )
 
 

@@ -139,7 +139,8 @@ class GradientReduction:
         self._left -= 1
         last = self._wanted and not self._left
         if outputs is not None and not outputs:
-            if last:
+            trained = any(parameter.requires_grad for parameter in self.module.parameters())
+            if last and trained:  # all may have been frozen since
                 raise ExecutionError(
                     "the loss of the last microbatch does not depend on this stage, which is data parallel "
                     "and reduces its gradients then: leave that microbatch out, or let the loss use all "

@@ -77,7 +77,14 @@ class ValueStage(Stage):
         return copied(leaf) if name in self.border.written and not own else leaf
 
     def _check(self, expected: Value, value: Any, train: bool) -> None:
-        if not expected.fits(value) or (train and value.requires_grad != expected.requires_grad):
+        """Check an output that crosses.
+
+        One that lost its gradient, since parameters have been frozen, is let through: its users send a
+        gradient that nobody needs, and `roots_of` leaves it out. Where one has a gradient that its users do
+        not send, parameters would stay untrained.
+        """
+        unsent = train and value.requires_grad and not expected.requires_grad
+        if unsent or not expected.fits(value):
             raise SignatureMismatch(
                 f"stage {self.index} makes {expected.name}: {describe(value)}, but the pipeline was cut for "
                 f"{expected.describe()}: run it with the shapes, the autocast and the frozen parameters that "
