@@ -36,6 +36,7 @@ from partita.capture.proving.proof import (
 )
 from partita.capture.refusal import check_call, refusal, short_refusal
 from partita.capture.tracing.blame import summary
+from partita.capture.tracing.drawn_branches import check_drawn_branches
 from partita.capture.tracing.host_draws import HostGenerators
 from partita.capture.tracing.relative_regions import make_regions_relative
 from partita.capture.tracing.unchanged import unchanged
@@ -320,6 +321,7 @@ class _Exporter:
                 generators.check(partial(trace, Answers()))
             finally:
                 generators.reset()
+            check_drawn_branches(self.model, module)
             replace(sizes, fixed=sizes.fixed or ("" if sizes.symbols else fixed)).attach(module)
             if training and has_answers_of_the_example(module):  # another one in evaluation, maybe
                 self.same_in_both[attempt] = False

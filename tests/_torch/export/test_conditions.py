@@ -36,3 +36,19 @@ def test_what_a_run_hears_is_noted_by_line() -> None:
     assert [again.answer(place) for place in answers.places] == [False, True]
     again.forget()
     assert not again.in_order
+
+
+def test_two_draws_are_two_questions() -> None:
+    """Both were taken for one, and the second was neither asked nor checked."""
+
+    class Draws(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(2):
+                if torch.rand([]) < 0.5:
+                    x = x * 2
+            return x
+
+    answers = Answers((True, False))
+    module = export_module(Draws(), (torch.ones(2, 3),), {}, way="eager", answers=answers)
+    assert answers.in_order == [True, False]
+    assert len(condition_nodes(module)) == 2

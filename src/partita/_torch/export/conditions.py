@@ -26,7 +26,12 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.node import has_side_effect, map_arg
 from torch.overrides import TorchFunctionMode
 
-from partita._torch.export.constant_nodes import from_constants, is_whole_slice, is_written
+from partita._torch.export.constant_nodes import (
+    draws_random_numbers,
+    from_constants,
+    is_whole_slice,
+    is_written,
+)
 from partita._torch.export.open_sizes import users_line
 
 __all__ = ["Answers", "answered", "answers_given", "condition_nodes"]
@@ -170,11 +175,14 @@ def _question(node: Node) -> Hashable:
 
 
 def _expression(node: Node, hashes: dict[Node, int]) -> int:
-    """Return a hash of how a node's value is computed from inputs, equal for two that are computed alike."""
+    """Return a hash of how a node's value is computed from inputs, equal for two that are computed alike. Two
+    draws of random numbers are never alike.
+    """
     if node not in hashes:
         operands = [_expression(operand, hashes) for operand in node.all_input_nodes]
         text = repr(map_arg((node.args, node.kwargs), lambda _: None))
-        name = node.name if node.op in ("placeholder", "get_attr") else ""
+        named = node.op in ("placeholder", "get_attr") or draws_random_numbers(node)
+        name = node.name if named else ""
         own = hash((node.op, node.target, name, text, *operands))
         hashes[node] = operands[0] if is_whole_slice(node) else own
     return hashes[node]

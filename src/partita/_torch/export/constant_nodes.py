@@ -18,7 +18,7 @@ from partita._torch.containers.pytree import tree_map
 from partita._torch.export.open_sizes import SIZE_OF, is_symbolic, size_at
 from partita._torch.operators.schemas import operator_facts
 
-__all__ = ["from_constants", "is_whole_slice", "is_written"]
+__all__ = ["draws_random_numbers", "from_constants", "is_whole_slice", "is_written"]
 
 _MOST_NODES = 100
 """A value that takes more nodes to compute is not looked at."""
@@ -85,7 +85,12 @@ def _is_pure(node: Node) -> bool:
     target, value = node.target, node.meta.get("val")
     if not isinstance(target, OpOverload):
         return target in _ARITHMETIC and is_symbolic(value)
-    return not (target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags)
+    return not (target._schema.is_mutable or draws_random_numbers(node))
+
+
+def draws_random_numbers(node: Node) -> bool:
+    """Whether a node's operator draws random numbers, so that it has another value each time."""
+    return isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
 
 
 def _is_empty(node: Node) -> bool:

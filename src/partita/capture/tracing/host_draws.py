@@ -72,7 +72,9 @@ class HostGenerators:
                 f"{type(self._model).__name__} draws from {free[0]} in its forward{place}: a graph would "
                 "repeat the draw of its capture in every run. Draw with torch (torch.rand, torch.where, "
                 "nn.Dropout), which a graph holds as an operation, or draw outside and pass the number in; "
-                "where the draw decides whether a layer runs (layerdrop), set its rate to 0"
+                "where the draw decides whether a layer runs (layerdrop), set its rate to 0. Where the model "
+                "draws all the same, cut it at its blocks, which leaves its code as it is: pipeline(..., "
+                "frontend=\"modules\"), or, where evaluation is all that is needed, modes='eval'"
             )
 
     def _states(self) -> dict[str, bytes]:

@@ -98,7 +98,8 @@ def require_condition(condition: bool | None, captured: bool, place: str, reason
         raise ExecutionError(
             f"the model asks whether {place or 'a tensor is true'}, and takes another way now that it is "
             f"{condition}: the graph was captured where it is {captured}, and holds that way only, because "
-            f"{reason}. Give such data to the model itself, or capture it with an example of this kind"
+            f"{reason}. Give such data to the model itself, capture it with an example of this kind, or cut "
+            'it at its blocks, where its own code decides in each run: pipeline(..., frontend="modules")'
         )
 
 
