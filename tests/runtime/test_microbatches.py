@@ -119,6 +119,19 @@ def test_results_are_concatenated_stacked_reduced_averaged_or_compared() -> None
     assert merged["k"] == "same"
 
 
+def test_results_of_other_sizes_are_an_error_that_says_how_they_can_be_had() -> None:
+    """A model whose data says how long its output is: torch's error about sizes came out of the step."""
+    outputs = [torch.zeros(2, 3), torch.ones(2, 5)]
+    with pytest.raises(
+        MicrobatchError, match=r"shapes \[2, 3\], \[2, 5\], can't be joined along dimension 0"
+    ):
+        merge(outputs)
+    with pytest.raises(MicrobatchError, match=r"output\['y'\] of the microbatches"):
+        merge([{"y": output} for output in outputs])
+    parts = merge(outputs, Reduce(lambda parts, value: [*parts, value], []))
+    assert all(left is right for left, right in zip(parts, outputs, strict=True))
+
+
 def test_results_that_differ_where_they_must_not_are_named() -> None:
     with pytest.raises(MicrobatchError, match=r"output\['n'\] differs between microbatches \(1, 2\)"):
         merge([{"n": 1}, {"n": 2}])

@@ -252,13 +252,13 @@ def merge(outputs: Sequence[Any], specs: Any = None) -> Any:
     equal in all microbatches.
 
     Raises:
-        MicrobatchError: no microbatch, structures that differ, other values that differ, or a spec that does
-            not fit.
+        MicrobatchError: no microbatch, structures or sizes that differ, other values that differ, or a spec
+            that does not fit.
     """
     if not outputs:
         raise MicrobatchError("nothing to merge: there is no microbatch's result")
     if specs is None and all(isinstance(output, torch.Tensor) and output.dim() for output in outputs):
-        return torch.cat(tuple(outputs))
+        return _joined("output", outputs, 0)
     flat = [flatten_with_path(output, "output") for output in outputs]
     first, structure = flat[0]
     for number, (_, other) in enumerate(flat):
@@ -385,7 +385,7 @@ def _merge_leaf(path: str, values: list[Any], spec: Spec | None) -> Any:
     if isinstance(values[0], torch.Tensor) and not isinstance(spec, Replicate):
         if values[0].dim() == 0 and spec is None:
             return torch.stack(values)
-        return torch.cat(values, spec.dim if spec is not None else 0)
+        return _joined(path, values, spec.dim if spec is not None else 0)
     if not all(_equal(values[0], value) for value in values):
         raise MicrobatchError(
             f"{path} differs between microbatches ({', '.join(repr(value) for value in values[:4])}): "
@@ -398,3 +398,15 @@ def _equal(left: Any, right: Any) -> bool:
     if isinstance(left, torch.Tensor):
         return isinstance(right, torch.Tensor) and left.dtype == right.dtype and torch.equal(left, right)
     return type(left) is type(right) and bool(left == right)
+
+
+def _joined(path: str, values: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
+    try:
+        return torch.cat(tuple(values), dim)
+    except (RuntimeError, IndexError) as error:  # of shapes that don't fit
+        shapes = ", ".join(str(list(value.shape)) for value in values[:4])
+        raise MicrobatchError(
+            f"{path} of the microbatches, of shapes {shapes}, can't be joined along dimension {dim}: call "
+            "step(..., return_outputs=False) where only losses are wanted; let the model pad it to one size; "
+            "or get a list, with Reduce(lambda parts, value: [*parts, value], []) as output_merge_spec"
+        ) from error
