@@ -9,6 +9,7 @@ from typing import Any, Literal
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from partita.capture import capture
 from partita.errors import CaptureError
@@ -101,3 +102,42 @@ def test_a_lazy_model_is_captured_after_a_call() -> None:
     model = _Two(nn.LazyLinear(8))
     model(X)
     assert capture(model, (X,), prove=True).proof.holds
+
+
+class _TakesGradients(_Two):
+    """A gradient penalty on what the second layer makes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.a(x)
+        with torch.enable_grad():
+            start = hidden.detach().requires_grad_(True)
+            (gradient,) = torch.autograd.grad(self.b(start).tanh().sum(), start, create_graph=True)
+        return hidden.mean(1) + gradient.norm(dim=1)
+
+
+class _Checkpoints(_Two):
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = checkpoint(self.a, self.b(x), use_reentrant=self.reentrant)
+        return out
+
+
+def test_of_what_no_trace_takes_the_cause_is_said_and_not_torchs_text() -> None:
+    """Both ended in pages of torch's text, which named neither the cause nor what to do."""
+    x = X.clone()
+    with pytest.raises(
+        CaptureError, match=r"forward takes gradients itself \(torch.autograd.grad\)"
+    ) as caught:
+        capture(_TakesGradients(), (x,))
+    assert len(str(caught.value)) < 400
+    with pytest.raises(CaptureError, match="Write use_reentrant=False: it computes the same") as caught:
+        capture(_Checkpoints(True), (x,), prove=True)
+    assert len(str(caught.value)) < 400
+    # what is advised:
+    capture(_Checkpoints(False), (x,), prove=True)
+    model = _TakesGradients()
+    pipe = pipeline(model, (x,), split_spec={"b": SplitPoint.BEGINNING}, frontend="modules")
+    assert torch.equal(pipe(x), model(x))

@@ -162,3 +162,29 @@ def test_an_output_class_that_was_registered_without_keys_comes_out_of_a_step() 
     output = InProcessWorld(2).run(train)[1]
     assert type(output) is Unnamed
     assert torch.equal(output.second, torch.cat([model(part).second for part in x.chunk(4)]))
+
+
+def test_a_model_may_return_a_distribution() -> None:
+    """It holds a ``torch.Size`` with the open size of the batch, which the cut could not be made with."""
+
+    class Policy(nn.Sequential):
+        def forward(self, x: Tensor) -> torch.distributions.Categorical:
+            return torch.distributions.Categorical(logits=super().forward(x))
+
+    model = Policy(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+    pipe = pipeline(model, (torch.randn(2, 8),), split_spec={"2": SplitPoint.BEGINNING})
+    x, actions = torch.randn(6, 8), torch.tensor([0, 1, 2, 0, 1, 2])
+    assert pipe(x).batch_shape == (6,)
+    assert torch.equal(pipe(x).log_prob(actions), model(x).log_prob(actions))
+
+    def loss(output: torch.distributions.Categorical, target: Tensor) -> Tensor:
+        return -output.log_prob(target).mean()
+
+    def body(comm: Comm) -> list[Tensor]:
+        losses: list[Tensor] = []
+        schedule = Schedule1F1B(copy.deepcopy(pipe).build_stage(comm.rank, comm=comm), 2, loss)
+        schedule.step(x, target=actions, losses=losses, return_outputs=False)
+        return losses
+
+    expected = [loss(model(x[part]), actions[part]) for part in (slice(3), slice(3, 6))]
+    assert all(map(torch.equal, InProcessWorld(2).run(body)[-1], expected))

@@ -28,6 +28,19 @@ _ADVICE = (
 )
 
 
+_IN_TRACES = {
+    "use_reentrant: True": (
+        "forward calls torch.utils.checkpoint with use_reentrant=True, which no trace takes. Write "
+        "use_reentrant=False: it computes the same, and can be traced"
+    ),
+    "torch.autograd.grad": (
+        "forward takes gradients itself (torch.autograd.grad), which no graph holds. Cut the model's own "
+        'code, with all that such a gradient goes back through in a stage: pipeline(..., frontend="modules")'
+    ),
+}
+"""What a trace's error says of what the model does, and what helps."""
+
+
 def check_call(model: nn.Module, args: tuple[Any, ...]) -> None:
     """Refuse what nothing can be made of, before anything is tried.
 
@@ -63,6 +76,10 @@ def refusal(model: nn.Module, training: bool, reasons: Sequence[tuple[Way, Excep
         reasons: why each way of tracing failed.
     """
     mode = "training" if training else "evaluation"
+    for sign, cause in _IN_TRACES.items():
+        if any(sign in str(error).replace("'", "") for _, error in reasons):
+            name = type(model).__name__
+            return f"torch.export can't capture {name} (in {mode} mode): {cause}. torch's error is attached"
     lines = [f"torch.export can't capture {type(model).__name__}:"]
     disproved = False
     for way, error in reasons:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import CodeType
@@ -24,7 +24,7 @@ from torch.fx import GraphModule
 from partita._torch.export.open_sizes import constant_size
 from partita.errors import SignatureMismatch
 
-__all__ = ["Condition", "Size", "Sizes", "Symbol", "evaluated", "sizes_of"]
+__all__ = ["Condition", "Size", "Sizes", "Symbol", "evaluated", "sizes_of", "without_sizes"]
 
 _KEY = "partita_sizes"
 _NAMES: dict[str, Any] = {
@@ -60,6 +60,16 @@ class Size:
 
     def __repr__(self) -> str:
         return self.text
+
+
+def without_sizes(flat: Iterable[Any]) -> list[Any]:
+    """Return the same values with 1 in place of each `Size`, to build a result where numbers do not count.
+    What holds them may take nothing but numbers, as ``torch.Size`` does.
+
+    >>> without_sizes([Size("batch"), 3])
+    [1, 3]
+    """
+    return [1 if isinstance(value, Size) else value for value in flat]
 
 
 @dataclass(frozen=True, slots=True)

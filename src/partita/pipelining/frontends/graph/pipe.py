@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 
 from partita._torch.export.signature import Signature
 from partita._torch.fake.shapes import fake_values
-from partita.capture.open_sizes.sizes import Sizes
+from partita.capture.open_sizes.sizes import Sizes, without_sizes
 from partita.capture.proving.proof import UNASKED, Proof
 from partita.errors import CaptureError
 from partita.graph.effects import metadata
@@ -86,7 +86,7 @@ class GraphPipe(Pipe):
         self.unused = unused
         self._pieces = split.pieces
         object.__setattr__(self, "whole", whole)  # the same parameters: not a second child
-        output = signature.unflatten(routes.results)
+        output = signature.unflatten(without_sizes(routes.results))
         self._find_loss(loss_spec, output, Named, partial(_starts_gradients, values))
         self.training = whole.training
 

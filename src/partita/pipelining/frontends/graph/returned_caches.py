@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from partita._torch.containers.pytree import flatten
+from partita.capture.open_sizes.sizes import without_sizes
 from partita.errors import CostlyCut
 from partita.pipelining.frontends.graph.pipe import GraphPipe
 from partita.pipelining.interface.routes import Named, Routes
@@ -63,7 +64,7 @@ def _names_by_key(pipe: GraphPipe, keys: Collection[str]) -> dict[str, list[str]
     names = {
         id(one): item.name for one, item in zip(tensors, results, strict=True) if isinstance(item, Named)
     }
-    output = pipe.signature.unflatten(tensors)
+    output = pipe.signature.unflatten(without_sizes(tensors))
     if not isinstance(output, Mapping):
         return {}
     return {
