@@ -110,6 +110,24 @@ def world(stalls: _Stalls) -> Iterator[World]:
         one.forget()
 
 
+def test_who_leaves_because_of_a_deadlock_is_not_its_cause(world: World) -> None:
+    """`save_checkpoint` on rank 0 alone: it raised at once and ended, and the others, which take a tenth of a
+    second to decide, blamed it for having left.
+    """
+    ring = FailureRecord(0, "deadlock", summary="rank 0 waits for rank 1; rank 1 for rank 0", ring=(10, 11))
+    for one in world.ranks[1:]:
+        one.hear(ring)
+        one.hear(FailureRecord(0, "left", "step() number 3"))
+    assert world.tick()[1:] == [ring, ring]
+
+
+def test_who_had_left_is_the_cause_of_a_deadlock_of_others(world: World) -> None:
+    left = FailureRecord(2, "left", "step() number 3")
+    world.ranks[0].hear(FailureRecord(0, "deadlock", summary="ranks 0 and 1", ring=(10, 11)))
+    world.ranks[0].hear(left)
+    assert world.tick()[0] == left
+
+
 def test_a_failure_reaches_all_and_ends_the_operations_of_each_rank_once(world: World) -> None:
     world.ranks[1].publish(RAISED)
     assert world.ends == [1]

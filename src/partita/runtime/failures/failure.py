@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from partita.errors import DeadlockError, ExecutionError, PeerFailed
@@ -32,6 +32,8 @@ class FailureRecord:
         where: what it was doing.
         summary: the exception's type and text, in one line; of a deadlock, where each rank waits.
         traceback_text: its traceback; empty unless it raised.
+        ring: of a deadlock, the processes that wait for each other. They end one after the other, as a
+            consequence of it.
     """
 
     rank: int
@@ -39,6 +41,10 @@ class FailureRecord:
     where: str = ""
     summary: str = ""
     traceback_text: str = ""
+    ring: tuple[int, ...] = field(default=(), compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ring", tuple(self.ring))  # JSON has made a list of it
 
     @classmethod
     def of(cls, rank: int, error: BaseException, where: str) -> FailureRecord:

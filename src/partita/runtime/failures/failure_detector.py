@@ -259,11 +259,20 @@ class FailureDetector:
             self._decides_at = None
             if self.failure is not None or not self._heard:
                 return
-            record = self.failure = min(self._heard, key=lambda heard: heard.order)
+            record = self.failure = min(self._causes(), key=lambda heard: heard.order)
         for connection in self._open():
             connection.send({"failed": asdict(record)})
         self._decided.set()
         self._on_failure()
+
+    def _causes(self) -> list[FailureRecord]:
+        """Return what was heard, without the leaving of ranks that a deadlock had ended."""
+        rings = [set(heard.ring) for heard in self._heard if heard.kind == "deadlock"]
+        return [
+            heard
+            for heard in self._heard
+            if heard.kind != "left" or not any(self.team.processes[heard.rank] in ring for ring in rings)
+        ]
 
     def _wait(self, is_done: Callable[[], bool], seconds: float) -> None:
         pause = threading.Event()

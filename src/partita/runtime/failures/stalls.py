@@ -345,13 +345,16 @@ class _Stalls:
         places = "; ".join(
             f"rank {one.rank} is in {one.place} and waits for rank {to.rank}" for (_, one), (_, to) in links
         )
-        record = FailureRecord(min(it.rank for _, it in facts), "deadlock", summary=places)
-        for process, it in facts:
-            message = {"ring": vars(record), "comm": it.comm}
+        first = min(it.rank for _, it in facts)
+        record = FailureRecord(first, "deadlock", summary=places, ring=tuple(one for one, _ in facts))
+        # All ranks of these comms hear of it; this one, which may leave because of it, the last.
+        hearers = {(process, it.comm) for process, it in facts}
+        hearers |= {(one, name) for _, name in hearers for one in (self._team_of(name) or (-1, ()))[1]}
+        for process, name in sorted(hearers, key=lambda hearer: hearer[0] == start[0]):
             if process == start[0]:
-                self._conclude(it.comm, record)
+                self._conclude(name, record)
             else:
-                self._send(process, message)
+                self._send(process, {"ring": vars(record), "comm": name})
 
     def _conclude(self, name: str, record: FailureRecord) -> None:
         place = self._comms.get(name) or self._meetings.get(name)
