@@ -22,6 +22,7 @@ from partita.pipelining.steps.preparing.arguments import Cutting, LossSide, Step
 from partita.pipelining.steps.preparing.modes import follow_modes, mode_name
 from partita.pipelining.steps.preparing.precision import current_autocast, fresh_casts
 from partita.pipelining.steps.preparing.preparation import CapturedPreparation, PreparedStep, StepPreparation
+from partita.pipelining.steps.preparing.same_data import SameData
 from partita.pipelining.steps.preparing.shape_exchange import ShapeExchange
 from partita.pipelining.steps.running.actions import Actions
 from partita.pipelining.steps.running.custom_functions import PipelineContext
@@ -138,11 +139,12 @@ class PipelineSchedule:
         self._tied = TiedParameters(self.comm, self.stages, self.stage_ranks)
         self._agreement = StepAgreement(self.comm, by_mode, self.stage_ranks, count)
         manual = {index: stage for index, stage in self.stages.items() if isinstance(stage, PipelineStage)}
-        self._preparation: StepPreparation = (
+        preparation: StepPreparation = (
             ShapeExchange(manual, self.comm, self.stage_ranks)
             if manual
             else CapturedPreparation(self.stages, self.comm, count)
         )
+        self._preparation = SameData(preparation, self.comm, self.stage_ranks, named=not manual)
         pairs = rank_pairs(by_mode, self.stage_ranks)
         self.comm.connect({pair for a, b in sorted(pairs) for pair in ((a, b), (b, a))}, stages[0].device)
 
