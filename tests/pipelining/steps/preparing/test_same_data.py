@@ -112,3 +112,20 @@ def test_only_the_first_step_has_one_message_more() -> None:
 
     (first, second, third), _ = InProcessWorld(2).run(body)
     assert first == second + 1 == third + 1
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.bfloat16, torch.complex64, torch.float8_e4m3fn, torch.int64]
+)
+def test_any_dtype_is_compared(dtype: torch.dtype) -> None:
+    class Casting(Named):
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            return super().forward(x, mask.real.float())
+
+    def body(comm: Comm) -> None:
+        masks = [(torch.arange(8)[:, None] % 2).to(dtype), (torch.arange(8)[:, None] // 4).to(dtype)]
+        pipe = pipeline(Casting(), (X[:2], masks[0][:2]), stages=2, prove=False)
+        schedule = Schedule1F1B(pipe.build_stage(comm.rank, comm=comm), 4, functional.mse_loss)
+        schedule.step(X, masks[comm.rank], target=X)
+
+    assert len(_caught(body)) == 1

@@ -88,21 +88,24 @@ class SameData:
         positional = arguments.args, arguments.arg_mbs
         named = (dict(arguments.kwargs), arguments.kwarg_mbs) if self._named else ()
         tensors = [leaf for leaf in flatten((positional, named))[0] if _is_ordinary(leaf)]
-        parts = [_first_values(tensor) for tensor in tensors]
-        if all(bool((part == part[:1]).all()) for part in parts):
+        values = [_first_bytes(tensor) for tensor in tensors]
+        if all(bool((rows == rows[:1]).all()) for rows in values):
             return torch.zeros(2, dtype=torch.int64)
         layout = [f"{tensor.dtype} {tuple(tensor.shape)}".encode() for tensor in tensors]
-        values = [part.view(torch.uint8).numpy().tobytes() for part in parts]
-        return torch.tensor([_hash(layout), _hash(values)])
+        return torch.tensor([_hash(layout), _hash(rows.numpy().tobytes() for rows in values)])
 
 
 def _is_ordinary(leaf: Any) -> bool:
-    return type(leaf) in (Tensor, Parameter) and leaf.layout == torch.strided and not leaf.is_meta
+    if type(leaf) not in (Tensor, Parameter) or leaf.is_meta or leaf.is_quantized:
+        return False
+    return bool(leaf.layout == torch.strided)
 
 
-def _first_values(tensor: Tensor) -> Tensor:
+def _first_bytes(tensor: Tensor) -> Tensor:
+    """The first values, one a row: whatever the dtype, bytes can be compared."""
     values = tensor.detach().reshape(-1)[:_MOST_VALUES].cpu()
-    return values.resolve_conj().resolve_neg().contiguous()
+    values = values.resolve_conj().resolve_neg().contiguous()
+    return values.view(torch.uint8).reshape(-1, tensor.element_size())
 
 
 def _hash(parts: Iterable[bytes]) -> int:
