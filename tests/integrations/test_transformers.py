@@ -131,6 +131,33 @@ def test_two_processes_train_as_one(tmp_path: Path, name: str, options: dict[str
         _same(resumed, expected)
 
 
+class Longer(Sequences):
+    """Samples of more tokens than the others have."""
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        return {name: torch.cat([value, value]) for name, value in super().__getitem__(number).items()}
+
+
+def _evaluated(comm: Comm, folder: str, kind: Any, named: bool) -> float:
+    torch.set_num_threads(1)
+    if kind is PipelineTrainer:
+        launched(comm)
+    trainer = _trainer(kind, "llama", folder, {}, data_collator=transformers.default_data_collator)
+    longer = Longer("llama")
+    trainer.eval_dataset = {"longer": longer, "as long": trainer.train_dataset} if named else longer
+    loss: float = trainer.evaluate()["eval_longer_loss" if named else "eval_loss"]
+    return loss
+
+
+@pytest.mark.dear
+@pytest.mark.parametrize("named", [False, True])
+def test_evaluation_data_may_have_another_length_than_training_data(tmp_path: Path, named: bool) -> None:
+    """The lengths of the training data alone were open, or fixed: the first evaluation was refused."""
+    with patience(100.0):
+        expected = ProcessWorld(1).run(_evaluated, str(tmp_path), transformers.Trainer, named)
+        assert ProcessWorld(2).run(_evaluated, str(tmp_path), PipelineTrainer, named) == 2 * expected
+
+
 def _refused(comm: Comm, folder: str) -> list[str]:
     launched(comm)
     messages = []

@@ -125,14 +125,18 @@ class PipelineTrainer(Trainer):
         return self._schedules[microbatches]
 
     def _example(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """A batch as the model is called with, and which sizes stay open, where lengths differ.
+        """A batch as the model is called with, and which sizes stay open, where lengths differ, between
+        training and evaluation too.
 
         The batch has two samples at least, since a size of 1 can't stay open.
         """
         for_training = self.train_dataset is not None
-        loader = self.get_train_dataloader() if for_training else self.get_eval_dataloader()
         size = max(2, self.args.train_batch_size if for_training else self.args.eval_batch_size)
-        batches = example_batches(loader, size)
+        sets = self.eval_dataset
+        names = list(sets) if isinstance(sets, dict) else [None] if sets is not None else []
+        loaders = [self.get_train_dataloader()] if for_training else []
+        loaders += [self.get_eval_dataloader(name) for name in names]
+        batches = [batch for loader in loaders for batch in example_batches(loader, size)]
         batch = self._prepare_inputs(batches[0])
         example = self._model_inputs(batch, self._get_num_items_in_batch([batch], self.args.device))
         example = {

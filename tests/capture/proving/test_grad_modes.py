@@ -99,6 +99,7 @@ def test_a_model_that_needs_gradients_is_not_asked_to_do_without() -> None:
     assert captured.proof.without_gradients == ""
 
 
+@pytest.mark.dear
 def test_a_fast_path_that_may_be_in_the_graph_is_named_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward itself switches gradients off, so the graph has what torch took when it was traced."""
     x = torch.randn(2, 5, 8)
