@@ -41,9 +41,10 @@ def refuse_differences(said: Sequence[Mapping[str, str]]) -> None:
                 )
 
 
-def digest(text: str) -> int:
-    """Return a 64-bit hash of a text that is the same in every process."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), signed=True)
+def digest(content: str | bytes) -> int:
+    """Return a 64-bit hash of a text, or of bytes, that is the same in every process."""
+    data = content.encode() if isinstance(content, str) else content
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), signed=True)
 
 
 def short_digest(text: str, digits: int) -> str:

@@ -10,7 +10,7 @@ from partita.cli.models.user_file import Built
 from partita.errors import UsageError
 from partita.listing import listed
 from partita.pipelining import SplitPoint, pipeline
-from partita.pipelining.frontends.cuts.cuts import Place, find_submodule, place_of
+from partita.pipelining.frontends.cuts.cuts import Place
 from partita.pipelining.frontends.graph.pipe import GraphPipe
 
 __all__ = ["CutRequest"]
@@ -63,11 +63,7 @@ class CutRequest:
             InfeasiblePlan: there are more stages than units; before these are measured.
             UsageError: one of the names makes no stage.
         """
-        places: dict[Place, SplitPoint] = {}
-        for name in self.split_at:
-            path, _ = place_of(name)
-            find_submodule(built.model, path)
-            places[name] = SplitPoint.BEGINNING
+        places: dict[Place, SplitPoint] = dict.fromkeys(self.split_at, SplitPoint.BEGINNING)
         with redirect_stdout(sys.stderr):  # what the model prints is no part of the answer
             pipe = pipeline(
                 built.model,

@@ -12,7 +12,7 @@ from partita.capture.proving.proof import Prove, tolerance_of
 from partita.errors import ArgumentError, InfeasiblePlan
 from partita.listing import listed
 from partita.pipelining.blocks.memos import discover_memos
-from partita.pipelining.frontends.cuts.cuts import Place, SplitPoint, find_submodule, place_of
+from partita.pipelining.frontends.cuts.cuts import Place, SplitPoint, place_of
 from partita.pipelining.frontends.cuts.plan_request import PlanRequest
 from partita.pipelining.frontends.cuts.plans import planned_cuts, planned_units
 from partita.pipelining.frontends.cuts.recompute_option import Recompute, RecomputeOption, recompute_option
@@ -49,20 +49,16 @@ def cut_modules(
     and without gradients).
 
     Args:
-        where: the sides of each module to cut at, or what to plan the cuts from.
+        where: the sides of each module to cut at, which are there, or what to plan the cuts from.
         prove: see `pipeline`.
         recompute: see `pipeline`; stages as a whole.
 
     Raises:
         ArgumentError: parts of stages are to be recomputed.
-        ModuleNameError: there is no submodule of that name.
         AssignmentError: a submodule is not called.
         CaptureError: stages would have to share buffers; the model can't be copied; or the stages together do
             not do what the model does, call after call.
     """
-    if not isinstance(where, PlanRequest):
-        for place in where:
-            find_submodule(model, place_of(place)[0])
     plan = None
     with discover_memos():
         if isinstance(where, PlanRequest):

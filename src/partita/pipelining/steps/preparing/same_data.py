@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import warnings
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -15,6 +13,7 @@ from partita._torch.containers.pytree import flatten
 from partita.pipelining.steps.preparing.arguments import StepArguments
 from partita.pipelining.steps.preparing.preparation import Accepted, PreparedStep, StepPreparation
 from partita.runtime import Comm, wait_all
+from partita.runtime.same_settings import digest
 
 __all__ = ["SameData"]
 
@@ -91,8 +90,9 @@ class SameData:
         values = [_first_bytes(tensor) for tensor in tensors]
         if all(bool((rows == rows[:1]).all()) for rows in values):
             return torch.zeros(2, dtype=torch.int64)
-        layout = [f"{tensor.dtype} {tuple(tensor.shape)}".encode() for tensor in tensors]
-        return torch.tensor([_hash(layout), _hash(rows.numpy().tobytes() for rows in values)])
+        layout = "|".join(f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in tensors)
+        content = b"|".join(rows.numpy().tobytes() for rows in values)
+        return torch.tensor([digest(layout) or 1, digest(content)])
 
 
 def _is_ordinary(leaf: Any) -> bool:
@@ -106,7 +106,3 @@ def _first_bytes(tensor: Tensor) -> Tensor:
     values = tensor.detach().reshape(-1)[:_MOST_VALUES].cpu()
     values = values.resolve_conj().resolve_neg().contiguous()
     return values.view(torch.uint8).reshape(-1, tensor.element_size())
-
-
-def _hash(parts: Iterable[bytes]) -> int:
-    return int.from_bytes(hashlib.blake2b(b"|".join(parts), digest_size=8).digest(), signed=True) or 1
