@@ -54,7 +54,15 @@ ROOMS = {
     ),
     "splitter": (("result",), ("decisions",), ("building",), ("split",), ("drop_in",)),
     "verification": (("tree", "result"), ("observing",), ("comparing",), ("explain",), ("verify",)),
-    "capture": (("tracing",), ("open_sizes",), ("merging",), ("proving",), ("refusal",), ("export",)),
+    "capture": (
+        ("tracing",),
+        ("open_sizes",),
+        ("merging",),
+        ("proving",),
+        ("refusal",),
+        ("attempts",),
+        ("export",),
+    ),
     "planning": (
         ("_check", "_json"),
         ("hardware", "schedules"),
