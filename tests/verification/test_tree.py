@@ -6,7 +6,7 @@ from enum import Enum
 import pytest
 import torch
 
-from partita.verification.tree import children, is_leaf, tensors
+from partita.verification.tree import children, is_leaf, parts, tensors
 
 
 class Slots:
@@ -55,6 +55,16 @@ def test_attributes_beside_the_items_of_a_mapping_are_seen() -> None:
     tagged = Tagged(a=1)
     tagged.note = 2  # type: ignore[attr-defined]
     assert children(tagged) == [("['a']", 1), (".note", 2)]
+
+
+def test_parts_are_the_children_without_their_suffixes() -> None:
+    ordered, noted = OrderedDict(a=1), OrderedDict(a=1)
+    vars(noted)["note"] = torch.zeros(1)
+    for value in ({"a": 1, 2: "b"}, [1, "b"], (1, None), ordered, noted, deque([1]), Slots(3), {}, []):
+        assert list(parts(value) or ()) == [part for _, part in children(value) or ()]
+    assert len(parts(noted) or ()) == 2
+    assert parts(2.5) is None
+    assert parts(torch.zeros(1)) is None
 
 
 def test_tensors_come_with_their_paths_in_order_and_as_often_as_they_stand_there() -> None:

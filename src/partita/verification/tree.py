@@ -8,15 +8,15 @@ no registration.
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections import OrderedDict, deque
+from collections.abc import Collection, Iterator, Mapping
 from enum import Enum
 from types import ModuleType
 from typing import Any
 
 import torch
 
-__all__ = ["children", "has_equality", "is_leaf", "leaves", "tensors"]
+__all__ = ["PLAIN", "children", "has_equality", "is_leaf", "leaves", "parts", "tensors"]
 
 _ATOMS = (
     torch.Tensor,
@@ -29,6 +29,9 @@ _ATOMS = (
     Enum,
 )
 
+PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device))
+"""Leaves that are told by their type alone; most of what a module holds."""
+
 
 def children(value: object) -> list[tuple[str, Any]] | None:
     """Return the parts of a container, each with the suffix that it adds to a path, or None for a leaf.
@@ -40,7 +43,7 @@ def children(value: object) -> list[tuple[str, Any]] | None:
     >>> children(1.5) is None
     True
     """
-    if isinstance(value, _ATOMS) or callable(value):
+    if type(value) in PLAIN or isinstance(value, _ATOMS) or callable(value):
         return None
     if isinstance(value, Mapping):
         items = [(f"[{key!r}]", item) for key, item in value.items()]
@@ -55,6 +58,16 @@ def children(value: object) -> list[tuple[str, Any]] | None:
         return [(f".args[{i}]", item) for i, item in enumerate(value.args)]
     # An object without attributes of its own is compared by its equality.
     return _attributes(value, set()) or None
+
+
+def parts(value: object) -> Collection[Any] | None:
+    """Return what `children` does without the suffixes, which take most of its time."""
+    if type(value) is dict or (type(value) is OrderedDict and not vars(value)):
+        return value.values()
+    if type(value) is list or type(value) is tuple:
+        return value
+    named = children(value)
+    return None if named is None else [part for _, part in named]
 
 
 def has_equality(value: object) -> bool:

@@ -28,7 +28,7 @@ from partita.verification.observing.subject import (
     state_globals,
     subject_of,
 )
-from partita.verification.tree import children, tensors
+from partita.verification.tree import PLAIN, parts, tensors
 
 __all__ = ["Copies", "copy_for_run", "copy_module"]
 
@@ -174,15 +174,17 @@ class _Copier:
         waiting = [value]
         while waiting:
             item = waiting.pop()
+            if type(item) in PLAIN:
+                continue
             if isinstance(item, _SHARED):
                 self._remember(item, item)
             elif isinstance(item, torch.Tensor):
                 if not item.is_leaf or type(item) is torch.nn.Parameter:
                     self.copy(item)
-            elif id(item) not in self._searched and (parts := children(item)) is not None:
+            elif id(item) not in self._searched and (inside := parts(item)):
                 self._searched.add(id(item))
                 self._kept.append(item)
-                waiting += [part for _, part in reversed(parts)]
+                waiting += reversed(list(inside))
 
     def _complete(self, module: torch.nn.Module) -> None:
         """Add to the copy of a module what its class left out or reset when it was copied.
