@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["PLAIN", "children", "has_equality", "is_leaf", "leaves", "parts", "tensors"]
+__all__ = ["LEAF_TYPES", "children", "has_equality", "is_leaf", "leaves", "parts", "tensors"]
 
 _ATOMS = (
     torch.Tensor,
@@ -29,7 +29,7 @@ _ATOMS = (
     Enum,
 )
 
-PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device))
+LEAF_TYPES = frozenset((type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device))
 """Leaves that are told by their type alone; most of what a module holds."""
 
 
@@ -43,7 +43,7 @@ def children(value: object) -> list[tuple[str, Any]] | None:
     >>> children(1.5) is None
     True
     """
-    if type(value) in PLAIN or isinstance(value, _ATOMS) or callable(value):
+    if type(value) in LEAF_TYPES or isinstance(value, _ATOMS) or callable(value):
         return None
     if isinstance(value, Mapping):
         items = [(f"[{key!r}]", item) for key, item in value.items()]

@@ -28,7 +28,7 @@ from partita.verification.observing.subject import (
     state_globals,
     subject_of,
 )
-from partita.verification.tree import PLAIN, parts, tensors
+from partita.verification.tree import LEAF_TYPES, parts, tensors
 
 __all__ = ["Copies", "copy_for_run", "copy_module"]
 
@@ -174,7 +174,7 @@ class _Copier:
         waiting = [value]
         while waiting:
             item = waiting.pop()
-            if type(item) in PLAIN:
+            if type(item) in LEAF_TYPES:
                 continue
             if isinstance(item, _SHARED):
                 self._remember(item, item)
