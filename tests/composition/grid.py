@@ -18,13 +18,14 @@ from typing import Any
 
 import torch
 from tests.pipelining.models import Case
+from tests.pipelining.running import keyed
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from partita.pipelining import Pipe, UncutReference, keyed_graph, pipeline
+from partita.pipelining import Pipe, UncutReference, pipeline
 from partita.pipelining.stages import Stage
 from partita.pipelining.training import LossWeights
 from partita.runtime import ProcessGroupComm
@@ -108,8 +109,7 @@ def weights(module: nn.Module) -> dict[str, Tensor]:
 
 def uncut(case: Case, train: Callable[[UncutReference, nn.Module], Any]) -> Any:
     """Runs ``train`` with the uncut model over both pipelines' microbatches."""
-    args, kwargs, _ = case.data(SAMPLES // 2 // MICROBATCHES)
-    whole = keyed_graph(case.model(), args, kwargs)
+    whole = keyed(case, SAMPLES // 2 // MICROBATCHES)
     return train(UncutReference(whole, 2 * MICROBATCHES, case.loss), whole)
 
 
@@ -121,8 +121,7 @@ class Halves:
     """
 
     def __init__(self, case: Case) -> None:
-        args, kwargs, _ = case.data(SAMPLES // 2 // MICROBATCHES)
-        self.whole = keyed_graph(case.model(), args, kwargs)
+        self.whole = keyed(case, SAMPLES // 2 // MICROBATCHES)
         self._runners = [UncutReference(self.whole, MICROBATCHES, case.loss, seed=seed) for seed in range(2)]
 
     def step(

@@ -20,7 +20,7 @@ import torch
 from tests.composition.grid import MICROBATCHES, SAMPLES, Halves, Place, data, full, place, plain, wrap
 from tests.pipelining.models import TRANSFORMER, WIDTH, Case
 from tests.pipelining.resuming import optimizer_for, scramble
-from tests.pipelining.running import assert_equal, cut
+from tests.pipelining.running import assert_equal, cut, keyed
 from tests.runtime.worlds import ProcessWorld, patience
 from torch import Tensor, nn
 from torch.distributed.checkpoint import FileSystemReader, TensorStorageMetadata
@@ -30,7 +30,6 @@ from partita.pipelining import (
     Pipe,
     Schedule1F1B,
     UncutReference,
-    keyed_graph,
     load_checkpoint,
     save_checkpoint,
 )
@@ -209,7 +208,7 @@ def test_three_stages_go_on(source: str, run: tuple[Path, _Ranks, _Ranks]) -> No
 def _resumed(source: str, folder: Path) -> State:
     """The uncut model on what was saved, with other weights before."""
     case = CASES[source]
-    module = keyed_graph(case.model(), case.data(SAMPLES // 2 // MICROBATCHES)[0])
+    module = keyed(case, SAMPLES // 2 // MICROBATCHES)
     scramble([module], 3)
     optimizer = optimizer_for(module)
     load_checkpoint(folder / source, module, optimizer)

@@ -21,8 +21,9 @@ import pytest
 import torch
 from tests.composition.two_hosts import STEPS
 from tests.pipelining.models import TRANSFORMER
+from tests.pipelining.running import keyed
 
-from partita.pipelining import UncutReference, keyed_graph
+from partita.pipelining import UncutReference
 
 ROOT = Path(__file__).parent.parent.parent
 ADDRESSES = ("10.213.7.1", "10.213.7.2")
@@ -112,7 +113,7 @@ def test_two_hosts_train_what_one_process_trains(hosts: tuple[str, str], tmp_pat
     found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     assert {record["host"] for record in found} == {"0", "1"}
 
-    whole = keyed_graph(TRANSFORMER.model(), TRANSFORMER.data(2)[0])
+    whole = keyed(TRANSFORMER)
     runner = UncutReference(whole, 4, TRANSFORMER.loss)
     optimizer = torch.optim.SGD(whole.parameters(), lr=0.1)
     for step in range(STEPS):

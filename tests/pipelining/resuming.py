@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from tests.pipelining.models import TRANSFORMER, Case
-from tests.pipelining.running import cut
+from tests.pipelining.running import cut, keyed
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from partita.pipelining import Pipe, Schedule1F1B, UncutReference, keyed_graph
+from partita.pipelining import Pipe, Schedule1F1B, UncutReference
 from partita.runtime import Comm, InProcessWorld
 
 CASE = TRANSFORMER
@@ -62,8 +62,7 @@ def modules_of(stages: Sequence[Any]) -> list[nn.Module]:
 
 def whole(*, seed: int | None = None) -> Trained:
     """The uncut model, as a graph that draws the same random numbers."""
-    args, kwargs, _ = CASE.data(2)
-    model = keyed_graph(CASE.model(), args, kwargs)
+    model = keyed(CASE)
     if seed is not None:
         scramble([model], seed)
     return [model], [optimizer_for(model)]

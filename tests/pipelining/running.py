@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 from unittest.mock import patch
@@ -13,6 +13,7 @@ from unittest.mock import patch
 import torch
 from tests.pipelining.models import Case
 from torch import Tensor, nn
+from torch.fx import GraphModule
 
 from partita.capture import Captured, capture
 from partita.pipelining import Pipe, Schedule1F1B, UncutReference, keyed_graph, pipeline
@@ -84,10 +85,12 @@ _cut_once = lru_cache(maxsize=64)(_cut)  # to trace a model takes longer than mo
 def _captures_of(case: Case, samples: int) -> Iterator[None]:
     """Whatever is made of the case in this block begins with one capture, proven once."""
 
+    anywhere = replace(case, after=())  # wherever it is cut
+
     def remembered(model: nn.Module, args: Any, kwargs: Any, **options: Any) -> Captured:
         try:
             key = tuple(sorted(({"modes": "both"} | options).items()))
-            return copy.deepcopy(_capture_once(case, samples, key))
+            return copy.deepcopy(_capture_once(anywhere, samples, key))
         except TypeError:  # options that can't be told from others, such as a dict
             return capture(model, args, kwargs, **options)
 
@@ -99,6 +102,13 @@ def _captures_of(case: Case, samples: int) -> Iterator[None]:
 def _capture_once(case: Case, samples: int, options: tuple[tuple[str, Any], ...]) -> Captured:
     args, kwargs, _ = case.data(samples)
     return capture(case.model(), args, kwargs, **dict(options))
+
+
+def keyed(case: Case, samples: int = 2) -> GraphModule:
+    """The whole model as a graph with a pipeline's random numbers, captured with so many samples."""
+    args, kwargs, _ = case.data(samples)
+    with _captures_of(case, samples):
+        return keyed_graph(case.model(), args, kwargs)
 
 
 Train = Callable[[Any, Sequence[nn.Module], Case, Record], None]
@@ -132,9 +142,7 @@ def train(runner: Any, modules: Sequence[nn.Module], case: Case, record: Record)
 @lru_cache(maxsize=64)
 def uncut(case: Case, microbatches: int = 4, run: Train = train) -> Record:
     """What the whole model does. Not to be changed: tests share it."""
-    args, kwargs, _ = case.data(8 // microbatches)
-    with _captures_of(case, 8 // microbatches):
-        whole = keyed_graph(case.model(), args, kwargs)
+    whole = keyed(case, 8 // microbatches)
     record = Record()
     run(UncutReference(whole, microbatches, case.loss), [whole], case, record)
     return record

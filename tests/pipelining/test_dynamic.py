@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 from tests.pipelining.models import CASES, NORMED, PLAIN, REUSED, TRANSFORMER, WIDTH, Case
-from tests.pipelining.running import Record, assert_equal, assert_same, cut, piped
+from tests.pipelining.running import Record, assert_equal, assert_same, cut, keyed, piped
 from tests.runtime.worlds import endings
 from torch import Tensor, nn
 from torch.distributed import pipelining as theirs
 from torch.nn import functional
 
 from partita.errors import PeerFailed, SignatureMismatch
-from partita.pipelining import Schedule1F1B, ScheduleGPipe, SplitPoint, UncutReference, keyed_graph, pipeline
+from partita.pipelining import Schedule1F1B, ScheduleGPipe, SplitPoint, UncutReference, pipeline
 from partita.runtime import Comm, InProcessWorld
 
 OPEN = [case for case in CASES if case is not REUSED]  # its buffer has the size of the batch
@@ -40,8 +40,7 @@ def _run(sizes: tuple[int, ...]) -> Any:
 
 
 def _uncut(case: Case, sizes: tuple[int, ...], cut_with: int = 2) -> Record:
-    args, kwargs, _ = case.data(cut_with)
-    whole = keyed_graph(case.model(), args, kwargs)
+    whole = keyed(case, cut_with)
     record = Record()
     _run(sizes)(UncutReference(whole, 4, case.loss), [whole], case, record)
     return record

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 from tests.pipelining.models import WIDTH, Case
-from tests.pipelining.running import Record, assert_equal, assert_same, cut, piped, uncut
+from tests.pipelining.running import Record, assert_equal, assert_same, cut, keyed, piped, uncut
 from torch import Tensor, nn
 from torch.nn import functional
 
 import partita
 from partita.errors import CaptureError, ExecutionError, SignatureMismatch
-from partita.pipelining import ScheduleGPipe, SplitPoint, UncutReference, keyed_graph, pipeline
+from partita.pipelining import ScheduleGPipe, SplitPoint, UncutReference, pipeline
 from partita.pipelining.interface.two_modes import TwoModes
 from partita.pipelining.stages import materialise
 from partita.runtime import Comm, InProcessWorld
@@ -150,7 +150,7 @@ def test_a_model_in_evaluation_mode_is_cut_like_one_in_training() -> None:
 def test_the_reference_of_such_a_model_follows_its_mode() -> None:
     case = CASES[1]
     args, _, target = case.data(8)
-    whole = keyed_graph(case.model(), (args[0][:2],))
+    whole = keyed(case)
     assert isinstance(whole, TwoModes)
     assert set(UncutReference(whole, 4, case.loss).step(*args, target=target)) == {"out", "aux"}
     assert isinstance(UncutReference(whole.eval(), 4).eval(*args), Tensor)

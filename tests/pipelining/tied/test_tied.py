@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import pytest
 import torch
 from tests.pipelining.models import TRANSFORMER, WIDTH, Case, first_loss
-from tests.pipelining.running import assert_equal, cut
+from tests.pipelining.running import assert_equal, cut, keyed
 from torch import Tensor, nn
-from torch.fx import GraphModule
 
 from partita.errors import ExecutionError, SignatureMismatch
 from partita.pipelining import (
@@ -20,17 +18,10 @@ from partita.pipelining import (
     SplitPoint,
     UncutReference,
     get_schedule_class,
-    keyed_graph,
     pipeline,
 )
 from partita.pipelining.tied.tied_sum import with_chains
 from partita.runtime import Comm, InProcessWorld
-
-
-@lru_cache(maxsize=4)
-def _graph(case: Case) -> GraphModule:
-    args, kwargs, _ = case.data(2)
-    return keyed_graph(case.model(), args, kwargs)
 
 
 def _run(
@@ -64,7 +55,7 @@ def _run(
 
 
 def _uncut(case: Case, prepare: Callable[[nn.Module, int], None], steps: int = 2) -> dict[str, Tensor | None]:
-    whole = copy.deepcopy(_graph(case))
+    whole = keyed(case)
     prepare(whole, 0)
     runner = UncutReference(whole, 4, case.loss)
     for step in range(steps):

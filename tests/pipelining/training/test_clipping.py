@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import copy
 from contextlib import suppress
-from functools import lru_cache
 from typing import Any
 
 import pytest
 import torch
 from tests.pipelining.models import CASES, PLAIN, TRANSFORMER, Case
-from tests.pipelining.running import assert_equal, cut
+from tests.pipelining.running import assert_equal, cut, keyed
 from torch import Tensor, nn
-from torch.fx import GraphModule
 from torch.nn.utils import clip_grad_norm_ as torchs
 
 from partita.errors import ExecutionError, PeerFailed
-from partita.pipelining import Schedule1F1B, UncutReference, clip_grad_norm_, keyed_graph
+from partita.pipelining import Schedule1F1B, UncutReference, clip_grad_norm_
 from partita.runtime import Comm, InProcessWorld
 
 Clipped = tuple[Tensor, dict[str, Tensor | None]]
-
-
-@lru_cache(maxsize=4)
-def _graph(case: Case) -> GraphModule:
-    args, kwargs, _ = case.data(2)
-    return keyed_graph(case.model(), args, kwargs)
 
 
 def _noted(norm: Tensor, *modules: nn.Module) -> Clipped:
@@ -48,7 +40,7 @@ def _piped(case: Case, placement: tuple[int, ...], max_norm: float, *options: An
 
 
 def _uncut(case: Case, max_norm: float, *options: Any) -> Clipped:
-    whole = copy.deepcopy(_graph(case))
+    whole = keyed(case)
     args, kwargs, target = case.data(8)
     UncutReference(whole, 4, case.loss).step(*args, target=target, **kwargs)
     return _noted(torchs(list(whole.parameters()), max_norm, *options), whole)

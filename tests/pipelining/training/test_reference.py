@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from tests.pipelining.models import MASK, PLAIN, REUSED, TRANSFORMER
+from tests.pipelining.running import keyed
 
 from partita.errors import SignatureMismatch
 from partita.pipelining import Schedule1F1B, UncutReference, keyed_graph, pipeline
@@ -30,7 +31,7 @@ def test_without_random_numbers_it_is_the_model_over_microbatches() -> None:
 
 def test_random_numbers_depend_on_seed_and_step_and_not_on_torchs_generator() -> None:
     args, _, target = TRANSFORMER.data(4)
-    whole = keyed_graph(TRANSFORMER.model(), (args[0][:2],))
+    whole = keyed(TRANSFORMER)
 
     def losses(seed: int) -> list[float]:
         values, reference = [], UncutReference(whole, 2, TRANSFORMER.loss, seed=seed)
@@ -96,7 +97,7 @@ def test_a_loss_in_the_models_output_is_trained_as_a_schedule_trains_it() -> Non
 
 def test_outputs_that_lie_in_a_reused_buffer_are_kept_for_each_microbatch() -> None:
     args, _, _ = REUSED.data(8)
-    _, seen = UncutReference(keyed_graph(REUSED.model(), (args[0][:2],)), 4).eval(*args)
+    _, seen = UncutReference(keyed(REUSED), 4).eval(*args)
     assert not torch.equal(seen[:2], seen[2:4])
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 from tests.pipelining.models import PLAIN
-from tests.pipelining.running import assert_equal, cut
+from tests.pipelining.running import assert_equal, cut, keyed
 from torch import Tensor, nn
 
 from partita.errors import ExecutionError, SignatureMismatch
-from partita.pipelining import GradScaler, Schedule1F1B, UncutReference, keyed_graph
+from partita.pipelining import GradScaler, Schedule1F1B, UncutReference
 from partita.pipelining.training import LossWeights
 from partita.runtime import Comm, InProcessWorld
 
@@ -42,7 +42,7 @@ def _state(module: nn.Module) -> dict[str, Tensor]:
 def _uncut(kind: str) -> tuple[list[dict[str, Tensor]], list[float]]:
     """Torch's own scaler on the uncut model."""
     args, _, target = PLAIN.data(8)
-    whole = keyed_graph(PLAIN.model(), (args[0][:2],))
+    whole = keyed(PLAIN)
     runner, optimizer = UncutReference(whole, 4, PLAIN.loss), _optimizer([whole], kind)
     scaler = torch.amp.GradScaler("cpu", **SETTINGS)
     states, scales = [], []
@@ -128,7 +128,7 @@ def test_a_scaler_that_is_off_does_nothing() -> None:
         return _state(stage.module)
 
     args, _, target = PLAIN.data(8)
-    whole = keyed_graph(PLAIN.model(), (args[0][:2],))
+    whole = keyed(PLAIN)
     UncutReference(whole, 4, PLAIN.loss).step(*args, target=target)
     _optimizer([whole], "plain").step()
     expected = _state(whole)

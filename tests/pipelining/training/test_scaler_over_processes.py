@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 from tests.pipelining.models import PLAIN, TRANSFORMER, Case
-from tests.pipelining.running import assert_equal, cut
+from tests.pipelining.running import assert_equal, cut, keyed
 from tests.runtime.worlds import ProcessWorld
 from torch import Tensor, nn
 
-from partita.pipelining import GradScaler, Pipe, Schedule1F1B, UncutReference, clip_grad_norm_, keyed_graph
+from partita.pipelining import GradScaler, Pipe, Schedule1F1B, UncutReference, clip_grad_norm_
 from partita.pipelining.training import LossWeights
 from partita.runtime import Comm
 
@@ -85,7 +85,7 @@ def by_rank() -> list[dict[str, _History]]:
 @lru_cache
 def _expected(name: str) -> _History:
     case: Case = CASES[name]
-    whole = keyed_graph(case.model(), case.data(2)[0])
+    whole = keyed(case)
     runner = UncutReference(whole, 4, case.loss)
     return _train(name, runner, whole, torch.amp.GradScaler("cpu", **SETTINGS))
 

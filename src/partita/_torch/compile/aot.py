@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import torch
-from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.partitioners import default_partition
 from torch._guards import TracingContext
 from torch.fx import GraphModule
 from torch.utils.checkpoint import CheckpointPolicy
@@ -116,6 +114,8 @@ def compile_ahead(
     Returns:
         A function of the same inputs.
     """
+    from torch._dynamo.backends.common import aot_autograd  # half a second, for who compiles
+
     recorder = AotRecords(static_positions)
 
     def compiler(kind: AotGraphKind) -> Callable[[GraphModule, Sequence[Any]], Boxed]:
@@ -135,6 +135,8 @@ def _partition(joint: GraphModule, inputs: Sequence[Any], **options: Any) -> Any
     """Torch's partition of a joint graph. Where regions are recomputed, what draws random numbers or has
     another effect runs once: a second draw would have to be seeded like the first.
     """
+    from torch._functorch.partitioners import default_partition
+
     nodes = [node for node in joint.graph.nodes if node.op == "call_function"]
     if any("recompute" in node.meta for node in nodes):
         for node in nodes:

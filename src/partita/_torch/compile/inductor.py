@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import torch
 from torch._guards import TracingContext
-from torch._inductor import config, standalone_compile
 from torch.fx import GraphModule
 
 __all__ = ["compile_with_inductor", "inductor_settings"]
@@ -37,6 +36,8 @@ def compile_with_inductor(gm: GraphModule, examples: Sequence[Any]) -> Callable[
         gm: flat, of operators. It is not changed.
         examples: one value a placeholder, fake or real; their symbols stay symbols.
     """
+    from torch._inductor import config, standalone_compile  # half a second, for who compiles
+
     symbols: Literal["from_graph", "from_tracing_context"]
     symbols = "from_graph" if TracingContext.try_get() is None else "from_tracing_context"
     with torch.no_grad(), config.patch(_SETTINGS):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection, Iterator
 
-import networkx
 import torch
 from torch.fx import GraphModule, Node
 
@@ -43,6 +42,8 @@ def cheapest_crossing(
         free: names of inputs that cost nothing to keep.
         fuses: whether elementwise operations cost next to nothing, too.
     """
+    import networkx  # a third of a second, for who cuts a compiled backward pass
+
     demanded = set(_demanded(gm, first))
 
     def repeatable(node: Node) -> bool:
