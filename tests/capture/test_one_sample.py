@@ -119,3 +119,39 @@ class Normed(Expands):
 def test_a_model_that_takes_no_single_sample_is_still_refused_one() -> None:
     sizes = Sizes.of(capture(Normed(), (torch.randn(2, WIDTH),), prove=True).module)
     assert not all(one.holds({"batch": 1}) for one in sizes.conditions)
+
+
+class OfAnyLength(Expands):
+    """Shifts its samples as language models do, and asks how many there are; perhaps does something else for
+    one sample that is long.
+    """
+
+    def __init__(self, longest: int) -> None:
+        super().__init__()
+        self.longest = longest
+
+    def forward(self, x: Tensor) -> Tensor:
+        positions = torch.arange(x.shape[1]).unsqueeze(0)
+        if x.shape[0] != positions.shape[0]:
+            positions = positions.expand(x.shape[0], -1)
+        shifted = nn.functional.pad(positions, (0, 1))[..., 1:].contiguous()
+        h = self.project(x) * shifted[..., None]
+        return h * 2 if x.shape[0] == 1 and x.shape[1] > self.longest else h
+
+
+@pytest.mark.parametrize("longest", [64, 4, 3])
+def test_one_sample_passes_where_its_length_is_open_too(longest: int) -> None:
+    """Causal language models that were fine-tuned with padding to the longest sample were refused a batch of
+    one: the last of an epoch, or each.
+    """
+    model = OfAnyLength(longest)
+    shapes = {"x": {0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO}}
+    module = capture(model, (torch.randn(2, 4, WIDTH),), dynamic_shapes=shapes, prove=True).module
+    sizes = Sizes.of(module)
+    batch, length = (symbol.name for symbol in sizes.symbols)
+    admitted = all(one.holds({batch: 1, length: 9}) for one in sizes.conditions)
+    assert admitted is (longest == 64)
+    for shape in [(1, 4), (1, 9), (3, 7)][0 if admitted else 2 :]:
+        x = torch.randn(*shape, WIDTH)
+        sizes.check(dict(zip((batch, length), shape, strict=True)))
+        assert torch.equal(module(x), model(x))

@@ -52,6 +52,12 @@ def test_what_excluded_a_batch_of_one_alone_falls_out_where_one_is_proven(asked:
     assert not sizes.waived
 
 
+def test_one_sample_has_the_length_that_it_has() -> None:
+    sizes = Sizes((Symbol("batch", "x", 0), Symbol("length", "x", 1)))
+    assert sizes.of_one_sample({"batch": 3, "length": 7}) == {"batch": 1, "length": 7}
+    assert Condition("max(batch, 2) * length != 8", "view").names == {"batch", "length"}
+
+
 def test_sizes_are_read_from_inputs_by_name() -> None:
     symbols = (Symbol("batch", "x", 0), Symbol("length", "y", 1))
     flat = [torch.zeros(2, 3), 4, torch.zeros(5, 6)]

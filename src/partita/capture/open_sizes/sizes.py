@@ -36,6 +36,7 @@ _NAMES: dict[str, Any] = {
     "int": int,
     "round": round,
 }
+_WORD = re.compile(r"\b[A-Za-z_]\w*\b")
 
 
 @lru_cache(maxsize=4096)
@@ -97,6 +98,11 @@ class Condition:
     training: bool | None = None
     strict: str = ""
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Of the open sizes that it is about."""
+        return frozenset(_WORD.findall(self.text)) - _NAMES.keys()
+
     def holds(self, sizes: Mapping[str, int]) -> bool:
         """Return whether the sizes meet it."""
         return bool(Size(self.text).at(sizes))
@@ -153,6 +159,10 @@ class Sizes:
                     "it, or capture the model with an example of this size"
                 )
 
+    def of_one_sample(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Return the same sizes but 1 for those of first dimensions: of a batch."""
+        return {symbol.name: sizes[symbol.name] if symbol.dim else 1 for symbol in self.symbols}
+
     @property
     def waived(self) -> bool:
         """Whether some condition admits a batch of one that the model's own condition does not."""
@@ -165,14 +175,13 @@ class Sizes:
 
     def with_one(self) -> Sizes:
         """Return the same sizes with a batch of one admitted for good."""
+        batch = [one for one in self.symbols if not one.dim]
         excludes_one_only = {
             text.format(one.name)
-            for one in self.symbols
+            for one in batch
             for text in ("{} != 1", "1 != {}", "{} > 1", "1 < {}", "{} >= 2", "2 <= {}")
         }
-        kept = [
-            one for one in self.conditions if one.strict not in excludes_one_only or len(self.symbols) > 1
-        ]
+        kept = [one for one in self.conditions if one.strict not in excludes_one_only or len(batch) > 1]
         return replace(self, conditions=tuple(replace(one, strict="") for one in kept))
 
     def in_terms_of(self, other: Sizes) -> Sizes | None:
@@ -227,7 +236,7 @@ class Sizes:
 
 
 def _renamed(text: str, names: Mapping[str, str]) -> str:
-    return re.sub(r"\b[A-Za-z_]\w*\b", lambda word: names.get(word[0], word[0]), text)
+    return _WORD.sub(lambda word: names.get(word[0], word[0]), text)
 
 
 def sizes_of(symbols: Sequence[Symbol], names: Sequence[str], flat: Sequence[Any]) -> dict[str, int]:

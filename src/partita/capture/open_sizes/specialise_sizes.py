@@ -50,7 +50,7 @@ def specialise_sizes(gm: GraphModule, flat: Sequence[Any], *, provable: bool = F
         if any(condition.text == f"{name} == {size}" for name, size in example.items()):
             raise CaptureError(condition.where)
     if provable:
-        sizes = _with_one(sizes)
+        sizes = _with_one(sizes, example)
     for condition in sizes.conditions:
         if not condition.holds(example):
             raise CaptureError(f"the example does not meet {condition.text}: {condition.where}")
@@ -91,18 +91,24 @@ def _as_sizes(symbolic: OpenSizes, present: set[str]) -> Sizes:
     )
 
 
-def _with_one(sizes: Sizes) -> Sizes:
-    """The same sizes with conditions that a batch of one meets too."""
-    one = {symbol.name: 1 for symbol in sizes.symbols}
-    if any(symbol.dim for symbol in sizes.symbols):
+def _with_one(sizes: Sizes, example: Mapping[str, int]) -> Sizes:
+    """The same sizes with conditions that a batch of one meets too.
+
+    Where other sizes are open as well, none that is about those is changed: what is proven of one sample is
+    proven for the example's length.
+    """
+    one = sizes.of_one_sample(example)
+    batch = [symbol.name for symbol in sizes.symbols if not symbol.dim]
+    exclude_one = [condition for condition in sizes.conditions if not condition.holds(one)]
+    if not all(condition.names <= set(batch) for condition in exclude_one):
         return sizes
-    is_one = " and ".join(f"{name} == 1" for name in one)
+    is_one = " and ".join(f"{name} == 1" for name in batch)
     return replace(
         sizes,
         conditions=tuple(
-            condition
-            if condition.holds(one)
-            else replace(condition, text=f"{is_one} or ({condition.text})", strict=condition.text)
+            replace(condition, text=f"{is_one} or ({condition.text})", strict=condition.text)
+            if condition in exclude_one
+            else condition
             for condition in sizes.conditions
         ),
     )
@@ -141,19 +147,21 @@ def _checked_at_one(
     at: Mapping[str, int],
     flat: Sequence[Any],
 ) -> Sizes:
-    """The same sizes, with one more condition where the shapes are not as expected for sizes of 1."""
-    one = dict.fromkeys(at, 1)
-    if one == at or not all(condition.holds(one) for condition in sizes.conditions):
-        return sizes
+    """The same sizes, with one more condition where the shapes are not as expected for sizes of 1: of the
+    batch, and of all.
+    """
     inputs = [node.name for node in gm.graph.nodes if node.op == "placeholder"]
-    example = [
-        value.detach().new_empty(evaluated(sizes.shapes[name], one)) if name in sizes.shapes else value
-        for name, value in zip(inputs, flat, strict=True)
-    ]
-    try:
-        _checked(gm, shapes, one, example)
-    except Exception as error:  # whatever an operator raises for such a shape
-        where = (str(error).splitlines() or [type(error).__name__])[0]
-        more = [Condition(f"{name} > 1", where) for name in at]
-        return replace(sizes, conditions=(*sizes.conditions, *more))
+    for one in (sizes.of_one_sample(at), dict.fromkeys(at, 1)):
+        if one == at or not all(condition.holds(one) for condition in sizes.conditions):
+            continue
+        example = [
+            value.detach().new_empty(evaluated(sizes.shapes[name], one)) if name in sizes.shapes else value
+            for name, value in zip(inputs, flat, strict=True)
+        ]
+        try:
+            _checked(gm, shapes, one, example)
+        except Exception as error:  # whatever an operator raises for such a shape
+            where = (str(error).splitlines() or [type(error).__name__])[0]
+            more = [Condition(f"{name} > 1", where) for name in at if one[name] == 1]
+            sizes = replace(sizes, conditions=(*sizes.conditions, *more))
     return sizes

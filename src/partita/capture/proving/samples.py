@@ -76,11 +76,11 @@ def single_samples(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], sizes: Sizes, names: list[str], seed: int = 0
 ) -> Iterator[Sample]:
     """Yield two samples of the example's kind with a batch of one: with masks that hide something, and with
-    masks that hide nothing.
+    masks that hide nothing. The second is longer where its other sizes are open.
     """
     kind = _Kind(args, kwargs, names, seed)
-    shapes = kind.shapes(sizes, None)
-    for padded in (True, False):
+    for longer, padded in ((0, True), (1, False)):
+        shapes = kind.single_shapes(sizes, longer) or kind.single_shapes(sizes, 0) or kind.own_shapes
         yield kind.sample("a batch of one", shapes, padded=padded)
 
 
@@ -98,15 +98,25 @@ class _Kind:
         self.own_shapes = [tuple(leaf.shape) if isinstance(leaf, Tensor) else () for _, leaf in leaves]
         self.masked = any(_is_mask(path, leaf) for path, leaf in self._leaves)
 
-    def shapes(self, sizes: Sizes, more: int | None) -> list[tuple[int, ...]]:
-        """Return the shape of each leaf, with ``more`` in the batch (None: one in all) if that is allowed."""
+    def shapes(self, sizes: Sizes, more: int) -> list[tuple[int, ...]]:
+        """Return the shape of each leaf, with ``more`` in the batch if that is allowed."""
+        at = {name: size + more for name, size in self._own_sizes(sizes).items()}
+        return self._shapes_at(sizes, at) or self.own_shapes
+
+    def single_shapes(self, sizes: Sizes, more: int) -> list[tuple[int, ...]] | None:
+        """Return the shape of each leaf with a batch of one, and ``more`` in other open sizes; None if that
+        is not allowed.
+        """
+        at = {name: size + more for name, size in self._own_sizes(sizes).items()}
+        return self._shapes_at(sizes, sizes.of_one_sample(at))
+
+    def _own_sizes(self, sizes: Sizes) -> dict[str, int]:
         own = dict(zip(self._names, self.own_shapes, strict=False))
-        at = {
-            symbol.name: 1 if more is None else own[symbol.input][symbol.dim] + more
-            for symbol in sizes.symbols
-        }
+        return {symbol.name: own[symbol.input][symbol.dim] for symbol in sizes.symbols}
+
+    def _shapes_at(self, sizes: Sizes, at: Mapping[str, int]) -> list[tuple[int, ...]] | None:
         if not at or not all(condition.holds(at) for condition in sizes.conditions):
-            return self.own_shapes
+            return None
         return [
             evaluated(sizes.shapes[name], at) if name in sizes.shapes else shape
             for name, shape in zip(self._names, self.own_shapes, strict=False)
