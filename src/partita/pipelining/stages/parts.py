@@ -3,32 +3,49 @@
 from __future__ import annotations
 
 from torch import nn
+from torch.fx import GraphModule
 
 from partita._torch.distributed.fsdp_marks import is_border
 from partita._torch.graph_module.lazy_module import LazyGraphModule
 from partita._torch.modules.contents import own_hooks
 from partita.errors import ExecutionError
 
-__all__ = ["check_no_hooks_on_parts", "check_no_sharded_parts"]
+__all__ = ["check_no_sharded_parts", "check_parts_are_as_cut"]
 
 
-def check_no_hooks_on_parts(module: nn.Module, stage: int) -> None:
+def check_parts_are_as_cut(module: nn.Module, stage: int) -> None:
     """Check that nobody waits for the call of a part of a captured stage: its parts hold parameters by the
-    model's names, and are never called. ``fully_shard`` waits: it gathers a part's parameters in a hook.
+    model's names, and are never called. ``fully_shard`` waits: it gathers a part's parameters in a hook. So
+    does a module that was put in the place of a part.
 
     Raises:
-        ExecutionError: a part has hooks; names it.
+        ExecutionError: a part has hooks, or was replaced; names it.
     """
     for graph in module.modules():
         if not isinstance(graph, LazyGraphModule):
             continue
         for path, part in graph.named_modules():
-            if path and type(part).forward is nn.Module.forward and any(own_hooks(part)):
+            if not path or isinstance(part, GraphModule):
+                continue
+            if type(part).forward is not nn.Module.forward:
+                _check_unread(graph, path, part, stage)
+            elif any(own_hooks(part)):
                 raise ExecutionError(
                     f"part {path!r} of stage {stage} has hooks (fully_shard sets some), which would never be "
                     "called, since a captured stage runs as one graph: shard or hook stage.module as a "
                     "whole, or make the stage of a module of your own, with PipelineStage"
                 )
+
+
+def _check_unread(graph: GraphModule, path: str, part: nn.Module, stage: int) -> None:
+    """Check that the graph reads nothing of a module that has a ``forward``: it was not there at the cut."""
+    for node in graph.graph.nodes:
+        if node.op == "get_attr" and node.target.startswith(f"{path}."):
+            raise ExecutionError(
+                f"part {path!r} of stage {stage} was replaced by a {type(part).__name__} after the cut, "
+                "which would never be called, since a captured stage runs as one graph: replace it in the "
+                "model, before pipeline(), or keep the part and load other weights into it"
+            )
 
 
 def check_no_sharded_parts(module: nn.Module, stage: int) -> None:

@@ -28,7 +28,7 @@ from partita.pipelining.stages.backward.tied_share import TiedShare, kept_apart
 from partita.pipelining.stages.data_parallel import GradientReduction, gradient_reduction
 from partita.pipelining.stages.flight import Flight, hand_to_caller, roots_of
 from partita.pipelining.stages.hooked_parameters import HookedParameters
-from partita.pipelining.stages.parts import check_no_hooks_on_parts
+from partita.pipelining.stages.parts import check_parts_are_as_cut
 from partita.pipelining.stages.step_count import StepCount
 from partita.planning import ActionKind
 from partita.runtime import Comm, enter_site
@@ -367,7 +367,7 @@ class Stage(ABC):
 
     def begin(self, microbatches: int) -> None:
         """Start a training step of so many microbatches."""
-        check_no_hooks_on_parts(self.module, self.index)
+        check_parts_are_as_cut(self.module, self.index)
         self._reduction = gradient_reduction(self.module)
         self._hooked = HookedParameters(self._inner, self.index, microbatches)
         compiled = vars(self._inner).get("forward")
