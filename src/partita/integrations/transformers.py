@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ from partita.pipelining import (
 from partita.pipelining.stages import Stage
 from partita.pipelining.steps.schedules import PipelineSchedule
 from partita.runtime import ProcessGroupComm
+from partita.runtime.publish_errors import publish_errors
 
 __all__ = ["PipelineTrainer"]
 
@@ -270,8 +272,13 @@ class PipelineTrainer(Trainer):
             self.model.load_state_dict(broadcast_value(comm, state, rank, self.stage.device), strict=False)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        folder, comm = Path(output_dir) / _FOLDER, self._schedule(1).comm
+        with publish_errors(comm, "removing an older checkpoint"):
+            if comm.rank == 0 and folder.is_dir():  # of an earlier run; a Trainer writes over it
+                shutil.rmtree(folder)
+            comm.barrier()
         extra = {"lr_scheduler": self.lr_scheduler.state_dict()}
-        save_checkpoint(Path(output_dir) / _FOLDER, self.stage, _inner(self.optimizer), extra=extra)
+        save_checkpoint(folder, self.stage, _inner(self.optimizer), extra=extra)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         folder = Path(resume_from_checkpoint) / _FOLDER
