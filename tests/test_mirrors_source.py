@@ -88,7 +88,6 @@ COVERED_BY = {
     "pipelining/frontends/graph/other_mode.py": "pipelining/frontends/test_pipeline.py",
     "pipelining/frontends/graph/planned_sizes.py": "pipelining/test_from_plan_to_run.py",
     "pipelining/frontends/graph/recompute_regions.py": "pipelining/test_recompute.py",
-    "pipelining/frontends/modules/borders.py": "pipelining/frontends/modules/test_frontend.py",
     "pipelining/frontends/modules/build.py": "pipelining/frontends/modules/test_frontend.py",
     "pipelining/frontends/modules/pipe.py": "pipelining/frontends/modules/test_frontend.py",
     "pipelining/frontends/pipe.py": "pipelining/frontends/test_pipeline.py",

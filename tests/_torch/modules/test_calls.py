@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from partita._torch.modules.calls import (
     calls_watched,
     inside_of_checkpoint,
+    inside_of_function,
     inside_of_transform,
     overridden_calls,
     watch_calls,
@@ -86,3 +87,23 @@ def test_transforms_of_torch_func_are_seen_from_within() -> None:
         transform(look)(torch.ones(2))
     look(torch.ones(2))
     assert seen == [False, True, True, True, False]
+
+
+def test_what_runs_within_a_function_is_seen() -> None:
+    seen: list[bool] = []
+
+    class Looks(torch.autograd.Function):
+        @staticmethod
+        def forward(_ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            seen.append(inside_of_function())
+            return x * 2
+
+        @staticmethod
+        def backward(_ctx: Any, *grads: torch.Tensor) -> Any:
+            seen.append(inside_of_function())
+            return grads
+
+    seen.append(inside_of_function())
+    Looks.apply(torch.ones(2, requires_grad=True)).sum().backward()
+    seen.append(inside_of_function())
+    assert seen == [False, True, False, False]

@@ -7,16 +7,19 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from types import CodeType
 from typing import Any, TypeAlias
 
 import torch.utils.checkpoint
 from torch import nn
+from torch.autograd import Function
 
 __all__ = [
     "Around",
     "Enter",
     "calls_watched",
     "inside_of_checkpoint",
+    "inside_of_function",
     "inside_of_transform",
     "overridden_calls",
     "watch_calls",
@@ -98,12 +101,23 @@ def _around(own: Callable[..., Any]) -> Callable[..., Any]:
 
 def inside_of_checkpoint() -> bool:
     """Whether the caller's caller runs within ``torch.utils.checkpoint``."""
-    frame = sys._getframe(1)
+    return any(code.co_filename == torch.utils.checkpoint.__file__ for code in _callers())
+
+
+_APPLY = Function.apply.__code__
+
+
+def inside_of_function() -> bool:
+    """Whether this runs within the ``forward`` of a ``torch.autograd.Function``."""
+    return any(code is _APPLY for code in _callers())
+
+
+def _callers() -> Iterator[CodeType]:
+    """The code of the caller's caller, and of all around it."""
+    frame = sys._getframe(2)
     while frame is not None:
-        if frame.f_code.co_filename == torch.utils.checkpoint.__file__:
-            return True
+        yield frame.f_code
         frame = frame.f_back  # type: ignore[assignment]
-    return False
 
 
 def inside_of_transform() -> bool:

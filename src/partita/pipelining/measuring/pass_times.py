@@ -90,7 +90,8 @@ class _Flight:
 
 def _writes_to_saved(unit: UnitRun) -> bool:
     """Whether a forward pass writes to what the one before has saved for its backward pass, such as a buffer
-    that counts. A stage keeps such buffers for each microbatch; a unit sends one back before the next.
+    that counts. A stage keeps such buffers for each microbatch; a unit sends one back before the next, and so
+    does one that takes gradients by ``torch.func``, within which nothing tells what is saved.
     """
     saved: list[tuple[Tensor, int]] = []
 
@@ -98,8 +99,12 @@ def _writes_to_saved(unit: UnitRun) -> bool:
         saved.append((tensor, times_written(tensor)))
         return tensor
 
-    with saved_tensors_hooks(note, lambda tensor: tensor):
+    try:
+        with saved_tensors_hooks(note, lambda tensor: tensor):
+            unit.call(*unit.leaves()[1])
+    except RuntimeError:  # torch.func.grad and its like refuse to run; an error of the unit's own comes again
         unit.call(*unit.leaves()[1])
+        return True
     unit.call(*unit.leaves()[1])
     return any(times_written(tensor) != version for tensor, version in saved)
 

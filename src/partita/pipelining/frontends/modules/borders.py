@@ -131,6 +131,12 @@ def _check_enclosed(recordings: Sequence[RecordedPass], borders: Mapping[bool, M
                 "tensors can't leave it, and so must lie in one stage: cut at a module around it, or at "
                 "another"
             )
+        for path, _, _ in sorted(recording.functions & own, key=str):
+            raise CaptureError(
+                f"the cut at {path!r} lies within the forward pass of a torch.autograd.Function, whose "
+                "backward pass needs all of it, and so must lie in one stage: cut at a module around it, or "
+                "at another"
+            )
 
 
 def _ordered(

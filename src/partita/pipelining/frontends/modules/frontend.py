@@ -162,7 +162,12 @@ def _check_places(model: nn.Module, recording: RecordedPass, stages: int, most: 
     if stages > most and recording.enclosed:
         paths = {path for path, _, _ in recording.enclosed}
         outer = [path for path in paths if not any(path.startswith(f"{other}.") for other in paths)]
-        around = "torch.utils.checkpoint" if recording.checkpointed else "a transform of torch.func"
+        kinds = {
+            "torch.utils.checkpoint": recording.checkpointed,
+            "a transform of torch.func": recording.transformed,
+            "a torch.autograd.Function": recording.functions,
+        }
+        around = " or ".join(kind for kind, calls in kinds.items() if calls)
         raise InfeasiblePlan(
             f"{stages} stages were asked for, but {type(model).__name__} can be cut into at most {most}: no "
             f"cut lies within {around}, which must lie in one stage, and the model calls "

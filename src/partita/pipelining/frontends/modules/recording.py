@@ -17,6 +17,7 @@ from partita._torch.modules.calls import (
     Around,
     calls_watched,
     inside_of_checkpoint,
+    inside_of_function,
     inside_of_transform,
     overridden_calls,
     watch_calls,
@@ -74,6 +75,7 @@ class RecordedPass:
         alive: for calls that were watched, the values that Python code referred to.
         checkpointed: calls within ``torch.utils.checkpoint``.
         transformed: calls within a transform of ``torch.func``.
+        functions: calls within the forward pass of a ``torch.autograd.Function``.
         uses: (function, value); a module's arguments count as used by the next function.
         writes: (function, value) where a function writes to a value that it did not make.
         state_uses: (function, name) of parameters and buffers.
@@ -91,6 +93,7 @@ class RecordedPass:
     alive: dict[Event, tuple[int, ...]] = field(default_factory=dict)
     checkpointed: set[Event] = field(default_factory=set)
     transformed: set[Event] = field(default_factory=set)
+    functions: set[Event] = field(default_factory=set)
     uses: list[tuple[int, int]] = field(default_factory=list)
     writes: list[tuple[int, int]] = field(default_factory=list)
     state_uses: list[tuple[int, str]] = field(default_factory=list)
@@ -102,7 +105,7 @@ class RecordedPass:
     @property
     def enclosed(self) -> set[Event]:
         """The calls at which no cut may lie, within something that must lie in one stage."""
-        return self.checkpointed | self.transformed
+        return self.checkpointed | self.transformed | self.functions
 
     def calls(self, path: str) -> list[int]:
         """Return the numbers of the calls of a module."""
@@ -134,6 +137,8 @@ class _Recorder(StagePass):
             self.recording.checkpointed.add(event)
         if inside_of_transform():
             self.recording.transformed.add(event)
+        if inside_of_function():
+            self.recording.functions.add(event)
         if event[0] in self._watch:
             with undisturbed():
                 tensors = referenced_by_python(self._tensors.references)
