@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+import partita
 from partita.capture import capture
 from partita.errors import CaptureError
 from partita.pipelining import SplitPoint, pipeline
@@ -141,3 +142,39 @@ def test_of_what_no_trace_takes_the_cause_is_said_and_not_torchs_text() -> None:
     model = _TakesGradients()
     pipe = pipeline(model, (x,), split_spec={"b": SplitPoint.BEGINNING}, frontend="modules")
     assert torch.equal(pipe(x), model(x))
+
+
+class _GivenAModule(torch.autograd.Function):
+    """Takes gradients in backward, by a module that it was handed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, module: nn.Module, *_: Tensor) -> Tensor:
+        ctx.module = module
+        ctx.save_for_backward(x)
+        return module(x)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            inner = ctx.module
+            first, *others = torch.autograd.grad(inner(x), [x, *inner.parameters()], gradients)
+        return first, None, *others
+
+
+class _HandsOver(_Two):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(_GivenAModule.apply(x, self.a, *self.a.parameters()))  # type: ignore[no-any-return]
+
+
+def test_a_function_that_is_given_a_module_is_named() -> None:
+    """It was said that forward takes gradients, which strict mode finds in the backward pass."""
+    with pytest.raises(
+        CaptureError, match=r"_GivenAModule\.apply is given a Linear that holds tensors"
+    ) as caught:
+        capture(_HandsOver(), (X.clone(),))
+    assert "forward takes gradients itself" not in str(caught.value)
+    model = _HandsOver()
+    pipe = pipeline(model, (X.clone(),), stages=2, frontend="modules")  # what is advised
+    partita.verify(pipe, model, (X.clone(),)).check()

@@ -77,7 +77,10 @@ def refusal(model: nn.Module, training: bool, reasons: Sequence[tuple[Way, Excep
     """
     mode = "training" if training else "evaluation"
     for sign, cause in _IN_TRACES.items():
-        if any(sign in str(error).replace("'", "") for _, error in reasons):
+        # An error of partita's own says more than what strict mode comes across afterwards.
+        if any(sign in str(error).replace("'", "") for _, error in reasons) and not isinstance(
+            reasons[0][1], CaptureError
+        ):
             name = type(model).__name__
             return f"torch.export can't capture {name} (in {mode} mode): {cause}. torch's error is attached"
     lines = [f"torch.export can't capture {type(model).__name__}:"]

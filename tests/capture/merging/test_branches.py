@@ -423,3 +423,33 @@ def test_an_argument_that_one_way_leaves_out_has_its_default_there() -> None:
             expected = model(x, mask)
             torch.manual_seed(0)
             assert torch.equal(module(x, mask), expected)
+
+
+class FirstBatch(nn.Module):
+    """Takes its offset from its first batch, as layers of normalising flows and observers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("offset", torch.zeros(4))
+        self.register_buffer("ready", torch.tensor(False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and not self.ready:
+            with torch.no_grad():
+                self.offset.copy_(x.mean(0))
+                self.ready.fill_(True)
+        return self.linear(x - self.offset)  # type: ignore[no-any-return]
+
+
+def test_a_branch_of_the_first_call_is_refused_until_the_model_was_called() -> None:
+    """The message knew no way but the other frontend."""
+    model, x = FirstBatch(), torch.randn(3, 4)
+    message = r"keeps from call to call \('ready'\)\. Where .* in the first call only, call the model once"
+    graph = capture(model, (x,), prove=True).module.train()
+    graph(x)
+    with pytest.raises(ExecutionError, match=message):
+        graph(x)
+    model.train()(x)
+    graph = capture(model, (x,), prove=True).module
+    partita.verify(graph, model, (torch.randn(3, 4),)).check()

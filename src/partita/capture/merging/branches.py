@@ -29,6 +29,7 @@ from partita.errors import CaptureError
 from partita.graph.attributes import attribute
 from partita.graph.effect_rules.conditions import ReadCondition, require_condition
 from partita.graph.effects import analyse
+from partita.listing import listed
 
 __all__ = ["MOST_WAYS", "Traced", "all_ways", "has_answers_of_the_example"]
 
@@ -168,25 +169,35 @@ class _Ways:
         """Why the other branch is not traced; empty where it is."""
         if asked in traced.answers.of_sizes:
             return _OF_SIZES
-        if not _follows_from_inputs(traced.module, traced.conditions[asked]):
+        state = _state_behind(traced.module, traced.conditions[asked])
+        if state and all(kind == "buffer" for kind in state.values()):
+            return (
+                f"the answer depends on what the model keeps from call to call ({listed(state)}). Where it "
+                "differs in the first call only, call the model once before the cut, in training on data of "
+                "training"
+            )
+        if state is not None:
             return "the answer depends on what the model computes"
         if not self._left:
             return f"the model has more than {MOST_WAYS} ways"
         return ""
 
 
-def _follows_from_inputs(module: GraphModule, condition: Node) -> bool:
-    """Whether a node's value depends on no parameter or buffer of the model, and on no random number."""
+def _state_behind(module: GraphModule, condition: Node) -> dict[str, str] | None:
+    """The parameters and buffers that a node's value depends on, with their kinds: empty where it depends on
+    random numbers; None where it follows from the model's inputs alone.
+    """
     effects = analyse(module)
     random = {effects.nodes[position] for position in effects.random}
+    state: dict[str, str] = {}
     waiting, seen = [condition], {condition}
     while waiting:
         node = waiting.pop()
-        if node in random or (
-            node.op == "get_attr" and attribute(module, node).kind in ("parameter", "buffer")
-        ):
-            return False
+        if node in random:
+            return {}
+        if node.op == "get_attr" and attribute(module, node).kind in ("parameter", "buffer"):
+            state[str(node.target)] = attribute(module, node).kind
         fresh = [operand for operand in node.all_input_nodes if operand not in seen]
         seen.update(fresh)
         waiting += fresh
-    return True
+    return state or None
