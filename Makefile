@@ -15,7 +15,7 @@ ZOO_SITE := out/zoo
 help:
 	@echo "make demo    set up, then cut a transformer in two, train it on two processes, compare with the uncut one"
 	@echo "make test    set up, then all the checks that CI runs"
-	@echo "make newcomer   set up, then what somebody tries first: demo and benchmark of an installed wheel, every example; CI runs it after the tests"
+	@echo "make newcomer   set up, then what somebody tries first: demo and benchmark of an installed wheel, every example and notebook; CI runs it after the tests"
 	@echo "make docs    set up, then the site of the docs in out/site; warnings are errors"
 	@echo "make format  rewrite the sources in the project's format"
 	@echo "make fuzz    $(FUZZ_EXAMPLES) random graphs through the splitter, a twentieth as many models through a pipeline (FUZZ_EXAMPLES=n), 60 faults, 30 kills with resume"
@@ -41,7 +41,7 @@ test: setup
 
 newcomer: setup
 	@$(BIN)/python tools/check_wheel.py --full
-	@PARTITA_FUZZ_EXAMPLES=1 $(BIN)/python -m pytest tests/examples -m dear
+	@PARTITA_FUZZ_EXAMPLES=1 $(BIN)/python -m pytest tests/examples tests/demo tests/test_docs_site.py -m dear
 
 docs: setup
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet && echo "out/site/index.html"

@@ -36,7 +36,7 @@ settings.load_profile("partita")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with tests that take long come first, so that no worker is left alone with one at the end. Dear
-    tests are for ``make fuzz``.
+    tests are for ``make fuzz``, some of them for ``make newcomer``.
     """
     if "PARTITA_FUZZ_EXAMPLES" not in os.environ:
         for item in items:

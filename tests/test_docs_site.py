@@ -65,6 +65,7 @@ def test_pictures_are_whole_and_fetch_nothing(picture: Path) -> None:
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
 def test_a_notebook_prints_what_is_stored_in_it(path: Path) -> None:
     notebook = json.loads(path.read_text(encoding="utf-8"))

@@ -75,7 +75,7 @@ def test_what_a_schedule_can_not_do_is_refused_before_training(options: dict[str
         DemoSettings(**options).check_schedule()
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_the_cut_model_trains_bit_for_bit_like_the_uncut_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,8 +14,6 @@ from tests.runtime.worlds import patience, script_endings
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
-DEAR = {"compiled", "hugging_face", "planned", "trainer_hf", "translation_hf"}
-"""What they show has tests of its own that run in every check."""
 LIMIT_S = 170
 
 
@@ -62,13 +60,8 @@ def test_there_are_examples() -> None:
 
 
 @pytest.mark.timeout(LIMIT_S + 10)
-@pytest.mark.parametrize(
-    "script",
-    [
-        pytest.param(script, marks=[pytest.mark.dear] if script.stem in DEAR else [], id=script.stem)
-        for script in SCRIPTS
-    ],
-)
+@pytest.mark.dear  # what they show has tests of its own
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 def test_an_example_ends_equal_to_the_uncut_model(script: Path) -> None:
     needs = {
         "generate_hf": ("transformers",),

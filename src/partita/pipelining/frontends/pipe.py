@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
+from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -182,6 +183,15 @@ class Pipe(nn.Module, ABC):
                 given.
             comm: the communication between the ranks.
         """
+
+    def _weights_besides(self, stage_index: int) -> tuple[tuple[int, str, ref[nn.Parameter]], ...]:
+        """See `Stage.weights_elsewhere`."""
+        return tuple(
+            (index, name, ref(parameter))
+            for index, module in enumerate(self._stage_modules())
+            for name, parameter in module.named_parameters()
+            if index != stage_index
+        )
 
     def schedule(
         self,

@@ -122,7 +122,9 @@ class GraphPipe(Pipe):
     ) -> GraphStage:
         """See `Pipe.build_stage`."""
         module = self.get_stage_module(stage_index)
-        return build_stage(module, stage_index, self.info(), device, group, comm=comm)
+        stage = build_stage(module, stage_index, self.info(), device, group, comm=comm)
+        stage.weights_elsewhere = self._weights_besides(stage_index)
+        return stage
 
     def _about_stages(self) -> Iterator[str]:
         yield from _about_sizes(self.routes.sizes)

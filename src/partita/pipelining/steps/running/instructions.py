@@ -15,6 +15,7 @@ from partita.pipelining.interface.layout import empty_trailer, packed, trailer_o
 from partita.pipelining.interface.routes import Value
 from partita.pipelining.stages.flight import detached
 from partita.pipelining.stages.stage import Stage
+from partita.pipelining.steps.running.loss_leaves import LossLeaves
 from partita.pipelining.steps.running.mailbox import Delivery, Inbox, Outbox
 from partita.pipelining.steps.running.step import StepState
 from partita.planning import Action
@@ -49,7 +50,9 @@ class Instruction(Protocol):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Forward:
-    """F: the forward pass of one microbatch; on the last stage also its result and its loss."""
+    """F: the forward pass of one microbatch; on the last stage also its result and its loss. ``loss_leaves`` is
+    None where no backward pass follows.
+    """
 
     action: Action
     microbatch: int
@@ -58,7 +61,7 @@ class Forward:
     inbox: Inbox | None
     delivery: Delivery
     loss_fn: LossFunction | None
-    train: bool
+    loss_leaves: LossLeaves | None
 
     def run(self) -> None:
         step, stage, microbatch = self.step, self.stage, self.microbatch
@@ -67,7 +70,7 @@ class Forward:
         if stage.is_first and step.inputs.arguments is not None:
             values.update(step.inputs.arguments[microbatch])
         with keyed(step.key(microbatch)):
-            outputs = stage.forward(microbatch, values, train=self.train)
+            outputs = stage.forward(microbatch, values, train=self.loss_leaves is not None)
         if values:
             outputs = values | outputs
         if stage.is_last:
@@ -80,14 +83,15 @@ class Forward:
         if step.inputs.keep_outputs:
             step.outputs[microbatch] = detached(output)
         targets = step.inputs.targets
-        if self.loss_fn is None or not (self.train or targets):
+        if self.loss_fn is None or (self.loss_leaves is None and not targets):
             return
         before = hooks_made()
         target = targets[microbatch] if targets else None
         loss = _checked(_loss_of(self.loss_fn, output, target, step.inputs.loss_kwargs))
         # A copy: what a reduction returns may lie in memory as large as what was reduced (mse_loss).
         step.losses[microbatch] = loss.detach().clone()
-        if self.train:
+        if self.loss_leaves is not None:
+            self.loss_leaves.check(loss)
             seed = step.seed(microbatch, loss)
             self.stage.start_from(microbatch, loss, seed, hooked=hooks_made() != before)
 
