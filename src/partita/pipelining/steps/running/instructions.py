@@ -50,8 +50,10 @@ class Instruction(Protocol):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Forward:
-    """F: the forward pass of one microbatch; on the last stage also its result and its loss. ``loss_leaves`` is
-    None where no backward pass follows.
+    """F: the forward pass of one microbatch; on the last stage also its result and its loss.
+
+    Attributes:
+        loss_leaves: None where no backward pass follows.
     """
 
     action: Action

@@ -1,4 +1,4 @@
-"""The weights that a loss is computed from by itself, besides the output: they must be of this rank's stages."""
+"""The weights that a loss is computed from besides the output: they must be of this rank's stages."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["LossLeaves"]
 
 
 class LossLeaves:
-    """Looks at the first loss of a program. A penalty on all weights of the uncut model, or a head that is tied
-    to the embedding, would train the last stage's weights, and leave the gradients of all others on a rank
-    where no optimizer sees them.
+    """Looks at the first loss of a program. A penalty on all weights of the uncut model, or a head that is
+    tied to the embedding, would train the last stage's weights, and leave the gradients of all others on a
+    rank where no optimizer sees them.
 
     Args:
         stages: those of this rank.
