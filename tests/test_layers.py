@@ -100,7 +100,7 @@ ROOMS = {
         ("frontends",),
     ),
     "pipelining.stages": (
-        ("backward", "data_parallel", "parts", "hooked_parameters", "flight", "step_count"),
+        ("backward", "data_parallel", "parts", "hooked_parameters", "other_weights", "flight", "step_count"),
         ("stage",),
         ("placing", "value_stage"),
         ("graph_stage", "own_modules"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
-from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -21,6 +20,7 @@ from partita.pipelining.interface.loss import LossSpec, OutputLoss, checked_loss
 from partita.pipelining.interface.pipe_info import PipeInfo
 from partita.pipelining.interface.routes import Routes
 from partita.pipelining.stages.flight import detached
+from partita.pipelining.stages.other_weights import OtherWeights
 from partita.pipelining.stages.stage import Stage
 from partita.pipelining.steps.planned_schedule import planned_schedule, planned_stages
 from partita.pipelining.steps.schedules import PipelineSchedule
@@ -184,10 +184,9 @@ class Pipe(nn.Module, ABC):
             comm: the communication between the ranks.
         """
 
-    def _weights_besides(self, stage_index: int) -> tuple[tuple[int, str, ref[nn.Parameter]], ...]:
-        """See `Stage.weights_elsewhere`."""
-        return tuple(
-            (index, name, ref(parameter))
+    def _other_weights(self, stage_index: int) -> OtherWeights:
+        return OtherWeights(
+            (index, name, parameter)
             for index, module in enumerate(self._stage_modules())
             for name, parameter in module.named_parameters()
             if index != stage_index

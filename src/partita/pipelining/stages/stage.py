@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import chain
 from typing import Any
-from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -29,6 +28,7 @@ from partita.pipelining.stages.backward.tied_share import TiedShare, kept_apart
 from partita.pipelining.stages.data_parallel import GradientReduction, gradient_reduction
 from partita.pipelining.stages.flight import Flight, hand_to_caller, roots_of
 from partita.pipelining.stages.hooked_parameters import HookedParameters
+from partita.pipelining.stages.other_weights import OtherWeights
 from partita.pipelining.stages.parts import check_parts_are_as_cut
 from partita.pipelining.stages.step_count import StepCount
 from partita.planning import ActionKind
@@ -56,7 +56,7 @@ class Stage(ABC):
             REDUCE_GRAD); those without a hook do nothing.
         dw_builder: for a module that delays the gradients of its weights by itself: called after each
             backward pass (B or I), it returns a function that computes them, for W, or for the end of B.
-        weights_elsewhere: the parameters of the model's other stages: stage, name, and a weak reference.
+        other_weights: the parameters of the model's other stages.
         step_count: how many steps the last schedule that was made with the stage has run.
         recompute: run the forward pass again at the start of each backward pass (of B or I), and keep only
             what entered the stage until then. May be changed between two steps.
@@ -81,7 +81,7 @@ class Stage(ABC):
         self.loss_fn: Callable[..., Tensor] | None = None
         self.hooks: dict[ActionKind, Callable[[], object]] = {}
         self.dw_builder: Callable[[], Callable[[], object]] | None = None
-        self.weights_elsewhere: tuple[tuple[int, str, ref[nn.Parameter]], ...] = ()
+        self.other_weights = OtherWeights()
         self.step_count = StepCount()
         self.recompute = False
         self._checkpointing: Checkpointing | None = None

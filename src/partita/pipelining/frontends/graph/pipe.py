@@ -123,7 +123,7 @@ class GraphPipe(Pipe):
         """See `Pipe.build_stage`."""
         module = self.get_stage_module(stage_index)
         stage = build_stage(module, stage_index, self.info(), device, group, comm=comm)
-        stage.weights_elsewhere = self._weights_besides(stage_index)
+        stage.other_weights = self._other_weights(stage_index)
         return stage
 
     def _about_stages(self) -> Iterator[str]:

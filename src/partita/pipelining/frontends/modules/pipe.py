@@ -91,7 +91,7 @@ class ModulePipe(Pipe):
         stage = BlockStage(own, stage_index, self.routes, module.home, comm=comm)
         stage.group = group
         stage.loss_fn = self.step_loss
-        stage.weights_elsewhere = self._weights_besides(stage_index)
+        stage.other_weights = self._other_weights(stage_index)
         stage.recompute = stage_index in self.recompute
         if self.compile_options is not None:
             stage.compile_with(self.compile_options)

@@ -38,8 +38,8 @@ class LossLeaves:
         elsewhere = {
             id(weight): (name, index)
             for stage in self._stages
-            for index, name, reference in stage.weights_elsewhere
-            if (weight := reference()) is not None and id(weight) not in own
+            for index, name, weight in stage.other_weights
+            if id(weight) not in own
         }
         for leaf in _leaves_behind(loss) if elsewhere else ():
             if id(leaf) in elsewhere:
