@@ -10,6 +10,8 @@ import re
 import subprocess
 import sys
 import tempfile
+import zipfile
+from email import message_from_bytes
 from importlib import metadata
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+RELATIVE_LINK = re.compile(r"\]\((?!https?:|#)[^)]*\)")
 SOURCES = ("docs/pipelining.md", "examples/gpt.py", "benchmarks/harness.py", "CHANGELOG.md", "mkdocs.yml")
 """What must be in the source archive besides what the build needs."""
 
@@ -30,6 +33,7 @@ def main() -> int:
         archive, wheel = next(built.glob("*.tar.gz")), next(built.glob("*.whl"))
         run([sys.executable, "-m", "twine", "check", "--strict", str(archive), str(wheel)], ROOT)
         check_archive(archive)
+        check_description(wheel)
         run([sys.executable, "-m", "venv", "--without-pip", str(home)], elsewhere)
         python, partita = str(home / "bin" / "python"), str(home / "bin" / "partita")
         installer = [sys.executable, "-m", "pip", "--python", python]
@@ -107,6 +111,17 @@ def check_archive(archive: Path) -> None:
     missing = [name for name in SOURCES if f"/{name}\n" not in names]
     if missing:
         sys.exit(f"{archive.name} lacks {', '.join(missing)}: see MANIFEST.in")
+
+
+def check_description(wheel: Path) -> None:
+    """Stop where a package index would show a link or a picture that leads nowhere."""
+    with zipfile.ZipFile(wheel) as files:
+        (name,) = (name for name in files.namelist() if name.endswith(".dist-info/METADATA"))
+        description = str(message_from_bytes(files.read(name)).get_payload())
+    if "partita" not in description:
+        sys.exit(f"{wheel.name} has no description: see setup.py")
+    if broken := RELATIVE_LINK.findall(description):
+        sys.exit(f"{wheel.name} is described with links that lead nowhere on a package index: {broken}")
 
 
 if __name__ == "__main__":
