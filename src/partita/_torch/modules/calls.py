@@ -113,7 +113,7 @@ def inside_of_function() -> bool:
 
 
 def _callers() -> Iterator[CodeType]:
-    """The code of the caller's caller, and of all around it."""
+    """The code of the function that asks, and of all around it."""
     frame = sys._getframe(2)
     while frame is not None:
         yield frame.f_code

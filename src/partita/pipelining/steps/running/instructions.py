@@ -15,7 +15,6 @@ from partita.pipelining.interface.layout import empty_trailer, packed, trailer_o
 from partita.pipelining.interface.routes import Value
 from partita.pipelining.stages.flight import detached
 from partita.pipelining.stages.stage import Stage
-from partita.pipelining.steps.running.loss_leaves import LossLeaves
 from partita.pipelining.steps.running.mailbox import Delivery, Inbox, Outbox
 from partita.pipelining.steps.running.step import StepState
 from partita.planning import Action
@@ -50,11 +49,7 @@ class Instruction(Protocol):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Forward:
-    """F: the forward pass of one microbatch; on the last stage also its result and its loss.
-
-    Attributes:
-        loss_leaves: None where no backward pass follows.
-    """
+    """F: the forward pass of one microbatch; on the last stage also its result and its loss."""
 
     action: Action
     microbatch: int
@@ -63,7 +58,7 @@ class Forward:
     inbox: Inbox | None
     delivery: Delivery
     loss_fn: LossFunction | None
-    loss_leaves: LossLeaves | None
+    train: bool
 
     def run(self) -> None:
         step, stage, microbatch = self.step, self.stage, self.microbatch
@@ -72,7 +67,7 @@ class Forward:
         if stage.is_first and step.inputs.arguments is not None:
             values.update(step.inputs.arguments[microbatch])
         with keyed(step.key(microbatch)):
-            outputs = stage.forward(microbatch, values, train=self.loss_leaves is not None)
+            outputs = stage.forward(microbatch, values, train=self.train)
         if values:
             outputs = values | outputs
         if stage.is_last:
@@ -85,15 +80,15 @@ class Forward:
         if step.inputs.keep_outputs:
             step.outputs[microbatch] = detached(output)
         targets = step.inputs.targets
-        if self.loss_fn is None or (self.loss_leaves is None and not targets):
+        if self.loss_fn is None or not (self.train or targets):
             return
         before = hooks_made()
         target = targets[microbatch] if targets else None
         loss = _checked(_loss_of(self.loss_fn, output, target, step.inputs.loss_kwargs))
         # A copy: what a reduction returns may lie in memory as large as what was reduced (mse_loss).
         step.losses[microbatch] = loss.detach().clone()
-        if self.loss_leaves is not None:
-            self.loss_leaves.check(loss)
+        if self.train:
+            step.loss_leaves.check(loss)
             seed = step.seed(microbatch, loss)
             self.stage.start_from(microbatch, loss, seed, hooked=hooks_made() != before)
 

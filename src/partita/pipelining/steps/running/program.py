@@ -18,7 +18,6 @@ from partita.pipelining.steps.running.instructions import (
     StageCall,
     WeightBackward,
 )
-from partita.pipelining.steps.running.loss_leaves import LossLeaves
 from partita.pipelining.steps.running.mailbox import Delivery, Inbox, Outbox
 from partita.pipelining.steps.running.step import StepResults, StepState
 from partita.planning import Action, ActionKind, Schedule, send_ends
@@ -71,7 +70,6 @@ class Program:
         self._stages = stages
         self._comm = comm
         self._loss_fn = loss_fn
-        self._loss_leaves = LossLeaves(stages.values())
         self._functions = functions or {}
         self._routes: Routes = next(iter(stages.values())).routes
         self._inboxes: dict[tuple[str, int, int], Inbox] = {}
@@ -147,8 +145,8 @@ class Program:
         inbox = self._inbox(which, action.stage, microbatch)
         delivery = self._delivery(which, action.stage, microbatch)
         if action.kind is ActionKind.F:
-            leaves = self._loss_leaves if self._schedule.has_backward else None
-            return Forward(action, microbatch, stage, self.step, inbox, delivery, self._loss_fn, leaves)
+            train = self._schedule.has_backward
+            return Forward(action, microbatch, stage, self.step, inbox, delivery, self._loss_fn, train)
         backward = stage.backward if action.kind is ActionKind.B else stage.backward_input
         return Backward(action, microbatch, backward, self.step, inbox, delivery)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from partita.pipelining.interface.routes import Routes, Value
 from partita.pipelining.stages.stage import Stage
+from partita.pipelining.steps.running.loss_leaves import LossLeaves
 from partita.runtime import RandomKey
 
 __all__ = ["StepInputs", "StepResults", "StepState"]
@@ -62,6 +63,7 @@ class StepState:
 
     def __init__(self, stages: Mapping[int, Stage]) -> None:
         self._stages = stages
+        self.loss_leaves = LossLeaves(stages.values())
         self.inputs = StepInputs(None, None, (), 0, 0)
         self.devices: dict[int, torch.device] = {}
         self.outputs: dict[int, Any] = {}
