@@ -40,14 +40,18 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "models.md"
 
 
-def run_row(architecture: Architecture, limit: float, stages: Sequence[int] = STAGES) -> Row:
+def run_row(
+    architecture: Architecture, limit: float, stages: Sequence[int] = STAGES, *, compiled: bool = False
+) -> Row:
     """Make the row of one architecture, in a process of its own.
 
     Args:
         limit: seconds; what is not compared by then says so in its cell.
         stages: into how many it is cut, one after the other.
+        compiled: only the column of compiled stages.
     """
-    command = [sys.executable, "-m", "tools.models.row", architecture.name, *map(str, stages)]
+    what = ["compiled"] if compiled else map(str, stages)
+    command = [sys.executable, "-m", "tools.models.row", architecture.name, *what]
     settings = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     environment = os.environ | settings
     try:
@@ -65,6 +69,7 @@ def run_row(architecture: Architecture, limit: float, stages: Sequence[int] = ST
         if int(cell.split()[0]) in stages:
             row.cells.setdefault(cell, end)
     row.torch_own = row.torch_own or end
+    row.compiled = row.compiled or end
     return row
 
 
@@ -82,6 +87,9 @@ def main(
     ] = None,
     part: Annotated[int | None, typer.Option(help="Of the page: 1 or 2.")] = None,
     cut: Annotated[list[int] | None, typer.Option(help="Into so many stages; 2 and 4 otherwise.")] = None,
+    compiled: Annotated[
+        bool, typer.Option(help="Only the column of compiled stages; writes nothing.")
+    ] = False,
     jobs: Annotated[int, typer.Option(help="How many at a time.")] = 2,
     limit: Annotated[float, typer.Option(help="Seconds for one architecture.")] = 600.0,
     out: Annotated[
@@ -95,7 +103,7 @@ def main(
     if unknown:
         console.print(f"there is no architecture {', '.join(unknown)}; there are {', '.join(names)}")
         raise typer.Exit(2)
-    listed = ZOO if part is None else PARTS[part - 1]
+    listed = PARTS[0] if compiled else ZOO if part is None else PARTS[part - 1]
     stages = tuple(cut or STAGES)
     chosen = [architecture for architecture in listed if not only or architecture.name in only]
     rows = _kept(json_file)
@@ -104,18 +112,18 @@ def main(
     with Progress(*columns, console=console) as progress, ThreadPoolExecutor(jobs) as pool:
         task = progress.add_task("architectures", total=len(waiting))
         for future in as_completed(
-            [pool.submit(run_row, architecture, limit, stages) for architecture in waiting]
+            [pool.submit(run_row, architecture, limit, stages, compiled=compiled) for architecture in waiting]
         ):
             row = future.result()
             rows[row.name] = row
             _keep(rows, json_file)
             progress.advance(task)
-            progress.console.print(_summary(row, stages))
+            progress.console.print(f"{row.name}: {row.compiled[:300]}" if compiled else _summary(row, stages))
     ordered = [rows[architecture.name] for architecture in chosen]
-    target = out or (None if only or part or cut else PAGE)
+    target = out or (None if only or part or cut or compiled else PAGE)
     if target is not None:
         target.write_text(page(ordered), encoding="utf-8")
-    passed = sum(row.passed_in(stages) for row in ordered)
+    passed = sum(row.compiled == "equal" if compiled else row.passed_in(stages) for row in ordered)
     console.print(f"{passed} of {len(ordered)} equal to the uncut model in everything that was compared")
 
 

@@ -16,7 +16,7 @@ FIRST, SECOND = (tuple(architecture.name for architecture in part) for part in P
 
 def _row(name: str, **cells: str) -> Row:
     row = Row(name, "decoder", "Model", cells=dict.fromkeys(CELLS, "") | cells, torch_own="equal")
-    row.batch, row.frontend = "open", "export"
+    row.batch, row.frontend, row.compiled = "open", "export", "equal" if name in FIRST else ""
     return row
 
 
@@ -44,6 +44,16 @@ def test_the_page_counts_what_passed_and_says_why_the_rest_did_not() -> None:
     assert f"- **{FIRST[1]}** (4 eval): `ValueError: odd / number`" in text
     assert f"| {FIRST[0]} | `Model` | export | equal |" in text
     assert "torch 1.2.3, transformers 1.2.3" in text
+
+
+@pytest.mark.usefixtures("_versions")
+def test_the_page_says_why_compiled_stages_are_not_equal() -> None:
+    row = _row(FIRST[0])
+    row.compiled = "AssertionError: ZBVZeroBubble: loss: differs"
+    text = pages.page([row, _row(FIRST[1])])
+    assert "| equal | **no** | equal |" in text
+    assert "2 of 2 are equal in everything, 1 compiled" in text
+    assert f"- **{FIRST[0]}** (compiled): `AssertionError: ZBVZeroBubble: loss: differs`" in text
 
 
 @pytest.mark.usefixtures("_versions")

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 import partita
 from partita.errors import PartitaError
-from partita.pipelining import Pipe, Schedule1F1B, UncutReference, pipeline
+from partita.pipelining import Pipe, UncutReference, get_schedule_class, pipeline
+from partita.planning import get_schedule
 from partita.runtime import (
     Comm,
     InProcessWorld,
@@ -31,6 +32,8 @@ __all__ = ["FRONTENDS", "MICROBATCHES", "SAMPLES", "Cuts", "EagerCuts"]
 MICROBATCHES = 4
 SAMPLES = 2
 """In a microbatch."""
+COMPILED = ("ZBVZeroBubble", "Interleaved1F1B")
+"""Under which compiled stages run: I and W apart, and B as a whole."""
 FRONTENDS: tuple[Literal["export", "modules"], ...] = ("export", "modules")
 """In the order in which they are tried."""
 
@@ -110,6 +113,33 @@ class Cuts:
         outputs = UncutReference(whole, MICROBATCHES, loss).step(target=_nothing(), losses=expected, **batch)
         _same_step(pipe, whole, outputs, expected, batch, {})
 
+    def compare_compiled_steps(self, batch: dict[str, Any]) -> None:
+        """Compare steps of compiled stages, on two ranks, with the uncut graph, and where they differ, with
+        the uncut graph compiled as a whole.
+
+        Raises:
+            AssertionError: both differ, or a stage runs uncompiled.
+        """
+        pipe = self.in_mode(True)
+        if self.frontend != "export":
+            raise AssertionError("there is no graph to compile")
+        for schedule in COMPILED:
+            try:
+                self._compare_compiled(pipe, batch, schedule, compiled=False)
+            except AssertionError as error:
+                try:
+                    self._compare_compiled(pipe, batch, schedule, compiled=True)
+                except AssertionError:
+                    raise AssertionError(f"{schedule}: {error}") from error
+
+    def _compare_compiled(self, pipe: Pipe, batch: dict[str, Any], schedule: str, *, compiled: bool) -> None:
+        whole = copy.deepcopy(pipe.whole)
+        if compiled:
+            whole.compile(backend="aot_eager", fullgraph=True)
+        losses: list[Tensor] = []
+        outputs = UncutReference(whole, MICROBATCHES, loss).step(target=_nothing(), losses=losses, **batch)
+        _same_step(pipe, whole, outputs, losses, batch, {}, schedule, "aot_eager")
+
 
 class EagerCuts(Cuts):
     """Like `Cuts`, but a step is compared with the model itself, run over the microbatches in order.
@@ -180,24 +210,49 @@ def _same_step(
     losses: list[Tensor],
     batch: dict[str, Any],
     specs: dict[str, Any],
+    schedule: str = "1F1B",
+    backend: str | None = None,
 ) -> None:
-    """Compare a step of ranks with ``outputs``, ``losses``, gradients and state of ``whole``."""
+    """Compare a step of ranks with ``outputs``, ``losses``, gradients and state of ``whole``.
+
+    Args:
+        schedule: one stage a rank under 1F1B, and else two.
+        backend: stages are compiled with it.
+    """
     state, gradients = _state(whole), _gradients(whole)
+    ranks = pipe.num_stages if schedule == "1F1B" else pipe.num_stages // 2
+    placement = get_schedule(schedule)(pipe.num_stages, MICROBATCHES, ranks).stage_ranks
 
-    def body(comm: Comm) -> tuple[Any, list[Tensor], dict[str, Tensor], dict[str, Tensor | None]]:
-        stage = copy.deepcopy(pipe).build_stage(comm.rank, comm=comm)
+    def body(comm: Comm) -> tuple[Any, list[Tensor], dict[int, nn.Module]]:
+        own = copy.deepcopy(pipe)
+        stages = {
+            index: own.build_stage(index, comm=comm)
+            for index, rank in enumerate(placement)
+            if rank == comm.rank
+        }
+        for stage in stages.values():
+            if backend is not None:
+                stage.compile(backend)
         stage_losses: list[Tensor] = []
-        schedule = Schedule1F1B(stage, MICROBATCHES, loss, kwargs_chunk_spec=specs or None)
-        output = schedule.step(target=_nothing(), losses=stage_losses, **batch)
-        return output, stage_losses, _state(stage.module), _gradients(stage.module)
+        kind, every = get_schedule_class(schedule), list(stages.values())
+        argument: Any = every[0] if schedule == "1F1B" else every
+        runner = kind(argument, MICROBATCHES, loss, kwargs_chunk_spec=specs or None)
+        output = runner.step(target=_nothing(), losses=stage_losses, **batch)
+        return output, stage_losses, {index: stage.module for index, stage in stages.items()}
 
-    ranks = InProcessWorld(pipe.num_stages).run(body)
-    _same(ranks[-1][0], outputs, "output")
-    _same(ranks[-1][1], losses, "loss")
-    for _, _, stage_state, grads in ranks:
+    results = InProcessWorld(ranks).run(body)
+    last = placement[-1]
+    _same(results[last][0], outputs, "output")
+    _same(results[last][1], losses, "loss")
+    modules = {index: module for _, _, on_rank in results for index, module in on_rank.items()}
+    for module in modules.values():
+        stage_state, grads = _state(module), _gradients(module)
         _same(stage_state, {name: state[name] for name in stage_state}, "state")
         _same(grads, {name: gradients[name] for name in grads}, "gradient")
-    missing = set(state) - set().union(*(stage_state for _, _, stage_state, _ in ranks))
+        refused = getattr(vars(module).get("forward"), "refused", "")
+        if refused:
+            raise AssertionError(f"a stage runs uncompiled: {refused}")
+    missing = set(state).difference(*map(_state, modules.values()))
     if missing:
         raise AssertionError(f"no stage holds {', '.join(sorted(missing)[:3])}")
 

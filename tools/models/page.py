@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-from tools.models.cuts import MICROBATCHES, SAMPLES
+from tools.models.cuts import COMPILED, MICROBATCHES, SAMPLES
 from tools.models.row import CELLS, STAGES, Row
 from tools.models.zoo import PARTS, ZOO
 
@@ -32,9 +32,10 @@ _FIRST = """
 |---|---|
 | train, eval | a local call of the `Pipe` with a call of the model itself, in that mode, by `partita.verify`: outputs (type and structure too), gradients of all parameters, buffers, torch's random state afterwards, dropout on in train mode |
 | step | a 1F1B step of ranks in one process, {microbatches} microbatches of {samples}, with `UncutReference` (where the model's own code is cut, with the model itself, dropout at 0): merged output, losses, gradients, parameters and buffers of every stage |
+| compiled | steps of stages compiled with `aot_eager`, four of them on 2 ranks in one process, under {schedules}: as in "step", with the uncut graph, or with the uncut graph compiled as a whole where compiling changes its last bits |
 | torch | `torch.distributed.pipelining.pipeline` on the same model, cut in two before its middle block, in evaluation mode: whether it cuts at all, and whether the tensors that come out are equal |
 
-**{passed} of {total} are equal in everything; torch's own `pipeline`, cutting in 2 only, gives equal outputs for {torch}.**
+**{passed} of {total} are equal in everything, {compiled} compiled; torch's own `pipeline`, cutting in 2 only, gives equal outputs for {torch}.**
 """
 
 _SECOND = """
@@ -78,7 +79,9 @@ def page(rows: Sequence[Row]) -> str:
         [row for row in rows if row.name in {architecture.name for architecture in part}] for part in PARTS
     ]
     text = _HEAD.format(stages=" and in ".join(str(stages) for stages in STAGES), versions=_versions())
-    for head, extra, part in zip((_FIRST, _SECOND), ("torch", "batch"), by_part, strict=True):
+    for head, extra, part in zip(
+        (_FIRST, _SECOND), (("compiled", "torch"), ("batch",)), by_part, strict=True
+    ):
         if part:
             text += _part(head, extra, part)
     present = {row.name for row in rows}
@@ -88,7 +91,7 @@ def page(rows: Sequence[Row]) -> str:
     return text + _TAIL
 
 
-def _part(head: str, extra: str, rows: Sequence[Row]) -> str:
+def _part(head: str, extra: Sequence[str], rows: Sequence[Row]) -> str:
     text = head.format(
         microbatches=MICROBATCHES,
         samples=SAMPLES,
@@ -96,12 +99,14 @@ def _part(head: str, extra: str, rows: Sequence[Row]) -> str:
         passed=sum(row.passed for row in rows),
         total=len(rows),
         torch=sum(row.torch_own == "equal" for row in rows),
+        compiled=sum(row.compiled == "equal" for row in rows),
+        schedules=" and ".join(COMPILED),
     )
     families = dict.fromkeys(row.family for row in rows)
     for family in families:
         table = _table([row for row in rows if row.family == family], extra)
         text += f"\n## {family[0].upper()}{family[1:]}\n\n{table}"
-    failed = [row for row in rows if not row.passed]
+    failed = [row for row in rows if not row.passed or (row.compiled and row.compiled != "equal")]
     if failed:
         text += "\n## Why not\n\n" + "\n".join(_reasons(failed)) + "\n"
     return text
@@ -119,20 +124,22 @@ def _version(name: str) -> str:
         return ""
 
 
-def _table(rows: Iterable[Row], extra: str) -> str:
-    head = ["architecture", "class", "cut by", *CELLS, extra]
+def _table(rows: Iterable[Row], extra: Sequence[str]) -> str:
+    head = ["architecture", "class", "cut by", *CELLS, *extra]
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for row in rows:
-        cells = [_cell(row.cells[cell], extra) for cell in CELLS]
-        last = _torch_word(row.torch_own) if extra == "torch" else row.batch.split(":")[0]
-        lines.append(f"| {' | '.join([row.name, f'`{row.model}`', row.frontend, *cells, last])} |")
+        cells = [_cell(row.cells[cell], "torch" in extra) for cell in CELLS]
+        words = {"torch": _torch_word(row.torch_own), "batch": row.batch.split(":")[0]}
+        words["compiled"] = "equal" if row.compiled == "equal" else "**no**"
+        last = [words[column] for column in extra]
+        lines.append(f"| {' | '.join([row.name, f'`{row.model}`', row.frontend, *cells, *last])} |")
     return "\n".join(lines) + "\n"
 
 
-def _cell(text: str, extra: str) -> str:
+def _cell(text: str, first_part: bool) -> str:
     if text == "":
         return "equal"
-    if extra == "torch":
+    if first_part:
         return "**no**"
     return "**differs**" if text.startswith("AssertionError") else "**refused**"
 
@@ -151,6 +158,8 @@ def _reasons(rows: Iterable[Row]) -> Iterable[str]:
         for cell in CELLS:
             if row.cells[cell]:
                 by_text.setdefault(_short(row.cells[cell]), []).append(cell)
+        if row.compiled not in ("", "equal"):
+            by_text.setdefault(_short(row.compiled), []).append("compiled")
         for text, cells in by_text.items():
             yield f"- **{row.name}** ({', '.join(cells)}): `{text}`"
 

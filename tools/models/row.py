@@ -22,7 +22,7 @@ from tools.models.cuts import MICROBATCHES, SAMPLES, Cuts, EagerCuts
 from tools.models.samples import is_mask
 from tools.models.torch_own import cut_by_torch
 from tools.models.zoo import PARTS, ZOO
-from torch import Tensor
+from torch import Tensor, nn
 
 from partita.errors import PartitaError, VerificationFailed
 
@@ -47,6 +47,7 @@ class Row:
         parameters: how many it has, as configured here.
         cells: by name; the empty string where all was equal, else what went wrong, in one line.
         torch_own: what torch's own ``pipeline`` makes of it: "equal", or what went wrong. First part only.
+        compiled: likewise of steps of compiled stages. First part only.
         batch: whether the batch size stays open: "open", or why not. Second part only.
         frontend: which one cut it.
         masks: how many arguments are masks. Second part only.
@@ -59,6 +60,7 @@ class Row:
     parameters: int = 0
     cells: dict[str, str] = field(default_factory=dict)
     torch_own: str = ""
+    compiled: str = ""
     batch: str = ""
     frontend: str = ""
     masks: int = 0
@@ -104,9 +106,18 @@ def make_row(
             row.seconds = time.monotonic() - started
             tell(row)
     if architecture in PARTS[0]:
+        row.compiled = compiled_word(architecture, model, config)
+        tell(row)
         row.torch_own = _outcome(lambda: cut_by_torch(copy.deepcopy(model), inputs)) or "equal"
     row.seconds = time.monotonic() - started
     return row
+
+
+def compiled_word(architecture: Architecture, model: nn.Module, config: Any) -> str:
+    """Whether steps of compiled stages, in four on two ranks, are equal, or what went wrong."""
+    cuts = Cuts(model, make_inputs(architecture, config, SAMPLES), STAGES[-1])
+    batch = make_inputs(architecture, config, SAMPLES * MICROBATCHES)
+    return _outcome(lambda: cuts.compare_compiled_steps(batch)) or "equal"
 
 
 def _checks_on_example(architecture: Architecture, config: Any, cuts: EagerCuts) -> dict[str, Check]:
@@ -227,11 +238,15 @@ def main() -> None:
     torch.set_num_threads(1)
     name, *stages = sys.argv[1:]
     [architecture] = [candidate for candidate in ZOO if candidate.name == name]
-    row = make_row(
-        architecture,
-        lambda row: print(json.dumps(asdict(row)), flush=True),
-        tuple(map(int, stages)) or STAGES,
-    )
+    if stages == ["compiled"]:
+        row = Row(architecture.name, architecture.family, architecture.model)
+        row.compiled = compiled_word(architecture, *make_model(architecture))
+    else:
+        row = make_row(
+            architecture,
+            lambda row: print(json.dumps(asdict(row)), flush=True),
+            tuple(map(int, stages)) or STAGES,
+        )
     print(json.dumps(asdict(row)))
 
 

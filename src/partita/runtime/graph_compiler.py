@@ -65,15 +65,21 @@ def _run_by(runner: PieceRunner, all_kept: bool, graph: AotGraph) -> Callable[..
     return runner.for_graph(graph.gm, fixed_inputs=graph.static_inputs, returned=returned)
 
 
-def inductors_settings(inner: InnerCompiler, mode: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
+def inductors_settings(
+    inner: InnerCompiler, mode: str | None, options: Mapping[str, Any], *, name: str, no_cuda_graphs: str
+) -> dict[str, Any]:
     """Return the configuration that a mode and options of ``torch.compile`` stand for.
+
+    Args:
+        name: of the argument that is ``inner``, for messages.
+        no_cuda_graphs: what is said to those who ask for Inductor's CUDA graphs.
 
     Raises:
         ArgumentError: torch does not know them, they ask for CUDA graphs, or ``inner`` is not Inductor.
     """
     if inner != "inductor" and (options or mode is not None):
         raise ArgumentError(
-            f"mode and options other than inner are Inductor's, and inner is {inner!r}: leave out "
+            f"mode and options are Inductor's, and {name} is {inner!r}: leave out "
             f"{'mode' if mode is not None else sorted(options)[0]!r}"
         )
     try:
@@ -81,13 +87,9 @@ def inductors_settings(inner: InnerCompiler, mode: str | None, options: Mapping[
     except RuntimeError as error:
         reason = str(error).partition(", known options are")[0]  # several hundred of them
         raise ArgumentError(
-            f"partita_ddp takes inner, and mode and options that Inductor knows: {reason}; see "
+            f"beside {name}, mode and options are those that Inductor knows: {reason}; see "
             "torch._inductor.list_mode_options() and list_options()"
         ) from error
     if settings.get(_CUDA_GRAPHS):
-        raise ArgumentError(
-            "Inductor's CUDA graphs can't be cut where buckets are sent: pass "
-            "inner=partita.cudagraphs.CudaGraphsRunner() to replicate(), or "
-            "mode='max-autotune-no-cudagraphs' to torch.compile"
-        )
+        raise ArgumentError(no_cuda_graphs)
     return settings

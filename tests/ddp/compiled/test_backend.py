@@ -23,12 +23,12 @@ from partita.errors import ArgumentError
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"options": {"outer": 1}}, "takes inner, and mode and options .*: Unexpected .* option outer; see"),
+        ({"options": {"outer": 1}}, "beside inner, mode and options .*: Unexpected .* option outer; see"),
         (
             {"options": {"max_autotune": "yes"}},
-            "options that Inductor knows: Unexpected type of attr max_aut",
+            "that Inductor knows: Unexpected type of attr max_aut",
         ),
-        ({"mode": "fast"}, "options that Inductor knows: Unrecognized mode=fast"),
+        ({"mode": "fast"}, "that Inductor knows: Unrecognized mode=fast"),
         ({"mode": "reduce-overhead"}, "Inductor's CUDA graphs can't be cut .* inner=partita.cudagraphs"),
         ({"options": {"triton.cudagraphs": True}}, "Inductor's CUDA graphs can't be cut"),
         ({"options": {"inner": "aot_eager", "max_autotune": True}}, "'aot_eager': leave out 'max_autotune'"),

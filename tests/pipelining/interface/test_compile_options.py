@@ -35,7 +35,7 @@ def test_what_can_not_be_is_refused() -> None:
         compile_options("cudagraphs")
     with pytest.raises(ArgumentError, match="compile has 'fullgraph': it takes backend, mode"):
         compile_options({"fullgraph": True})
-    with pytest.raises(ArgumentError, match="are Inductor's, and backend is 'aot_eager': leave out mode"):
+    with pytest.raises(ArgumentError, match="are Inductor's, and backend is 'aot_eager': leave out 'mode'"):
         CompileOptions("aot_eager", mode="max-autotune")
     with pytest.raises(ArgumentError, match="CudaGraphsRunner"):
         CompileOptions(mode="reduce-overhead")

@@ -33,6 +33,12 @@ __all__ = ["partita_ddp"]
 
 _LOG = logging.getLogger("partita.ddp")
 
+_NO_CUDA_GRAPHS = (
+    "Inductor's CUDA graphs can't be cut where buckets are sent: pass "
+    "inner=partita.cudagraphs.CudaGraphsRunner() to replicate(), or mode='max-autotune-no-cudagraphs' to "
+    "torch.compile"
+)
+
 
 def partita_ddp(
     gm: GraphModule,
@@ -79,7 +85,7 @@ def partita_ddp(
         inputs,
         compile_graph,
         inner=resolve_inner(inner),
-        settings=inductors_settings(inner, mode, settings),
+        settings=inductors_settings(inner, mode, settings, name="inner", no_cuda_graphs=_NO_CUDA_GRAPHS),
     )
     tensors = [position for position in others if isinstance(inputs[position], torch.Tensor)]
     return _registering(run, tensors) if expected else run

@@ -48,7 +48,7 @@ class Artifacts:
             inputs,
             self._compile,
             inner=resolve_inner(self.options.backend, all_kept=True),
-            settings=self.options.settings,
+            settings=self.options.settings(),
             static_positions=state,
         )
 

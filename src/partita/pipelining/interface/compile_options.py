@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from partita._torch.compile.inductor import inductor_settings
 from partita.errors import ArgumentError
 from partita.runtime import PieceRunner
-from partita.runtime.graph_compiler import InnerCompiler, check_inner
+from partita.runtime.graph_compiler import InnerCompiler, check_inner, inductors_settings
 
 __all__ = ["CompileArgument", "CompileOptions", "compile_options"]
 
-_CUDA_GRAPHS = "triton.cudagraphs"
+_NO_CUDA_GRAPHS = (
+    "Inductor's CUDA graphs keep one microbatch's values at a time, and a stage has several in flight: pass "
+    "backend=partita.cudagraphs.CudaGraphsRunner(), or mode='max-autotune-no-cudagraphs'"
+)
 
 
 @dataclass(frozen=True)
@@ -35,29 +37,22 @@ class CompileOptions:
 
     def __post_init__(self) -> None:
         check_inner(self.backend, "backend")
-        if self.backend != "inductor" and (self.options or self.mode is not None):
-            raise ArgumentError(
-                f"mode and options are Inductor's, and backend is {self.backend!r}: leave out "
-                f"{'mode' if self.mode is not None else 'options'}"
-            )
-        try:
-            settings = self.settings
-        except RuntimeError as error:
-            reason = str(error).partition(", known options are")[0]  # several hundred of them
-            raise ArgumentError(
-                f"{reason}; see torch._inductor.list_mode_options() and list_options()"
-            ) from error
-        if settings.get(_CUDA_GRAPHS):
-            raise ArgumentError(
-                "Inductor's CUDA graphs keep one microbatch's values at a time, and a stage has several in "
-                "flight: pass backend=partita.cudagraphs.CudaGraphsRunner(), or "
-                "mode='max-autotune-no-cudagraphs'"
-            )
+        self.settings()
 
-    @property
     def settings(self) -> dict[str, Any]:
-        """Inductor's configuration for them."""
-        return inductor_settings(self.mode, self.options)
+        """Inductor's configuration for them.
+
+        Raises:
+            ArgumentError: Inductor does not know them, they are for another backend, or they ask for CUDA
+                graphs.
+        """
+        return inductors_settings(
+            self.backend,
+            self.mode,
+            self.options,
+            name="backend",
+            no_cuda_graphs=_NO_CUDA_GRAPHS,
+        )
 
     @property
     def shares(self) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from partita._torch.autograd.engine import hooks_made, run_backward
 from partita._torch.graph_module.lazy_module import LazyGraphModule
-from partita.errors import ExecutionError, SignatureMismatch
+from partita.errors import ExecutionError
 from partita.pipelining.compiled.compiled_forward import CompiledForward
 from partita.pipelining.interface.compile_options import CompileOptions
 from partita.pipelining.interface.routes import Routes, Tied
@@ -24,7 +24,7 @@ from partita.pipelining.recompute.runs_twice import check_hooks, check_wrapper, 
 from partita.pipelining.stages.backward.arrivals import Arrivals
 from partita.pipelining.stages.backward.saved_buffers import SavedBuffers
 from partita.pipelining.stages.backward.split_backward import WeightPass, input_pass
-from partita.pipelining.stages.backward.tied_share import TiedShare, kept_apart
+from partita.pipelining.stages.backward.tied_share import TiedShares, kept_apart
 from partita.pipelining.stages.data_parallel import GradientReduction, gradient_reduction
 from partita.pipelining.stages.flight import Flight, hand_to_caller, roots_of
 from partita.pipelining.stages.hooked_parameters import HookedParameters
@@ -98,12 +98,7 @@ class Stage(ABC):
         """Exchange with other stages what ``routes`` say, from now on."""
         self.routes = routes
         self.border = routes.borders[self.index]
-        self._names = {
-            group: next(name for name in group.names if _has_parameter(self._inner, name))
-            for group in routes.tied
-            if self.index in group.stages
-        }
-        self._shared = tuple(group for group in self._names if group.value.requires_grad and group.chained)
+        self._tied = TiedShares(self._inner, self.index, routes)
 
     @property
     def module(self) -> nn.Module:
@@ -163,7 +158,7 @@ class Stage(ABC):
 
     def parameter(self, group: Tied) -> nn.Parameter:
         """This stage's copy of a tied parameter."""
-        return self._inner.get_parameter(self._names[group])
+        return self._tied.parameter(group, self._inner)
 
     def compile(
         self,
@@ -210,8 +205,8 @@ class Stage(ABC):
             SignatureMismatch: an output of another shape, dtype or gradient flag than the others expect.
             ExecutionError: see `BlockStage`.
         """
-        if train and self._names:
-            self._check_tied()
+        if train:
+            self._tied.check_are_as_cut(self._inner)
         before = hooks_made()
         self._microbatch = microbatch
         flight, handed = self._run(values, train=train)
@@ -301,7 +296,7 @@ class Stage(ABC):
         if flight.checkpointed is not None:
             flight.checkpointed.run_again()
         roots, seeds = roots_of(flight, gradients)
-        shares = self._shares(gradients, roots, seeds)
+        shares = self._tied.of_microbatch(self._inner, gradients, roots, seeds)
         wanted = {name: leaf for name, leaf in flight.leaves.items() if leaf.requires_grad}
         arrivals = Arrivals(tuple(wanted.values()))
         if shares:
@@ -334,7 +329,8 @@ class Stage(ABC):
         if flight.checkpointed is not None:
             flight.checkpointed.run_again()
         roots, seeds = roots_of(flight, gradients)
-        shares = [share for share in self._shares(gradients, roots, seeds) if not share.owned]
+        shares = self._tied.of_microbatch(self._inner, gradients, roots, seeds)
+        shares = [share for share in shares if not share.owned]
         names = [name for name, leaf in flight.leaves.items() if leaf.requires_grad]
         half = input_pass(
             roots,
@@ -366,7 +362,7 @@ class Stage(ABC):
         """
         if self._reduction is None:
             return False
-        return self._reduction.at_once or any(group.stages[0] != self.index for group in self._shared)
+        return self._reduction.at_once or self._tied.are_of_others
 
     def begin(self, microbatches: int) -> None:
         """Start a training step of so many microbatches."""
@@ -396,33 +392,3 @@ class Stage(ABC):
         """Drop all microbatches in flight (after a failure)."""
         self._flights.clear()
         self._late.clear()
-
-    def _shares(
-        self, gradients: Mapping[str, Tensor], roots: list[Tensor], seeds: list[Tensor]
-    ) -> list[TiedShare]:
-        """The stage's shares of tied gradients; those that later stages sent are added to the roots."""
-        if not self._shared:
-            return []
-        shares = [TiedShare(group, self.parameter(group), self.index) for group in self._shared]
-        for share in shares:
-            if share.name in gradients:
-                roots.append(share.parameter)
-                seeds.append(gradients[share.name])
-        return shares
-
-    def _check_tied(self) -> None:
-        for group in self._names:
-            if self.parameter(group).requires_grad != group.value.requires_grad:
-                was = "trained" if group.value.requires_grad else "frozen"
-                raise SignatureMismatch(
-                    f"the tied parameter {group.names[0]!r} was {was} when the pipeline was cut, and is not "
-                    "now: cut it again"
-                )
-
-
-def _has_parameter(module: nn.Module, name: str) -> bool:
-    try:
-        module.get_parameter(name)
-    except AttributeError:
-        return False
-    return True
