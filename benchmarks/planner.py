@@ -7,7 +7,9 @@ of a U-Net or a Swin whose layers differ) are cut into 2 to 8 stages
     equal parameters     the largest stage by parameters as small as can be (DeepSpeed's "parameters")
     equal times          the slowest stage as fast as can be (what torchgpipe's balancing by time does)
 
-and by `partita.planning.search`: for the same schedule (1F1B), and free to choose. Steps are simulated.
+and by `partita.planning.search`: for the same schedule (1F1B), and free to choose. Steps are simulated. Then
+small models of these kinds are cut in the same ways on two processes, from costs that are measured there, and
+their steps are timed in turn.
 
     python -m benchmarks.planner
 """
@@ -21,8 +23,11 @@ from itertools import pairwise
 from pathlib import Path
 
 from rich.console import Console
+from rich.table import Table
 
 from benchmarks.harness import progress_bar, write_json
+from benchmarks.planner_steps import CASES, RULES, balanced, measure
+from benchmarks.prediction_models import UNEVEN
 from partita.planning import (
     Cluster,
     CostModel,
@@ -154,13 +159,7 @@ def compare(model: str, stages: int, microbatches: int | None = None) -> Row:
     costs = MODELS[model]()
     count = 4 * stages if microbatches is None else microbatches
     cluster = Cluster(stages, BYTES_PER_S, 1e-5)
-    units = costs.units
-    rules = (
-        [1.0] * len(units),
-        [float(unit.parameters) for unit in units],
-        [unit.forward_s + unit.backward_s for unit in units],
-    )
-    seconds = [_step_s(costs, _balanced(weights, stages), cluster, count) for weights in rules]
+    seconds = [_step_s(costs, balanced(costs, rule, stages), cluster, count) for rule in RULES]
     options = {"microbatches": count}
     planned = search(costs, cluster, schedules=["1F1B"], stages_per_rank=[1], **options)[0]  # type: ignore[arg-type]
     free = search(costs, cluster, **options)[0]  # type: ignore[arg-type]
@@ -170,25 +169,6 @@ def compare(model: str, stages: int, microbatches: int | None = None) -> Row:
 def _step_s(costs: CostModel, cuts: Sequence[int], cluster: Cluster, microbatches: int) -> float:
     stages: list[StageCost] = [recomputed_cost(costs, start, end - 1) for start, end in pairwise(cuts)]
     return simulate(get_schedule("1F1B")(len(stages), microbatches), stages, cluster).makespan_s
-
-
-def _balanced(weights: Sequence[float], stages: int) -> list[int]:
-    """The cuts whose heaviest stage is as light as can be, and of these the first ones as light."""
-    count = len(weights)
-    sums = [0.0]
-    for weight in weights:
-        sums.append(sums[-1] + weight)
-    best: list[dict[int, tuple[float, list[int]]]] = [{0: (0.0, [0])}]
-    for stage in range(1, stages + 1):
-        layer: dict[int, tuple[float, list[int]]] = {}
-        for end in range(stage, count - (stages - stage) + 1):
-            layer[end] = min(
-                (max(heaviest, sums[end] - sums[start]), [*cuts, end])
-                for start, (heaviest, cuts) in best[-1].items()
-                if start < end
-            )
-        best.append(layer)
-    return best[-1][count][1]
 
 
 def main(*, quick: bool = False, json_path: Path | None = None) -> list[Row]:
@@ -216,7 +196,14 @@ def main(*, quick: bool = False, json_path: Path | None = None) -> list[Row]:
         ratios = [seconds / row.best_rule_s for seconds, row in zip(planned_s, rows, strict=True)]
         median, most = statistics.median(ratios), max(ratios)
         print(f"{what}: {median:.3f} of the best rule in the median, {most:.3f} at most")
-    write_json(json_path, "planner", rows)
+    measured = [] if quick else [measure(model, stages) for model in UNEVEN for stages in CASES]
+    table = Table("measured", "stages", *RULES, "planned", "free")
+    for one in measured:
+        table.add_row(
+            one.model, str(one.stages), *map(str, one.rules.values()), str(one.planned), str(one.free)
+        )
+    Console().print(table)
+    write_json(json_path, "planner", [*rows, *measured])
     return rows
 
 

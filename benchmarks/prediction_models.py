@@ -1,4 +1,4 @@
-"""Small models of eight kinds to train in a pipeline."""
+"""Small models of ten kinds to train in a pipeline."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["MODELS", "Subject"]
+__all__ = ["MODELS", "UNEVEN", "Subject"]
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,56 @@ class _Patches(nn.Module):
         return self.head(x.mean(1))  # type: ignore[no-any-return]
 
 
+class _UNet(nn.Module):
+    """Down and up again; what each level puts out goes across to the same level on the other side."""
+
+    def __init__(self, width: int, levels: int) -> None:
+        super().__init__()
+        widths = [width << level for level in range(levels)]
+        self.start, self.end = nn.Conv2d(3, width, 3, 1, 1), nn.Conv2d(width, 3, 1)
+        self.down = nn.ModuleList(_Residual(one, two) for one, two in pairwise(widths))
+        self.up = nn.ModuleList(nn.ConvTranspose2d(two, one, 2, 2) for one, two in pairwise(widths))
+        self.join = nn.ModuleList(nn.Conv2d(2 * one, one, 3, 1, 1) for one in widths[:-1])
+
+    def forward(self, image: Tensor) -> Tensor:
+        levels = [self.start(image)]
+        for down in self.down:
+            levels.append(down(levels[-1]))
+        x = levels.pop()
+        for up, join in zip(reversed(self.up), reversed(self.join), strict=True):
+            x = join(torch.cat((up(x), levels.pop()), 1)).relu()
+        return self.end(x)  # type: ignore[no-any-return]
+
+
+class _Merge(nn.Module):
+    """Four neighbouring patches become one that is twice as wide."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.reduce = nn.LayerNorm(4 * width), nn.Linear(4 * width, 2 * width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        return self.reduce(self.norm(x.reshape(batch, length // 4, 4 * width)))  # type: ignore[no-any-return]
+
+
+class _Swin(nn.Module):
+    """Blocks in levels of which each has a quarter of the patches and twice the width."""
+
+    def __init__(self, width: int, layers: tuple[int, ...]) -> None:
+        super().__init__()
+        self.patch = nn.Conv2d(3, width, 4, 4)
+        blocks: list[nn.Module] = []
+        for level, count in enumerate(layers):
+            blocks += [_Merge(width << (level - 1))] if level else []
+            blocks += [_Block(width << level, 4, causal=False) for _ in range(count)]
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.Linear(width << (len(layers) - 1), 1000)
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.head(self.blocks(self.patch(image).flatten(2).transpose(1, 2)).mean(1))  # type: ignore[no-any-return]
+
+
 def _of_tokens(logits: Tensor, target: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, 1), target.flatten())
 
@@ -163,6 +213,18 @@ def _mlp(width: int, rows: int, layers: int) -> Subject:
     return Subject(model, (torch.randn(rows, width),), functional.mse_loss, torch.randn(rows, width))
 
 
+def _u_net(quick: bool) -> Subject:
+    torch.manual_seed(0)
+    image = torch.randn(2, 3, 64, 64)
+    return Subject(_UNet(8 if quick else 16, 3 if quick else 4), (image,), functional.mse_loss, image)
+
+
+def _swin(quick: bool) -> Subject:
+    torch.manual_seed(0)
+    model = _Swin(32 if quick else 64, (1, 1, 2) if quick else (1, 1, 6, 1))
+    return Subject(model, (torch.randn(2, 3, 64, 64),), functional.cross_entropy, torch.arange(2))
+
+
 MODELS: dict[str, Callable[[bool], Subject]] = {
     "GPT": _gpt,
     "Llama": _llama,
@@ -174,3 +236,10 @@ MODELS: dict[str, Callable[[bool], Subject]] = {
     "wide MLP": lambda quick: _mlp(64, 16, 4) if quick else _mlp(512, 1024, 12),
 }
 """By name; each takes whether it is to be tiny."""
+
+UNEVEN: dict[str, Callable[[bool], Subject]] = {
+    **{name: MODELS[name] for name in ("GPT", "Llama", "T5")},
+    "U-Net": _u_net,
+    "Swin": _swin,
+}
+"""Those whose ends differ from their middle, or whose layers differ."""

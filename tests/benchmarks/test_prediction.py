@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from benchmarks.prediction_models import MODELS
+from benchmarks.prediction_models import MODELS, UNEVEN
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", {**MODELS, **UNEVEN})
 def test_each_model_can_be_trained(name: str) -> None:
-    subject = MODELS[name](True)
+    subject = {**MODELS, **UNEVEN}[name](True)
     loss = subject.loss_fn(subject.model(*subject.args), subject.target)
     loss.backward()
     assert torch.isfinite(loss)
