@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.harness import progress_bar, write_json
-from benchmarks.planner_steps import CASES, RULES, balanced, measure
+from benchmarks.planner_steps import CASES, RULES, MeasuredRow, balanced, measure
 from benchmarks.prediction_models import UNEVEN
 from partita.planning import (
     Cluster,
@@ -189,21 +189,32 @@ def main(*, quick: bool = False, json_path: Path | None = None) -> list[Row]:
         print(
             f"{row.model:8}{row.stages:6}{layers:8.3f}{parameters:12.3f}{times:7.3f}{planned:15.3f}{free:9.3f}"
         )
-    for what, planned_s in (
-        ("1F1B", [row.planned_s for row in rows]),
-        ("free", [row.free_s for row in rows]),
-    ):
-        ratios = [seconds / row.best_rule_s for seconds, row in zip(planned_s, rows, strict=True)]
-        median, most = statistics.median(ratios), max(ratios)
-        print(f"{what}: {median:.3f} of the best rule in the median, {most:.3f} at most")
-    measured = [] if quick else [measure(model, stages) for model in UNEVEN for stages in CASES]
-    table = Table("measured", "stages", *RULES, "planned", "free")
-    for one in measured:
-        table.add_row(
-            one.model, str(one.stages), *map(str, one.rules.values()), str(one.planned), str(one.free)
-        )
-    Console().print(table)
+    _summarise("1F1B", [row.planned_s / row.best_rule_s for row in rows])
+    _summarise("free", [row.free_s / row.best_rule_s for row in rows])
+    measured = [] if quick else _measured()
     write_json(json_path, "planner", [*rows, *measured])
+    return rows
+
+
+def _summarise(what: str, ratios: Sequence[float]) -> None:
+    median, most = statistics.median(ratios), max(ratios)
+    print(f"{what}: {median:.3f} of the best rule in the median, {most:.3f} at most")
+
+
+def _measured() -> list[MeasuredRow]:
+    cases = [(model, stages) for stages in CASES for model in UNEVEN]
+    rows = []
+    with progress_bar(Console(stderr=True), "running", [f"{one} in {count}" for one, count in cases]) as done:
+        for model, stages in cases:
+            rows.append(measure(model, stages))
+            done()
+    table = Table("steps on two processes", "stages", *RULES, "planned", "free")
+    for row in rows:
+        ratios = (*row.rules.values(), row.planned, row.free)
+        table.add_row(row.model, str(row.stages), *map(str, ratios))
+    Console().print(table)
+    _summarise("planned for the same schedule, measured", [row.planned.median for row in rows])
+    _summarise("free, measured", [row.free.median for row in rows])
     return rows
 
 
