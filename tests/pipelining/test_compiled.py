@@ -15,6 +15,7 @@ from tests.pipelining.running import Record, assert_equal, assert_same, cut, pip
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.fx import GraphModule
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
@@ -196,6 +197,39 @@ def test_w_computes_the_gradients_of_weights_and_keeps_what_it_needs_for_them_on
     assert_equal(sent[name], seed @ weight)
     assert_equal(weight.grad, seed.T @ value)
     assert_equal(bias.grad, seed.sum(0))
+
+
+def test_no_pass_of_a_compiled_stage_runs_with_autograd_on() -> None:
+    """W is called by us, not by autograd. What Inductor makes of a product with a stage's own input writes to
+    ``out=``, which autograd refuses.
+    """
+    modes: list[bool] = []
+
+    def watched(gm: GraphModule, _: Sequence[Any]) -> Any:
+        def run(values: list[Any]) -> Any:
+            modes.append(torch.is_grad_enabled())
+            with torch.no_grad():
+                return gm(*values)
+
+        run._boxed_call = True  # type: ignore[attr-defined]  # as what Inductor makes is marked
+        return run
+
+    pipe = cut(PLAIN, 4, compile=watched)
+    records = piped(pipe, PLAIN, get_schedule_class("ZBVZeroBubble"), 4, SPLIT["ZBVZeroBubble"])
+    assert_same(records, uncut(PLAIN))
+    assert len(modes) >= 4 * 4 * 3  # F, I, W of four microbatches in four stages
+    assert not any(modes)
+
+
+def test_inductor() -> None:
+    pipe, expected = cut(PLAIN, 4, compile=True), uncut(PLAIN)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NotCompiled)
+        records = piped(pipe, PLAIN, get_schedule_class("ZBVZeroBubble"), 4, SPLIT["ZBVZeroBubble"])
+    for record in records:
+        for name, gradient in record.gradients.items():
+            torch.testing.assert_close(gradient, expected.gradients[name])
+    assert {name for record in records for name in record.gradients} == expected.gradients.keys()
 
 
 def test_other_batch_sizes() -> None:

@@ -190,6 +190,7 @@ def _second_half(halves: _Halves, kept: dict[str, Any]) -> Iterator[tuple[int, T
     there = {name: kept[name] for _, name in halves.later if name in kept}
     kept.clear()
     if halves.second is not None:
-        there |= zip(halves.second_makes, halves.second(taken), strict=True)
+        with torch.no_grad():  # as in I, which autograd runs so
+            there |= zip(halves.second_makes, halves.second(taken), strict=True)
     for edge, name in halves.later:
         yield edge, there[name]
