@@ -44,6 +44,8 @@ RUNS = [
     ("fsdp", "gpipe", "plain", "exact"),
     ("fsdp", "1f1b", "transformer", "reduced"),
     ("fsdp", "zero bubble", "plain", "exact"),
+    ("ddp", "zero bubble, compiled", "plain", "exact"),
+    ("fsdp", "zero bubble, compiled", "transformer", "reduced"),
 ]
 """What is done in one launch of four processes: wrapper, schedule, model, tied gradients."""
 
@@ -135,6 +137,9 @@ def _body(comm: Comm) -> bytes:
         case = CASES[name]
         stage = copy.deepcopy(pipes[name]).build_stage(here.stage, comm=here.comm)
         _no_dropout([stage.module])
+        kind, _, compiled = kind.partition(", ")
+        if compiled:
+            stage.compile("aot_eager")
         wrap(stage, how, here.replicas)
         schedule = KINDS[kind](stage, MICROBATCHES, case.loss, tied_gradients=tied)
         found.append(_train(schedule, stage.module, case, here.pipeline))
