@@ -22,8 +22,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from partita.cudagraphs import CudaGraphsRunner
 from partita.ddp import partita_ddp, replicate
-from partita.pipelining import Schedule1F1B
-from partita.runtime import Comm
+from partita.pipelining import Schedule1F1B, get_schedule_class
+from partita.planning import v_placement
+from partita.runtime import Comm, InProcessWorld
 
 
 def recording(**options: Any) -> CudaGraphsRunner:
@@ -107,3 +108,23 @@ def test_recorded_stages_in_processes_equal_the_uncut_model() -> None:
     (_, of_embedding), (_, of_blocks) = found
     assert of_embedding["forward"] > 0
     assert min(of_blocks[kind] for kind in ("forward", "backward")) > 4 * STEPS
+
+
+def _halves(comm: Comm) -> tuple[Record, dict[str, int], int]:
+    case, own = TRANSFORMER, [index for index, rank in enumerate(v_placement(4, 2)) if rank == comm.rank]
+    pipe, runner, record = copy.deepcopy(cut(case, 4)), recording(), Record()
+    stages = [pipe.build_stage(index, comm=comm) for index in own]
+    for stage in stages:
+        stage.compile(runner)
+    schedule = get_schedule_class("ZBVZeroBubble")(stages, 4, case.loss)
+    train(schedule, [stage.module for stage in stages], case, record)
+    return record, counts(runner, "hits"), len(runner.graphs)
+
+
+def test_recorded_halves_of_a_backward_pass_equal_the_uncut_model() -> None:
+    """F, I and W of each stage are recorded by themselves and replayed."""
+    results = InProcessWorld(2).run(_halves)
+    assert_same([record for record, _, _ in results], uncut(TRANSFORMER))
+    for _, hits, graphs in results:
+        assert graphs >= 2 * 3, "F, I and W of two stages"
+        assert hits["piece"] > 2 * 3 * 4, "most microbatches of most steps"
