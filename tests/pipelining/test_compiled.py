@@ -221,11 +221,37 @@ def test_no_pass_of_a_compiled_stage_runs_with_autograd_on() -> None:
     assert not any(modes)
 
 
-def test_inductor() -> None:
-    pipe, expected = cut(PLAIN, 4, compile=True), uncut(PLAIN)
+class Masked(nn.Module):
+    """What Inductor would fuse stands before and behind a random call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.norm = nn.Embedding(20, WIDTH), nn.LayerNorm(WIDTH)
+        self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        h = functional.dropout(self.norm(self.embedding(tokens)), 0.0, self.training)
+        return self.b(self.a(h * (tokens < 19).all()).masked_fill((tokens == 3)[..., None], 0.0))
+
+
+def _tokens(samples: int) -> tuple[tuple[Tensor], dict[str, Any], Tensor]:
+    return (torch.randint(0, 20, (samples, 6)),), {}, torch.randn(samples, 6, WIDTH)
+
+
+MASKED = Case("masked", Masked, ("a",), batch=_tokens)
+
+
+@pytest.mark.parametrize(
+    ("case", "kind", "placement"),
+    [(PLAIN, "ZBVZeroBubble", SPLIT["ZBVZeroBubble"]), (MASKED, "1F1B", None)],
+    ids=["ZBV", "across a random call"],
+)
+def test_inductor(case: Case, kind: str, placement: Sequence[int] | None) -> None:
+    stages = 2 if placement is None else len(placement)
+    pipe, expected = cut(case, stages, compile=True), uncut(case)
     with warnings.catch_warnings():
         warnings.simplefilter("error", NotCompiled)
-        records = piped(pipe, PLAIN, get_schedule_class("ZBVZeroBubble"), 4, SPLIT["ZBVZeroBubble"])
+        records = piped(pipe, case, get_schedule_class(kind), 4, placement)
     for record in records:
         for name, gradient in record.gradients.items():
             torch.testing.assert_close(gradient, expected.gradients[name])

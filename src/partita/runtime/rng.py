@@ -54,8 +54,10 @@ _MASK = 2**64 - 1
 
 _library = torch.library.Library("partita", "FRAGMENT")
 # The tag keeps it where it stands among the random calls, whoever cuts or orders the graph.
-_library.define("enter_site(int site) -> ()", tags=(torch.Tag.nondeterministic_seeded,))
-_OPERATOR = torch.ops.partita.enter_site.default
+# It returns an empty tensor since what has no device is no border for Inductor, which would fuse across it,
+# and let go before it of what it reads behind it (torch 2.13, CPU).
+_library.define("seed_site(int site) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
+_OPERATOR = torch.ops.partita.seed_site.default
 has_side_effect(_OPERATOR)
 
 
@@ -211,7 +213,7 @@ def enter_site(site: int) -> None:
     use. With none it does nothing at all.
     """
     if torch.compiler.is_compiling():
-        torch.ops.partita.enter_site(site)
+        torch.ops.partita.seed_site(site)
     else:
         _seed(site)
 
@@ -229,8 +231,17 @@ def _seed(site: int) -> None:
         _saved.seed(block, torch.cuda.default_generators[torch.cuda.current_device()], seed)
 
 
-_library.impl("enter_site", _seed, "CompositeExplicitAutograd")
-_library.impl("enter_site", lambda _: None, "Meta")
+def _seed_compiled(site: int) -> torch.Tensor:
+    _seed(site)
+    return _nothing(site)
+
+
+def _nothing(_: int) -> torch.Tensor:
+    return torch.empty(0, device="cpu")
+
+
+_library.impl("seed_site", _seed_compiled, "CompositeExplicitAutograd")
+torch.library.register_fake("partita::seed_site", _nothing, lib=_library)
 has_side_effect(enter_site)  # dead-code elimination must leave it where it stands
 
 

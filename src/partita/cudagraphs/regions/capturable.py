@@ -176,7 +176,7 @@ class CaptureRulings:
             return _HOST_READ
         if facts.dynamic_shape and not facts.indexes:
             return _DYNAMIC
-        if facts.name == "partita::enter_site":
+        if facts.name == "partita::seed_site":
             return _SEEDS
         if not facts.is_built_in and facts.name not in self.rules.allow:
             return (

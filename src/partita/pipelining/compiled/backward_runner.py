@@ -43,7 +43,7 @@ class BackwardRunner:
         self._compile = compile_piece
         self._fuses = fuses
         self._draws = any(
-            node.target is torch.ops.partita.enter_site.default for node in graph.gm.graph.nodes
+            node.target is torch.ops.partita.seed_site.default for node in graph.gm.graph.nodes
         )
         self._variants: dict[tuple[int, ...], _Variant] = {}
 
