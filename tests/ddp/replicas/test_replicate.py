@@ -116,6 +116,25 @@ def test_after_close_the_module_trains_alone() -> None:
     alone(body)
 
 
+def test_the_attribute_of_torchs_ddp_keeps_gradients_on_their_rank() -> None:
+    """A loop that set it in place of ``no_sync`` was reduced each time, without a word."""
+    seen: dict[int, list[bool]] = {}
+
+    def body(comm: Any) -> None:
+        module: Any = replicate(seeded(models.mlp), comm)
+        own = seeded(models.mlp)
+        seen[comm.rank] = []
+        for sync in (False, True):
+            module.require_backward_grad_sync = sync
+            loss_of(module(batch(0, comm.rank))).backward()
+            loss_of(own(batch(0, comm.rank))).backward()
+            seen[comm.rank].append(torch.equal(module[0].weight.grad, own[0].weight.grad))
+        assert module.require_backward_grad_sync
+
+    InProcessWorld(2).run(body)
+    assert seen == {0: [True, False], 1: [True, False]}
+
+
 def test_gradients_of_a_compiled_run_from_before_the_end_stay_on_their_rank() -> None:
     def body(comm: Any) -> None:
         module: Any = replicate(seeded(models.mlp), comm, inner="aot_eager")

@@ -35,12 +35,22 @@ class Replicated(nn.Module):
         """Keep the gradients of forward passes in this block on their rank: they add up there until a later
         pass is reduced.
         """
-        replication = self.replication
-        before, replication.sync = replication.sync, False
+        before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
         try:
             yield
         finally:
-            replication.sync = before
+            self.require_backward_grad_sync = before
+
+    @property
+    def require_backward_grad_sync(self) -> bool:
+        """Whether gradients of forward passes from now on are reduced, as of torch's DDP: loops that add
+        gradients up set it in place of a `no_sync` block.
+        """
+        return self.replication.sync
+
+    @require_backward_grad_sync.setter
+    def require_backward_grad_sync(self, sync: bool) -> None:
+        self.replication.sync = sync
 
     @contextmanager
     def local(self) -> Iterator[None]:
