@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import NoReturn
+
+import torch
 
 from partita.errors import ExecutionError
 from partita.runtime import Comm
@@ -13,6 +16,7 @@ __all__ = [
     "changed_parameter",
     "failed_everywhere",
     "raised_on_some",
+    "refuse_compiled_autograd",
     "sparse_gradient",
     "unfinished_pass",
 ]
@@ -24,6 +28,21 @@ def failed_everywhere(comm: Comm, message: str, where: str) -> ExecutionError:
     with suppress(ExecutionError):  # where the others can't be told, this rank raises it all the same
         comm.fail(error, where)
     return error
+
+
+@torch.compiler.disable(  # type: ignore[untyped-decorator]
+    reason="partita.ddp.replicate does not work under compiled autograd: turn it off"
+)
+def refuse_compiled_autograd() -> NoReturn:
+    """Called where the compiler traces a whole backward pass, and so what follows each gradient: the trace
+    breaks off here, and this runs.
+    """
+    raise ExecutionError(
+        "compiled autograd traces the backward pass, so a replicated module's gradients can't be reduced "
+        "while it runs: turn it off (torch._dynamo.config.compiled_autograd = False, no "
+        "maybe_enable_compiled_autograd block) and compile the module with backend='partita_ddp', whose "
+        "backward graph is reduced in buckets"
+    )
 
 
 def sparse_gradient(name: str) -> str:

@@ -21,9 +21,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
-from weakref import ref
 
 import torch
 
@@ -44,7 +42,13 @@ from partita.ddp.reducing.arrivals import GradientArrivals
 from partita.ddp.reducing.compiled_runs import CompiledRuns
 from partita.ddp.reducing.consensus import Consensus
 from partita.ddp.reducing.gradient import Arrival, ParameterGradient
-from partita.ddp.reducing.pass_errors import failed_everywhere, raised_on_some, unfinished_pass
+from partita.ddp.reducing.gradient_hooks import hooks_on
+from partita.ddp.reducing.pass_errors import (
+    failed_everywhere,
+    raised_on_some,
+    refuse_compiled_autograd,
+    unfinished_pass,
+)
 from partita.ddp.reducing.pass_state import PassState
 from partita.errors import ExecutionError
 from partita.planning import BucketPlan
@@ -111,16 +115,7 @@ class Reducer:
         self._lock = threading.RLock()
         self._accumulators = [accumulator(parameter) for parameter in self.parameters]
         self._detached = False
-        me = ref(self)
-        # in front of the parameters' own hooks, and behind those, which may change ``grad``
-        self._handles = [
-            handle
-            for index, node in enumerate(self._accumulators)
-            for handle in (
-                node.register_prehook(partial(_accumulates, me, index)),
-                node.register_hook(partial(_accumulated, me, index)),
-            )
-        ]
+        self._handles = hooks_on(self._accumulators, self)
 
     def detach(self) -> None:
         """Take the hooks off the parameters; what is still to come of a backward pass stays on its rank."""
@@ -217,6 +212,8 @@ class Reducer:
             Whether the pass fills ``grad`` of any of them. That of ``torch.autograd.grad`` does not, and
             nothing of it is reduced.
         """
+        if torch.compiler.is_dynamo_compiling():
+            refuse_compiled_autograd()
         if (
             self._detached
             or self.paused
@@ -397,15 +394,3 @@ class Reducer:
             if state is not None:
                 self._arrivals.pass_is_dropped(state)
             raise ExecutionError(raised_on_some(self.comm.all_gather_object(raised)))
-
-
-def _accumulates(reducer: ref[Reducer], index: int, _gradient: Any) -> None:
-    alive = reducer()
-    if alive is not None:
-        alive.accumulates(index)
-
-
-def _accumulated(reducer: ref[Reducer], index: int, _none: Any, _gradient: Any) -> None:
-    alive = reducer()
-    if alive is not None:
-        alive.accumulated(index)
