@@ -96,6 +96,7 @@ class _Recorder(Interpreter):
             result = super().run_node(n)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             if n not in self._checked or isinstance(error, DynamicOutputShapeException):
+                self.extra_traceback = False  # the interpreter's own, which it would put into the message
                 raise CaptureError(_unknown(n)) from error
             result = UnknownNumber()
         if n.op == "get_attr" and isinstance(result, torch.Tensor):
