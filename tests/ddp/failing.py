@@ -72,7 +72,14 @@ def disagreements(comm: Comm) -> dict[str, str]:
     module = replicate(seeded(models.mlp))
     texts["steps"] = text_of(_out_of_step, module, comm.rank)
     texts["raised"], texts["after it"] = raising(comm)
+    module = replicate(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).train(comm.rank == 0))
+    texts["modes"] = text_of(_train, module)
     return texts
+
+
+def _train(module: Any) -> None:
+    for _ in range(3):
+        module(torch.randn(4, 2)).square().sum().backward()
 
 
 def _out_of_step(module: Any, rank: int) -> None:

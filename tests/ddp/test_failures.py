@@ -71,6 +71,12 @@ def test_a_rank_that_takes_fewer_steps_is_no_deadlock(texts: list[dict[str, str]
     assert [text_of["steps"] for text_of in texts] == ["no error", "no error"]
 
 
+def test_a_rank_that_is_left_in_evaluation_mode_is_an_error_to_all(texts: list[dict[str, str]]) -> None:
+    """It takes no buffers of rank 0 over, so its collectives are not those of the others: all waited."""
+    for text_of in texts:
+        assert text_of["modes"].startswith("DeadlockError")
+
+
 def test_a_rank_that_raises_in_backward_and_goes_on_is_an_error_to_all(texts: list[dict[str, str]]) -> None:
     for text_of in texts:
         assert text_of["raised"].startswith("ExecutionError: the backward pass raised on rank 1 and not on")

@@ -229,13 +229,13 @@ def test_who_left_is_missed_only_where_it_had_not_begun_its_part(world: World) -
     everyone = (0, 1, 2)
     last = world.ranks[2]
     last.began |= {("sent", 0, 7): 2, ("received", 0, 7): 1, ("collective", everyone): 3, ("sent", 1, 8): 9}
-    begun = [("recv from", 2, 7, 2), ("send to", 2, 7, 1), ("collective", everyone, 3)]
+    begun = [("recv from", 2, 7, 2), ("send to", 2, 7, 1), ("collective", everyone, 3, "sum")]
     not_begun = [
         ("recv from", 2, 7, 3),
         ("recv from", 2, 8, 1),
         ("send to", 2, 7, 2),
-        ("collective", everyone, 4),
-        ("collective", (0, 2), 1),
+        ("collective", everyone, 4, "sum"),
+        ("collective", (0, 2), 1, "sum"),
     ]
     for key in begun:
         assert last.has_come(0, key)
@@ -287,3 +287,15 @@ def test_a_connection_that_broke_for_no_reason_that_anybody_saw_has_none(
     world.until(lambda: 2 in world.ranks[0].leavers)
     assert world.ranks[0].explain((1,), "recv from rank 1") is None
     assert world.tick() == [None] * 3
+
+
+def test_a_rank_whose_collective_of_that_number_is_another_one_has_not_come(world: World) -> None:
+    """All ranks of three had begun their fourth collective, of two kinds, and no deadlock was seen."""
+    everyone = (0, 1, 2)
+    last = world.ranks[2]
+    for number, what in enumerate(("sum", "broadcast from rank 0"), start=1):
+        last.began["collective", everyone] = number
+        last.note_collective(("collective", everyone, number, what))
+    assert last.has_come(0, ("collective", everyone, 1, "sum"))
+    assert last.has_come(0, ("collective", everyone, 2, "broadcast from rank 0"))
+    assert not last.has_come(0, ("collective", everyone, 2, "sum"))

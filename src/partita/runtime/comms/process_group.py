@@ -320,7 +320,8 @@ class ProcessGroupComm:
         on_nccl = self._on_nccl(tensor)
         group = self._groups.collective(members, nccl=on_nccl)
         staged = staged_for_sending(tensor, dtype, tensor.device if on_nccl else _CPU)
-        key: Key = ("collective", members, self._begin(("collective", members)))
+        key: Key = ("collective", members, self._begin(("collective", members)), what)
+        self._detector.note_collective(key)
         try:
             work = post(group, staged)
         except RuntimeError as error:

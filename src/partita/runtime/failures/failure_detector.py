@@ -20,6 +20,7 @@ from __future__ import annotations
 import select
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -42,6 +43,8 @@ _CAUSE_S = 5.0
 _DRAIN_S = 0.3
 _FLUSH_S = 0.5
 _IDLE_S = 3600.0
+_COLLECTIVES = 1000
+"""So many of a rank's collectives are remembered: more than one rank can be ahead of another."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,7 @@ class FailureDetector:
         self.team = team
         self.failure: FailureRecord | None = None
         self.began: dict[tuple[Any, ...], int] = {}
+        self._collectives: deque[tuple[Any, ...]] = deque(maxlen=_COLLECTIVES)
         self.thread = threading.get_ident()
         self._connections = dict(connections)
         self._ranks = {connection.handle: rank for rank, connection in connections.items()}
@@ -155,8 +159,16 @@ class FailureDetector:
         self._wait(lambda: self.failure is not None or others <= set(self._left), seconds)
 
     def has_come(self, peer: int, key: tuple[Any, ...]) -> bool:
-        """Whether this rank has begun its part of an operation that `peer` waits for."""
-        return _has_come(self.began, peer, key)
+        """Whether this rank has begun its part of an operation that `peer` waits for. A rank whose collective
+        of that number is another one has not: it has gone another way.
+        """
+        return _has_come(self.began, peer, key) and not any(
+            one[:3] == key[:3] and one != key for one in tuple(self._collectives)
+        )
+
+    def note_collective(self, key: tuple[Any, ...]) -> None:
+        """Note which collective this rank has begun: ``("collective", ranks, number, what)``."""
+        self._collectives.append(key)
 
     def left_without(self, peer: int, key: tuple[Any, ...]) -> bool:
         """Whether `peer` has left and had not begun its part of an operation of this rank."""
@@ -306,10 +318,10 @@ def _has_come(began: Mapping[tuple[Any, ...], int], waiting: int, key: tuple[Any
 
     Args:
         key: ``("recv from", peer, tag, number)``, ``("send to", peer, tag, number)``, or ``("collective",
-            ranks, number)``.
+            ranks, number, what)``.
     """
     if key[0] in _PARTS:
         _, _, tag, number = key
         return began.get((_PARTS[key[0]], waiting, tag), 0) >= number
-    _, ranks, number = key
+    _, ranks, number, _ = key
     return began.get(("collective", ranks), 0) >= number
