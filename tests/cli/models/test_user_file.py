@@ -34,6 +34,7 @@ def leaves():
     raise SystemExit(3)
 
 number = 3
+layer = torch.nn.Linear(4, 2)
 """
 
 
@@ -61,7 +62,8 @@ def test_a_model_and_its_arguments_come_back(file: Path) -> None:
         ("model.py:", "'model.py:' names no function"),
         ("nowhere.py:build", "there is no file 'nowhere.py'"),
         ("FILE:bild", "has no 'bild': it defines bare, build, leaves, one_tensor, raises, with_keywords"),
-        ("FILE:number", r"is a int and no function: define `def number\(\):`"),
+        ("FILE:number", r"is a int and no function: write one, such as `def build\(\):`; it returns"),
+        ("FILE:layer", r"is a Linear and no function: write one"),
         ("FILE:bare", r"returned a Linear: it returns \(model, args\) or \(model, args, kwargs\)"),
         ("FILE:one_tensor", "returned args of type Tensor, not tuple"),
         ("FILE:raises", r"raised RuntimeError: .*\(line 18\)"),

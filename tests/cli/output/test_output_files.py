@@ -23,6 +23,8 @@ def test_what_can_not_be_written_is_refused(tmp_path: Path) -> None:
         write_outputs([(tmp_path, lambda: "")])
     with pytest.raises(UsageError, match="a folder: give a file"):
         check_outputs({"--html": tmp_path})
+    with pytest.raises(UsageError, match="a folder: give a file"):
+        check_outputs({"--html": Path("/")})  # which has no folder above it
     with pytest.raises(UsageError, match="--html and --csv are both"):
         check_outputs({"--html": tmp_path / "x", "--csv": tmp_path / "x"})
 

@@ -76,9 +76,10 @@ def _find_function(place: str) -> tuple[Path, Callable[[], Any]]:
         listed = f"it defines {', '.join(functions)}" if functions else "it defines no function"
         raise UsageError(f"{file} has no {name!r}: {listed}")
     function = getattr(module, name)
-    if not callable(function):
+    if not callable(function) or isinstance(function, nn.Module):
         raise UsageError(
-            f"{place} is a {type(function).__name__} and no function: define `def {name}():`; {_RETURNS}"
+            f"{place} is a {type(function).__name__} and no function: write one, such as `def build():`; "
+            f"{_RETURNS}"
         )
     return path, function
 

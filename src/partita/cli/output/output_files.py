@@ -27,9 +27,9 @@ def check_outputs(paths: Mapping[str, Path | None]) -> None:
         other = options.setdefault(path.absolute(), option)
         if other != option:
             raise UsageError(f"{other} and {option} are both {path}: give each a file of its own")
-        folder = next(parent for parent in path.absolute().parents if parent.exists())
         if path.is_dir():
             raise UsageError(f"{option} is {path}, a folder: give a file")
+        folder = next(parent for parent in path.absolute().parents if parent.exists())
         if not folder.is_dir():
             raise UsageError(f"{option} is {path}, but {folder} is no folder: give another path")
         place = path if path.exists() else folder
