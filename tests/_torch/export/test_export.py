@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from partita._torch.export.export import export_module
+from partita._torch.export.export import Way, export_module
 from partita._torch.export.open_sizes import open_batch
 
 
@@ -155,3 +155,22 @@ def test_torch_does_not_log_the_stack_of_an_operator_that_can_not_be_traced() ->
     finally:
         log.removeHandler(handler)
     assert not seen
+
+
+class Counting(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        while x.sum() < 4:
+            x = x + 1
+        return x[: int(x.sum().long())]
+
+
+@pytest.mark.parametrize("way", ["eager", "strict"])
+def test_torch_prints_no_graph_of_what_it_could_not_trace(
+    way: Way, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(Exception, match=r"[Dd]ata-dependent"):
+        torch.export.export(Counting(), (torch.ones(2),), strict=way == "strict")
+    assert "def forward(self" in capfd.readouterr().err  # torch does
+    with pytest.raises(Exception, match=r"[Dd]ata-dependent"):
+        export_module(Counting(), (torch.ones(2),), {}, way=way)
+    assert capfd.readouterr().err == ""

@@ -17,6 +17,7 @@ from torch import nn
 from torch._export.passes import replace_autocast_with_hop_pass, replace_set_grad_with_hop_pass
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributions import Distribution
+from torch.export import _trace
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
@@ -69,6 +70,7 @@ _HOOKS = tuple(
     f"_forward{when}_hooks{kind}" for when in ("", "_pre") for kind in ("", "_with_kwargs", "_always_called")
 )
 _CATCHING = inspect.Parameter.VAR_KEYWORD
+_LOGS_OF_FAILURES = "torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes"
 
 
 def export_module(
@@ -245,19 +247,24 @@ def _name_keywords(twin: nn.Module, kwargs: Mapping[str, Any], dynamic_shapes: A
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silence torch while it traces. It warns of attributes that were set, though they are put back (where
-    warnings are errors, a trace would fail), and logs the stack of an operator that can't be traced, though
-    another way of tracing may succeed.
+    warnings are errors, a trace would fail). Of what can't be traced it logs stacks, and prints the graph so
+    far, which may have thousands of lines, though another way of tracing may succeed.
     """
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    level = log.level
+    logs = [logging.getLogger(name) for name in _LOGS_OF_FAILURES]
+    levels = [log.level for log in logs]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"(torch|contextlib)(\.|$)")
-        if not log.isEnabledFor(logging.DEBUG):  # unless somebody looks for it
-            log.setLevel(logging.CRITICAL)
+        for log in logs:
+            if not log.isEnabledFor(logging.DEBUG):  # unless somebody looks for it
+                log.setLevel(logging.CRITICAL)
+        printing = vars(_trace).get("print", print)
+        vars(_trace)["print"] = lambda *_values, **_options: None
         try:
             yield
         finally:
-            log.setLevel(level)
+            vars(_trace)["print"] = printing
+            for log, level in zip(logs, levels, strict=True):
+                log.setLevel(level)
 
 
 @contextmanager
