@@ -508,3 +508,34 @@ def test_no_cut_lies_within_a_transform() -> None:
         pipeline(model, (x,), split_spec={"layers.2": BEGINNING}, frontend="modules")
     with pytest.raises(InfeasiblePlan, match=r"at most 3: no cut lies within a transform of torch\.func"):
         pipeline(model, (x,), stages=4, frontend="modules")
+
+
+class Discriminates(nn.Module):
+    """A generator, and a discriminator that sees its output and the data, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(2)))
+        self.judge = nn.Sequential(*(part for _ in range(3) for part in _judging()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.softplus(self.judge(self.generator(x))).mean() - self.judge(x).mean()
+
+
+def _judging() -> tuple[nn.Module, nn.Module]:
+    return nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)
+
+
+def test_a_plan_cuts_nowhere_between_calls_that_write_to_the_same_buffers() -> None:
+    """The planner cut within the discriminator, whose running averages two stages can't share; the cut was
+    refused then, with the advice to make another one.
+    """
+    model, x = _model(Discriminates), _data(4)[0][0]
+    for stages in (2, 3):
+        pipe = pipeline(model, (x,), stages=stages, frontend="modules")
+        assert pipe.num_stages == stages
+        assert_equal(pipe(x), copy.deepcopy(model)(x))
+    message = r"at most 4: no cut lies between two calls of a module that writes to its buffers.*'judge\.1'"
+    with pytest.raises(InfeasiblePlan, match=message):
+        pipeline(model, (x,), stages=5, frontend="modules")
+    assert pipeline(model, (x,), stages=4, frontend="modules").num_stages == 4

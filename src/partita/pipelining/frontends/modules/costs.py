@@ -259,18 +259,21 @@ def _blocks(model: nn.Module, recording: RecordedPass) -> dict[str, int]:
 
 def _borders(recording: RecordedPass, blocks: set[str] | None) -> list[Moment]:
     """The beginnings of calls that have functions before them; of several at one position the outermost. None
-    is `RecordedPass.enclosed`.
+    is `RecordedPass.enclosed`, or lies between two uses of a buffer that is written to.
 
     Args:
         blocks: the modules whose calls count; None: all.
     """
     borders: list[Moment] = []
+    spans = {span for span in recording.written_spans().values() if span[0] < span[1]}
     last = 0
     for moment in recording.moments:
         path, _, ends = moment.event
         if ends or not path or (blocks is not None and path not in blocks):
             continue
-        if last < moment.position < recording.count and moment.event not in recording.enclosed:
+        if not last < moment.position < recording.count or moment.event in recording.enclosed:
+            continue
+        if not any(first < moment.position <= end for first, end in spans):
             borders.append(moment)
             last = moment.position
     return borders

@@ -158,8 +158,12 @@ def _planned(
 
 
 def _check_places(model: nn.Module, recording: RecordedPass, stages: int, most: int) -> None:
-    """Raise InfeasiblePlan where calls that must lie in one stage leave too few places to cut at."""
-    if stages > most and recording.enclosed:
+    """Raise InfeasiblePlan where what must lie in one stage leaves too few places to cut at."""
+    if stages <= most:
+        return
+    name = type(model).__name__
+    few = f"{stages} stages were asked for, but {name} can be cut into at most {most}: no cut lies"
+    if recording.enclosed:
         paths = {path for path, _, _ in recording.enclosed}
         outer = [path for path in paths if not any(path.startswith(f"{other}.") for other in paths)]
         kinds = {
@@ -169,10 +173,17 @@ def _check_places(model: nn.Module, recording: RecordedPass, stages: int, most: 
         }
         around = " or ".join(kind for kind, calls in kinds.items() if calls)
         raise InfeasiblePlan(
-            f"{stages} stages were asked for, but {type(model).__name__} can be cut into at most {most}: no "
-            f"cut lies within {around}, which must lie in one stage, and the model calls "
+            f"{few} within {around}, which must lie in one stage, and the model calls "
             f"{listed(sorted(outer))} there. Let modules call it themselves, around what they hold, or ask "
             f"for {most}"
+        )
+    owners = {name.rpartition(".")[0] for name in recording.written_spans()}
+    repeated = [owner for owner in sorted(owners) if len(recording.calls(owner)) > 1]
+    if repeated:
+        raise InfeasiblePlan(
+            f"{few} between two calls of a module that writes to its buffers, which one stage must have, and "
+            f"the model calls {listed(repeated)} more than once. Ask for {most}, or call them once, with all "
+            "samples in one batch, where that is what you mean"
         )
 
 

@@ -107,6 +107,16 @@ class RecordedPass:
         """The calls at which no cut may lie, within something that must lie in one stage."""
         return self.checkpointed | self.transformed | self.functions
 
+    def written_spans(self) -> dict[str, tuple[int, int]]:
+        """For each buffer that a function writes to, the first and the last function that uses it: a cut
+        between them would let two stages share it.
+        """
+        uses: dict[str, list[int]] = {name: [] for _, name in self.state_writes}
+        for position, name in self.state_uses:
+            if name in uses:
+                uses[name].append(position)
+        return {name: (min(positions), max(positions)) for name, positions in uses.items()}
+
     def calls(self, path: str) -> list[int]:
         """Return the numbers of the calls of a module."""
         return [moment.event[1] for moment in self.moments if moment.event[0] == path and not moment.event[2]]
