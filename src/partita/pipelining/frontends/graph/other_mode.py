@@ -2,7 +2,8 @@
 
 The cuts were found in one graph. In the other each operation goes to the stage of its twin: the operation of
 the same kind in the same call of the same module. An operation without a twin (of an auxiliary head) goes
-with those around it, and operations of a module that lies in one stage stay in that stage.
+with those around it, and operations of a module that lies in one stage stay in that stage. What follows
+from the model's state alone goes to the stage that has its buffers in the first graph.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def matched_assignment(
         twins[node.name] = assignment[twin.name] if twin is not None and certain else None
         if len(home) == 1:
             nearby[node.name] = next(iter(home))
-    return _in_order(twins, nearby, max(assignment.values()) + 1)
+    stages = _in_order(twins, nearby, max(assignment.values()) + 1)
+    return _beside_buffers(_buffer_stages(graph, assignment), other, stages)
 
 
 def _keyed(gm: GraphModule) -> Iterator[tuple[tuple[str, str, int], Node]]:
@@ -92,6 +94,42 @@ def _in_order(twins: Mapping[str, int | None], nearby: Mapping[str, int], count:
             f"compute there: {_ADVICE}"
         )
     return stages
+
+
+def _beside_buffers(
+    homes: Mapping[str, set[int]], other: GraphModule, stages: Mapping[str, int]
+) -> dict[str, int]:
+    """Move what is computed of state alone, and uses a buffer, to the earlier stage that has the buffer in
+    the first graph: a spectral norm reads in evaluation the vectors that it writes in training.
+    """
+    moved = dict(stages)
+    of_state = _of_state(other)
+    for node in other.graph.find_nodes(op="get_attr"):
+        home = homes.get(str(node.target), set()) if attribute(other, node).kind == "buffer" else set()
+        for user in of_state.intersection(node.users) if len(home) == 1 else ():
+            first = min(home)
+            if moved.get(user.name, first) > first:
+                moved |= {name: first for name in _behind(user) if moved.get(name, first) > first}
+    return moved if set(moved.values()) == set(stages.values()) else dict(stages)
+
+
+def _of_state(gm: GraphModule) -> set[Node]:
+    """The operations that use no input of the model."""
+    nodes: set[Node] = set()
+    for node in gm.graph.nodes:
+        if node.op == "get_attr" or (node.op == "call_function" and nodes.issuperset(node.all_input_nodes)):
+            nodes.add(node)
+    return nodes
+
+
+def _behind(node: Node) -> set[str]:
+    """The names of a node and of all that its value follows from."""
+    waiting, behind = [node], {node}
+    while waiting:
+        fresh = [operand for operand in waiting.pop().all_input_nodes if operand not in behind]
+        behind.update(fresh)
+        waiting += fresh
+    return {one.name for one in behind}
 
 
 def check_shared_buffers(

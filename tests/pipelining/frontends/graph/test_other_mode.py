@@ -1,0 +1,46 @@
+"""Stages for the graph of evaluation, from those of the graph of training."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
+
+from partita.capture import Captured, capture
+from partita.pipelining.frontends.graph.other_mode import by_mode, check_shared_buffers, matched_assignment
+
+
+@pytest.fixture(scope="module")
+def normed() -> tuple[Captured, Captured]:
+    model = nn.Sequential(*(spectral_norm(nn.Linear(4, 4)) for _ in range(2)))
+    train, evaluation = by_mode(capture(model, (torch.randn(2, 4),), prove=False))
+    assert evaluation is not None
+    return train, evaluation
+
+
+def test_a_norm_is_worked_out_beside_the_buffers_that_it_writes_in_training(
+    normed: tuple[Captured, Captured],
+) -> None:
+    """A planned cut fell between the power iteration, which only training has, and what evaluation shares
+    with it, and was refused: stage 1 would have used in evaluation what stage 0 writes in training.
+    """
+    graph, other = (captured.module for captured in normed)
+    calls = [node for node in graph.graph.nodes if node.op == "call_function"]
+    linear = [number for number, node in enumerate(calls) if "linear" in str(node.target)]
+    tried = 0
+    for cut in range(linear[0] + 1, linear[1] + 1):
+        assignment = {node.name: int(number >= cut) for number, node in enumerate(calls)}
+        users = [
+            {assignment[user.name] for user in node.users} for node in graph.graph.find_nodes(op="get_attr")
+        ]
+        if {0, 1} in users:  # no cut: within the power iteration
+            continue
+        tried += 1
+        stages = matched_assignment(graph, assignment, other)
+        check_shared_buffers(graph, assignment, other, stages)
+        for node in other.graph.nodes:
+            if node.name in stages:
+                before = [stages.get(operand.name, 0) for operand in node.all_input_nodes]
+                assert max(before, default=0) <= stages[node.name]
+    assert tried > 1
