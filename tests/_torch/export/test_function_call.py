@@ -160,3 +160,25 @@ def test_functions_run_as_ever_after_a_trace(model: Model) -> None:
     Reverse.apply(x, 2.0).sum().backward()
     assert x.grad is not None
     assert x.grad.tolist() == [-2.0, -2.0]
+
+
+class Mixes(nn.Module):
+    """Mixup: torch draws from a beta distribution through a ``Function`` of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        share = torch.distributions.Beta(0.4, 0.4).sample((len(x), 1))
+        return share * x + (1 - share) * x.flip(0)
+
+
+def test_a_function_of_torchs_own_modules_is_called_too() -> None:
+    """The code that fx generates names what lies in torch's modules by its place there: it made an object of
+    the class.
+    """
+    model, x = Mixes(), torch.randn(3, 2)
+    module = export_module(model, (x,), {}, way="eager")
+    results = []
+    for one in (model, module, pickle.loads(pickle.dumps(module))):
+        torch.manual_seed(0)
+        results.append(one(x))
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])

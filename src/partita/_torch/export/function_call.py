@@ -75,9 +75,9 @@ class FunctionCall:
     random: bool = False
 
     def __post_init__(self) -> None:
-        # fx names a function in its code after these
+        # fx names a function in its code after these; what is of torch's modules it would look up there
         object.__setattr__(self, "__name__", self.function.__name__)
-        object.__setattr__(self, "__module__", self.function.__module__)
+        object.__setattr__(self, "__module__", __name__)
 
     def __call__(self, *tensors: Any) -> Any:
         """Return what the function returns; autograd runs its backward."""
