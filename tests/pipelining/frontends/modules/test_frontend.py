@@ -539,3 +539,33 @@ def test_a_plan_cuts_nowhere_between_calls_that_write_to_the_same_buffers() -> N
     with pytest.raises(InfeasiblePlan, match=message):
         pipeline(model, (x,), stages=5, frontend="modules")
     assert pipeline(model, (x,), stages=4, frontend="modules").num_stages == 4
+
+
+class Centres(nn.Module):
+    """Subtracts a running mean of the end from the beginning, and assigns it anew in each call."""
+
+    center: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.register_buffer("center", torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.blocks[1](self.blocks[0](x)) - self.center
+        x = self.blocks[2](x)
+        self.center = self.center * 0.9 + x.detach().mean(0) * 0.1
+        return self.blocks[3](x)  # type: ignore[no-any-return]
+
+
+def test_a_plan_cuts_nowhere_between_a_buffers_use_and_its_assignment() -> None:
+    model, x = _model(Centres), _data(4)[0][0]
+    pipe = pipeline(model, (x,), stages=3, frontend="modules")
+    whole = copy.deepcopy(model)
+    for _ in range(2):
+        assert_equal(pipe(x), whole(x))
+    for prove in (True, False):
+        with pytest.raises(
+            CaptureError, match=r"'the model' has buffers \('center'\) and runs in stages 0 and 1"
+        ):
+            pipeline(model, (x,), split_spec={"blocks.2": BEGINNING}, frontend="modules", prove=prove)

@@ -79,7 +79,7 @@ class RecordedPass:
         uses: (function, value); a module's arguments count as used by the next function.
         writes: (function, value) where a function writes to a value that it did not make.
         state_uses: (function, name) of parameters and buffers.
-        state_writes: (function, name) of buffers that a function writes to.
+        state_writes: (function, name) of buffers that a function writes to, or whose next tensor it makes.
         count: how many functions were called.
         seconds: how long it took.
         output: what the model returned, on the meta device.
@@ -213,6 +213,15 @@ class _Recorder(StagePass):
         if wrote:
             self.recording.state_writes.append((self.recording.count, name))
 
+    def record_assigned(self, buffers: Mapping[str, Tensor]) -> None:
+        """Record the tensors that forward has put in the place of buffers, by name."""
+        recording = self.recording
+        for name, tensor in buffers.items():
+            number = self._tensors.by_identity.get(id(tensor))
+            place = recording.count - 1 if number is None else max(recording.producers[number], 0)
+            recording.state_uses.append((place, name))
+            recording.state_writes.append((place, name))
+
     def finish(self, result: Any) -> None:
         """Record what the model returns."""
         recording = self.recording
@@ -276,7 +285,10 @@ def record(
         try:
             with calls_watched(overridden_calls(twin)), memos_cleared(), recorder:
                 twin_args, twin_kwargs = recorder.arguments()
-                recorder.finish(twin(*twin_args, **twin_kwargs))
+                result = twin(*twin_args, **twin_kwargs)
+                buffers = twin.named_buffers()
+                recorder.record_assigned({name: now for name, now in buffers if id(now) not in state})
+                recorder.finish(result)
         except PartitaError:
             raise
         except Exception as error:  # whatever the user's model raises
