@@ -42,9 +42,7 @@ class BackwardRunner:
         self._graph = graph
         self._compile = compile_piece
         self._fuses = fuses
-        self._draws = any(
-            node.target is torch.ops.partita.seed_site.default for node in graph.gm.graph.nodes
-        )
+        self._draws = any(node.target is torch.ops.partita.seed_site.default for node in graph.gm.graph.nodes)
         self._variants: dict[tuple[int, ...], _Variant] = {}
 
     def __call__(self, values: list[Any]) -> Sequence[Any]:
