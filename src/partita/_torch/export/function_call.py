@@ -28,6 +28,7 @@ from torch.fx.experimental.proxy_tensor import (
     track_tensor_tree,
 )
 from torch.fx.node import has_side_effect
+from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils import _pytree as pytree
 
 from partita._torch.export.open_sizes import is_symbolic
@@ -44,6 +45,7 @@ _LOST = (
     "strict mode traces into torch.autograd.Function and loses its backward pass: take what only strict mode "
     "can trace out of forward"
 )
+_HOOK = "a module's backward hook would be lost: its code runs on tensors of the trace alone"
 _APPLY = torch._C._FunctionBase.__dict__["apply"]
 _HOLDER: Any = Function if vars(Function)["apply"] is _APPLY else _SingleLevelFunction
 """Its ``apply`` runs for every function; since torch 2.14 no Python of torch's stands before that."""
@@ -172,6 +174,8 @@ def _apply(cls: type[Function], *args: Any) -> Any:
     leaves = [value for value in args if isinstance(value, torch.Tensor)]
     if cls.__qualname__.endswith("ApplyTemplate") and any(map(_is_traced, leaves)):
         raise CaptureError(_LOST)
+    if cls is BackwardHookFunction and any(map(_is_traced, leaves)):
+        raise CaptureError(_HOOK)
     traced_through = f"{cls.__module__}.".startswith(_TRACED_THROUGH)
     if traced_through or not any(map(_is_traced, leaves)):
         return _APPLY.__get__(None, cls)(*args)
