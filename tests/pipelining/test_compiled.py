@@ -146,6 +146,19 @@ class Convolutions(_Four):
         return self.d(self.c(self.b(self.a(x))).mean((2, 3)))
 
 
+class Reused(_Four):
+    """A value and a parameter that several stages use, each of them several times: of their gradients the
+    order of three or more addends is seen in the last bits.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        memory = self.a(x)
+        h = self.b(memory).sigmoid() * memory + memory.tanh()
+        h = functional.linear(functional.linear(h, self.a.weight), self.a.weight.t())
+        h = self.c(h + memory)
+        return self.d(h * memory + memory.sin()) + functional.linear(memory.cos(), self.a.weight)
+
+
 class Branches(_Four):
     """What the host reads from a mask decides the way; each way is compiled."""
 
@@ -173,6 +186,7 @@ def _images(samples: int) -> tuple[tuple[Tensor], dict[str, Any], Tensor]:
         Case("operators", Operators),
         Case("lora", Lora),
         Case("convolutions", Convolutions, batch=_images),
+        Case("reused", Reused),
         Case("branches", Branches, batch=_mask),
     ],
     ids=lambda case: case.name,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -36,6 +36,8 @@ class _Entry:
         slots: where the state is looked up: a module's dict, and the name in it.
         first_site: the number of the stage's first random call.
         conditions: reads what the function takes between state and inputs; None where it takes nothing.
+        repeated: positions of the state that is handed over once for each of its uses.
+        repeated_inputs: of the inputs that are handed over so, between state and conditions.
         ran: whether it has been compiled.
     """
 
@@ -43,6 +45,8 @@ class _Entry:
     slots: tuple[tuple[Mapping[str, Any], str], ...]
     first_site: int
     conditions: Callable[..., tuple[bool, ...]] | None = None
+    repeated: tuple[int, ...] = ()
+    repeated_inputs: tuple[int, ...] = ()
     ran: bool = False
 
 
@@ -56,16 +60,20 @@ class CompiledForward:
         module: whose ``forward`` it takes the place of.
         options: how it is compiled.
         where: what it is, for messages: ``stage 1``.
+        shared: the names of parameters that other stages hold too, and of inputs that go on to later ones.
 
     Attributes:
         refused: why it runs uncompiled; empty where it does not.
         hooked: why it runs uncompiled in this step; likewise.
     """
 
-    def __init__(self, module: nn.Module, options: CompileOptions, where: str) -> None:
+    def __init__(
+        self, module: nn.Module, options: CompileOptions, where: str, shared: Collection[str] = ()
+    ) -> None:
         self._module = module
         self.options = options
         self.where = where
+        self._shared = tuple(shared)
         self.refused = self.hooked = ""
         self._reset()
 
@@ -79,6 +87,7 @@ class CompiledForward:
             "_module": self._module,
             "options": self.options,
             "where": self.where,
+            "_shared": self._shared,
             "refused": "",
             "hooked": "",
         }
@@ -123,6 +132,9 @@ class CompiledForward:
 
     def _run(self, entry: _Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         state = [table[name] for table, name in entry.slots]
+        for place in entry.repeated:
+            state[place] = state[place].view_as(state[place])
+        state += [args[place].view_as(args[place]) for place in entry.repeated_inputs]
         if entry.conditions is not None:
             with torch.no_grad():
                 state += entry.conditions(*state, *args)
@@ -145,13 +157,14 @@ class CompiledForward:
         graph = module.current if isinstance(module, TwoModes) else module
         if not isinstance(graph, LazyGraphModule):
             return _Entry(self._compiled(self._as_it_is), (), 0)
-        function = stateless(graph, module)
+        function = stateless(graph, module, self._shared)
         functions = self._artifacts.functions if self.options.shares else {}
         run = functions.get(function.hash)
         if run is None:
             run = functions[function.hash] = self._compiled(function.module)
         slots = tuple(_slot(module, name) for name in function.state)
-        return _Entry(run, slots, function.first_site, function.conditions)
+        repeated = function.repeated, function.repeated_inputs
+        return _Entry(run, slots, function.first_site, function.conditions, *repeated)
 
     def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         run: Callable[..., Any] = torch.compile(

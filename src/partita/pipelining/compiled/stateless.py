@@ -6,17 +6,22 @@
     stage 2   x ── linear(blocks.2.weight) ──      both:                                 each stage holds
 
 Random calls are numbered from 0 in it; the stage's first number is added when it runs (see `sites_from`).
+
+A parameter that other stages hold too, and an input that goes on to a later stage, is an argument for each of
+its uses. Autograd adds the gradients of the uses to what the later stages have sent, one by one, as it does
+uncut; the graph would add them up first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.fx import GraphModule, Node, map_arg
+from torch.fx import Graph, GraphModule, Node, map_arg
 from torch.utils.checkpoint import checkpoint
 
 from partita._torch.graph_module.graph_copy import copy_graph
@@ -42,6 +47,8 @@ class StatelessGraph:
     Attributes:
         module: takes the state, then the inputs.
         state: qualified names of the parameters, buffers and constants, in order.
+        repeated: positions in `state` of the uses of parameters that are arguments for each use.
+        repeated_inputs: positions of the inputs that stand, once for each use, between state and conditions.
         flags: the modules whose training flag is written into the graph, by name, with that flag.
         first_site: the number of the stage's first random call.
         hash: equal for equal graphs.
@@ -55,14 +62,17 @@ class StatelessGraph:
     first_site: int
     hash: str
     conditions: LazyGraphModule | None = None
+    repeated: tuple[int, ...] = ()
+    repeated_inputs: tuple[int, ...] = ()
 
 
-def stateless(graph: GraphModule, owner: nn.Module) -> StatelessGraph:
+def stateless(graph: GraphModule, owner: nn.Module, shared: Collection[str] = ()) -> StatelessGraph:
     """Return the function that a stage's graph is.
 
     Args:
         graph: of one mode.
         owner: holds what it refers to.
+        shared: the names of parameters that other stages hold too, and of inputs that go on to later ones.
     """
     copy = copy_graph(graph.graph)
     use_flat_signature(copy)
@@ -71,7 +81,23 @@ def stateless(graph: GraphModule, owner: nn.Module) -> StatelessGraph:
     flags: list[tuple[str, bool]] = []
     start = next(iter(copy.nodes))
     by_tensor: dict[int, Node] = {}
+    repeated: list[int] = []
+    uses = Counter(
+        id(attribute(owner, node).value) for node in copy.find_nodes(op="get_attr") for _ in node.users
+    )
+    candidates = (
+        parameter for name, parameter in owner.named_parameters(remove_duplicate=False) if name in shared
+    )
+    each_use = {id(parameter) for parameter in candidates if uses[id(parameter)] > 1}
     graphs = [copy]
+
+    def argument_for(node: Node) -> Node:
+        with copy.inserting_before(start):
+            argument = copy.placeholder(f"{STATE}{len(state)}")
+        argument.meta = dict(node.meta)
+        state.append(str(node.target))
+        return argument
+
     for node in list(copy.nodes):
         if node.op == "call_module":
             graphs += _take_child(module, owner, node)
@@ -80,13 +106,14 @@ def stateless(graph: GraphModule, owner: nn.Module) -> StatelessGraph:
             continue
         value = attribute(owner, node).value
         if isinstance(value, torch.Tensor):
-            if id(value) not in by_tensor:
-                with copy.inserting_before(start):
-                    argument = copy.placeholder(f"{STATE}{len(state)}")
-                argument.meta = dict(node.meta)
-                by_tensor[id(value)] = argument
-                state.append(str(node.target))
-            node.replace_all_uses_with(by_tensor[id(value)])
+            if id(value) in each_use:
+                for user in sorted(node.users):
+                    repeated.append(len(state))
+                    user.replace_input_with(node, argument_for(node))
+            else:
+                if id(value) not in by_tensor:
+                    by_tensor[id(value)] = argument_for(node)
+                node.replace_all_uses_with(by_tensor[id(value)])
         elif isinstance(value, nn.Module):
             graphs += _take_child(module, owner, node)
             continue
@@ -95,10 +122,34 @@ def stateless(graph: GraphModule, owner: nn.Module) -> StatelessGraph:
                 flags.append((str(node.target), value))
             _write_in(node, value)
         copy.erase_node(node)
+    repeated_inputs = _repeat_inputs(copy, start, len(state), shared)
     first = _renumber_sites(graphs)
     conditions = _read_conditions_before(module, start)
     key = structural_hash(copy, module)
-    return StatelessGraph(module, tuple(state), tuple(flags), first, key, conditions)
+    return StatelessGraph(
+        module, tuple(state), tuple(flags), first, key, conditions, tuple(repeated), repeated_inputs
+    )
+
+
+def _repeat_inputs(graph: Graph, start: Node, before: int, shared: Collection[str]) -> tuple[int, ...]:
+    """Give each use of a shared input an argument of its own, in place; see `StatelessGraph`.
+
+    Args:
+        start: the first input.
+        before: how many arguments stand before it.
+    """
+    places: list[int] = []
+    for place, node in enumerate(graph.find_nodes(op="placeholder")[before:]):
+        uses = sorted(user for user in node.users if user.op != "output")
+        if str(node.target) not in shared or len(uses) < 2:
+            continue
+        for user in uses:
+            with graph.inserting_before(start):
+                argument = graph.placeholder(f"partita_use_{len(places)}")
+            argument.meta = dict(node.meta)
+            user.replace_input_with(node, argument)
+            places.append(place)
+    return tuple(places)
 
 
 def _read_conditions_before(module: LazyGraphModule, start: Node) -> LazyGraphModule | None:

@@ -208,6 +208,16 @@ class Routes:
         used = {name for border in self.borders for name in border.inputs}
         return frozenset(name for name in self.result_names if name in self.values and name not in used)
 
+    def passed_on(self, stage: int) -> frozenset[str]:
+        """The inputs of a stage that get gradients from behind it too: from later stages, or, of results that
+        are as they came, from the loss. Without those that it writes to.
+        """
+        border = self.borders[stage]
+        behind = {name for (_, to), names in self.backward.items() if to == stage for name in names}
+        if stage == self.stages - 1:
+            behind.update(self.result_names)
+        return frozenset(behind.intersection(border.inputs)) - border.written
+
     def in_mode(self, training: bool) -> Routes:
         """What crosses in that mode; itself where both modes are alike."""
         return self if training or self.evaluation is None else self.evaluation

@@ -189,7 +189,8 @@ class Stage(ABC):
 
     def compile_with(self, options: CompileOptions) -> None:
         """The same, with the options in one object."""
-        vars(self._inner)["forward"] = CompiledForward(self._inner, options, f"stage {self.index}")
+        shared = {*self._tied.names, *self.by_mode.passed_on(self.index)}
+        vars(self._inner)["forward"] = CompiledForward(self._inner, options, f"stage {self.index}", shared)
 
     def forward(self, microbatch: int, values: Mapping[str, Any], *, train: bool) -> dict[str, Any]:
         """Run one microbatch.

@@ -51,6 +51,11 @@ class TiedShares:
         self._travelling = [group for group in self._names if group.value.requires_grad and group.chained]
         self.are_of_others = any(group.stages[0] != stage for group in self._travelling)
 
+    @property
+    def names(self) -> list[str]:
+        """What the stage calls the parameters whose gradients travel."""
+        return [self._names[group] for group in self._travelling]
+
     def parameter(self, group: Tied, module: nn.Module) -> nn.Parameter:
         """The stage's copy of a tied parameter, in ``module``."""
         return module.get_parameter(self._names[group])
