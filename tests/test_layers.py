@@ -47,7 +47,7 @@ ROOMS = {
     ),
     "ddp": (("buckets",), ("reducing",), ("replicas",), ("compiled", "forward_cut")),
     "graph": (
-        ("effect_rules", "attributes"),
+        ("ancestors", "effect_rules", "attributes"),
         ("storages", "regions"),
         ("effects",),
         ("casts", "liveness", "order", "structure"),

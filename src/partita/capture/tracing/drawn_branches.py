@@ -15,6 +15,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from partita.errors import CaptureError
+from partita.graph.ancestors import ancestors
 from partita.graph.effect_rules.conditions import require_condition
 
 __all__ = ["check_drawn_branches"]
@@ -33,7 +34,8 @@ def check_drawn_branches(model: nn.Module, module: GraphModule) -> None:
     for check in module.graph.find_nodes(op="call_function", target=require_condition):
         condition, _, place, _ = check.args
         assert isinstance(condition, Node)
-        before = _ancestors(condition)
+        seen = ancestors([condition])
+        before = [node for node in module.graph.nodes if node in seen]
         draws = [node for node in before if node.target is torch.ops.aten.rand.default]
         if not draws or any(node.op != "call_function" for node in before):
             continue
@@ -45,16 +47,6 @@ def check_drawn_branches(model: nn.Module, module: GraphModule) -> None:
                 'blocks, which leaves its code as it is: pipeline(..., frontend="modules"); or, where '
                 "evaluation is all that is needed, modes='eval'"
             )
-
-
-def _ancestors(node: Node) -> list[Node]:
-    """A node and all that it is computed from, in the order of the graph."""
-    waiting, seen = [node], {node}
-    while waiting:
-        fresh = set(waiting.pop().all_input_nodes) - seen
-        seen |= fresh
-        waiting += fresh
-    return [each for each in node.graph.nodes if each in seen]
 
 
 def _value(node: Node, before: Iterable[Node], drawn: float) -> Any:

@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 from partita._torch.graph_module.graph_copy import copy_graph
 from partita._torch.graph_module.lazy_module import LazyGraphModule, lazy_module, use_flat_signature
+from partita.graph.ancestors import ancestors
 from partita.graph.attributes import attribute
 from partita.graph.effect_rules.conditions import ReadCondition
 from partita.graph.effects import analyse
@@ -161,7 +162,7 @@ def _read_conditions_before(module: LazyGraphModule, start: Node) -> LazyGraphMo
     """
     graph = module.graph
     reads = [node for node in graph.nodes if isinstance(node.target, ReadCondition)]
-    needed = _ancestors(reads)
+    needed = ancestors(reads)
     effects = analyse(module)
     written = {
         storage for effect in effects.by_position.values() for storage in effects.storages_written(effect)
@@ -188,17 +189,6 @@ def _read_conditions_before(module: LazyGraphModule, start: Node) -> LazyGraphMo
         read.replace_all_uses_with(argument)
         graph.erase_node(read)
     return before
-
-
-def _ancestors(nodes: Sequence[Node]) -> set[Node]:
-    needed: set[Node] = set()
-    queue = list(nodes)
-    while queue:
-        node = queue.pop()
-        if node not in needed:
-            needed.add(node)
-            queue += node.all_input_nodes
-    return needed
 
 
 def _write_in(node: Node, value: Any) -> None:

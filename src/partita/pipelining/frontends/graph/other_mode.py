@@ -18,6 +18,7 @@ from partita.capture import Captured
 from partita.capture.merging.modes import captured_mode, captures_training, drop_mode_check
 from partita.capture.tracing.module_paths import module_path
 from partita.errors import CaptureError
+from partita.graph.ancestors import ancestors
 from partita.graph.attributes import attribute
 
 __all__ = ["by_mode", "check_shared_buffers", "matched_assignment"]
@@ -109,7 +110,7 @@ def _beside_buffers(
         for user in of_state.intersection(node.users) if len(home) == 1 else ():
             first = min(home)
             if moved.get(user.name, first) > first:
-                moved |= {name: first for name in _behind(user) if moved.get(name, first) > first}
+                moved |= {one.name: first for one in ancestors([user]) if moved.get(one.name, first) > first}
     return moved if set(moved.values()) == set(stages.values()) else dict(stages)
 
 
@@ -120,16 +121,6 @@ def _of_state(gm: GraphModule) -> set[Node]:
         if node.op == "get_attr" or (node.op == "call_function" and nodes.issuperset(node.all_input_nodes)):
             nodes.add(node)
     return nodes
-
-
-def _behind(node: Node) -> set[str]:
-    """The names of a node and of all that its value follows from."""
-    waiting, behind = [node], {node}
-    while waiting:
-        fresh = [operand for operand in waiting.pop().all_input_nodes if operand not in behind]
-        behind.update(fresh)
-        waiting += fresh
-    return {one.name for one in behind}
 
 
 def check_shared_buffers(
