@@ -9,20 +9,14 @@ times. Both sides run the same stages in turn; a step lasts from a barrier to th
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -30,6 +24,7 @@ from torch.distributed import pipelining as theirs
 from torch.nn import functional
 
 from benchmarks.harness import MIN_ROUNDS, Ratio, ratio, write_json
+from benchmarks.ranks import on_ranks, timed
 from partita.pipelining import SplitPoint, get_schedule_class, pipeline
 from partita.planning import Schedule, StageCost, get_schedule, simulate
 from partita.runtime import ProcessGroupComm
@@ -41,7 +36,6 @@ _NAMES = (*_ONE_STAGE, "LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble", 
 _WIDTH = 8
 _BARE_PASSES = 9
 _LIMIT_S = 300.0
-_GRACE_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -99,7 +93,7 @@ def main(*, quick: bool = False, json_path: Path | None = None, console: Console
 def measure(name: str, ranks: int, microbatches: int, unit_s: float, rounds: int) -> Row:
     """Measure one schedule: F takes ``unit_s``, B twice as long, I and W as long each."""
     plan = _plan(name, ranks, microbatches)
-    timings = _on_processes(ranks, name, microbatches, unit_s, rounds)
+    timings: _Timings = on_ranks(ranks, _LIMIT_S, _body, name, microbatches, unit_s, rounds)
     nominal = StageCost(unit_s, 2 * unit_s, unit_s, unit_s)
     measured = [timings.costs[rank] for rank in plan.stage_ranks]
     simulated = simulate(plan, measured).makespan_s
@@ -173,68 +167,27 @@ class _Timings:
     failed: str = ""
 
 
-def _on_processes(ranks: int, *settings: Any) -> _Timings:
-    context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as folder:
-        here, there = context.Pipe(duplex=False)
-        processes = [
-            context.Process(
-                target=_body, args=(rank, ranks, f"{folder}/store", there, *settings), daemon=True
-            )
-            for rank in range(ranks)
-        ]
-        for process in processes:
-            process.start()
-        there.close()
+def _body(comm: ProcessGroupComm, name: str, microbatches: int, unit_s: float, rounds: int) -> _Timings:
+    plan = _plan(name, comm.size, microbatches)
+    ours = _ours(name, plan, comm.rank, comm, unit_s)
+    other = _theirs(name, plan, comm.rank, unit_s)
+    comm.barrier()
+    costs = comm.all_gather_object(_bare(unit_s))
+    timings = _Timings(costs, [], [])
+    for number in range(rounds + 1):
+        seconds = timed(comm, ours)
+        if number:
+            timings.ours.append(seconds)
+        if timings.failed:
+            continue
         try:
-            if not here.poll(_LIMIT_S):
-                raise RuntimeError(f"{ranks} ranks still run after {_LIMIT_S:g} s: try fewer ranks or rounds")
-            timings: _Timings = here.recv()
-        finally:
-            for process in processes:
-                process.join(_GRACE_S)
-                process.kill()
+            seconds = timed(comm, other)
+        except RuntimeError as error:  # whatever goes wrong there goes wrong on every rank, or ends all
+            timings.failed = f"{type(error).__name__}: {error}".partition("\n")[0]
+            continue
+        if number:
+            timings.theirs.append(seconds)
     return timings
-
-
-def _body(
-    rank: int,
-    size: int,
-    path: str,
-    answer: Connection,
-    name: str,
-    microbatches: int,
-    unit_s: float,
-    rounds: int,
-) -> None:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    torch.set_num_threads(1)
-    store = dist.FileStore(path, size)
-    limit = timedelta(seconds=_LIMIT_S)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
-    plan = _plan(name, size, microbatches)
-    with ProcessGroupComm.from_group() as comm:
-        ours = _ours(name, plan, rank, comm, unit_s)
-        other = _theirs(name, plan, rank, unit_s)
-        comm.barrier()
-        costs = comm.all_gather_object(_bare(unit_s))
-        timings = _Timings(costs, [], [])
-        for number in range(rounds + 1):
-            seconds = _timed(comm, ours)
-            if number:
-                timings.ours.append(seconds)
-            if timings.failed:
-                continue
-            try:
-                seconds = _timed(comm, other)
-            except RuntimeError as error:  # whatever goes wrong there goes wrong on every rank, or ends all
-                timings.failed = f"{type(error).__name__}: {error}".partition("\n")[0]
-                continue
-            if number:
-                timings.theirs.append(seconds)
-    if rank == 0:
-        answer.send(timings)
-    dist.destroy_process_group()
 
 
 def _bare(unit_s: float) -> StageCost:
@@ -259,15 +212,6 @@ def _bare(unit_s: float) -> StageCost:
             )
     f, b, i, w = (statistics.median(taken[what]) for what in "FBIW")
     return StageCost(f, b, i, w)
-
-
-def _timed(comm: ProcessGroupComm, step: Callable[[], object]) -> float:
-    """From the first rank's start to the last rank's end; they share a clock."""
-    comm.barrier()
-    started = time.monotonic()
-    step()
-    spans = comm.all_gather_object((started, time.monotonic()))
-    return max(end for _, end in spans) - min(start for start, _ in spans)
 
 
 def _ours(

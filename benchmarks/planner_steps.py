@@ -8,7 +8,8 @@ from itertools import pairwise
 
 from benchmarks.harness import MIN_ROUNDS, Ratio, ratio
 from benchmarks.prediction_models import UNEVEN
-from benchmarks.two_ranks import MICROBATCHES, MeasuredModel, Steps, on_two_ranks, timed
+from benchmarks.ranks import timed
+from benchmarks.two_ranks import MICROBATCHES, MeasuredModel, Steps, on_two_ranks
 from partita.pipelining.measuring.link_times import measure_cluster
 from partita.planning import CostModel, Plan, Unit, plan_stages, search
 from partita.planning.cutting.make_stage import make_stage

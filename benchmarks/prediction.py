@@ -7,10 +7,9 @@ the machine too, and what messages between them take. From these alone `plan_sta
 says how long the step takes; then the step is run. Costs are measured before and after the steps and
 averaged. The weather of a shared machine changes between them by more than is asked about, so the uncut model
 is run all the while, with each measurement of costs and around each step, and what is predicted is a step's
-length in lengths of the uncut model. Memory is what tensors hold at most beyond parameters and
-gradients, watched in a step of its own. The ideal step is half of what the uncut model takes, run by both
-processes at the same time in turn with the steps, with the bubble of the best cut for messages that take
-nothing.
+length in lengths of the uncut model. Memory is what tensors hold at most beyond parameters and gradients,
+watched in a step of its own. The ideal step is half of what the uncut model takes, run by both processes at
+the same time in turn with the steps, with the bubble of the best cut for messages that take nothing.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from rich.table import Table
 
 from benchmarks.harness import MIN_ROUNDS, Ratio, ratio, write_json
 from benchmarks.prediction_models import MODELS
+from benchmarks.ranks import timed
 from benchmarks.two_ranks import (
     MICROBATCHES,
     RANKS,
@@ -34,7 +34,6 @@ from benchmarks.two_ranks import (
     average,
     on_two_ranks,
     stage_costs,
-    timed,
 )
 from partita._torch.tensors.live_bytes import LiveBytes  # noqa: PLC2701 - what the measuring watches with
 from partita.pipelining.measuring.link_times import measure_cluster

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import timedelta
-from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from benchmarks.prediction_models import Subject
+from benchmarks.ranks import on_ranks
 from partita.capture import Captured, capture
 from partita.pipelining import pipeline
 from partita.pipelining.frontends.graph.units.chosen_units import units_to_plan
@@ -34,52 +28,16 @@ __all__ = [
     "average",
     "on_two_ranks",
     "stage_costs",
-    "timed",
 ]
 
 RANKS = 2
 MICROBATCHES = 8
 _LIMIT_S = 900.0
-_GRACE_S = 10.0
 
 
 def on_two_ranks(body: Callable[..., Any], *args: Any) -> Any:
-    """Run ``body(comm, *args)`` in two processes over gloo; returns what rank 0 returns."""
-    context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as folder:
-        here, there = context.Pipe(duplex=False)
-        processes = [
-            context.Process(target=_process, args=(rank, f"{folder}/store", there, body, args), daemon=True)
-            for rank in range(RANKS)
-        ]
-        for process in processes:
-            process.start()
-        there.close()
-        try:
-            if not here.poll(_LIMIT_S):
-                raise RuntimeError(
-                    f"{args[0]} still runs after {_LIMIT_S:g} s: try fewer schedules or rounds"
-                )
-            return here.recv()
-        finally:
-            for process in processes:
-                process.join(_GRACE_S)
-                process.kill()
-
-
-def _process(
-    rank: int, path: str, answer: Connection, body: Callable[..., Any], args: tuple[Any, ...]
-) -> None:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    torch.set_num_threads(1)
-    store = dist.FileStore(path, RANKS)
-    limit = timedelta(seconds=_LIMIT_S)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=limit)
-    with ProcessGroupComm.from_group() as comm:
-        result = body(comm, *args)
-    if rank == 0:
-        answer.send(result)
-    dist.destroy_process_group()
+    """Run ``body(comm, *args)`` on both ranks; returns what rank 0 returns."""
+    return on_ranks(RANKS, _LIMIT_S, body, *args)
 
 
 @dataclass(frozen=True)
@@ -173,12 +131,3 @@ def stage_costs(costs: CostModel, plan: Plan) -> list[StageCost]:
         )
         for stage in plan.stages
     ]
-
-
-def timed(comm: ProcessGroupComm, step: Callable[[], object]) -> float:
-    """From the first rank's start to the last rank's end; they share a clock."""
-    comm.barrier()
-    started = time.monotonic()
-    step()
-    spans = comm.all_gather_object((started, time.monotonic()))
-    return max(end for _, end in spans) - min(start for start, _ in spans)
