@@ -107,11 +107,7 @@ class Cuts:
 
     def compare_steps(self, batch: dict[str, Any]) -> None:
         """Compare a 1F1B step of ranks with the uncut graph over the same microbatches."""
-        pipe = self.in_mode(True)
-        whole = copy.deepcopy(pipe.whole)
-        expected: list[Tensor] = []
-        outputs = UncutReference(whole, MICROBATCHES, loss).step(target=_nothing(), losses=expected, **batch)
-        _same_step(pipe, whole, outputs, expected, batch, {})
+        _compare_with_graph(self.in_mode(True), batch)
 
     def compare_compiled_steps(self, batch: dict[str, Any]) -> None:
         """Compare steps of compiled stages, on two ranks, with the uncut graph, and where they differ, with
@@ -125,20 +121,12 @@ class Cuts:
             raise AssertionError("there is no graph to compile")
         for schedule in COMPILED:
             try:
-                self._compare_compiled(pipe, batch, schedule, compiled=False)
+                _compare_with_graph(pipe, batch, schedule, "aot_eager")
             except AssertionError as error:
                 try:
-                    self._compare_compiled(pipe, batch, schedule, compiled=True)
+                    _compare_with_graph(pipe, batch, schedule, "aot_eager", compiled=True)
                 except Exception:
                     raise AssertionError(f"{schedule}: {error}") from error
-
-    def _compare_compiled(self, pipe: Pipe, batch: dict[str, Any], schedule: str, *, compiled: bool) -> None:
-        whole = copy.deepcopy(pipe.whole)
-        if compiled:
-            whole.compile(backend="aot_eager")
-        losses: list[Tensor] = []
-        outputs = UncutReference(whole, MICROBATCHES, loss).step(target=_nothing(), losses=losses, **batch)
-        _same_step(pipe, whole, outputs, losses, batch, {}, schedule, "aot_eager")
 
 
 class EagerCuts(Cuts):
@@ -201,6 +189,23 @@ def _joined(microbatches: Sequence[dict[str, Any]], shared: Sequence[str]) -> di
         else value
         for name, value in first.items()
     }
+
+
+def _compare_with_graph(
+    pipe: Pipe,
+    batch: dict[str, Any],
+    schedule: str = "1F1B",
+    backend: str | None = None,
+    *,
+    compiled: bool = False,
+) -> None:
+    """Compare a step of ranks with the uncut graph, as it is or compiled as a whole."""
+    whole = copy.deepcopy(pipe.whole)
+    if compiled:
+        whole.compile(backend="aot_eager")
+    losses: list[Tensor] = []
+    outputs = UncutReference(whole, MICROBATCHES, loss).step(target=_nothing(), losses=losses, **batch)
+    _same_step(pipe, whole, outputs, losses, batch, {}, schedule, backend)
 
 
 def _same_step(
