@@ -36,6 +36,33 @@ def test_each_graph_has_a_record_and_parameters_are_static() -> None:
     assert [value.shape for value in forward.examples] == [(3, 2), (3,), (4, 2)]
 
 
+class TransposedNorm(nn.Module):
+    """Its results are laid out as example values do not say, forward and backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        normed = self.norm(x.transpose(1, 2)).transpose(1, 2)
+        dropped = torch.dropout(normed.reshape(-1, 8).reshape(x.shape).transpose(1, 2), 0.5, True)
+        return dropped.transpose(1, 2).reshape(-1, 8)
+
+
+def test_views_of_what_kernels_lay_out_in_another_way_are_copies() -> None:
+    model, graphs = TransposedNorm(), list[AotGraph]()
+    x = torch.randn(4, 32, 8)
+    results = []
+    for run in (model, compiled_by(graphs, copy.deepcopy(model))):
+        torch.manual_seed(0)
+        leaf = x.clone().requires_grad_()
+        output = run(leaf)
+        output.sin().sum().backward()
+        results.append((output, leaf.grad))
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+    assert [graph.kind for graph in graphs] == ["forward", "backward"]
+
+
 def test_what_forward_saves_for_backward_stands_behind_what_it_returns() -> None:
     graphs: list[AotGraph] = []
     x = torch.ones(3, requires_grad=True)

@@ -19,6 +19,7 @@ __all__ = [
     "Boxed",
     "boxed",
     "compile_ahead",
+    "copy_where_no_view",
     "reported_strides",
     "takes_a_list",
 ]
@@ -119,7 +120,11 @@ def compile_ahead(
     recorder = AotRecords(static_positions)
 
     def compiler(kind: AotGraphKind) -> Callable[[GraphModule, Sequence[Any]], Boxed]:
-        return lambda graph, examples: boxed(compile_graph(recorder.graph(kind, graph, examples)))
+        def compile_one(gm: GraphModule, examples: Sequence[Any]) -> Boxed:
+            copy_where_no_view(gm)
+            return boxed(compile_graph(recorder.graph(kind, gm, examples)))
+
+        return compile_one
 
     compiled: Callable[..., Any] = aot_autograd(
         fw_compiler=compiler("forward"),
@@ -129,6 +134,17 @@ def compile_ahead(
         keep_inference_input_mutations=True,
     )(gm, inputs)
     return compiled
+
+
+def copy_where_no_view(gm: GraphModule) -> None:
+    """Let each view of a functional graph be a copy where the strides at run do not allow a view.
+
+    The graph was traced on example values, and some of torch's kernels (``native_batch_norm`` of a transposed
+    input, the backward passes of dropout and softplus) lay out their results in another way than those say.
+    """
+    for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
+        node.target = torch.ops.aten.reshape.default
+    gm.recompile()
 
 
 def _partition(joint: GraphModule, inputs: Sequence[Any], **options: Any) -> Any:

@@ -20,7 +20,15 @@ from torch._inductor import config as inductor_config
 from torch.fx import GraphModule, Node
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
-from partita._torch.compile.aot import AotGraph, AotGraphKind, AotRecords, Boxed, boxed, compile_ahead
+from partita._torch.compile.aot import (
+    AotGraph,
+    AotGraphKind,
+    AotRecords,
+    Boxed,
+    boxed,
+    compile_ahead,
+    copy_where_no_view,
+)
 
 __all__ = ["CompileGraph", "GraphCompiler", "compile_training"]
 
@@ -143,11 +151,9 @@ def _follow_layout(graph: AotGraph) -> None:
     pairs = zip(placeholders, graph.examples, strict=True)
     if all(node.meta["val"] is example for node, example in pairs):
         return
-    from torch._inductor.fx_passes.post_grad import view_to_reshape
-
     mode = detect_fake_mode(graph.examples)
     assert mode is not None
-    view_to_reshape(graph.gm)  # as Inductor itself does later: not every view is one in another layout
+    copy_where_no_view(graph.gm)
     with torch.no_grad():
         FakeTensorProp(graph.gm, mode).propagate_dont_convert_inputs(*graph.examples)
 
