@@ -53,7 +53,7 @@ ROOMS = {
         ("casts", "liveness", "order", "structure"),
     ),
     "splitter": (("result",), ("decisions",), ("building",), ("split",), ("drop_in",)),
-    "verification": (("tree", "result"), ("observing",), ("comparing",), ("explain",), ("verify",)),
+    "verification": (("tree", "result"), ("observing",), ("comparing",), ("explaining",), ("verify",)),
     "capture": (
         ("tracing",),
         ("open_sizes",),
@@ -101,6 +101,7 @@ ROOMS = {
     ),
     "pipelining.stages": (
         ("backward", "data_parallel", "parts", "hooked_parameters", "other_weights", "flight", "step_count"),
+        ("compile_module",),
         ("stage",),
         ("placing", "value_stage"),
         ("graph_stage", "own_modules"),

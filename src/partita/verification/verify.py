@@ -14,8 +14,8 @@ from partita.errors import ArgumentError, ArgumentTypeError
 from partita.verification.comparing.compare import Tolerance
 from partita.verification.comparing.judge import Judge
 from partita.verification.comparing.state_comparison import StateComparison
-from partita.verification.explain import explain as locate
-from partita.verification.explain import explainable
+from partita.verification.explaining.explain import explain as locate
+from partita.verification.explaining.explain import explainable
 from partita.verification.observing import randomness
 from partita.verification.observing.observe import Mode, Observation, observe
 from partita.verification.observing.subject import subject_of
@@ -71,8 +71,9 @@ def verify(
     printed.
 
     Args:
-        candidate: a `Split`, a module, or any callable. Its state is matched with the reference's by object
-            and name; names may have a prefix, such as that of a piece.
+        candidate: a `Split`, a `Pipe` (whose stages run compiled where it says so), a module, or any
+            callable. Its state is matched with the reference's by object and name; names may have a prefix,
+            such as that of a piece.
         reference: a module or any callable.
         args: the positional arguments.
         kwargs: the keyword arguments.
@@ -85,7 +86,8 @@ def verify(
         atol: absolute tolerance.
         strides: whether strides of outputs and arguments must be equal too.
         explain: where a graph was cut and something differs, run both again node by node, to name the first
-            node that differs and its piece. Takes memory for a copy of every intermediate value.
+            node that differs and its piece (of compiled pieces, the piece). Takes memory for a copy of every
+            intermediate value.
         train: the old name of ``backward``, which said something else than it did: it never changed the mode.
             Gives a DeprecationWarning.
 

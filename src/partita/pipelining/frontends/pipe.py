@@ -50,7 +50,7 @@ class Pipe(nn.Module, ABC):
         plan: how the cuts were chosen, or None where they were made by hand.
         proof: whether what was cut was compared with the model itself, and how.
         recompute: the stages that are recomputed as a whole in the backward pass.
-        compile_options: how stages are compiled when they are built; None: not at all.
+        compile_options: how stages are compiled; None: not at all.
         loss_spec: which of the model's outputs is the loss, or None.
         loss: picks the loss out of the outputs, where there is a ``loss_spec``.
         step_loss: the loss of schedules without a ``loss_fn``: ``loss``, or without a ``loss_spec`` what the

@@ -136,8 +136,8 @@ def pipeline(
             what enters it, and runs again at the start of its backward pass. A list: these stages, by index,
             and submodules by name (``*`` stands for any one part of it: ``"blocks.*.mlp"``), each of which
             is recomputed alone when its backward pass comes. None: what the plan says.
-        compile: let `Pipe.build_stage` compile the stages: True for Inductor, a backend, or a dict of the
-            arguments of ``Stage.compile``. A call of the pipe itself runs them as they are.
+        compile: compile the stages, when they first run: True for Inductor, a backend, or a dict of the
+            arguments of ``Stage.compile``.
 
     Raises:
         ArgumentError: no source of the cuts was given, or more than one.
@@ -219,11 +219,12 @@ def pipeline(
         regions=regions,
     )
     pipe.recompute |= again.whole_stages(pipe.num_stages)
-    pipe.compile_options = compiled_with
     if other is not None or captured_mode(whole) is not None:
         _follow_flags(module, pipe)
     check_state(module, [pipe.get_stage_module(index) for index in range(pipe.num_stages)])
     warn_of_caches(module, pipe, captured.signature.flatten(mb_args, mb_kwargs or {}))
+    if compiled_with is not None:
+        pipe.compile_with(compiled_with)
     return pipe
 
 

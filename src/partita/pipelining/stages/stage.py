@@ -25,6 +25,7 @@ from partita.pipelining.stages.backward.arrivals import Arrivals
 from partita.pipelining.stages.backward.saved_buffers import SavedBuffers
 from partita.pipelining.stages.backward.split_backward import WeightPass, input_pass
 from partita.pipelining.stages.backward.tied_share import TiedShares, kept_apart
+from partita.pipelining.stages.compile_module import compile_module
 from partita.pipelining.stages.data_parallel import GradientReduction, gradient_reduction
 from partita.pipelining.stages.flight import Flight, hand_to_caller, roots_of
 from partita.pipelining.stages.hooked_parameters import HookedParameters
@@ -189,8 +190,7 @@ class Stage(ABC):
 
     def compile_with(self, options: CompileOptions) -> None:
         """The same, with the options in one object."""
-        shared = {*self._tied.names, *self.by_mode.passed_on(self.index)}
-        vars(self._inner)["forward"] = CompiledForward(self._inner, options, f"stage {self.index}", shared)
+        compile_module(self._inner, self.index, self.by_mode, options)
 
     def forward(self, microbatch: int, values: Mapping[str, Any], *, train: bool) -> dict[str, Any]:
         """Run one microbatch.

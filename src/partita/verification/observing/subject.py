@@ -14,6 +14,7 @@ from partita.errors import ArgumentTypeError
 
 __all__ = [
     "PieceLike",
+    "PipeLike",
     "Root",
     "SplitLike",
     "Subject",
@@ -42,6 +43,14 @@ class PieceLike(Protocol):
     def node_names(self) -> tuple[str, ...]:
         """The nodes of the whole that run in this piece."""
 
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The nodes of the whole whose values it takes."""
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The nodes of the whole whose values it returns; one alone is the bare value."""
+
 
 @runtime_checkable
 class SplitLike(Protocol):
@@ -50,6 +59,23 @@ class SplitLike(Protocol):
     @property
     def module(self) -> torch.fx.GraphModule:
         """The stitched module, which calls the pieces."""
+
+    @property
+    def pieces(self) -> tuple[PieceLike, ...]:
+        """The pieces, in the order in which they run."""
+
+
+@runtime_checkable
+class PipeLike(Protocol):
+    """The attributes of a pipe that `verify` uses."""
+
+    @property
+    def whole(self) -> torch.fx.GraphModule:
+        """The graph that was cut."""
+
+    @property
+    def split_gm(self) -> torch.fx.GraphModule:
+        """The stitched module, which calls the pieces, and is called when the pipe is."""
 
     @property
     def pieces(self) -> tuple[PieceLike, ...]:

@@ -23,11 +23,13 @@ from partita.pipelining.frontends.graph.recompute_regions import Region, with_re
 from partita.pipelining.frontends.graph.state_names import add_aliases, add_unused
 from partita.pipelining.frontends.graph.writes import reused_outputs, written_inputs
 from partita.pipelining.frontends.pipe import Pipe
+from partita.pipelining.interface.compile_options import CompileOptions
 from partita.pipelining.interface.loss import LossSpec
 from partita.pipelining.interface.model_structure import structure_of
 from partita.pipelining.interface.routes import Named, Routes, StageBorder, accept, make_routes
 from partita.pipelining.interface.two_modes import ModeCut, graphs_in, joined
 from partita.pipelining.stages.build import build_stage
+from partita.pipelining.stages.compile_module import compile_module
 from partita.pipelining.stages.graph_stage import GraphStage
 from partita.pipelining.stages.placing.relocate import devices_of
 from partita.pipelining.tied.tied_parameters import tied_parameters
@@ -99,6 +101,12 @@ class GraphPipe(Pipe):
         """Set the mode of the pipe and of `whole`."""
         self.whole.train(mode)
         return super().train(mode)
+
+    def compile_with(self, options: CompileOptions) -> None:
+        """Compile the stages, those that are built from now on and those that run when the pipe is called."""
+        self.compile_options = options
+        for index, piece in enumerate(self._pieces):
+            compile_module(piece.module, index, self.routes, options)
 
     def _run_stages(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         args, kwargs = self.signature.bind(args, kwargs)

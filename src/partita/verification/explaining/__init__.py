@@ -1,0 +1,1 @@
+"""Where the first difference comes from."""
