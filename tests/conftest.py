@@ -1,4 +1,6 @@
-"""What holds for every test: one thread, so that runs are repeatable, and properties without a clock."""
+"""What holds for every test: one thread and one seed, so that runs are repeatable, and properties without a
+clock.
+"""
 
 from __future__ import annotations
 
@@ -54,6 +56,12 @@ def _same_settings() -> Iterator[None]:
     after = ambient.capture()
     ambient.restore(before)
     assert after == before
+
+
+@pytest.fixture(autouse=True)
+def _same_random_numbers() -> None:
+    """Whichever tests ran before, and however many workers there are."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from tests.pipelining.models import IN_PLACE, OUTPUTS, PLAIN, SKIP, TRANSFORMER, Case
-from torch import Tensor
+from tests.pipelining.models import IN_PLACE, OUTPUTS, PLAIN, SKIP, TRANSFORMER, WIDTH, Case
+from torch import Tensor, nn
 
 from partita._torch.tensors.live_bytes import LiveBytes
 from partita.pipelining import Pipe, measure_units, pipeline
@@ -16,6 +16,22 @@ from partita.pipelining.measuring.pass_memory import OutputMemory, PassMemory
 from partita.planning import plan_stages, recomputed_cost
 
 SAMPLES = 4
+
+
+class Across(nn.Module):
+    """What the first layer returns goes past the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.layers[0](x).tanh()
+        within = self.layers[2](self.layers[1](first).tanh()).tanh()
+        return self.layers[3](within) * first  # type: ignore[no-any-return]
+
+
+ACROSS = Case("across", Across)
 
 
 @dataclass(frozen=True)
@@ -108,9 +124,9 @@ def held(pipe: Pipe, case: Case, *, one_rank: bool = False) -> list[int]:
 @pytest.mark.parametrize(
     ("case", "stages"),
     [
-        *((case, stages) for case in (PLAIN, SKIP, IN_PLACE) for stages in (1, 2, 3)),
+        *((case, stages) for case in (PLAIN, SKIP, IN_PLACE, OUTPUTS) for stages in (1, 2, 3)),
         (TRANSFORMER, 3),
-        *((OUTPUTS, stages) for stages in (1, 2)),  # in between, early results count where they pass
+        (ACROSS, 4),
     ],
     ids=lambda value: getattr(value, "name", value),
 )

@@ -32,7 +32,7 @@ def test_a_linear_layer_keeps_its_input_and_w_needs_the_gradient_that_i_caught(d
     memory = pass_memory(unit(layer, x(device, 16, 64), module=layer))
     assert memory.own_bytes == 0
     assert memory.keeps_input == (True,)
-    assert memory.outputs == (OutputMemory(0, 16 * 32 * 4, None, False),)
+    assert memory.outputs == (OutputMemory(0, 16 * 32 * 4, None, False, wants_gradient=True),)
     assert memory.left_bytes == 16 * 32 * 4
     assert memory.forward_workspace_bytes == 0  # there is nothing else than the output
     assert memory.backward_workspace_bytes >= 16 * 32 * 4 + 16 * 64 * 4
@@ -42,7 +42,7 @@ def test_a_linear_layer_keeps_its_input_and_w_needs_the_gradient_that_i_caught(d
 def test_an_activation_keeps_its_output_and_leaves_it_until_w_of_the_stage(device: str) -> None:
     memory = pass_memory(unit(torch.relu, x(device, 8, 8)))
     assert (memory.own_bytes, memory.keeps_input) == (0, (False,))
-    assert memory.outputs == (OutputMemory(0, 256, None, True),)
+    assert memory.outputs == (OutputMemory(0, 256, None, True, wants_gradient=True),)
     assert memory.left_bytes == 256
     assert pass_memory(unit(torch.relu, x(device, 8, 8), is_last=True)).left_bytes == 0
 
@@ -63,9 +63,9 @@ def test_outputs_that_share_memory_or_are_the_input_say_so(device: str) -> None:
 
     memory = pass_memory(unit(call, x(device, 4, 8)))
     assert memory.outputs == (
-        OutputMemory(0, 128, None, False),
-        OutputMemory(0, 128, None, False),
-        OutputMemory(2, 128, 0, False),
+        OutputMemory(0, 128, None, False, wants_gradient=True),
+        OutputMemory(0, 128, None, False, wants_gradient=True),
+        OutputMemory(2, 128, 0, False, wants_gradient=True),
         None,
     )
 

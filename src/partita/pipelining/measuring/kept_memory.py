@@ -14,13 +14,14 @@ holds on to what it has sent, too, so one that ends with unit 1 keeps `a`: the *
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from partita._torch.tensors.storage import storage_of
 from partita.pipelining.measuring.pass_memory import PassMemory
+from partita.planning.costs.units import SpanningValue
 
 __all__ = ["KeptMemory", "UnitValues", "kept_memory"]
 
@@ -46,12 +47,14 @@ class KeptMemory:
         left: one number a unit: what its I leaves to W.
         entry: one number a border: what the stage behind it keeps of what crosses, beyond its units' own.
         exit: the same for the stage in front of it.
+        spanning: the values that go past units.
     """
 
     activations: tuple[int, ...]
     left: tuple[int, ...]
     entry: tuple[int, ...]
     exit: tuple[int, ...]
+    spanning: tuple[SpanningValue, ...] = ()
 
 
 @dataclass
@@ -63,6 +66,8 @@ class _Memory:
         keeper: the first unit whose backward pass needs it; None: no unit's.
         last: the last unit that is given it.
         writer: the last unit that writes to it.
+        users: the units that are given it.
+        has_gradient: whether there is a gradient of it.
     """
 
     size: int
@@ -70,6 +75,8 @@ class _Memory:
     keeper: int | None = None
     last: int = -1
     writer: int = -1
+    users: list[int] = field(default_factory=list)
+    has_gradient: bool = False
 
 
 def kept_memory(
@@ -86,7 +93,7 @@ def kept_memory(
         memories: of each unit; None for one that computes nothing.
         inputs: the model's, by name. They are the caller's, and count only where they are sent on.
         results: names of what the model returns: the last stage has it until its B, and so has the stage that
-            has made it. Where an early one goes straight to the last stage, stages in between count it too.
+            has made it.
         written: for each unit the names of the inputs that it writes to: a stage is sent these, and writes to
             copies.
     """
@@ -106,6 +113,7 @@ def kept_memory(
             if storage is None:  # a number
                 continue
             storage.last = number
+            storage.users.append(number)
             if written and name in written[number]:
                 storage.writer = number
             if keeps and storage.keeper is None:
@@ -119,6 +127,7 @@ def kept_memory(
                 continue
             storage = own_outputs.setdefault(output.number, _Memory(output.size, number))
             storages[name] = storage
+            storage.has_gradient |= output.wants_gradient
             if output.is_kept:
                 storage.keeper = number
         crossing += own_outputs.values()
@@ -145,7 +154,14 @@ def kept_memory(
             for border in borders
         ),
         tuple(sum(it.size for it in crossing if _leaves(it, border)) for border in borders),
+        tuple(_spanning(it) for it in crossing if it.last - it.maker > 1),
     )
+
+
+def _spanning(storage: _Memory) -> SpanningValue:
+    users = {user for user in (*storage.users, storage.last) if user > storage.maker}
+    gradient = storage.size if storage.has_gradient else 0
+    return SpanningValue(storage.size, gradient, storage.maker, tuple(sorted(users)), storage.keeper)
 
 
 def _enters(storage: _Memory, border: int) -> bool:

@@ -37,12 +37,14 @@ class OutputMemory:
         size: its bytes.
         of_input: the input whose memory it is; None where the unit made it.
         is_kept: whether the unit's backward pass needs it.
+        wants_gradient: whether it has one.
     """
 
     number: int
     size: int
     of_input: int | None
     is_kept: bool
+    wants_gradient: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,7 @@ def _kept(unit: UnitRun) -> tuple[int, tuple[bool, ...], tuple[OutputMemory | No
     with LiveBytes() as live:
         outputs = unit.call(*arguments)
         keys, sizes = zip(*map(_memory_of, outputs), strict=True) if outputs else ((), ())
+        wants = [isinstance(it, Tensor) and it.requires_grad for it in outputs]
         edges = [get_gradient_edge(it) for it in outputs if isinstance(it, Tensor) and it.requires_grad]
         workspace = live.most - live.now()
         del outputs, arguments
@@ -114,8 +117,9 @@ def _kept(unit: UnitRun) -> tuple[int, tuple[bool, ...], tuple[OutputMemory | No
             size,
             input_of.get(key),
             keeps_input[input_of[key]] if key in input_of else key in alive,
+            wants_gradient,
         )
-        for key, size in zip(keys, sizes, strict=True)
+        for key, size, wants_gradient in zip(keys, sizes, wants, strict=True)
     )
     own = sum(size for key, size in alive.items() if key not in keys)
     del edges

@@ -88,7 +88,7 @@ def recomputed_cost(
         return _parts(costs, first_unit, tuple(regions), once, messages)
     if not same_rank[0]:
         return once
-    shared = costs.handed_bytes(first_unit)
+    shared = costs.handed_bytes(first_unit, last_unit)
     return replace(
         once,
         activation_bytes=max(once.activation_bytes - shared, 0),
@@ -116,8 +116,8 @@ def _cost_once(costs: CostModel, first: int, last: int, parameter_copies: float,
         backward_s=sum(unit.backward_s for unit in units),
         backward_input_s=None if split is None else split[0],
         backward_weight_s=None if split is None else split[1],
-        send_bytes=costs.crossing_bytes[last] if last + 1 < len(costs.units) else 0,
-        send_grad_bytes=costs.gradient_bytes[first - 1] if first else 0,
+        send_bytes=costs.sent_bytes(first, last),
+        send_grad_bytes=costs.sent_gradient_bytes(first, last),
         activation_bytes=costs.kept_bytes(first, last),
         weight_activation_bytes=costs.left_bytes(first, last),
         forward_workspace_bytes=forward_workspace + messages,
@@ -126,18 +126,13 @@ def _cost_once(costs: CostModel, first: int, last: int, parameter_copies: float,
     )
 
 
-def _entering(costs: CostModel, unit: int) -> int:
-    """What enters a region that starts at `unit`; the model's own inputs are there all the time."""
-    return costs.crossing_bytes[unit - 1] if unit else 0
-
-
 def _passing(units: Sequence[Unit]) -> int:
     """What a forward pass that keeps nothing needs while it runs."""
     return max(unit.activation_bytes + unit.forward_workspace_bytes for unit in units)
 
 
 def _whole(costs: CostModel, first: int, last: int, once: StageCost, messages: int) -> StageCost:
-    entering = _entering(costs, first)
+    entering = costs.entering_bytes(first, last)
     entry = costs.entry_bytes[first - 1] if costs.entry_bytes is not None and first else 0
     return replace(
         once,
@@ -156,7 +151,7 @@ def _parts(costs: CostModel, first_unit: int, regions: Regions, once: StageCost,
     if regions[0][0] == first_unit and first_unit and costs.entry_bytes is not None:
         entry = costs.entry_bytes[first_unit - 1]
     kept = once.activation_bytes - entry - sum(unit.activation_bytes for unit in units)
-    kept += sum(_entering(costs, first) for first, _ in regions)
+    kept += sum(costs.entering_bytes(*region) for region in regions)
     # The weights of the regions are done in I.
     input_s = once.backward_s / 2 if once.backward_input_s is None else once.backward_input_s
     weight_s = once.backward_s / 2 if once.backward_weight_s is None else once.backward_weight_s
@@ -209,7 +204,7 @@ def recompute_options(costs: CostModel, first_unit: int, last_unit: int) -> Iter
 
 def _saved_per_second(costs: CostModel, region: tuple[int, int]) -> float:
     units = costs.units[region[0] : region[1] + 1]
-    saved = sum(unit.activation_bytes for unit in units) - _entering(costs, region[0])
+    saved = sum(unit.activation_bytes for unit in units) - costs.entering_bytes(*region)
     return saved / max(sum(unit.forward_s for unit in units), 1e-12)
 
 

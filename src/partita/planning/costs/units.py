@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 
 from partita.errors import PlanError
 from partita.planning import _json
 from partita.planning._check import require_amount, require_count, require_part, require_seconds
 
-__all__ = ["CostModel", "Unit"]
+__all__ = ["CostModel", "SpanningValue", "Unit"]
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,47 @@ class Unit:
 
 
 @dataclass(frozen=True)
+class SpanningValue:
+    """A value that goes past a unit: made in front of it, and used behind it, such as a skip connection.
+
+    Attributes:
+        bytes: of the value, for one microbatch.
+        gradient_bytes: of its gradient; 0 where it has none.
+        maker: the unit that makes it; -1 for an input of the model.
+        users: the units that are given it, in order.
+        keeper: the first unit whose backward pass needs it; None: no unit's.
+
+    Raises:
+        PlanError: users out of order, or a negative number of bytes.
+    """
+
+    bytes: int
+    gradient_bytes: int
+    maker: int
+    users: tuple[int, ...]
+    keeper: int | None = None
+
+    def __post_init__(self) -> None:
+        require_amount(self.bytes, "bytes of a spanning value")
+        require_amount(self.gradient_bytes, "gradient_bytes of a spanning value")
+        places = (self.maker, *self.users)
+        if self.maker < -1 or len(places) < 2 or any(one >= two for one, two in pairwise(places)):
+            raise PlanError(
+                f"a spanning value is made by unit {self.maker} and used by {self.users}: give its users in "
+                "order, all behind its maker, which is -1 for an input of the model"
+            )
+
+    @property
+    def last(self) -> int:
+        """The last unit that is given it."""
+        return self.users[-1]
+
+    def is_used_in(self, first: int, last: int) -> bool:
+        """Whether one of the units from `first` to `last` is given it."""
+        return any(first <= user <= last for user in self.users)
+
+
+@dataclass(frozen=True)
 class CostModel:
     """The units of a model in execution order, and what crosses each border between two neighbours.
 
@@ -99,6 +142,8 @@ class CostModel:
         entry_bytes: one number a border: of what crosses it, what the stage after it keeps for its backward
             pass beyond the `Unit.activation_bytes` of its units; None where that is nothing.
         exit_bytes: the same for the stage before the border.
+        spanning: the values that go past units. Of what crosses a border, a stage is sent, keeps and sends
+            on only what it makes or uses itself; the rest goes past it, from its maker to its users.
 
     Raises:
         PlanError: no units, a name used twice, or a length or a border that does not fit the units.
@@ -114,6 +159,7 @@ class CostModel:
     borders: frozenset[int] | None = None
     entry_bytes: tuple[int, ...] | None = None
     exit_bytes: tuple[int, ...] | None = None
+    spanning: tuple[SpanningValue, ...] = ()
 
     def __post_init__(self) -> None:
         require_count(len(self.units), "the number of units")
@@ -139,6 +185,26 @@ class CostModel:
                     f"border {border!r} does not exist: {len(self.units)} units have borders 0 to "
                     f"{between - 1}"
                 )
+        for value in self.spanning:
+            if value.last > between:
+                raise PlanError(
+                    f"a spanning value is used by unit {value.last}: there are units 0 to {between}"
+                )
+
+    @cached_property
+    def _past(self) -> tuple[tuple[SpanningValue, ...], ...]:
+        """For each unit, the values that are made in front of it and used behind it."""
+        past: list[list[SpanningValue]] = [[] for _ in self.units]
+        for value in self.spanning:
+            for unit in range(value.maker + 1, value.last):
+                past[unit].append(value)
+        return tuple(map(tuple, past))
+
+    def _past_stage(self, first: int, last: int) -> list[SpanningValue]:
+        """The values that a stage of the units from `first` to `last` has nothing to do with, though they
+        cross both of its borders.
+        """
+        return [it for it in self._past[first] if it.last > last and not it.is_used_in(first, last)]
 
     @property
     def gradient_bytes(self) -> tuple[int, ...]:
@@ -162,7 +228,39 @@ class CostModel:
             kept += self.entry_bytes[first - 1]
         if self.exit_bytes is not None and last + 1 < len(self.units):
             kept += self.exit_bytes[last]
-        return kept
+        return kept - sum(self._counted_past(it, first, last) for it in self._past_stage(first, last))
+
+    def _counted_past(self, value: SpanningValue, first: int, last: int) -> int:
+        """What a value that goes past a stage adds to the entry and the exit at its borders."""
+        entry = self.entry_bytes is not None and (value.keeper is None or value.keeper < first)
+        leaves = self.exit_bytes is not None and value.maker >= 0
+        return value.bytes * (entry + (leaves and (value.keeper is None or value.keeper > last)))
+
+    def entering_bytes(self, first: int, last: int) -> int:
+        """What a stage of the units from `first` to `last` is sent for one microbatch, in bytes."""
+        if not first:
+            return 0
+        return self.crossing_bytes[first - 1] - sum(it.bytes for it in self._past_stage(first, last))
+
+    def sent_bytes(self, first: int, last: int) -> int:
+        """What it sends on."""
+        if last + 1 == len(self.units):
+            return 0
+        return self.crossing_bytes[last] - sum(it.bytes for it in self._past_stage(first, last))
+
+    def sent_gradient_bytes(self, first: int, last: int) -> int:
+        """What it sends back: the gradient of what it was sent."""
+        if not first:
+            return 0
+        past = sum(it.gradient_bytes for it in self._past_stage(first, last))
+        return max(self.gradient_bytes[first - 1] - past, 0)
+
+    def received_gradient_bytes(self, first: int, last: int) -> int:
+        """What it is sent back."""
+        if last + 1 == len(self.units):
+            return 0
+        past = sum(it.gradient_bytes for it in self._past_stage(first, last))
+        return max(self.gradient_bytes[last] - past, 0)
 
     def left_bytes(self, first: int, last: int) -> int:
         """What I of a stage of the units from `first` to `last` leaves to W, in bytes of one microbatch."""
@@ -182,17 +280,31 @@ class CostModel:
         (0, 6)
         """
         behind = forward = backward = 0
-        for unit in reversed(self.units[first : last + 1]):
-            forward = max(forward, unit.forward_workspace_bytes - behind)
-            backward = max(backward, unit.backward_workspace_bytes - behind)
+        for number in range(last, first - 1, -1):
+            unit = self.units[number]
+            values, gradients = self._beside(number, first, last)
+            forward = max(forward, unit.forward_workspace_bytes + values - behind)
+            backward = max(backward, unit.backward_workspace_bytes + gradients - behind)
             behind += unit.activation_bytes
         return forward, backward
 
-    def handed_bytes(self, first: int) -> int:
-        """What a stage that begins with the unit `first` keeps less where the stage before it lies on the
+    def _beside(self, unit: int, first: int, last: int) -> tuple[int, int]:
+        """What is alive while a unit of a stage runs, of values that go past the unit: in F those that nobody
+        keeps yet; in B the gradients that units behind it have computed, or later stages have sent.
+        """
+        values = gradients = 0
+        for it in self._past[unit]:
+            if it.maker >= first and it.last <= last and (it.keeper is None or it.keeper > unit):
+                values += it.bytes
+            if it.maker >= first or it.is_used_in(unit + 1, last):
+                gradients += it.gradient_bytes
+        return values, gradients
+
+    def handed_bytes(self, first: int, last: int) -> int:
+        """What a stage of the units from `first` to `last` keeps less where the stage before it lies on the
         same rank: that one has put out, or been sent, all that crosses, and keeps it as long.
         """
-        return self.crossing_bytes[first - 1] if first and self.entry_bytes is not None else 0
+        return self.entering_bytes(first, last) if self.entry_bytes is not None else 0
 
     def message_bytes(self, first: int, last: int, same_rank: tuple[bool, bool] = (False, False)) -> int:
         """What lies in the memory of a stage of the units from `first` to `last` for messages, in bytes.
@@ -208,9 +320,9 @@ class CostModel:
             return 0
         size = 0
         if first and not same_rank[0]:
-            size += self.crossing_bytes[first - 1] + 2 * self.gradient_bytes[first - 1]
+            size += self.entering_bytes(first, last) + 2 * self.sent_gradient_bytes(first, last)
         if last + 1 < len(self.units) and not same_rank[1]:
-            size += self.gradient_bytes[last]
+            size += self.received_gradient_bytes(first, last)
         return size
 
     def split_backward_s(self, first: int, last: int) -> tuple[float, float] | None:

@@ -128,6 +128,7 @@ def cost_model(
         tuple(sizes[end] for end in ends),
         entry_bytes=kept.entry,
         exit_bytes=kept.exit,
+        spanning=kept.spanning,
     )
 
 
