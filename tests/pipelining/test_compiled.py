@@ -169,6 +169,19 @@ class Branches(_Four):
         return self.d(self.c(h).relu())
 
 
+class PartOfLoss(_Four):
+    """Two outputs of the last stage, of which the loss uses the one that does not need the stage before."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        early = self.b(self.a(x))
+        late = self.c(early)
+        return self.d(early), late.relu() @ self.d.weight
+
+    @staticmethod
+    def loss(output: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
+        return functional.mse_loss(output[0], target)
+
+
 def _mask(samples: int) -> tuple[tuple[Tensor, Tensor], dict[str, Any], Tensor]:
     mask = torch.ones(samples, WIDTH, dtype=torch.bool)
     mask[: samples // 2, 0] = False  # the microbatches of a batch go either way
@@ -193,6 +206,11 @@ def _images(samples: int) -> tuple[tuple[Tensor], dict[str, Any], Tensor]:
 )
 def test_what_models_are_made_of(case: Case) -> None:
     _assert_compiled_equals_eager(case, "ZBVZeroBubble", SPLIT["ZBVZeroBubble"])
+
+
+def test_values_between_stages_without_a_gradient() -> None:
+    """A stage's backward pass met a ``None`` where it expected the gradient of an input."""
+    _assert_compiled_equals_eager(Case("part of the loss", PartOfLoss, loss=PartOfLoss.loss), "1F1B")
 
 
 def test_w_computes_the_gradients_of_weights_and_keeps_what_it_needs_for_them_only() -> None:

@@ -161,9 +161,9 @@ def sequence_number(node: Node) -> int:
     return node._sequence_nr()
 
 
-def watch_gradient(leaf: Tensor, hook: Callable[[Tensor], None]) -> None:
+def watch_gradient(leaf: Tensor, hook: Callable[[Tensor | None], None]) -> None:
     """Call ``hook`` with each gradient that arrives at a leaf, after its other hooks, as long as the leaf
-    lives. `hooks_made` does not count it.
+    lives; with None where a node ran that has no gradient for it. `hooks_made` does not count it.
     """
     hooks = leaf._backward_hooks
     if hooks is None:

@@ -61,6 +61,26 @@ def test_nothing_comes_to_a_leaf_that_is_not_used() -> None:
     assert second is not None
 
 
+def test_nothing_comes_to_a_leaf_that_a_function_has_no_gradient_for() -> None:
+    """Autograd calls the leaf's hooks all the same, with None."""
+
+    class First(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: Tensor, y: Tensor) -> Tensor:
+            return x + y
+
+        @staticmethod
+        def backward(ctx: object, gradient: Tensor) -> tuple[Tensor, None]:
+            return gradient, None
+
+    used, unused = torch.randn(2, requires_grad=True), torch.randn(2, requires_grad=True)
+    arrivals = Arrivals([unused, used])
+    First.apply(used, unused).sum().backward()
+    first, second = arrivals.gradients()
+    assert first is None
+    assert second is not None
+
+
 def test_hooks_that_the_leaf_has_run_first() -> None:
     leaf = torch.randn(4, 3).t().requires_grad_()
     leaf.register_hook(lambda gradient: gradient * 3)

@@ -39,8 +39,8 @@ class Arrivals:
 
 
 def _keep_other_layout(
-    gradients: dict[int, Tensor], number: int, leaf_is_compact: bool, gradient: Tensor
+    gradients: dict[int, Tensor], number: int, leaf_is_compact: bool, gradient: Tensor | None
 ) -> None:
     """Keep only what ``.grad`` may not have as it is: a reference to another would make autograd copy it."""
-    if not (leaf_is_compact and is_compact(gradient)):
+    if gradient is not None and not (leaf_is_compact and is_compact(gradient)):
         gradients[number] = gradient
