@@ -10,6 +10,7 @@ from torch import Tensor
 from partita._torch.autograd.compiled_node import (
     ask,
     asked,
+    hide_missing,
     in_halves,
     leave,
     mark,
@@ -57,3 +58,25 @@ def test_a_node_is_asked_for_one_half_and_runs_the_other_later() -> None:
     outputs[0].backward()
     assert w.grad == 2.0
     assert seen == [(frozenset({0}), True, 7), (None, True, 7)]  # and without a gradient of the second output
+
+
+class OneGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        return x + w
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        hide_missing([1])
+        return gradient, None
+
+
+def test_hooks_of_a_leaf_are_not_called_where_a_node_has_no_gradient_for_it() -> None:
+    x, w = torch.tensor(2.0, requires_grad=True), torch.tensor(3.0, requires_grad=True)
+    w.register_hook(lambda gradient: gradient * 2)
+    hooks = dict(w._backward_hooks)
+    OneGradient.apply(x, w).backward()
+    assert w.grad is None
+    assert w._backward_hooks == hooks
+    (OneGradient.apply(x, w) + w).backward()  # another node has one
+    assert w.grad == 2.0

@@ -66,6 +66,18 @@ def test_what_has_no_gradient_in_eager_mode_has_none_here() -> None:
     assert len(compiled) == 3  # one for each set of outputs
 
 
+def test_hooks_of_parameters_without_a_gradient_are_not_called() -> None:
+    """They were called with None."""
+    model, x = TwoOutputs(), torch.randn(3, 4)
+    shown: list[str] = []
+    for name, parameter in model.named_parameters():
+        parameter.register_hook(lambda gradient, name=name: shown.append(name) or 2 * gradient)
+    outputs = _compiled(model, [])(x)
+    mark(outputs)
+    outputs[0].sum().backward()
+    assert sorted(shown) == ["first.bias", "first.weight"]
+
+
 def test_the_halves_are_compiled_when_they_are_asked_for_and_compute_the_same() -> None:
     model, x = TwoOutputs(), torch.randn(3, 4, requires_grad=True)
     compiled: list[int] = []

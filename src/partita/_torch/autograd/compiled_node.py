@@ -7,14 +7,26 @@ leaves the second half there (`leave`), which runs when it is time (`second_half
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from partita._torch.autograd.running_pass import compiled_nodes, current_node
+from partita._torch.autograd.engine import leaf_of
+from partita._torch.autograd.running_pass import at_end_of_pass, compiled_nodes, current_node
 
-__all__ = ["SecondHalf", "ask", "asked", "in_halves", "leave", "mark", "second_half", "site_of_node"]
+__all__ = [
+    "SecondHalf",
+    "ask",
+    "asked",
+    "hide_missing",
+    "in_halves",
+    "leave",
+    "mark",
+    "second_half",
+    "site_of_node",
+]
 
 SecondHalf: TypeAlias = Callable[[], Iterator[tuple[int, Tensor]]]
 """Computes the other gradients: the number of the node's edge, and the gradient for it."""
@@ -72,3 +84,32 @@ def second_half(node: Any) -> Iterator[tuple[GradientEdge, Tensor]]:
             child, place = following[number]
             if child is not None:
                 yield GradientEdge(child, place), gradient
+
+
+def hide_missing(edges: Sequence[int]) -> None:
+    """Keep it from hooks, until the pass ends, that the node that this thread runs has no gradient for the
+    leaves behind these of its edges. Uncompiled, no node that leads there would run, and no hook; the engine
+    calls those of a leaf with None.
+    """
+    following = current_node().next_functions
+    for edge in edges:
+        child, _ = following[edge]
+        hooks = None if child is None else getattr(leaf_of(child), "_backward_hooks", None)
+        if hooks:
+            shown = {key: hook for key, hook in hooks.items() if not isinstance(hook, _UnlessMissing)}
+            hooks.update({key: _UnlessMissing(hook) for key, hook in shown.items()})
+            at_end_of_pass(partial(_show_again, hooks, shown))
+
+
+class _UnlessMissing:
+    """A hook that is called with gradients only."""
+
+    def __init__(self, hook: Callable[[Tensor], Tensor | None]) -> None:
+        self._hook = hook
+
+    def __call__(self, gradient: Tensor | None) -> Tensor | None:
+        return None if gradient is None else self._hook(gradient)
+
+
+def _show_again(hooks: dict[int, Any], shown: dict[int, Any]) -> None:
+    hooks.update({key: hook for key, hook in shown.items() if key in hooks})

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from partita._torch.autograd.compiled_node import asked, leave, site_of_node
+from partita._torch.autograd.compiled_node import asked, hide_missing, leave, site_of_node
 from partita._torch.compile.aot import AotGraph, Boxed
 from partita._torch.tensors.example_tensors import zeros_like_example
 from partita.pipelining.compiled.backward_cut import INPUTS, WEIGHTS, cut_backward
@@ -116,7 +116,9 @@ class _Variant:
         self._fuses = fuses
         self._inputs = tuple(graph.gm.graph.find_nodes(op="placeholder"))
         self._names = tuple(node.name for node in self._inputs)
-        self._count = len(gradients_of(graph.gm))
+        gradients = gradients_of(graph.gm)
+        self._count = len(gradients)
+        self._without = [edge for edge, place in enumerate(graph.forward_tensors) if gradients[place] is None]
         self._whole: Boxed | None = None
         self._halves: dict[frozenset[int], _Halves] = {}
 
@@ -124,6 +126,7 @@ class _Variant:
         """B."""
         if self._whole is None:
             self._whole = self._compile(self._graph)
+        hide_missing(self._without)
         return self._whole(self._taken(values))
 
     def first_half(self, values: list[Any], edges: frozenset[int]) -> Sequence[Any]:
