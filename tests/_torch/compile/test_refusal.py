@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from partita._torch.compile.refusal import is_refusal, refusal_text
 
@@ -37,6 +38,16 @@ def test_what_the_backend_raises_is_named() -> None:
 
     text = refusal_text(_refusal(lambda x: x + 1, backend))
     assert text.startswith("KeyError: 'no kernel for it'")
+
+
+def test_a_function_that_was_compiled_too_often_is_refused() -> None:
+    function = torch.compile(lambda x: x + 1, backend="eager", fullgraph=True, dynamic=False)
+    with torch._dynamo.config.patch(recompile_limit=1):
+        function(torch.ones(2))
+        with pytest.raises(FailOnRecompileLimitHit) as raised:
+            function(torch.ones(3))
+        assert is_refusal(raised.value)
+        assert "recompile_limit is 1)" in refusal_text(raised.value)
 
 
 def test_an_error_of_the_function_while_it_runs_is_none() -> None:

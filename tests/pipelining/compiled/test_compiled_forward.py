@@ -140,6 +140,17 @@ def test_a_piece_runner_is_given_the_graphs_of_each_stage() -> None:
     assert len(runner.graphs) == 4
 
 
+def test_more_sizes_than_torch_compiles_one_function_for_run_as_they_are() -> None:
+    """Torch's own error about fullgraph came out of the step."""
+    module = cut(PLAIN, 1).get_stage_module(0)
+    forward = _compiled(module, CompileOptions("aot_eager", dynamic=False))
+    with torch._dynamo.config.patch(recompile_limit=1):
+        module(torch.ones(2, WIDTH))
+        with pytest.warns(NotCompiled, match="raise the limit, or compile sizes as symbols"):
+            module(torch.ones(3, WIDTH))
+    assert forward.refused
+
+
 def test_a_copy_and_a_pickle_compile_anew_and_do_the_same() -> None:
     module = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
     _compiled(module)

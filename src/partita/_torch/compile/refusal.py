@@ -5,10 +5,15 @@ from __future__ import annotations
 import re
 
 import torch
-from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
+from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, TorchDynamoException
 
 __all__ = ["is_refusal", "modes_active", "refusal_text"]
 
+_TOO_OFTEN = (
+    "it was compiled for so many sizes, modes or branches that torch compiles it for no other "
+    "(torch._dynamo.config.recompile_limit is {limit}): raise the limit, or compile sizes as symbols "
+    "(dynamic=True)"
+)
 _PLACE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\n\s*(?P<code>[^\n]+)')
 
 
@@ -19,11 +24,13 @@ def modes_active() -> bool:
 
 def is_refusal(error: BaseException) -> bool:
     """Whether an error says that a function could not be compiled. Nothing of it has run then."""
-    return isinstance(error, TorchDynamoException)
+    return isinstance(error, (TorchDynamoException, FailOnRecompileLimitHit))
 
 
 def refusal_text(error: BaseException) -> str:
     """Why, in one line, and the place in the user's code where there is one."""
+    if isinstance(error, FailOnRecompileLimitHit):
+        return _TOO_OFTEN.format(limit=torch._dynamo.config.recompile_limit)
     text = str(error)
     if isinstance(error, BackendCompilerFailed):
         inner = error.inner_exception
