@@ -10,6 +10,7 @@ from torch.fx import GraphModule
 
 from partita._torch.compile.aot import AotGraph
 from partita._torch.compile.inductor import inductor_settings
+from partita._torch.graph_module.lazy_module import generate_code
 from partita.errors import ArgumentError
 from partita.runtime.piece_runner import PieceRunner
 
@@ -55,8 +56,13 @@ def resolve_inner(
     if isinstance(checked, PieceRunner):
         return partial(_run_by, checked, all_kept)
     if isinstance(checked, str):
-        return None if checked == "inductor" else lambda graph: graph.gm.forward
+        return None if checked == "inductor" else _code_of
     return lambda graph: checked(graph.gm, list(graph.examples))
+
+
+def _code_of(graph: AotGraph) -> Callable[..., Any]:
+    generate_code(graph.gm)
+    return graph.gm.forward
 
 
 def _run_by(runner: PieceRunner, all_kept: bool, graph: AotGraph) -> Callable[..., Any]:

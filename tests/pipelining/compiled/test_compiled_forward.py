@@ -13,6 +13,7 @@ import torch
 from tests.pipelining.models import NORMED, PLAIN, TRANSFORMER, WIDTH
 from tests.pipelining.running import cut
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from partita.errors import NotCompiled
 from partita.pipelining import PipelineStage, SplitPoint, pipeline
@@ -149,6 +150,14 @@ def test_more_sizes_than_torch_compiles_one_function_for_run_as_they_are() -> No
         with pytest.warns(NotCompiled, match="raise the limit, or compile sizes as symbols"):
             module(torch.ones(3, WIDTH))
     assert forward.refused
+
+
+def test_hooks_of_all_modules_are_not_called_for_modules_that_a_compiler_has_made() -> None:
+    module, hooked = cut(PLAIN, 1).get_stage_module(0), list[nn.Module]()
+    _compiled(module)
+    with register_module_forward_hook(lambda module, *_: hooked.append(module)):
+        module(torch.ones(2, WIDTH, requires_grad=True)).sum().backward()
+    assert hooked == [module]
 
 
 def test_a_copy_and_a_pickle_compile_anew_and_do_the_same() -> None:

@@ -158,8 +158,8 @@ def lazy_module(graph: Graph, name: str, *, training: bool) -> LazyGraphModule:
 
 
 def generate_code(module: GraphModule) -> None:
-    """Generate the code of ``module`` now, so that its copies share it."""
-    if isinstance(module, LazyGraphModule):
+    """Generate the code of ``module`` now, so that its copies share it, and so that its ``forward`` is it."""
+    if isinstance(module, _LazyGraphModule):
         module.real_recompile()
 
 

@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 from partita._torch.autograd.compiled_node import mark
 from partita._torch.compile.refusal import is_refusal, modes_active, refusal_text
 from partita._torch.containers.pytree import flatten
-from partita._torch.graph_module.lazy_module import LazyGraphModule
+from partita._torch.graph_module.lazy_module import LazyGraphModule, generate_code
 from partita._torch.modules.contents import first_hook_inside, registries
 from partita.errors import NotCompiled
 from partita.pipelining.compiled.artifacts import Artifacts, artifacts_for
@@ -161,7 +161,9 @@ class CompiledForward:
         functions = self._artifacts.functions if self.options.shares else {}
         run = functions.get(function.hash)
         if run is None:
-            run = functions[function.hash] = self._compiled(function.module)
+            generate_code(function.module)
+            # Not the module itself: torch would call the hooks of all modules for it.
+            run = functions[function.hash] = self._compiled(function.module.forward)
         slots = tuple(_slot(module, name) for name in function.state)
         repeated = function.repeated, function.repeated_inputs
         return _Entry(run, slots, function.first_site, function.conditions, *repeated)
