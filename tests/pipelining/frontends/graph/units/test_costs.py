@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 
 import partita
 from partita._torch.operators.roofline import FixedSpeeds
-from partita.errors import ArgumentError
+from partita.errors import ArgumentError, NotProven, PlanError
 from partita.graph.liveness import borders
 from partita.pipelining import measure_units, pipeline
 from partita.pipelining.frontends.graph.units.costs import _window_minima, cost_model, narrow_borders
@@ -324,3 +324,34 @@ def test_a_unit_that_fails_raises_its_own_error_and_leaves_grad_mode_alone() -> 
     with torch.no_grad(), pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         cost_model(gm, [], (torch.randn(2, 3), torch.randn(2, 3)))
     assert torch.is_grad_enabled()
+
+
+@torch.library.custom_op("partita_test_costs::sign", mutates_args=())
+def sign(x: Tensor) -> Tensor:
+    return x.sign()
+
+
+sign.register_fake(torch.empty_like)
+
+
+class Infers(nn.Module):
+    """An operator without a backward formula."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(sign(self.a(x)))
+
+
+def test_a_model_that_can_only_infer_is_told_how_it_is_cut() -> None:
+    """The error of its backward pass came out of the cut, also in evaluation without gradients."""
+    model, x = Infers().eval(), torch.ones(2, WIDTH)
+    with (
+        pytest.warns(NotProven),
+        pytest.raises(PlanError, match=r"no autograd formula.*requires_grad_\(False\)"),
+    ):
+        pipeline(model, (x,), stages=2)
+    pipe = pipeline(model.requires_grad_(False), (x,), stages=2)
+    assert torch.equal(pipe(x), model(x))

@@ -14,6 +14,7 @@ from torch.fx import GraphModule, Node
 from partita._torch.operators.roofline import Speeds
 from partita.capture.open_sizes.sizes import Sizes
 from partita.capture.tracing.module_paths import module_path
+from partita.errors import PlanError
 from partita.graph.attributes import lookup
 from partita.graph.liveness import Border, borders
 from partita.pipelining.frontends.cuts.cuts import COMPUTES_NOTHING, REGION_SWITCHES
@@ -25,6 +26,7 @@ from partita.pipelining.measuring.kept_memory import kept_memory
 from partita.pipelining.measuring.meter import meter_for
 from partita.pipelining.measuring.pass_memory import PassMemory, pass_memory
 from partita.pipelining.measuring.pass_times import UnitTimes, pass_times
+from partita.pipelining.measuring.unit_run import UnitRun
 from partita.planning import CostModel, Unit
 
 __all__ = ["REPEATS", "cost_model", "narrow_borders", "unit_ends", "unit_names"]
@@ -96,13 +98,16 @@ def cost_model(
         progress: called with the share of the work that is done, from 0.0 to 1.0.
         compile_options: how the stages will be compiled: seconds are those of compiled units. Bytes are those
             of uncompiled ones.
+
+    Raises:
+        PlanError: a unit can't be run, as one whose backward pass raises.
     """
     tensors = [value for value in (*gm.parameters(), *gm.buffers(), *args) if isinstance(value, Tensor)]
     devices = sorted({tensor.device for tensor in tensors if tensor.device.type == "cuda"}, key=str)
     with torch.random.fork_rng(devices), torch.enable_grad():
         units = graph_units(gm, ends, args, loss)
         runs = list({id(unit.run): unit.run for unit in units if unit.run is not None}.values())
-        memories = {id(run): pass_memory(run) for run in runs}
+        memories = {id(run): _memory_of(run) for run in runs}
         if compile_options is not None:
             for run in runs:
                 run.compile(compile_options)
@@ -130,6 +135,21 @@ def cost_model(
         exit_bytes=kept.exit,
         spanning=kept.spanning,
     )
+
+
+def _memory_of(run: UnitRun) -> PassMemory:
+    """See `pass_memory`, which is what runs a unit first."""
+    try:
+        return pass_memory(run)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise PlanError(
+            "where to cut is planned from passes that are measured, and a part of the model raises "
+            f"{type(error).__name__} in them: {reason}. Mend that; or, of a model that only infers, freeze "
+            "the parameters (model.requires_grad_(False)); or say where to cut (split_spec)"
+        ) from error
 
 
 def _borders(gm: GraphModule, *, results: bool = True) -> list[Border]:
