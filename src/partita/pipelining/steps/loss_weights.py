@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from partita.errors import MicrobatchError
 from partita.runtime import MicrobatchPlan
 
-__all__ = ["LossWeights", "checked_weights", "step_weights"]
+__all__ = ["LossWeights", "check_targets", "checked_weights", "step_weights"]
 
 _TOLERANCE = 1e-6
 
@@ -81,6 +81,30 @@ def checked_weights(loss_weights: LossWeights | Sequence[float], microbatches: i
             "each"
         )
     return weights.values
+
+
+def check_targets(rows: Sequence[int], samples: Sequence[int]) -> None:
+    """Check that each microbatch's target belongs to its samples: as many rows, or the same multiple of them
+    in all microbatches. A loss may broadcast another number without a word.
+
+    Args:
+        rows: of each microbatch's target; empty where nothing was cut.
+        samples: of each microbatch; empty, or 0, where they are not known.
+
+    Raises:
+        MicrobatchError: names both.
+
+    >>> check_targets([6, 4], [3, 2])  # two rows for each sample
+    """
+    total, batch = sum(rows), sum(samples)
+    if not rows or not samples or not all(samples):
+        return
+    if any(row * batch != size * total for row, size in zip(rows, samples, strict=True)):
+        raise MicrobatchError(
+            f"the target has {total} rows, which make microbatches of {tuple(rows)}, but the batch makes "
+            f"microbatches of {tuple(samples)} samples: give a target with a row for each sample, along its "
+            "first dimension, or cut both by yourself: arg_mbs=[...], target_mbs=[...]"
+        )
 
 
 def step_weights(

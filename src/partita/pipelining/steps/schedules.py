@@ -16,7 +16,7 @@ from partita.pipelining.interface.routes import Routes
 from partita.pipelining.stages.own_modules.manual import PipelineStage
 from partita.pipelining.stages.stage import Stage
 from partita.pipelining.stages.step_count import StepCount
-from partita.pipelining.steps.loss_weights import LossWeights, step_weights
+from partita.pipelining.steps.loss_weights import LossWeights, check_targets, step_weights
 from partita.pipelining.steps.preparing.agreement import StepAgreement, agree_on_placement, rank_pairs
 from partita.pipelining.steps.preparing.arguments import Cutting, LossSide, StepArguments
 from partita.pipelining.steps.preparing.modes import follow_modes, mode_name
@@ -367,6 +367,7 @@ class PipelineSchedule:
             raise ScheduleError(f"n_microbatches is {n_microbatches!r}: give a whole number of at least 1")
 
     def _inputs(self, arguments: StepArguments, loss_side: LossSide, prepared: PreparedStep) -> StepInputs:
+        check_targets(loss_side.cut, prepared.samples)
         shares = loss_side.weights
         if shares is None:
             scaled = self.options.scale_grads

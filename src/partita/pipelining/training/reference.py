@@ -19,7 +19,7 @@ from partita.graph.effects import metadata
 from partita.pipelining.interface.loss import loss_by_name
 from partita.pipelining.interface.routes import Constant, Value, accept
 from partita.pipelining.interface.two_modes import TwoModes
-from partita.pipelining.steps.loss_weights import LossWeights, checked_weights
+from partita.pipelining.steps.loss_weights import LossWeights, check_targets, checked_weights
 from partita.pipelining.steps.preparing.precision import fresh_casts
 from partita.pipelining.training.eager_model import EagerModel
 from partita.runtime import RandomKey, cut_batch, keyed, merge, split_tree
@@ -108,8 +108,10 @@ class UncutReference:
         train: bool,
     ) -> Any:
         count = self.n_microbatches
-        targets, _ = split_tree(target, count)
+        targets, rows = split_tree(target, count)
         batch = cut_batch(args, kwargs, count)
+        if target is not None:
+            check_targets(rows.sizes, batch.plan.sizes)
         weights = batch.plan.weights
         if loss_weights is not None:
             weights = checked_weights(loss_weights, count)

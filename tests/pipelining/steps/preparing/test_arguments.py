@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from partita.errors import MicrobatchError, PeerFailed
-from partita.pipelining import PipelineStage, Schedule1F1B, SplitPoint, pipeline
+from partita.pipelining import PipelineStage, Schedule1F1B, SplitPoint, UncutReference, pipeline
 from partita.runtime import Comm, InProcessWorld, split_args, split_tree
 
 Call = Callable[[Any, int], Any]
@@ -245,3 +246,43 @@ def test_a_rank_that_has_a_batch_of_another_size_is_an_error(frontend: Frontend)
     assert "rank 1 was given a batch of 8 samples, but the rank of the first stage one of 4" in str(last)
     # what the message says: the same batch on all ranks, or on the first stage's alone
     assert_equal(*(InProcessWorld(2).run(stepped((x,), other))[1] for other in ((x,), ())))
+
+
+@pytest.mark.parametrize("frontend", ["export", "modules"])
+def test_a_target_that_is_not_cut_like_the_batch_is_an_error(frontend: Frontend) -> None:
+    """6 rows of targets for 8 samples made microbatches of 2, 2, 1 and 1, and the loss broadcast them."""
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.randn(8, 4)
+    where = {"split_spec": {"0": SplitPoint.END}}
+    pipe = pipeline(model, (x[:2],), **where, **({} if frontend == "export" else {"frontend": "modules"}))  # type: ignore[arg-type]
+    message = r"the target has 6 rows, .* \(2, 2, 1, 1\), but .* \(2, 2, 2, 2\) samples"
+    for evaluated in (False, True):
+
+        def body(comm: Comm, evaluated: bool = evaluated) -> Any:
+            schedule = Schedule1F1B(
+                copy.deepcopy(pipe).build_stage(comm.rank, comm=comm), 4, functional.mse_loss
+            )
+            return (schedule.eval if evaluated else schedule.step)(x, target=torch.randn(6, 4), losses=[])
+
+        first, last = errors_of(2, body)
+        assert isinstance(first, PeerFailed)
+        assert isinstance(last, MicrobatchError)
+        assert re.search(message, str(last))
+    with pytest.raises(MicrobatchError, match=message):
+        UncutReference(model, 4, functional.mse_loss).step(x, target=torch.randn(6, 4))
+
+
+def test_a_target_may_have_several_rows_for_each_sample() -> None:
+    model, x, y = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.randn(8, 4), torch.randn(32)
+    pipe = pipeline(model, (x[:2],), split_spec={"0": SplitPoint.END})
+
+    def loss_fn(output: Tensor, target: Tensor) -> Tensor:
+        return functional.mse_loss(output.flatten(), target)
+
+    def body(comm: Comm) -> list[Tensor]:
+        losses: list[Tensor] = []
+        Schedule1F1B(pipe.build_stage(comm.rank, comm=comm), 4, loss_fn).step(x, target=y, losses=losses)
+        return losses
+
+    losses: list[Tensor] = []
+    UncutReference(model, 4, loss_fn).step(x, target=y, losses=losses)
+    assert_equal(InProcessWorld(2).run(body)[1], losses)

@@ -77,10 +77,12 @@ class LossSide:
         targets: one for each microbatch; None where there are none.
         weights: the weight of each microbatch's loss; None where it depends on numbers of samples that only
             the first stage's rank knows.
+        cut: how many rows each target has; empty where there is none, or the user has made the microbatches.
     """
 
     targets: Sequence[Any] | None
     weights: tuple[float, ...] | None
+    cut: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -160,8 +162,9 @@ class StepArguments:
         targets, samples = self._targets() if last else (None, ())
         if last and self.train and scaled and self.weights is None and not samples:
             return LossSide(targets, None)
+        cut = samples if self.target_mbs is None and self.microbatches is None else ()
         samples = samples if self.train else ()  # in evaluation nothing is weighted
-        return LossSide(targets, step_weights(self.weights, samples, self.cutting.count, scaled=scaled))
+        return LossSide(targets, step_weights(self.weights, samples, self.cutting.count, scaled=scaled), cut)
 
     def _targets(self) -> tuple[Sequence[Any] | None, tuple[int, ...]]:
         """The target of each microbatch, and how many samples each has."""
