@@ -101,6 +101,22 @@ def test_outputs_that_lie_in_a_reused_buffer_are_kept_for_each_microbatch() -> N
     assert not torch.equal(seen[:2], seen[2:4])
 
 
+def test_attention_without_dropout_draws_nothing() -> None:
+    """Models cut at their blocks have no graph that says where they draw; those with attention were refused,
+    with the advice to set their dropout to 0.
+    """
+
+    def attention(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    model.register_forward_hook(lambda _module, _args, output: attention(output.unsqueeze(1)).squeeze(1))
+    x, losses = torch.randn(4, 3, 4), list[torch.Tensor]()
+    UncutReference(model, 2, lambda output, _: output.mean()).step(x, target=x, losses=losses)
+    expected = [attention(model[0](part).unsqueeze(1)).mean() for part in x.split(2)]
+    torch.testing.assert_close(losses, expected, rtol=0, atol=0)
+
+
 def test_what_can_not_be_run_is_refused() -> None:
     args, kwargs, _ = MASK.data(8)
     small, named, _ = MASK.data(2)

@@ -48,12 +48,13 @@ _SWITCHES: dict[str, str] = {
     "aten::batch_norm": "training",
     "aten::native_batch_norm": "training",
     "aten::instance_norm": "use_input_stats",
-    "aten::scaled_dot_product_attention": "dropout_p",
     "aten::lstm": "train",
     "aten::gru": "train",
     "aten::rnn_tanh": "train",
     "aten::rnn_relu": "train",
 }
+_DROPOUT = "dropout_p"
+"""Attention in any form draws where this is not 0, whatever the kernel."""
 # Unannotated operators that hand back (a view of) what they were given.
 _UNDECLARED_ALIASES = frozenset(
     f"aten::{name}"
@@ -197,7 +198,7 @@ def _overload_facts(overload: OpOverload) -> OpFacts:
         aliased = (alias is not None and _reaches_result(alias, schema)) or (written and not schema.returns)
         if written or aliased:
             facts.append(ArgumentFacts(position, argument.name, written, aliased, argument.kwarg_only))
-    switch_name = _SWITCHES.get(schema.name)
+    switch_name = _SWITCHES.get(schema.name, _DROPOUT)
     switch = next(
         (
             (position, argument.name)

@@ -1,0 +1,35 @@
+"""Which calls draw random numbers, and which would only if they were told to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from partita._torch.operators.draws import before_draws
+
+
+@pytest.mark.parametrize(
+    ("call", "draws"),
+    [
+        (lambda x: functional.scaled_dot_product_attention(x, x, x), False),
+        (lambda x: functional.scaled_dot_product_attention(x, x, x, dropout_p=0.5), True),
+        (lambda x: torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(x, x, x)[0], False),
+        (lambda x: torch.ops.aten.native_dropout(x, 0.5, False)[0], False),
+        (lambda x: torch.ops.aten.native_dropout(x, 0.5, None)[0], True),
+        (lambda x: functional.rrelu(-x, training=False), False),
+        (lambda x: functional.rrelu(-x, training=True), True),
+        (torch.bernoulli, True),
+        (torch.relu, False),
+    ],
+)
+def test_what_draws_is_told_and_nothing_else(call: Callable[[Tensor], Tensor], draws: bool) -> None:
+    x, names = torch.full((1, 2, 4, 8), 0.5), list[str]()
+    before = torch.get_rng_state()
+    with before_draws(names.append):
+        call(x)
+    assert bool(names) is draws
+    assert torch.equal(before, torch.get_rng_state()) is not draws
