@@ -197,7 +197,7 @@ def pipeline(
         cuts = cuts_at_points(whole, split_spec)
     elif stages is not None or plan is not None:
         flat = captured.signature.flatten(mb_args, mb_kwargs or {})
-        chosen, cuts, ends = _planned(whole, flat, request, compiled_with)
+        chosen, cuts, ends = _planned(whole, evaluation, flat, request, compiled_with)
     again = recompute_option(recompute, chosen)
     regions = [*regions_of_modules(whole, again.modules), *regions_of_units(whole, ends, again.units)]
     assignment = stage_assignment(whole, cuts)
@@ -236,14 +236,18 @@ def _warn_of(model: nn.Module, proof: Proof) -> None:
 
 
 def _planned(
-    whole: GraphModule, flat: Sequence[Any], request: PlanRequest, compiled_with: CompileOptions | None
+    whole: GraphModule,
+    evaluation: Captured | None,
+    flat: Sequence[Any],
+    request: PlanRequest,
+    compiled_with: CompileOptions | None,
 ) -> tuple[Plan, list[int], list[int]]:
     """The plan, made here where there is none yet, its cuts, and where its units end."""
     # Without a schedule to search for, only the stages' shares count: compiling every unit is not worth it.
     runs = request.plan == "auto" and all(map(has_memory, whole.parameters()))
     measured_with = compiled_with if runs else None
     ready = request.ready
-    ends, names = units_to_plan(whole, None if ready else request.least_units, ready)
+    ends, names = units_to_plan(whole, evaluation, None if ready else request.least_units, ready)
     request.check_units(len(names))
     tensors = [*whole.parameters(), *flat]
     plan = ready or request.planned(
@@ -329,9 +333,11 @@ def measure_units(
         )
     if dynamic_shapes is None and on_meta:
         dynamic_shapes = False
-    captured, _ = by_mode(capture(module, mb_args, mb_kwargs, dynamic_shapes=dynamic_shapes, prove=prove))
+    captured, evaluation = by_mode(
+        capture(module, mb_args, mb_kwargs, dynamic_shapes=dynamic_shapes, prove=prove)
+    )
     loss = None if loss_fn is None else GraphLoss(loss_fn, target, captured.signature.unflatten)
-    ends, names = units_to_plan(captured.module, stages, None)
+    ends, names = units_to_plan(captured.module, evaluation, stages, None)
     if stages is not None and stages > len(names):
         raise too_many_stages(stages, len(names), f"{len(names)} units")
     return cost_model(

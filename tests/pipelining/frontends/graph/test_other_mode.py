@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import pytest
 import torch
+from tests.pipelining.frontends.graph.autoencoder import Autoencoder
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from partita.capture import Captured, capture
-from partita.pipelining.frontends.graph.other_mode import by_mode, check_shared_buffers, matched_assignment
+from partita.pipelining.frontends.cuts.cuts import stage_assignment
+from partita.pipelining.frontends.graph.other_mode import (
+    by_mode,
+    check_shared_buffers,
+    ends_in_both_modes,
+    matched_assignment,
+)
+from partita.pipelining.frontends.graph.units.costs import unit_ends
 
 
 @pytest.fixture(scope="module")
@@ -44,3 +54,17 @@ def test_a_norm_is_worked_out_beside_the_buffers_that_it_writes_in_training(
                 before = [stages.get(operand.name, 0) for operand in node.all_input_nodes]
                 assert max(before, default=0) <= stages[node.name]
     assert tried > 1
+
+
+def test_a_plan_cuts_only_where_the_other_mode_can_be_cut_too() -> None:
+    """Three planned stages of an autoencoder were refused: one had noise alone, which only training has."""
+    train, evaluation = by_mode(capture(Autoencoder(), (torch.randn(2, 4),), prove=False))
+    assert evaluation is not None
+    *_, every = unit_ends(train.module)
+    ends = ends_in_both_modes(train.module, every, evaluation.module)
+    assert set(ends) < set(every)
+    assert len(ends) >= 2
+    for count in range(1, len(ends) + 1):
+        for cuts in combinations(ends, count):
+            stages = matched_assignment(train.module, stage_assignment(train.module, cuts), evaluation.module)
+            assert set(stages.values()) == set(range(count + 1))

@@ -9,8 +9,9 @@ from the model's state alone goes to the stage that has its buffers in the first
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 from torch.fx import GraphModule, Node
 
@@ -20,8 +21,9 @@ from partita.capture.tracing.module_paths import module_path
 from partita.errors import CaptureError
 from partita.graph.ancestors import ancestors
 from partita.graph.attributes import attribute
+from partita.pipelining.frontends.cuts.cuts import stage_assignment
 
-__all__ = ["by_mode", "check_shared_buffers", "matched_assignment"]
+__all__ = ["by_mode", "check_shared_buffers", "ends_in_both_modes", "matched_assignment"]
 
 _ADVICE = (
     "cut at the borders of modules that run in both modes, or capture one mode only: pipeline(..., "
@@ -40,6 +42,64 @@ def matched_assignment(
     Raises:
         CaptureError: stages would not follow one another, or one would have nothing to compute.
     """
+    count = max(assignment.values()) + 1
+    stages = _in_order(*_twins(graph, assignment, other), count)
+    missing = sorted(set(range(count)) - set(stages.values()))
+    if missing:
+        raise CaptureError(
+            f"the model takes another path in its other mode, and stage {missing[0]} would have nothing to "
+            f"compute there: {_ADVICE}"
+        )
+    return _beside_buffers(_buffer_stages(graph, assignment), other, stages)
+
+
+def ends_in_both_modes(graph: GraphModule, ends: Sequence[int], other: GraphModule) -> list[int]:
+    """Those of ``ends`` (positions of nodes of ``graph``) at which stages can end in ``other`` too: whichever
+    of them a plan takes, stages follow one another there, and each has something to compute.
+
+    An end between operations that only one mode has (a VAE's noise) leaves the other what it had without.
+    """
+    units = stage_assignment(graph, ends)
+    twins, nearby = _twins(graph, units, other)
+    together: set[int] = set()  # units that can't be parted from the next one, for the other mode turns back
+    furthest = 0
+    for unit in twins.values():
+        if unit is not None:
+            together.update(range(unit, furthest))
+            furthest = max(furthest, unit)
+    count = max(units.values(), default=0) + 1
+    groups = list(accumulate((unit not in together for unit in range(count - 1)), initial=0))
+    stages = _in_order(
+        {name: None if unit is None else groups[unit] for name, unit in twins.items()},
+        {name: groups[unit] for name, unit in nearby.items()},
+        groups[-1] + 1,
+    )
+    computing = set(stages.values())
+    chosen = [
+        end
+        for end, unit in zip(ends, _units_before(graph, ends, units), strict=True)
+        if unit not in together and groups[unit] in computing
+    ]
+    return chosen if groups[-1] in computing else chosen[:-1]
+
+
+def _units_before(graph: GraphModule, ends: Sequence[int], units: Mapping[str, int]) -> Iterator[int]:
+    """For each end the unit of the last operation before it."""
+    nodes = list(graph.graph.nodes)
+    unit, position = 0, 0
+    for end in ends:
+        for node in nodes[position : end + 1]:
+            unit = units.get(node.name, unit)
+        position = end + 1
+        yield unit
+
+
+def _twins(
+    graph: GraphModule, assignment: Mapping[str, int], other: GraphModule
+) -> tuple[dict[str, int | None], dict[str, int]]:
+    """For every operation of ``other`` the stage of its twin, None where it has none; and the stage of its
+    module, where that lies in one.
+    """
     by_key = dict(_keyed(graph))
     counts = [Counter(key[:2] for key, _ in _keyed(side)) for side in (graph, other)]
     homes: dict[str, set[int]] = {}
@@ -53,8 +113,7 @@ def matched_assignment(
         twins[node.name] = assignment[twin.name] if twin is not None and certain else None
         if len(home) == 1:
             nearby[node.name] = next(iter(home))
-    stages = _in_order(twins, nearby, max(assignment.values()) + 1)
-    return _beside_buffers(_buffer_stages(graph, assignment), other, stages)
+    return twins, nearby
 
 
 def _keyed(gm: GraphModule) -> Iterator[tuple[tuple[str, str, int], Node]]:
@@ -88,12 +147,6 @@ def _in_order(twins: Mapping[str, int | None], nearby: Mapping[str, int], count:
         current = stage
         before = name
         stages[name] = current
-    missing = sorted(set(range(count)) - set(stages.values()))
-    if missing:
-        raise CaptureError(
-            f"the model takes another path in its other mode, and stage {missing[0]} would have nothing to "
-            f"compute there: {_ADVICE}"
-        )
     return stages
 
 
