@@ -85,7 +85,6 @@ COVERED_BY = {
     "pipelining/decoding/turn.py": "pipelining/decoding/test_run_programs.py",
     "pipelining/frontends/cuts/recompute_option.py": "pipelining/test_recompute.py",
     "pipelining/frontends/cuts/sources.py": "pipelining/test_from_plan_to_run.py",
-    "pipelining/frontends/graph/planned_sizes.py": "pipelining/test_from_plan_to_run.py",
     "pipelining/frontends/graph/recompute_regions.py": "pipelining/test_recompute.py",
     "pipelining/frontends/modules/build.py": "pipelining/frontends/modules/test_frontend.py",
     "pipelining/frontends/modules/pipe.py": "pipelining/frontends/modules/test_frontend.py",

@@ -6,8 +6,8 @@ import json
 import pytest
 
 from partita.errors import PlanError
-from partita.planning import CostModel, Unit
-from partita.planning.costs.units import SpanningValue
+from partita.planning import Cluster, CostModel, TiedUnits, Unit, plan_stages, search
+from partita.planning.costs.spanning import SpanningValue
 
 
 def model() -> CostModel:
@@ -199,3 +199,37 @@ def test_spanning_values_survive_json_and_are_checked() -> None:
         SpanningValue(1, 1, -2, (1,))
     with pytest.raises(PlanError, match="used by unit 4: there are units 0 to 3"):
         dataclasses.replace(costs, spanning=(SpanningValue(1, 1, 0, (4,)),))
+
+
+def tied_model() -> CostModel:
+    """Four units; the first and the last have a matrix of 8 bytes in common, and each 2 of its own."""
+    units = tuple(Unit(name, 1.0, 2.0, parameter_bytes=10, parameters=5) for name in "abcd")
+    return CostModel(units, (4, 4, 4), tied=(TiedUnits((0, 3), parameter_bytes=8, parameters=4),))
+
+
+def test_a_stage_counts_tied_parameters_once_and_every_stage_that_holds_them_does() -> None:
+    """An embedding tied to the head was counted twice on one rank, with gradients and optimizer state."""
+    costs = tied_model()
+    assert CostModel.from_json(costs.to_json()) == costs
+    (whole,) = plan_stages(costs, stages=1, schedule="GPipe").stages
+    assert (whole.parameter_bytes, whole.parameters) == (32, 16)
+    halves = plan_stages(costs, stages=2, schedule="GPipe").stages
+    assert [stage.parameter_bytes for stage in halves] == [20, 20]
+
+
+def test_what_fits_once_tied_parameters_count_once_is_planned() -> None:
+    one = Cluster(1, memory_bytes=4 * 32)
+    assert max(search(tied_model(), one, microbatches=1)[0].peak_bytes) == 4 * 32
+    assert plan_stages(tied_model(), stages=1, schedule="GPipe", cluster=one).stages[0].peak_bytes == 4 * 32
+
+
+@pytest.mark.parametrize("units", [(0,), (3, 0), (0, 0)])
+def test_tied_parameters_are_those_of_several_units(units: tuple[int, ...]) -> None:
+    with pytest.raises(PlanError, match="give two or more, each once, in order"):
+        TiedUnits(units, parameter_bytes=1)
+
+
+@pytest.mark.parametrize("tied", [TiedUnits((0, 4), 1), TiedUnits((0, 3), 11)])
+def test_tied_parameters_are_in_their_units(tied: TiedUnits) -> None:
+    with pytest.raises(PlanError, match="does not exist or has fewer bytes: give units that count them"):
+        CostModel(tied_model().units, (4, 4, 4), tied=(tied,))

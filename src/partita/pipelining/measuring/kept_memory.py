@@ -21,7 +21,7 @@ from torch import Tensor
 
 from partita._torch.tensors.storage import storage_of
 from partita.pipelining.measuring.pass_memory import PassMemory
-from partita.planning.costs.units import SpanningValue
+from partita.planning.costs.spanning import SpanningValue
 
 __all__ = ["KeptMemory", "UnitValues", "kept_memory"]
 

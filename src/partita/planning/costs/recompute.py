@@ -122,7 +122,7 @@ def _cost_once(costs: CostModel, first: int, last: int, parameter_copies: float,
         weight_activation_bytes=costs.left_bytes(first, last),
         forward_workspace_bytes=forward_workspace + messages,
         backward_workspace_bytes=backward_workspace + messages,
-        static_bytes=round(parameter_copies * sum(unit.parameter_bytes for unit in units)),
+        static_bytes=round(parameter_copies * costs.parameter_bytes(first, last)),
     )
 
 

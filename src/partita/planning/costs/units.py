@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 
 from partita.errors import PlanError
 from partita.planning import _json
 from partita.planning._check import require_amount, require_count, require_part, require_seconds
+from partita.planning.costs.spanning import SpanningValue
 
-__all__ = ["CostModel", "SpanningValue", "Unit"]
+__all__ = ["CostModel", "TiedUnits", "Unit"]
 
 
 @dataclass(frozen=True)
@@ -87,44 +88,42 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class SpanningValue:
-    """A value that goes past a unit: made in front of it, and used behind it, such as a skip connection.
+class TiedUnits:
+    """Units that use the same parameters, such as an embedding and the head that has its matrix.
+
+    Each of the units counts them as its own, since every stage that has one of the units holds them. A
+    stage that has several of the units holds them once.
 
     Attributes:
-        bytes: of the value, for one microbatch.
-        gradient_bytes: of its gradient; 0 where it has none.
-        maker: the unit that makes it; -1 for an input of the model.
-        users: the units that are given it, in order.
-        keeper: the first unit whose backward pass needs it; None: no unit's.
+        units: the numbers of the units, in order.
+        parameter_bytes: their bytes.
+        parameters: how many numbers they hold.
 
     Raises:
-        PlanError: users out of order, or a negative number of bytes.
+        PlanError: fewer than two units, units that are not in order, or a size that is negative.
+
+    >>> tied = TiedUnits((0, 3), parameter_bytes=8)
+    >>> tied.repeats(0, 3), tied.repeats(0, 2)
+    (1, 0)
     """
 
-    bytes: int
-    gradient_bytes: int
-    maker: int
-    users: tuple[int, ...]
-    keeper: int | None = None
+    units: tuple[int, ...]
+    parameter_bytes: int
+    parameters: int = 0
 
     def __post_init__(self) -> None:
-        require_amount(self.bytes, "bytes of a spanning value")
-        require_amount(self.gradient_bytes, "gradient_bytes of a spanning value")
-        places = (self.maker, *self.users)
-        if self.maker < -1 or len(places) < 2 or any(one >= two for one, two in pairwise(places)):
+        for unit in self.units:
+            require_amount(unit, "a unit of tied parameters")
+        if len(self.units) < 2 or tuple(sorted(set(self.units))) != self.units:
             raise PlanError(
-                f"a spanning value is made by unit {self.maker} and used by {self.users}: give its users in "
-                "order, all behind its maker, which is -1 for an input of the model"
+                f"tied parameters have the units {self.units!r:.60}: give two or more, each once, in order"
             )
+        require_amount(self.parameter_bytes, "parameter_bytes of tied parameters")
+        require_amount(self.parameters, "parameters of tied parameters")
 
-    @property
-    def last(self) -> int:
-        """The last unit that is given it."""
-        return self.users[-1]
-
-    def is_used_in(self, first: int, last: int) -> bool:
-        """Whether one of the units from `first` to `last` is given it."""
-        return any(first <= user <= last for user in self.users)
+    def repeats(self, first: int, last: int) -> int:
+        """How often too many the units from `first` to `last` count them, for a stage of these units."""
+        return max(bisect_right(self.units, last) - bisect_left(self.units, first) - 1, 0)
 
 
 @dataclass(frozen=True)
@@ -144,9 +143,11 @@ class CostModel:
         exit_bytes: the same for the stage before the border.
         spanning: the values that go past units. Of what crosses a border, a stage is sent, keeps and sends
             on only what it makes or uses itself; the rest goes past it, from its maker to its users.
+        tied: parameters that several units count as their own.
 
     Raises:
-        PlanError: no units, a name used twice, or a length or a border that does not fit the units.
+        PlanError: no units, a name used twice, or a length, a border or tied parameters that don't fit the
+        units.
 
     >>> costs = CostModel((Unit("embed", 1.0, 2.0), Unit("block", 3.0, 6.0)), crossing_bytes=(1024,))
     >>> CostModel.from_json(costs.to_json()) == costs
@@ -160,6 +161,7 @@ class CostModel:
     entry_bytes: tuple[int, ...] | None = None
     exit_bytes: tuple[int, ...] | None = None
     spanning: tuple[SpanningValue, ...] = ()
+    tied: tuple[TiedUnits, ...] = ()
 
     def __post_init__(self) -> None:
         require_count(len(self.units), "the number of units")
@@ -190,6 +192,13 @@ class CostModel:
                 raise PlanError(
                     f"a spanning value is used by unit {value.last}: there are units 0 to {between}"
                 )
+        for tied in self.tied:
+            least = min(self.units[unit].parameter_bytes if unit <= between else -1 for unit in tied.units)
+            if tied.parameter_bytes > least:
+                raise PlanError(
+                    f"tied parameters of {tied.parameter_bytes} bytes are in the units {tied.units}, of "
+                    "which one does not exist or has fewer bytes: give units that count them as their own"
+                )
 
     @cached_property
     def _past(self) -> tuple[tuple[SpanningValue, ...], ...]:
@@ -205,6 +214,22 @@ class CostModel:
         cross both of its borders.
         """
         return [it for it in self._past[first] if it.last > last and not it.is_used_in(first, last)]
+
+    def parameter_bytes(self, first: int, last: int) -> int:
+        """The parameters of a stage of the units from `first` to `last`, in bytes; what is tied counts once.
+
+        >>> units = tuple(Unit(name, 1.0, 2.0, parameter_bytes=8) for name in "abc")
+        >>> costs = CostModel(units, (4, 4), tied=(TiedUnits((0, 2), parameter_bytes=8),))
+        >>> costs.parameter_bytes(0, 2), costs.parameter_bytes(0, 1)
+        (16, 16)
+        """
+        size = sum(unit.parameter_bytes for unit in self.units[first : last + 1])
+        return size - sum(tied.parameter_bytes * tied.repeats(first, last) for tied in self.tied)
+
+    def parameters(self, first: int, last: int) -> int:
+        """How many numbers the parameters of a stage of the units from `first` to `last` hold."""
+        count = sum(unit.parameters for unit in self.units[first : last + 1])
+        return count - sum(tied.parameters * tied.repeats(first, last) for tied in self.tied)
 
     @property
     def gradient_bytes(self) -> tuple[int, ...]:

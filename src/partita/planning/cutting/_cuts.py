@@ -21,6 +21,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from partita.planning.costs.units import TiedUnits
+
 __all__ = ["CutProblem", "Cuts", "find_cuts"]
 
 _MOST_PAIRS = 1_500_000
@@ -48,6 +50,8 @@ class CutProblem:
         entering: for each place, the bytes of what crosses it that a stage behind it keeps for one
             microbatch; none at all where it is empty.
         leaving: the same for a stage in front of it.
+        tied: parameters that `static` counts for several units.
+        tied_copies: what a byte of these takes there.
     """
 
     compute: tuple[int, ...]
@@ -62,6 +66,8 @@ class CutProblem:
     memory: tuple[int, ...] | None
     entering: tuple[int, ...] = ()
     leaving: tuple[int, ...] = ()
+    tied: tuple[TiedUnits, ...] = ()
+    tied_copies: float = 1.0
 
     @property
     def stages(self) -> int:
@@ -82,7 +88,14 @@ class CutProblem:
     def least_held(self, stage: int, start: int, end: int) -> int:
         """The same without what is kept of what crosses its borders: it grows with the stage."""
         kept = self.activations[end] - self.activations[start]
-        return self.static[end] - self.static[start] + self.in_flight[stage] * kept
+        return self.static_bytes(start, end) + self.in_flight[stage] * kept
+
+    def static_bytes(self, start: int, end: int) -> int:
+        """What the stage between two places always holds."""
+        size = self.static[end] - self.static[start]
+        for tied in self.tied:
+            size -= int(self.tied_copies * tied.parameter_bytes) * tied.repeats(start, end - 1)
+        return size
 
     def _at_borders(self, start: int, end: int) -> int:
         return (self.entering[start] if self.entering else 0) + (self.leaving[end] if self.leaving else 0)

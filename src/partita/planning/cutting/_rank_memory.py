@@ -75,7 +75,7 @@ def _memory_costs(problem: CutProblem, cuts: Cuts) -> list[StageCost]:
             0.0,
             0.0,
             activation_bytes=problem.activations[end] - problem.activations[start],
-            static_bytes=problem.static[end] - problem.static[start],
+            static_bytes=problem.static_bytes(start, end),
         )
         for start, end in pairwise(cuts)
     ]

@@ -54,6 +54,8 @@ def make_cut_problem(
         memory=None,
         entering=() if costs.entry_bytes is None else (0, *costs.entry_bytes, 0),
         leaving=() if costs.exit_bytes is None else (0, *costs.exit_bytes, 0),
+        tied=costs.tied,
+        tied_copies=parameter_copies,
     )
 
 

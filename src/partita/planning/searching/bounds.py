@@ -74,7 +74,7 @@ def _largest_memory(case: Case) -> int | None:
 
 
 def _static_bytes(case: Case) -> float:
-    size = case.parameter_copies * sum(unit.parameter_bytes for unit in case.costs.units)
+    size = case.parameter_copies * case.costs.parameter_bytes(0, len(case.costs.units) - 1)
     # A stage's are rounded, by half a byte at most.
     return size if size == int(size) else max(size - len(case.costs.units) / 2, 0.0)
 
@@ -89,7 +89,7 @@ def _largest_run(case: Case, trains: bool) -> tuple[int, tuple[int, int]]:
     sizes = []
     for first, last in _runs(case):
         kept = max(unit.activation_bytes for unit in units[first : last + 1]) if trains else 0
-        parameters = sum(unit.parameter_bytes for unit in units[first : last + 1])
+        parameters = case.costs.parameter_bytes(first, last)
         sizes.append((round(case.parameter_copies * parameters) + kept, (first, last)))
     return max(sizes, key=lambda size_and_run: size_and_run[0])
 

@@ -26,15 +26,13 @@ def check_sizes(plan: Plan, gm: GraphModule, ends: Sequence[int]) -> None:
     nodes = list(gm.graph.nodes)
     borders = [-1, *ends, len(nodes) - 1]
     for stage in plan.stages:
-        count = 0
-        for unit in range(stage.first_unit, stage.last_unit + 1):
-            parameters: dict[int, int] = {}
-            for node in nodes[borders[unit] + 1 : borders[unit + 1] + 1]:
-                for operand in node.all_input_nodes:
-                    value = lookup(gm, operand) if operand.op == "get_attr" else None
-                    if isinstance(value, nn.Parameter):
-                        parameters[id(value)] = value.numel()
-            count += sum(parameters.values())
+        parameters: dict[int, int] = {}
+        for node in nodes[borders[stage.first_unit] + 1 : borders[stage.last_unit + 1] + 1]:
+            for operand in node.all_input_nodes:
+                value = lookup(gm, operand) if operand.op == "get_attr" else None
+                if isinstance(value, nn.Parameter):
+                    parameters[id(value)] = value.numel()
+        count = sum(parameters.values())
         if count != stage.parameters:
             raise PlanError(
                 f"the plan was made for a model with {stage.parameters:,} parameters in stage {stage.index}, "

@@ -41,6 +41,29 @@ def test_units_add_up_to_the_model() -> None:
     assert [unit.name for unit in costs.units] == ["0:linear", "1:relu", "2:linear"]
 
 
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 4)
+        self.layer, self.head = nn.Linear(4, 4), nn.Linear(4, 7, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.layer(self.embedding(tokens))))
+
+
+def test_a_tied_parameter_is_counted_once_in_a_stage_and_a_plan_with_it_runs() -> None:
+    model, tokens = Tied(), torch.arange(6).reshape(2, 3)
+    costs = measure_units(model, (tokens,))
+    assert [(tied.units, tied.parameters) for tied in costs.tied] == [((0, len(costs.units) - 1), 28)]
+    assert costs.parameters(0, len(costs.units) - 1) == sum(p.numel() for p in model.parameters())
+    for stages, holders in ((1, 1), (2, 2)):
+        plan = plan_stages(costs, stages=stages)
+        pipe = pipeline(model, (tokens,), plan=plan)
+        assert sum(stage.parameters for stage in plan.stages) == 20 + 28 * holders
+        assert pipe.num_stages == stages
+
+
 class InRegion(nn.Module):
     def __init__(self, region: Callable[[], Any]) -> None:
         super().__init__()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from partita.pipelining.measuring.meter import meter_for
 from partita.pipelining.measuring.pass_memory import PassMemory, pass_memory
 from partita.pipelining.measuring.pass_times import UnitTimes, pass_times
 from partita.pipelining.measuring.unit_run import UnitRun
-from partita.planning import CostModel, Unit
+from partita.planning import CostModel, TiedUnits, Unit
 
 __all__ = ["REPEATS", "cost_model", "narrow_borders", "unit_ends", "unit_names"]
 
@@ -122,11 +122,13 @@ def cost_model(
         written=[unit.written for unit in units],
     )
     sizes = {gap.after: gap.bytes for gap in _borders(gm)}
-    rows = zip(unit_names(gm, ends), _unit_nodes(gm, ends), units, strict=True)
+    unit_nodes = list(_unit_nodes(gm, ends))
+    parameters = [_parameters(gm, nodes) for nodes in unit_nodes]
+    rows = zip(unit_names(gm, ends), unit_nodes, parameters, units, strict=True)
     return CostModel(
         tuple(
-            _unit(gm, name, nodes, times.get(id(unit.run)), memories.get(id(unit.run)), sizes_kept)
-            for (name, nodes, unit), sizes_kept in zip(
+            _unit(name, nodes, own, times.get(id(unit.run)), memories.get(id(unit.run)), sizes_kept)
+            for (name, nodes, own, unit), sizes_kept in zip(
                 rows, zip(kept.activations, kept.left, strict=True), strict=True
             )
         ),
@@ -134,6 +136,7 @@ def cost_model(
         entry_bytes=kept.entry,
         exit_bytes=kept.exit,
         spanning=kept.spanning,
+        tied=_tied(parameters),
     )
 
 
@@ -247,19 +250,44 @@ def _window_minima(numbers: Sequence[int], reach: int) -> list[int]:
     return minima
 
 
-def _unit(
-    gm: GraphModule,
-    name: str,
-    nodes: Sequence[Node],
-    times: UnitTimes | None,
-    memory: PassMemory | None,
-    kept: tuple[int, int],
-) -> Unit:
+def _parameters(gm: GraphModule, nodes: Sequence[Node]) -> dict[int, torch.nn.Parameter]:
+    """The parameters that nodes use, by identity."""
     parameters: dict[int, torch.nn.Parameter] = {}
     for node in nodes:
         for operand in node.all_input_nodes:
             if operand.op == "get_attr" and isinstance(value := lookup(gm, operand), torch.nn.Parameter):
                 parameters[id(value)] = value
+    return parameters
+
+
+def _tied(parameters: Sequence[dict[int, torch.nn.Parameter]]) -> tuple[TiedUnits, ...]:
+    """The parameters that several units use, together where these are the same units."""
+    users: dict[int, list[int]] = {}
+    for unit, own in enumerate(parameters):
+        for key in own:
+            users.setdefault(key, []).append(unit)
+    together: dict[tuple[int, ...], list[torch.nn.Parameter]] = {}
+    for key, units in users.items():
+        if len(units) > 1:
+            together.setdefault(tuple(units), []).append(parameters[units[0]][key])
+    return tuple(TiedUnits(units, *_sizes(values)) for units, values in together.items())
+
+
+def _sizes(parameters: Iterable[torch.nn.Parameter]) -> tuple[int, int]:
+    """The bytes of parameters, and how many numbers they hold."""
+    sizes = [(value.numel() * value.element_size(), value.numel()) for value in parameters]
+    return sum(size for size, _ in sizes), sum(count for _, count in sizes)
+
+
+def _unit(
+    name: str,
+    nodes: Sequence[Node],
+    parameters: dict[int, torch.nn.Parameter],
+    times: UnitTimes | None,
+    memory: PassMemory | None,
+    kept: tuple[int, int],
+) -> Unit:
+    size, count = _sizes(parameters.values())
     modules = dict.fromkeys(
         path for node in nodes if node.op.startswith("call_") and (path := module_path(node))
     )
@@ -267,8 +295,8 @@ def _unit(
         name=name,
         forward_s=times.forward_s if times is not None else 0.0,
         backward_s=times.backward_s if times is not None else 0.0,
-        parameter_bytes=sum(value.numel() * value.element_size() for value in parameters.values()),
-        parameters=sum(value.numel() for value in parameters.values()),
+        parameter_bytes=size,
+        parameters=count,
         activation_bytes=kept[0],
         modules=tuple(modules),
         backward_input_s=times.input_s if times is not None else 0.0,

@@ -1,0 +1,52 @@
+"""A value that goes past units, such as a skip connection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from partita.errors import PlanError
+from partita.planning._check import require_amount
+
+__all__ = ["SpanningValue"]
+
+
+@dataclass(frozen=True)
+class SpanningValue:
+    """A value that goes past a unit: made in front of it, and used behind it, such as a skip connection.
+
+    Attributes:
+        bytes: of the value, for one microbatch.
+        gradient_bytes: of its gradient; 0 where it has none.
+        maker: the unit that makes it; -1 for an input of the model.
+        users: the units that are given it, in order.
+        keeper: the first unit whose backward pass needs it; None: no unit's.
+
+    Raises:
+        PlanError: users out of order, or a negative number of bytes.
+    """
+
+    bytes: int
+    gradient_bytes: int
+    maker: int
+    users: tuple[int, ...]
+    keeper: int | None = None
+
+    def __post_init__(self) -> None:
+        require_amount(self.bytes, "bytes of a spanning value")
+        require_amount(self.gradient_bytes, "gradient_bytes of a spanning value")
+        places = (self.maker, *self.users)
+        if self.maker < -1 or len(places) < 2 or any(one >= two for one, two in pairwise(places)):
+            raise PlanError(
+                f"a spanning value is made by unit {self.maker} and used by {self.users}: give its users in "
+                "order, all behind its maker, which is -1 for an input of the model"
+            )
+
+    @property
+    def last(self) -> int:
+        """The last unit that is given it."""
+        return self.users[-1]
+
+    def is_used_in(self, first: int, last: int) -> bool:
+        """Whether one of the units from `first` to `last` is given it."""
+        return any(first <= user <= last for user in self.users)
