@@ -9,6 +9,7 @@ from partita.cli.models import measured_costs
 from partita.cli.models.measured_costs import measure_costs
 from partita.cli.models.model_source import ModelSource
 from partita.cli.models.user_file import Built
+from partita.planning import CostModel, Unit, get_device
 
 
 @pytest.mark.parametrize(("ranks", "given", "threads"), [(2, None, 1), (2, "2", 2), (1, None, 2)])
@@ -16,7 +17,11 @@ def test_ranks_that_share_this_machine_are_measured_with_a_thread_each(
     monkeypatch: pytest.MonkeyPatch, ranks: int, given: str | None, threads: int
 ) -> None:
     measured: list[int] = []
-    count = lambda *_, **__: measured.append(torch.get_num_threads())  # noqa: E731
+
+    def count(*_: object, **__: object) -> CostModel:
+        measured.append(torch.get_num_threads())
+        return CostModel((Unit("linear", 1.0, 2.0, parameters=6),), ())
+
     monkeypatch.setattr(measured_costs, "measure_units", count)
     monkeypatch.setattr(ModelSource, "build", lambda *_: Built(torch.nn.Linear(2, 2), (torch.ones(1, 2),)))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -29,3 +34,29 @@ def test_ranks_that_share_this_machine_are_measured_with_a_thread_each(
         assert (measured, torch.get_num_threads()) == ([threads], 2)
     finally:
         torch.set_num_threads(before)
+
+
+class TwoTowers(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.text, self.vision = torch.nn.Linear(2, 2), torch.nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor, pixels: torch.Tensor | None = None) -> torch.Tensor:
+        return self.text(x) if pixels is None else self.text(x) + self.vision(pixels)
+
+
+def test_parameters_that_the_example_does_not_use_are_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A vision language model given tokens alone was planned without its vision tower, and without a word."""
+
+    def told(**inputs: torch.Tensor) -> str:
+        with torch.device("meta"):
+            built = Built(TwoTowers(), (), inputs)
+        monkeypatch.setattr(ModelSource, "build", lambda *_: built)
+        measure_costs(ModelSource("x"), get_device("H100"), 1, None, lambda _: None)
+        return capsys.readouterr().err
+
+    x, pixels = (torch.ones(1, size, device="meta") for size in (2, 3))
+    assert "8 of 14 parameters are not in the plan: forward does not use them with x." in told(x=x)
+    assert told(x=x, pixels=pixels) == ""

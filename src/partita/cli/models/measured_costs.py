@@ -10,8 +10,10 @@ from contextlib import contextmanager, redirect_stdout
 import torch
 
 from partita.cli.models.model_source import ModelSource
+from partita.cli.models.user_file import Built
 from partita.pipelining import measure_units
 from partita.planning import CostModel, Device
+from partita.reporting import format_count
 
 __all__ = ["measure_costs"]
 
@@ -37,10 +39,12 @@ def measure_costs(
         if device is None:
             built = source.build("cuda" if torch.cuda.is_available() else "cpu")
             with _threads_of_a_rank(ranks):
-                return measure_units(built.model, built.args, built.kwargs, stages=stages, progress=progress)
+                costs = measure_units(built.model, built.args, built.kwargs, stages=stages, progress=progress)
+            _tell_unused_parameters(built, costs)
+            return costs
         built = source.build("meta")
         # Nothing can be proven without numbers, and one size of the batch is all that costs are for.
-        return measure_units(
+        costs = measure_units(
             built.model,
             built.args,
             built.kwargs,
@@ -50,6 +54,25 @@ def measure_costs(
             prove=False,
             dynamic_shapes=False,
         )
+    _tell_unused_parameters(built, costs)
+    return costs
+
+
+def _tell_unused_parameters(built: Built, costs: CostModel) -> None:
+    """Say on standard error where the example leaves parameters unused, such as those of the vision tower
+    of a model that is given tokens alone: they are not in the costs.
+    """
+    count = sum(parameter.numel() for parameter in built.model.parameters())
+    unused = count - costs.parameters(0, len(costs.units) - 1)
+    if unused <= 0:
+        return
+    inputs = ", ".join(built.kwargs) if built.kwargs and not built.args else "these inputs"
+    print(
+        f"{format_count(unused)} of {format_count(count)} parameters are not in the plan: forward does not "
+        f"use them with {inputs}. To plan for all inputs, write a function that returns (model, args, "
+        "kwargs) with them, and name it as FILE.py:NAME",
+        file=sys.stderr,
+    )
 
 
 @contextmanager
