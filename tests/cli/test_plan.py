@@ -119,6 +119,7 @@ def test_the_page_shows_users_names_literally_and_what_would_be_gained() -> None
         ),
         (("--devices", "lots"), UsageError, "there is no device 'lots'"),
         (("--devices", "-1xH200"), PlanError, "devices are '-1xH200': write them like 16xH100"),
+        (("--devices", "200000xH200"), PlanError, "'200000xH200', that is 200000: give at most 100000"),
         (("--devices", "2xH100", "--memory", "0GB"), UsageError, "--memory is '0GB': give what a rank"),
         (("--devices", "16xH100", "--nodes", "3"), PlanError, "there are 16 devices for 3 nodes"),
         (("--devices", "4xH100", "--stages", "99"), UsageError, r"--stages is 99 for 4 ranks: .* 96 or 100"),

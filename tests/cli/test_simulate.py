@@ -148,6 +148,11 @@ def test_a_chrome_trace_is_written() -> None:
         ((), UsageError, "there is neither a file nor --ranks: give one, such as --ranks 8"),
         (("--ranks", "0"), UsageError, "--ranks is 0: give 1 or more"),
         (("--ranks", "2", "--microbatches", "-1"), UsageError, "--microbatches is -1: give 1 or more"),
+        (
+            ("--ranks", "4", "--microbatches", "99999999"),
+            ScheduleError,
+            "399999996 forward passes, more than",
+        ),
         (("--ranks", "4", "--stages", "99"), UsageError, r"--stages is 99 on 4 ranks: .*such as 96 or 100"),
         (("--ranks", "4", "--schedule", "1F2B"), ScheduleError, "no schedule '1F2B': choose one of .*VMin"),
         (("--ranks", "4", "--schedule", ","), UsageError, "--schedule is ',': give all, or one or more of"),

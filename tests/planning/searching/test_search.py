@@ -153,6 +153,12 @@ def test_an_unknown_schedule_is_refused() -> None:
         search(COSTS, Cluster(2), schedules=["x"])
 
 
+def test_a_step_too_long_to_plan_is_refused_at_once() -> None:
+    """With a hundred million microbatches, memory grew until the process was killed."""
+    with pytest.raises(ScheduleError, match=r"has 2000000 forward passes, more than .*: give fewer of them"):
+        search(COSTS, Cluster(2), microbatches=500_000)
+
+
 def test_a_schedule_that_can_not_serve_the_numbers_says_why() -> None:
     with pytest.raises(InfeasiblePlan, match="DualPipeV with 2 microbatches on 4 stages: give at least 4"):
         search(COSTS, Cluster(2), schedules=["DualPipeV"], microbatches=2)

@@ -19,6 +19,7 @@ from partita.cli.options.schedule_file import read_schedule_file
 from partita.cli.output.step_report import step_report
 from partita.errors import UsageError
 from partita.planning import Cluster, Plan, Schedule, validate
+from partita.planning.generators.making.arguments import check_step_size
 from partita.reporting import CandidateRow, MemoryUnit, PlanReport, chrome_trace, simulation_timeline
 
 __all__ = ["SimulateOptions", "SimulationSubject"]
@@ -120,6 +121,7 @@ class SimulateOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"--{name} is {value}: give 1 or more")
+        check_step_size("a step", self.stages or self.ranks or 1, self.microbatches or 1)
 
     def of_times(self) -> SimulationSubject:
         """Stages whose times are given."""

@@ -26,6 +26,8 @@ _NEXT_WIDER = {"float8": "bfloat16", "int8": "float32", "float16": "float32", "b
 }
 _OTHER_NAMES = {"half": "float16", "float": "float32", "double": "float64", "complex128": "float64"}
 _COUNTED = re.compile(r"\s*(?:([0-9]{1,9})\s*[x×*]\s*)?(?![0-9.]+\s*[x×*])([^\W_][^\s,+]*)\s*")
+_MOST_DEVICES = 100_000
+"""More than any pipeline has ranks."""
 _FILE = Path(__file__).with_name("devices.toml")
 
 
@@ -151,7 +153,7 @@ def counted_devices(text: str) -> list[tuple[int, str]]:
     """How many of which name, from text as `parse_devices` takes it; the names need not be known.
 
     Raises:
-        PlanError: other text.
+        PlanError: other text, or more than 100,000 devices.
 
     >>> counted_devices("2xH100,A100")
     [(2, 'H100'), (1, 'A100')]
@@ -163,6 +165,9 @@ def counted_devices(text: str) -> list[tuple[int, str]]:
         if counted is None or count < 1:
             raise PlanError(f"devices are {text!r:.60}: write them like 16xH100, or 8xH100,8xA100")
         counts.append((count, counted[2]))
+    number = sum(count for count, _ in counts)
+    if number > _MOST_DEVICES:
+        raise PlanError(f"devices are {text!r:.60}, that is {number}: give at most {_MOST_DEVICES}")
     return counts
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from partita.planning._check import require_count, require_part
 from partita.planning.costs.units import CostModel
+from partita.planning.generators.making.arguments import check_step_size
 from partita.planning.generators.registry import get_schedule, schedule_names
 from partita.planning.hardware.cluster import Cluster
 from partita.planning.searching.bounds import too_little_memory
@@ -62,7 +63,7 @@ def search(
     Raises:
         InfeasiblePlan: nothing fits; the message says what is short by how much, and what changes would
             do; it carries these as data too.
-        ScheduleError: a name that is unknown.
+        ScheduleError: a name that is unknown, or a step of more than a million forward passes.
         PlanError: a number that is out of range.
 
     >>> from partita.planning import Unit
@@ -75,6 +76,7 @@ def search(
     require_part(parameter_copies, "parameter_copies")
     for count in stages_per_rank:
         require_count(count, "a number in stages_per_rank")
+    check_step_size("a step", max(stages_per_rank, default=1) * cluster.ranks, microbatches)
     names = list(schedules) if schedules is not None else [*schedule_names(), LIST]
     kinds = [get_schedule(name) for name in names if name.lower() != LIST.lower()]
     if schedules is None:

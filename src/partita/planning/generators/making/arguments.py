@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from partita.errors import ScheduleError
 from partita.planning.hardware.placement import check_placement, loop_placement, v_placement
 
-__all__ = ["check_counts", "place", "place_in_v"]
+__all__ = ["check_counts", "check_step_size", "place", "place_in_v"]
+
+_MOST_FORWARD_PASSES = 1_000_000
+"""Each pass of a schedule takes about a kilobyte: many more take all of a machine's memory, and hours."""
 
 
 def check_counts(name: str, stages: int, microbatches: int, ranks: int) -> None:
@@ -15,9 +18,19 @@ def check_counts(name: str, stages: int, microbatches: int, ranks: int) -> None:
     for what, value in (("stages", stages), ("microbatches", microbatches), ("ranks", ranks)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ScheduleError(f"{name} with {what}={value!r}: give a whole number of at least 1")
+    check_step_size(name, stages, microbatches)
     if stages < ranks:
         raise ScheduleError(
             f"{name} with {stages} stages on {ranks} ranks: give each rank a stage, or fewer ranks"
+        )
+
+
+def check_step_size(name: str, stages: int, microbatches: int) -> None:
+    """Raise ScheduleError where a step has more passes than a machine has memory for."""
+    if stages * microbatches > _MOST_FORWARD_PASSES:
+        raise ScheduleError(
+            f"{name} with {stages} stages and {microbatches} microbatches has {stages * microbatches} "
+            f"forward passes, more than the {_MOST_FORWARD_PASSES} that can be planned: give fewer of them"
         )
 
 
