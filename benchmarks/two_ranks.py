@@ -56,7 +56,7 @@ class MeasuredModel:
     def of(cls, subject: Subject, stages: int) -> MeasuredModel:
         """Captured for plans of at most so many stages."""
         captured = capture(subject.model, subject.args, prove=False)
-        return cls(subject, captured, units_to_plan(captured.module, stages, None)[0])
+        return cls(subject, captured, units_to_plan(captured.module, None, stages, None)[0])
 
     def costs(self, comm: ProcessGroupComm) -> CostModel:
         """The mean of what all ranks measure at the same time."""

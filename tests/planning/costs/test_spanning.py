@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from partita.errors import PlanError
+from partita.planning import CostModel, Unit
+from partita.planning.costs.spanning import SpanningValue
+
+
+def across(keeper: int | None = 0) -> CostModel:
+    """Each unit hands 1 byte to the next one, and the first one hands 100 to the last, past the others."""
+    units = tuple(
+        Unit(name, 1.0, 2.0, activation_bytes=10, backward_workspace_bytes=20 - index)
+        for index, name in enumerate("abcd")
+    )
+    entry, leave = (101,) * 3, (0,) * 3
+    past = SpanningValue(100, 100, 0, (3,), keeper)
+    return CostModel(units, (101,) * 3, entry_bytes=entry, exit_bytes=leave, spanning=(past,))
+
+
+def test_a_value_that_goes_past_a_stage_is_neither_kept_nor_sent_there() -> None:
+    costs = across()
+    assert [costs.kept_bytes(*ends) for ends in ((0, 0), (1, 2), (2, 2), (3, 3))] == [10, 21, 11, 111]
+    assert [costs.sent_bytes(at, at) for at in range(4)] == [101, 1, 1, 0]
+    assert [costs.sent_gradient_bytes(at, at) for at in range(4)] == [0, 1, 1, 101]
+    assert [costs.received_gradient_bytes(at, at) for at in range(4)] == [101, 1, 1, 0]
+    assert [costs.entering_bytes(*ends) for ends in ((0, 3), (1, 2), (1, 3))] == [0, 1, 101]
+    assert costs.message_bytes(1, 2) == 1 + 2 * 1 + 1
+    assert costs.handed_bytes(1, 2) == 1
+
+
+def test_gradients_of_what_goes_past_a_unit_are_there_while_its_backward_pass_runs() -> None:
+    costs = across()
+    alone, first_half, second_half = (costs.workspaces(*ends)[1] for ends in ((1, 2), (0, 2), (1, 3)))
+    assert alone == 18  # unit 1 has 19, and what unit 2 keeps is no longer there
+    assert first_half == 18 + 100  # sent by the stage behind
+    assert second_half == 18 + 100 - 10  # computed by unit 3
+    kept_by_nobody = across(None)
+    assert kept_by_nobody.workspaces(0, 3)[0] == 100 - 10
+    assert kept_by_nobody.workspaces(0, 2)[0] == 0  # the exit of the border counts it
+
+
+def test_spanning_values_survive_json_and_are_checked() -> None:
+    costs = across()
+    assert CostModel.from_json(costs.to_json()) == costs
+    with pytest.raises(PlanError, match=r"made by unit 2 and used by \(1, 3\): give its users in order"):
+        SpanningValue(1, 1, 2, (1, 3))
+    with pytest.raises(PlanError, match=r"made by unit -2 and used by \(1,\)"):
+        SpanningValue(1, 1, -2, (1,))
+    with pytest.raises(PlanError, match="used by unit 4: there are units 0 to 3"):
+        dataclasses.replace(costs, spanning=(SpanningValue(1, 1, 0, (4,)),))
