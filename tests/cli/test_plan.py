@@ -58,6 +58,9 @@ def test_a_written_plan_is_simulated_as_it_was_planned() -> None:
     result = CliRunner().invoke(app, ["simulate", "plan.json", "--json"])
     (row,) = json.loads(result.stdout)["schedules"]
     assert row["makespan_s"] == pytest.approx(answer["makespan_s"])
+    slip = CliRunner().invoke(app, ["simulate", "plan.json", "--memory", "3"])
+    assert "that is 3 bytes, and the parameters of stage" in str(slip.exception)
+    assert "did you mean 3GB?" in str(slip.exception)
 
 
 def test_tables_and_a_drawing_are_shown() -> None:
@@ -67,6 +70,9 @@ def test_tables_and_a_drawing_are_shown() -> None:
     assert "1F1B" in text
     assert "rank 1" in text
     assert "peak memory by rank: " in text
+    assert text.startswith(
+        "memory: 4 times the parameters, for them, their gradients and the optimizer's state"
+    )
     assert all(len(line) <= 120 for line in text.splitlines())
 
 
@@ -223,6 +229,8 @@ def test_a_model_of_a_file_is_measured_here_and_its_costs_saved(monkeypatch: pyt
     answer = json.loads(run("model.py:build", *options, "--json", "--save-costs", "saved.json"))
     cut = len(answer["plan"]["stages"][0]["modules"])
     assert [stage["modules"] for stage in answer["plan"]["stages"]] == [[*"0123"][:cut], [*"0123"][cut:]]
+    assumed = {"microbatch": "argument 0 float32[2, 4]", "dtype": "float32", "parameter copies": "4"}
+    assert answer["assumed"] == assumed
     again = json.loads(run("saved.json", *options, "--json"))
     assert again["plan"] == answer["plan"]
 

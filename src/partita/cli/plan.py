@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -129,13 +130,18 @@ def plan(
         source = choose_source(model, config_json, model_type, tuple(set_ or ()), *options)
 
     # Costs, then plans, then what changes would bring.
+    assumed = {"parameter copies": f"{parameter_copies:g}"}
     if source is None:
         costs = read_costs(Path(str(model)))
     else:
         from partita.cli.models.measured_costs import measure_costs
 
         with progress_bar("capturing and costing the model") as progress:
-            costs = measure_costs(source, device, cluster.ranks, request.stages, progress)
+            measured = measure_costs(source, device, cluster.ranks, request.stages, progress)
+        costs = measured.costs
+        if measured.dtype is not None:
+            request = request.in_dtype(measured.dtype)
+        assumed = {"microbatch": measured.microbatch, "dtype": str(measured.dtype), **assumed}
     write_outputs([(save_costs, costs.to_json)])
     title = str(model) if source is None else source.title
     with progress_bar("searching") as progress:
@@ -143,7 +149,7 @@ def plan(
     with progress_bar("searching after changes") as progress:
         gains = gains_of(request, costs, progress) if html is not None else ()
 
-    environment = {"devices": devices or f"{ranks} × this machine", "torch": version("torch")}
+    environment = {"devices": devices or f"{ranks} × this machine", **assumed, "torch": version("torch")}
     written = write_outputs(
         [
             (out, planned.plan.to_json),
@@ -151,11 +157,24 @@ def plan(
         ]
     )
     if as_json:
-        print(json.dumps(planned.as_dict(), indent=2))
+        print(json.dumps({**planned.as_dict(), "assumed": assumed}, indent=2))
     else:
-        _show(stdout_console(), planned)
+        console = stdout_console()
+        console.print(_assumptions(assumed), soft_wrap=True)
+        _show(console, planned)
     for path in written:
         print(f"wrote {path}", file=sys.stderr if as_json else sys.stdout)
+
+
+def _assumptions(assumed: Mapping[str, str]) -> str:
+    """What a plan's memory and times are for, and which options change it."""
+    lines = [f"a microbatch: {assumed['microbatch']}"] if assumed.get("microbatch") else []
+    dtype = f" ({assumed['dtype']})" if "dtype" in assumed else ""
+    lines.append(
+        f"memory: {assumed['parameter copies']} times the parameters{dtype}, for them, their gradients and "
+        "the optimizer's state (--parameter-copies)"
+    )
+    return "\n".join(lines)
 
 
 def _show(console: Console, planned: Planned) -> None:

@@ -60,3 +60,11 @@ def test_parameters_that_the_example_does_not_use_are_told(
     x, pixels = (torch.ones(1, size, device="meta") for size in (2, 3))
     assert "8 of 14 parameters are not in the plan: forward does not use them with x." in told(x=x)
     assert told(x=x, pixels=pixels) == ""
+
+
+def test_what_costs_are_for_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    with torch.device("meta"):
+        built = Built(TwoTowers().to(torch.bfloat16), (torch.ones(1, 2, dtype=torch.bfloat16),), {})
+    monkeypatch.setattr(ModelSource, "build", lambda *_: built)
+    measured = measure_costs(ModelSource("x"), get_device("H100"), 1, None, lambda _: None)
+    assert (measured.dtype, measured.microbatch) == ("bfloat16", "argument 0 bfloat16[1, 2]")

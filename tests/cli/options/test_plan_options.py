@@ -11,7 +11,7 @@ from partita.cli.options.plan_options import (
     plan_schedules,
 )
 from partita.errors import ScheduleError, UsageError
-from partita.planning import Cluster
+from partita.planning import Cluster, devices
 
 
 def test_one_more_rank_is_like_the_last_and_has_as_many_stages() -> None:
@@ -40,3 +40,13 @@ def test_orders_made_for_the_costs_have_a_name_too() -> None:
 
 def test_completion_knows_the_devices() -> None:
     assert {"H100", "A100", "CPU"} <= {*device_names()}
+
+
+def test_devices_that_differ_are_compared_by_the_dtype_of_the_model() -> None:
+    machines = Machines("1xH100,1xMI300X")
+    options = PlanOptions(machines.cluster()[0], 4, machines=machines)
+    by_dtype = {name: options.in_dtype(name).cluster.speed(1) for name in ("bfloat16", "float32")}
+    speeds = [devices()[name] for name in ("H100", "MI300X")]
+    expected = {name: speeds[1].flops(name) / speeds[0].flops(name) for name in by_dtype}
+    assert by_dtype == pytest.approx(expected)
+    assert by_dtype["float32"] > 1.5 * by_dtype["bfloat16"]

@@ -4,18 +4,54 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
 
 import torch
 
+from partita._torch.containers.pytree import flatten
+from partita._torch.tensors.tensor_text import dtype_and_shape, short_name
 from partita.cli.models.model_source import ModelSource
 from partita.cli.models.user_file import Built
 from partita.pipelining import measure_units
 from partita.planning import CostModel, Device
 from partita.reporting import format_count
 
-__all__ = ["measure_costs"]
+__all__ = ["MeasuredCosts", "measure_costs"]
+
+
+@dataclass(frozen=True)
+class MeasuredCosts:
+    """Costs of a model, and what they are for.
+
+    Attributes:
+        costs: of its units.
+        dtype: of most of its parameters; None where it has none.
+        microbatch: the tensors that it is given, in words.
+    """
+
+    costs: CostModel
+    dtype: str | None
+    microbatch: str
+
+    @classmethod
+    def of(cls, built: Built, costs: CostModel) -> MeasuredCosts:
+        """Those of a model that has been costed; what its inputs leave unused is told on standard error."""
+        _tell_unused_parameters(built, costs)
+        sizes = Counter[torch.dtype]()
+        for parameter in built.model.parameters():
+            sizes[parameter.dtype] += parameter.numel()
+        most = next((short_name(dtype) for dtype, _ in sizes.most_common(1)), None)
+        named = [(f"argument {place}", value) for place, value in enumerate(built.args)]
+        tensors = [
+            f"{name} {dtype_and_shape(leaf.dtype, leaf.shape)}"
+            for name, value in (*named, *built.kwargs.items())
+            for leaf in flatten(value)[0]
+            if isinstance(leaf, torch.Tensor)
+        ]
+        return cls(costs, most, ", ".join(tensors))
 
 
 def measure_costs(
@@ -24,7 +60,7 @@ def measure_costs(
     ranks: int,
     stages: int | None,
     progress: Callable[[float], None],
-) -> CostModel:
+) -> MeasuredCosts:
     """Make the model and cost its units: worked out for a device, without memory, or measured here.
 
     Args:
@@ -40,8 +76,7 @@ def measure_costs(
             built = source.build("cuda" if torch.cuda.is_available() else "cpu")
             with _threads_of_a_rank(ranks):
                 costs = measure_units(built.model, built.args, built.kwargs, stages=stages, progress=progress)
-            _tell_unused_parameters(built, costs)
-            return costs
+            return MeasuredCosts.of(built, costs)
         built = source.build("meta")
         # Nothing can be proven without numbers, and one size of the batch is all that costs are for.
         costs = measure_units(
@@ -54,8 +89,7 @@ def measure_costs(
             prove=False,
             dynamic_shapes=False,
         )
-    _tell_unused_parameters(built, costs)
-    return costs
+    return MeasuredCosts.of(built, costs)
 
 
 def _tell_unused_parameters(built: Built, costs: CostModel) -> None:

@@ -26,6 +26,7 @@ class Machines:
         nodes: how many machines the devices are in.
         memory: what a rank may hold, such as ``80GB``.
         device_file: a table of devices of the user's own.
+        dtype: the one that devices of different kinds are compared by.
     """
 
     devices: str | None = None
@@ -33,6 +34,7 @@ class Machines:
     nodes: int | None = None
     memory: str | None = None
     device_file: Path | None = None
+    dtype: str = "bfloat16"
 
     def cluster(self) -> tuple[Cluster, Device | None]:
         """The cluster, and the device that costs are worked out for; None where they are measured here.
@@ -52,7 +54,9 @@ class Machines:
         size = self.memory_bytes
         if self.devices is not None:
             kinds = self._kinds()
-            cluster = Cluster.of_devices(self.devices, nodes=self.nodes, memory=size, path=self.device_file)
+            cluster = Cluster.of_devices(
+                self.devices, nodes=self.nodes, memory=size, dtype=self.dtype, path=self.device_file
+            )
             return cluster, kinds[0]
         if self.nodes is not None or self.device_file is not None:
             raise UsageError("--nodes and --device-file go with --devices: give these, or leave them out")

@@ -87,6 +87,13 @@ class PlanOptions:
         count = None if stages == "auto" else int(stages)
         return cls(cluster, microbatches, count, names, parameter_copies, recompute, machines)
 
+    def in_dtype(self, dtype: str) -> PlanOptions:
+        """The same for a model whose parameters are of that dtype: devices that differ, differ otherwise."""
+        if self.machines is None:
+            return self
+        machines = replace(self.machines, dtype=dtype)
+        return replace(self, machines=machines, cluster=machines.cluster()[0])
+
     def candidates(self, costs: CostModel, progress: Progress | None = None) -> list[Candidate]:
         """Search, the best first; `progress` gets the share that is done.
 

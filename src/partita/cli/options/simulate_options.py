@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from partita.cli.options.machines import Machines
 from partita.cli.options.quantities import parse_bytes, parse_count, parse_seconds, parse_seconds_list
 from partita.cli.options.schedule_cases import (
     ScheduleCase,
@@ -171,6 +172,13 @@ class SimulateOptions:
         limit = plan.cluster.memory_bytes if plan.cluster is not None else None
         if self.memory is not None:
             limit = parse_bytes(self.memory, "--memory")
+            meant = Machines(memory=self.memory).forgotten_unit
+            heaviest = max(plan.stages, key=lambda stage: stage.parameter_bytes)
+            if meant and heaviest.parameter_bytes > limit:
+                raise UsageError(
+                    f"--memory is {self.memory!r:.40}, that is {limit} bytes, and the parameters of stage "
+                    f"{heaviest.index} alone are {heaviest.parameter_bytes}: did you mean {meant}?"
+                )
         if self.ranks is not None and self.ranks < plan.ranks:
             raise UsageError(f"--ranks is {self.ranks}, and the plan needs {plan.ranks}: give it as many")
         kinds = None if self.schedule is None else schedule_kinds(self.schedule)
