@@ -17,7 +17,7 @@ from partita.pipelining.frontends.graph.units.chosen_units import units_to_plan
 from partita.pipelining.frontends.graph.units.costs import cost_model
 from partita.pipelining.frontends.graph.units.unit_runs import GraphLoss
 from partita.planning import CostModel, Plan, StageCost
-from partita.planning.costs.recompute import neighbours_on_rank, recomputed_cost
+from partita.planning.costs.recompute import recomputed_cost
 from partita.runtime import ProcessGroupComm
 
 __all__ = [
@@ -121,13 +121,14 @@ def average(one: CostModel, other: CostModel) -> CostModel:
 
 def stage_costs(costs: CostModel, plan: Plan) -> list[StageCost]:
     """What the stages of a plan cost."""
+    shared = costs.shared_on_rank([0, *(stage.last_unit + 1 for stage in plan.stages)], plan.placement)
     return [
         recomputed_cost(
             costs,
             stage.first_unit,
             stage.last_unit,
             parameter_copies=0.0,
-            same_rank=neighbours_on_rank(plan.placement, stage.index),
+            shared=shared[stage.index],
         )
         for stage in plan.stages
     ]

@@ -9,9 +9,10 @@
 
 from __future__ import annotations
 
+from partita.planning.costs.cost_model import CostModel
 from partita.planning.costs.recompute import recomputed_cost
 from partita.planning.costs.stage_cost import StageCost
-from partita.planning.costs.units import CostModel, TiedUnits, Unit
+from partita.planning.costs.units import TiedUnits, Unit
 from partita.planning.costs.whole_stage import with_reduce_grad, with_unshard
 from partita.planning.cutting.buckets import BucketPlan, Gradient, plan_buckets
 from partita.planning.generators.plan_schedule import schedule_of

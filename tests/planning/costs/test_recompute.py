@@ -15,6 +15,7 @@ from partita.planning import (
     simulate,
 )
 from partita.planning.costs.recompute import recompute_options
+from partita.planning.costs.spanning import NOTHING_SHARED
 
 SPLIT = CostModel(
     tuple(
@@ -137,11 +138,14 @@ def test_recomputing_all_of_a_stage_lowers_its_peak() -> None:
     assert after.makespan_s > before.makespan_s
 
 
-def test_what_neighbours_on_one_rank_hand_over_is_there_once() -> None:
+def test_what_stages_on_one_rank_hand_over_is_there_once() -> None:
     units = tuple(Unit(name, 1.0, 2.0, activation_bytes=10) for name in "abc")
     costs = CostModel(units, (4, 6), entry_bytes=(1, 2), exit_bytes=(3, 4))
-    apart, together = (recomputed_cost(costs, 1, 2, same_rank=(same, False)) for same in (False, True))
+    apart, together = (
+        recomputed_cost(costs, 1, 2, shared=costs.shared_on_rank((0, 1, 3), ranks)[1])
+        for ranks in ((0, 1), (0, 0))
+    )
     assert (apart.activation_bytes, together.activation_bytes) == (21, 17)
     assert (apart.weight_bytes, together.weight_bytes) == (21, 17)
     assert apart.forward_workspace_bytes - together.forward_workspace_bytes == 4 + 2 * 4
-    assert recomputed_cost(costs, 0, 2, same_rank=(True, True)) == recomputed_cost(costs, 0, 2)
+    assert costs.shared_on_rank((0, 3), (0,)) == [NOTHING_SHARED]

@@ -6,7 +6,7 @@ import pytest
 
 from partita.errors import PlanError
 from partita.planning import CostModel, Unit
-from partita.planning.costs.spanning import SpanningValue
+from partita.planning.costs.spanning import NOTHING_SHARED, SpanningValue
 
 
 def across(keeper: int | None = 0) -> CostModel:
@@ -28,7 +28,6 @@ def test_a_value_that_goes_past_a_stage_is_neither_kept_nor_sent_there() -> None
     assert [costs.received_gradient_bytes(at, at) for at in range(4)] == [101, 1, 1, 0]
     assert [costs.entering_bytes(*ends) for ends in ((0, 3), (1, 2), (1, 3))] == [0, 1, 101]
     assert costs.message_bytes(1, 2) == 1 + 2 * 1 + 1
-    assert costs.handed_bytes(1, 2) == 1
 
 
 def test_gradients_of_what_goes_past_a_unit_are_there_while_its_backward_pass_runs() -> None:
@@ -51,3 +50,19 @@ def test_spanning_values_survive_json_and_are_checked() -> None:
         SpanningValue(1, 1, -2, (1,))
     with pytest.raises(PlanError, match="used by unit 4: there are units 0 to 3"):
         dataclasses.replace(costs, spanning=(SpanningValue(1, 1, 0, (4,)),))
+
+
+def test_what_stages_of_a_rank_hand_to_each_other_is_there_once_also_where_others_lie_between() -> None:
+    costs, cuts = across(), (0, 1, 2, 3, 4)
+    loop = costs.shared_on_rank(cuts, (0, 1, 0, 1))
+    assert loop == [NOTHING_SHARED] * 4
+    ends_together = costs.shared_on_rank(cuts, (0, 1, 1, 0))
+    assert ends_together == [(0, 0, 100), (0, 0, 1), (1, 1, 0), (100, 100, 0)]
+    assert costs.message_bytes(3, 3, ends_together[3]) == 1 + 2 * 1
+    assert costs.message_bytes(0, 0, ends_together[0]) == 1
+    two_users = dataclasses.replace(costs, spanning=(SpanningValue(100, 100, 0, (2, 3), 0),))
+    both, one = (two_users.shared_on_rank(cuts, ranks) for ranks in ((0, 1, 0, 0), (0, 1, 0, 2)))
+    assert both == [(0, 0, 100), (0, 0, 0), (100, 100, 101), (101, 101, 0)]
+    assert one == [(0, 0, 0), (0, 0, 0), (100, 100, 0), (0, 0, 0)]
+    of_input = dataclasses.replace(costs, spanning=(SpanningValue(100, 0, -1, (3,)),))
+    assert of_input.shared_on_rank(cuts, (0, 1, 2, 0))[3] == (100, 0, 0)  # sent from the first stage

@@ -20,16 +20,15 @@ from dataclasses import replace
 from itertools import pairwise
 
 from partita.errors import PlanError
+from partita.planning.costs.cost_model import CostModel
+from partita.planning.costs.spanning import NOTHING_SHARED, SharedOnRank
 from partita.planning.costs.stage_cost import StageCost
-from partita.planning.costs.units import CostModel, Unit
+from partita.planning.costs.units import Unit
 
-__all__ = ["Regions", "SameRank", "neighbours_on_rank", "recompute_options", "recomputed_cost"]
+__all__ = ["Regions", "recompute_options", "recomputed_cost"]
 
 Regions = tuple[tuple[int, int], ...]
 """(first unit, last unit) of each region, in order and apart."""
-
-SameRank = tuple[bool, bool]
-"""Whether the stage before lies on the same rank, and whether the stage after does."""
 
 _PARTS = (2, 4, 8)
 """Into so many parts a stage is divided for a choice among them."""
@@ -42,7 +41,7 @@ def recomputed_cost(
     regions: Sequence[tuple[int, int]] = (),
     parameter_copies: float = 1.0,
     *,
-    same_rank: SameRank = (False, False),
+    shared: SharedOnRank = NOTHING_SHARED,
     whole: StageCost | None = None,
 ) -> StageCost:
     """The cost of the stage of the units from `first_unit` to `last_unit`, of which `regions` are recomputed.
@@ -53,10 +52,9 @@ def recomputed_cost(
         last_unit: index of its last one.
         regions: (first, last) of each region, in order and apart; none: nothing is computed again.
         parameter_copies: as in `plan_stages`, for `StageCost.static_bytes`.
-        same_rank: whether the stages before and after it lie on the same rank: what they hand over is there
-            once, and no message.
-        whole: what this gives for the same stage without regions, where that is there already and the stage
-            before lies on another rank.
+        shared: what it and other stages of its rank hand over, from `CostModel.shared_on_rank`.
+        whole: what this gives for the same stage without regions, where that is there already and nothing
+            that enters is shared.
 
     Raises:
         PlanError: units that do not exist, or regions that overlap or are not in the stage.
@@ -78,7 +76,7 @@ def recomputed_cost(
                 "stage, in order and apart"
             )
         free = last + 1
-    messages = costs.message_bytes(first_unit, last_unit, same_rank)
+    messages = costs.message_bytes(first_unit, last_unit, shared)
     once = whole
     if once is None:
         once = _cost_once(costs, first_unit, last_unit, parameter_copies, messages)
@@ -86,25 +84,15 @@ def recomputed_cost(
         return _whole(costs, first_unit, last_unit, once, messages)
     if regions:
         return _parts(costs, first_unit, tuple(regions), once, messages)
-    if not same_rank[0]:
+    handed = shared.entering_bytes if costs.entry_bytes is not None else 0
+    if not handed:
         return once
-    shared = costs.handed_bytes(first_unit, last_unit)
+    # An earlier stage of the rank has put that out, or been sent it, and keeps it as long.
     return replace(
         once,
-        activation_bytes=max(once.activation_bytes - shared, 0),
-        weight_activation_bytes=max(once.weight_bytes - shared, 0),
+        activation_bytes=max(once.activation_bytes - handed, 0),
+        weight_activation_bytes=max(once.weight_bytes - handed, 0),
     )
-
-
-def neighbours_on_rank(stage_ranks: Sequence[int], stage: int) -> SameRank:
-    """Whether the stages before and after a stage lie on its rank.
-
-    >>> [neighbours_on_rank((0, 1, 1, 0), stage) for stage in range(4)]
-    [(False, False), (False, True), (True, False), (False, False)]
-    """
-    before = stage > 0 and stage_ranks[stage - 1] == stage_ranks[stage]
-    after = stage + 1 < len(stage_ranks) and stage_ranks[stage + 1] == stage_ranks[stage]
-    return before, after
 
 
 def _cost_once(costs: CostModel, first: int, last: int, parameter_copies: float, messages: int) -> StageCost:

@@ -1,14 +1,15 @@
-"""A value that goes past units, such as a skip connection."""
+"""A value that goes past units, such as a skip connection; and what stages of one rank hand to each other."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from partita.errors import PlanError
 from partita.planning._check import require_amount
 
-__all__ = ["SpanningValue"]
+__all__ = ["NOTHING_SHARED", "SharedOnRank", "SpanningValue"]
 
 
 @dataclass(frozen=True)
@@ -50,3 +51,21 @@ class SpanningValue:
     def is_used_in(self, first: int, last: int) -> bool:
         """Whether one of the units from `first` to `last` is given it."""
         return any(first <= user <= last for user in self.users)
+
+
+class SharedOnRank(NamedTuple):
+    """What a stage and other stages on its rank hand to each other, for one microbatch. It is in memory once,
+    and no message.
+
+    Attributes:
+        entering_bytes: of what the stage is given, what an earlier stage of the rank has made or was given.
+        sent_gradient_bytes: of the gradients that it hands back, those of these values.
+        received_gradient_bytes: of the gradients that it is handed, those that come from the rank alone.
+    """
+
+    entering_bytes: int = 0
+    sent_gradient_bytes: int = 0
+    received_gradient_bytes: int = 0
+
+
+NOTHING_SHARED = SharedOnRank()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
-from partita.planning.costs.units import CostModel
+from partita.planning.costs.cost_model import CostModel
 from partita.planning.cutting._cuts import CutProblem
 from partita.planning.hardware.cluster import Cluster
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from partita.planning.costs.recompute import Regions, SameRank, recomputed_cost
-from partita.planning.costs.units import CostModel
+from partita.planning.costs.cost_model import CostModel
+from partita.planning.costs.recompute import Regions, recomputed_cost
+from partita.planning.costs.spanning import NOTHING_SHARED, SharedOnRank
 from partita.planning.plan import StagePlan
 
 __all__ = ["make_stage"]
@@ -18,20 +19,18 @@ def make_stage(
     regions: Regions = (),
     time_s: float = 0.0,
     peak_bytes: int = 0,
-    same_rank: SameRank = (False, False),
+    shared: SharedOnRank = NOTHING_SHARED,
 ) -> StagePlan:
     """Stage number `index`, of the units from `first_unit` to `last_unit`, of which `regions` are recomputed.
 
     Args:
         time_s: see `StagePlan`.
         peak_bytes: see `StagePlan`.
-        same_rank: as in `recomputed_cost`.
+        shared: as in `recomputed_cost`.
     """
     units = costs.units[first_unit : last_unit + 1]
-    cost = recomputed_cost(costs, first_unit, last_unit, same_rank=same_rank)
-    recomputed = (
-        recomputed_cost(costs, first_unit, last_unit, regions, same_rank=same_rank) if regions else None
-    )
+    cost = recomputed_cost(costs, first_unit, last_unit, shared=shared)
+    recomputed = recomputed_cost(costs, first_unit, last_unit, regions, shared=shared) if regions else None
     return StagePlan(
         index=index,
         first_unit=first_unit,

@@ -9,7 +9,6 @@ from functools import cached_property
 from itertools import permutations
 from math import factorial
 
-from partita.planning.costs.recompute import SameRank, neighbours_on_rank
 from partita.planning.cutting._cuts import CutProblem, Cuts
 from partita.planning.hardware.cluster import Cluster
 from partita.planning.hardware.placement import loop_placement, v_placement
@@ -41,9 +40,9 @@ class Layout:
         return tuple(self.ranks[place] for place in self.own)
 
     @cached_property
-    def same_rank(self) -> tuple[SameRank, ...]:
-        """For each stage, whether its neighbours lie on its rank."""
-        return tuple(neighbours_on_rank(self.own, stage) for stage in range(len(self.own)))
+    def has_shared_ranks(self) -> bool:
+        """Whether several stages lie on a rank."""
+        return len(set(self.own)) < len(self.own)
 
 
 def layouts(cluster: Cluster, stages_per_rank: Sequence[int], most_stages: int) -> Iterator[Layout]:

@@ -87,6 +87,7 @@ def _plan(case: Case, trial: Trial) -> Plan:
     placement = trial.layout.stage_ranks
     costs = case.stages(trial.layout, trial.cuts, trial.regions)
     in_flight = _in_flight(trial)
+    shared = case.shared(trial.layout, trial.cuts)
     stages = tuple(
         make_stage(
             case.costs,
@@ -97,7 +98,7 @@ def _plan(case: Case, trial: Trial) -> Plan:
             time_s=(costs[index].forward_s + costs[index].backward_s + costs[index].recompute_s)
             / case.cluster.speed(placement[index]),
             peak_bytes=costs[index].static_bytes + in_flight[index] * costs[index].activation_bytes,
-            same_rank=trial.layout.same_rank[index],
+            shared=shared[index],
         )
         for index, (start, end) in enumerate(pairwise(trial.cuts))
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from partita.planning._check import require_count, require_part
-from partita.planning.costs.units import CostModel
+from partita.planning.costs.cost_model import CostModel
 from partita.planning.generators.making.arguments import check_step_size
 from partita.planning.generators.registry import get_schedule, schedule_names
 from partita.planning.hardware.cluster import Cluster

@@ -51,9 +51,7 @@ def _nearest(case: Case, trial: Trial) -> str:
 
 
 def _always_and_once(case: Case, trial: Trial, stage: int) -> int:
-    cost = case.stage(
-        trial.cuts[stage], trial.cuts[stage + 1], trial.regions[stage], trial.layout.same_rank[stage]
-    )
+    cost = case.stages(trial.layout, trial.cuts, trial.regions)[stage]
     return cost.static_bytes + cost.activation_bytes
 
 

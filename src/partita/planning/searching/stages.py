@@ -7,8 +7,7 @@ from itertools import pairwise
 
 from partita.errors import InfeasiblePlan, PlanError
 from partita.planning._check import require_amount, require_count
-from partita.planning.costs.recompute import neighbours_on_rank
-from partita.planning.costs.units import CostModel
+from partita.planning.costs.cost_model import CostModel
 from partita.planning.cutting._cuts import CutProblem, Cuts, find_cuts
 from partita.planning.cutting._rank_memory import find_cuts_within
 from partita.planning.cutting.cut_problem import PER_SECOND, make_cut_problem
@@ -117,6 +116,7 @@ def plan_stages(
     if cuts is None:
         raise AssertionError("unreachable: without a limit every number of stages up to the most can be had")
     # 4. Say what each stage takes.
+    shared = costs.shared_on_rank(cuts, placement)
     chosen = tuple(
         make_stage(
             costs,
@@ -125,7 +125,7 @@ def plan_stages(
             end - 1,
             time_s=problem.time(start, end) / PER_SECOND / (1.0 if cluster is None else cluster.speed(rank)),
             peak_bytes=problem.bytes_held(index, start, end),
-            same_rank=neighbours_on_rank(placement, index),
+            shared=shared[index],
         )
         for index, ((start, end), rank) in enumerate(zip(pairwise(cuts), placement, strict=True))
     )

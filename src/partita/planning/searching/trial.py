@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
 
-from partita.planning.costs.recompute import Regions, SameRank, recompute_options, recomputed_cost
+from partita.planning.costs.cost_model import CostModel
+from partita.planning.costs.recompute import Regions, recompute_options, recomputed_cost
+from partita.planning.costs.spanning import NOTHING_SHARED, SharedOnRank
 from partita.planning.costs.stage_cost import StageCost
-from partita.planning.costs.units import CostModel
 from partita.planning.cutting._cuts import Cuts
 from partita.planning.generators.making.problem import Problem, scheduling_problem
 from partita.planning.hardware.cluster import Cluster
@@ -69,7 +70,7 @@ class Case:
         self.microbatches = microbatches
         self.parameter_copies = parameter_copies
         self.recompute = recompute
-        self._stages: dict[tuple[int, int, Regions, SameRank], StageCost] = {}
+        self._stages: dict[tuple[int, int, Regions, SharedOnRank], StageCost] = {}
         self._options: dict[tuple[int, int], list[Regions]] = {}
         self._states: dict[int, tuple[Sequence[Pass], list[State]]] = {}
         self._limits = [cluster.memory(rank) for rank in range(cluster.ranks)]
@@ -102,20 +103,20 @@ class Case:
         return any(limit is not None for limit in self._limits)
 
     def stage(
-        self, start: int, end: int, regions: Regions = (), same_rank: SameRank = (False, False)
+        self, start: int, end: int, regions: Regions = (), shared: SharedOnRank = NOTHING_SHARED
     ) -> StageCost:
         """The cost of the stage between two places."""
-        key = (start, end, regions, same_rank)
+        key = (start, end, regions, shared)
         cost = self._stages.get(key)
         if cost is None:
-            whole = self.stage(start, end, (), same_rank) if regions and not same_rank[0] else None
+            whole = self.stage(start, end, (), shared) if regions and not shared.entering_bytes else None
             cost = self._stages[key] = recomputed_cost(
                 self.costs,
                 start,
                 end - 1,
                 regions,
                 self.parameter_copies,
-                same_rank=same_rank,
+                shared=shared,
                 whole=whole,
             )
         return cost
@@ -131,10 +132,14 @@ class Case:
     def stages(self, layout: Layout, cuts: Cuts, regions: Sequence[Regions] | None = None) -> list[StageCost]:
         """The cost of each stage."""
         chosen = regions or ((),) * (len(cuts) - 1)
-        return [
-            self.stage(*ends, again, same_rank)
-            for ends, again, same_rank in zip(pairwise(cuts), chosen, layout.same_rank, strict=True)
-        ]
+        rows = zip(pairwise(cuts), chosen, self.shared(layout, cuts), strict=True)
+        return [self.stage(*ends, again, shared) for ends, again, shared in rows]
+
+    def shared(self, layout: Layout, cuts: Cuts) -> Sequence[SharedOnRank]:
+        """What the stages of a rank hand to each other, for each stage."""
+        if not layout.has_shared_ranks:
+            return (NOTHING_SHARED,) * (len(cuts) - 1)
+        return self.costs.shared_on_rank(cuts, layout.own)
 
     def problem(self, layout: Layout, cuts: Cuts, regions: Sequence[Regions] | None = None) -> Problem:
         """What has to be scheduled."""
@@ -193,42 +198,41 @@ class Case:
 
         What one stage frees beyond that stays free for other orders, unless it is to be done `tightly`.
         """
-        chosen = list(regions)
+        chosen, shared = list(regions), self.shared(layout, cuts)
         for rank in (rank for rank, excess in enumerate(over) if excess > 0):
             limit, states = self.cluster.memory(rank), self._states_of(rows[rank])
             if limit is None:
                 continue
             own = [stage for stage, at in enumerate(layout.stage_ranks) if at == rank]
             costs = {
-                stage: self.stage(cuts[stage], cuts[stage + 1], chosen[stage], layout.same_rank[stage])
-                for stage in own
+                stage: self.stage(cuts[stage], cuts[stage + 1], chosen[stage], shared[stage]) for stage in own
             }
             for stage in own:
-                if not self._choose(chosen, costs, layout, stage, cuts, states, limit):
+                if not self._choose(chosen, costs, shared[stage], stage, cuts, states, limit):
                     break
             # The other way round, what was more than it takes.
             for stage in reversed(own if tightly else ()):
                 if chosen[stage]:
-                    self._choose(chosen, costs, layout, stage, cuts, states, limit)
+                    self._choose(chosen, costs, shared[stage], stage, cuts, states, limit)
         return tuple(chosen)
 
     def _choose(
         self,
         chosen: list[Regions],
         costs: dict[int, StageCost],
-        layout: Layout,
+        shared: SharedOnRank,
         stage: int,
         cuts: Cuts,
         states: Sequence[State],
         limit: int,
     ) -> int:
         """Change what a stage recomputes to the cheapest that fits; the bytes that are still too many."""
-        ends, same_rank, rated = (cuts[stage], cuts[stage + 1]), layout.same_rank[stage], []
+        ends, rated = (cuts[stage], cuts[stage + 1]), []
         for option in self.options(*ends):
-            costs[stage] = self.stage(*ends, option, same_rank)
+            costs[stage] = self.stage(*ends, option, shared)
             rated.append((max(peak_of(states, costs) - limit, 0), costs[stage].recompute_s, option))
         excess, _, chosen[stage] = min(rated)
-        costs[stage] = self.stage(*ends, chosen[stage], same_rank)
+        costs[stage] = self.stage(*ends, chosen[stage], shared)
         return excess
 
     def relaxed(self, trial: Trial) -> Trial:
@@ -247,9 +251,9 @@ class Case:
     def peaks(self, layout: Layout, cuts: Cuts, regions: Sequence[Regions], rows: Rows) -> tuple[int, ...]:
         """For each rank, the most bytes that it holds."""
         costs = [dict[int, StageCost]() for _ in rows]
+        of_stages = self.stages(layout, cuts, regions)
         for stage, rank in enumerate(layout.stage_ranks):
-            ends = cuts[stage], cuts[stage + 1]
-            costs[rank][stage] = self.stage(*ends, regions[stage], layout.same_rank[stage])
+            costs[rank][stage] = of_stages[stage]
         if self._knows(rows):
             return tuple(peak_of(self._states_of(row), own) for row, own in zip(rows, costs, strict=True))
         always = (sum(cost.static_bytes for cost in own.values()) for own in costs)

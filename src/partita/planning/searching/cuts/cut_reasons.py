@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from partita.errors import PlanError
-from partita.planning.costs.units import CostModel
+from partita.planning.costs.cost_model import CostModel
 from partita.planning.cutting._cuts import Cuts
 from partita.planning.generators.plan_schedule import schedule_of
 from partita.planning.hardware.cluster import Cluster

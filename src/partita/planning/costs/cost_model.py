@@ -1,0 +1,323 @@
+"""What a model costs: its units, and the bytes alive between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+from partita.errors import PlanError
+from partita.planning import _json
+from partita.planning._check import require_amount, require_count
+from partita.planning.costs.spanning import NOTHING_SHARED, SharedOnRank, SpanningValue
+from partita.planning.costs.units import TiedUnits, Unit
+
+__all__ = ["CostModel"]
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """The units of a model in execution order, and what crosses each border between two neighbours.
+
+    Border `i` lies between unit `i` and unit `i + 1`.
+
+    Attributes:
+        units: in execution order.
+        crossing_bytes: one number a border: bytes that a forward pass carries across it for one microbatch.
+        crossing_grad_bytes: the same for the backward pass; None where the gradients are as large as the
+            values.
+        borders: the borders at which a cut is allowed; None where all are.
+        entry_bytes: one number a border: of what crosses it, what the stage after it keeps for its backward
+            pass beyond the `Unit.activation_bytes` of its units; None where that is nothing.
+        exit_bytes: the same for the stage before the border.
+        spanning: the values that go past units. Of what crosses a border, a stage is sent, keeps and sends
+            on only what it makes or uses itself; the rest goes past it, from its maker to its users.
+        tied: parameters that several units count as their own.
+
+    Raises:
+        PlanError: no units, a name used twice, or a length, a border or tied parameters that don't fit the
+        units.
+
+    >>> costs = CostModel((Unit("embed", 1.0, 2.0), Unit("block", 3.0, 6.0)), crossing_bytes=(1024,))
+    >>> CostModel.from_json(costs.to_json()) == costs
+    True
+    """
+
+    units: tuple[Unit, ...]
+    crossing_bytes: tuple[int, ...]
+    crossing_grad_bytes: tuple[int, ...] | None = None
+    borders: frozenset[int] | None = None
+    entry_bytes: tuple[int, ...] | None = None
+    exit_bytes: tuple[int, ...] | None = None
+    spanning: tuple[SpanningValue, ...] = ()
+    tied: tuple[TiedUnits, ...] = ()
+
+    def __post_init__(self) -> None:
+        require_count(len(self.units), "the number of units")
+        seen: set[str] = set()
+        for unit in self.units:
+            if unit.name in seen:
+                raise PlanError(f"two units are named {unit.name!r}: give each its own name")
+            seen.add(unit.name)
+        between = len(self.units) - 1
+        for what in ("crossing_bytes", "crossing_grad_bytes", "entry_bytes", "exit_bytes"):
+            sizes = getattr(self, what)
+            if sizes is None:
+                continue
+            if len(sizes) != between:
+                raise PlanError(
+                    f"{what} has {len(sizes)} numbers for {len(self.units)} units: give {between}"
+                )
+            for index, size in enumerate(sizes):
+                require_amount(size, f"{what}[{index}]")
+        for border in self.borders or ():
+            if not 0 <= border < between:
+                raise PlanError(
+                    f"border {border!r} does not exist: {len(self.units)} units have borders 0 to "
+                    f"{between - 1}"
+                )
+        for value in self.spanning:
+            if value.last > between:
+                raise PlanError(
+                    f"a spanning value is used by unit {value.last}: there are units 0 to {between}"
+                )
+        for tied in self.tied:
+            least = min(self.units[unit].parameter_bytes if unit <= between else -1 for unit in tied.units)
+            if tied.parameter_bytes > least:
+                raise PlanError(
+                    f"tied parameters of {tied.parameter_bytes} bytes are in the units {tied.units}, of "
+                    "which one does not exist or has fewer bytes: give units that count them as their own"
+                )
+
+    @cached_property
+    def _past(self) -> tuple[tuple[SpanningValue, ...], ...]:
+        """For each unit, the values that are made in front of it and used behind it."""
+        past: list[list[SpanningValue]] = [[] for _ in self.units]
+        for value in self.spanning:
+            for unit in range(value.maker + 1, value.last):
+                past[unit].append(value)
+        return tuple(map(tuple, past))
+
+    @cached_property
+    def _across(self) -> tuple[tuple[SpanningValue, ...], ...]:
+        """For each border, the spanning values that cross it; whatever else does is made right before it, and
+        used right behind.
+        """
+        across: list[list[SpanningValue]] = [[] for _ in self.crossing_bytes]
+        for value in self.spanning:
+            for border in range(max(value.maker, 0), value.last):
+                across[border].append(value)
+        return tuple(map(tuple, across))
+
+    def _past_stage(self, first: int, last: int) -> list[SpanningValue]:
+        """The values that a stage of the units from `first` to `last` has nothing to do with, though they
+        cross both of its borders.
+        """
+        return [it for it in self._past[first] if it.last > last and not it.is_used_in(first, last)]
+
+    def parameter_bytes(self, first: int, last: int) -> int:
+        """The parameters of a stage of the units from `first` to `last`, in bytes; what is tied counts once.
+
+        >>> units = tuple(Unit(name, 1.0, 2.0, parameter_bytes=8) for name in "abc")
+        >>> costs = CostModel(units, (4, 4), tied=(TiedUnits((0, 2), parameter_bytes=8),))
+        >>> costs.parameter_bytes(0, 2), costs.parameter_bytes(0, 1)
+        (16, 16)
+        """
+        size = sum(unit.parameter_bytes for unit in self.units[first : last + 1])
+        return size - sum(tied.parameter_bytes * tied.repeats(first, last) for tied in self.tied)
+
+    def parameters(self, first: int, last: int) -> int:
+        """How many numbers the parameters of a stage of the units from `first` to `last` hold."""
+        count = sum(unit.parameters for unit in self.units[first : last + 1])
+        return count - sum(tied.parameters * tied.repeats(first, last) for tied in self.tied)
+
+    @property
+    def gradient_bytes(self) -> tuple[int, ...]:
+        """One number a border: bytes that the backward pass of one microbatch carries across it."""
+        return self.crossing_bytes if self.crossing_grad_bytes is None else self.crossing_grad_bytes
+
+    @property
+    def allowed_borders(self) -> tuple[int, ...]:
+        """The borders at which a cut is allowed, in order."""
+        return tuple(range(len(self.units) - 1)) if self.borders is None else tuple(sorted(self.borders))
+
+    def kept_bytes(self, first: int, last: int) -> int:
+        """What a stage of the units from `first` to `last` keeps from F to B, in bytes of one microbatch.
+
+        >>> units = tuple(Unit(name, 1.0, 2.0, activation_bytes=10) for name in "abc")
+        >>> CostModel(units, (4, 4), entry_bytes=(4, 0), exit_bytes=(0, 4)).kept_bytes(1, 1)
+        18
+        """
+        kept = sum(unit.activation_bytes for unit in self.units[first : last + 1])
+        if self.entry_bytes is not None and first:
+            kept += self.entry_bytes[first - 1]
+        if self.exit_bytes is not None and last + 1 < len(self.units):
+            kept += self.exit_bytes[last]
+        return kept - sum(self._counted_past(it, first, last) for it in self._past_stage(first, last))
+
+    def _counted_past(self, value: SpanningValue, first: int, last: int) -> int:
+        """What a value that goes past a stage adds to the entry and the exit at its borders."""
+        entry = self.entry_bytes is not None and (value.keeper is None or value.keeper < first)
+        leaves = self.exit_bytes is not None and value.maker >= 0
+        return value.bytes * (entry + (leaves and (value.keeper is None or value.keeper > last)))
+
+    def entering_bytes(self, first: int, last: int) -> int:
+        """What a stage of the units from `first` to `last` is sent for one microbatch, in bytes."""
+        if not first:
+            return 0
+        return self.crossing_bytes[first - 1] - sum(it.bytes for it in self._past_stage(first, last))
+
+    def sent_bytes(self, first: int, last: int) -> int:
+        """What it sends on."""
+        if last + 1 == len(self.units):
+            return 0
+        return self.crossing_bytes[last] - sum(it.bytes for it in self._past_stage(first, last))
+
+    def sent_gradient_bytes(self, first: int, last: int) -> int:
+        """What it sends back: the gradient of what it was sent."""
+        if not first:
+            return 0
+        past = sum(it.gradient_bytes for it in self._past_stage(first, last))
+        return max(self.gradient_bytes[first - 1] - past, 0)
+
+    def received_gradient_bytes(self, first: int, last: int) -> int:
+        """What it is sent back."""
+        if last + 1 == len(self.units):
+            return 0
+        past = sum(it.gradient_bytes for it in self._past_stage(first, last))
+        return max(self.gradient_bytes[last] - past, 0)
+
+    def left_bytes(self, first: int, last: int) -> int:
+        """What I of a stage of the units from `first` to `last` leaves to W, in bytes of one microbatch."""
+        if self._all_in_w(first, last):
+            return self.kept_bytes(first, last)
+        units = self.units[first : last + 1]
+        own = sum(unit.activation_bytes for unit in units)
+        return self.kept_bytes(first, last) - own + sum(unit.weight_bytes for unit in units)
+
+    def workspaces(self, first: int, last: int) -> tuple[int, int]:
+        """What F and B of a stage of the units from `first` to `last` need at most beyond what it keeps, in
+        bytes. While a unit runs, what the units behind it keep is not there yet, or no longer.
+
+        >>> units = (Unit("a", 1.0, 2.0, activation_bytes=5, backward_workspace_bytes=9),
+        ...          Unit("b", 1.0, 2.0, activation_bytes=4, backward_workspace_bytes=6))
+        >>> CostModel(units, (1,)).workspaces(0, 1)
+        (0, 6)
+        """
+        behind = forward = backward = 0
+        for number in range(last, first - 1, -1):
+            unit = self.units[number]
+            values, gradients = self._beside(number, first, last)
+            forward = max(forward, unit.forward_workspace_bytes + values - behind)
+            backward = max(backward, unit.backward_workspace_bytes + gradients - behind)
+            behind += unit.activation_bytes
+        return forward, backward
+
+    def _beside(self, unit: int, first: int, last: int) -> tuple[int, int]:
+        """What is alive while a unit of a stage runs, of values that go past the unit: in F those that nobody
+        keeps yet; in B the gradients that units behind it have computed, or later stages have sent.
+        """
+        values = gradients = 0
+        for it in self._past[unit]:
+            if it.maker >= first and it.last <= last and (it.keeper is None or it.keeper > unit):
+                values += it.bytes
+            if it.maker >= first or it.is_used_in(unit + 1, last):
+                gradients += it.gradient_bytes
+        return values, gradients
+
+    def shared_on_rank(self, cuts: Sequence[int], stage_ranks: Sequence[int]) -> list[SharedOnRank]:
+        """For each stage, what it and other stages of its rank hand over, which is there once and no message.
+
+        Args:
+            cuts: the first unit of each stage, and how many units there are.
+            stage_ranks: the rank of each stage.
+
+        >>> costs = CostModel(tuple(Unit(name, 1.0, 2.0) for name in "abc"), (10, 20))
+        >>> costs.shared_on_rank((0, 1, 2, 3), (0, 1, 1))[2]
+        SharedOnRank(entering_bytes=20, sent_gradient_bytes=20, received_gradient_bytes=0)
+        """
+        ends = [(start, end - 1) for start, end in pairwise(cuts)]
+        on_rank: dict[int, list[tuple[int, int]]] = {}
+        for rank, own in zip(stage_ranks, ends, strict=True):
+            on_rank.setdefault(rank, []).append(own)
+        return [
+            self._shared(*own, on_rank[rank]) if len(on_rank[rank]) > 1 else NOTHING_SHARED
+            for rank, own in zip(stage_ranks, ends, strict=True)
+        ]
+
+    def _shared(self, first: int, last: int, on_rank: Sequence[tuple[int, int]]) -> SharedOnRank:
+        entering = sent = received = 0
+        if first:
+            across = self._across[first - 1]
+            if any(there == first - 1 for _, there in on_rank):
+                entering = self.crossing_bytes[first - 1] - sum(it.bytes for it in across)
+                sent = self.gradient_bytes[first - 1] - sum(it.gradient_bytes for it in across)
+            for it in across:
+                if it.is_used_in(first, last) and any(
+                    here < first and (here <= max(it.maker, 0) <= there or it.is_used_in(here, there))
+                    for here, there in on_rank
+                ):
+                    entering += it.bytes
+                    sent += it.gradient_bytes
+        if last + 1 < len(self.units):
+            across = self._across[last]
+            if any(here == last + 1 for here, _ in on_rank):
+                received = self.gradient_bytes[last] - sum(it.gradient_bytes for it in across)
+            for it in across:
+                later = [user for user in it.users if user > last]
+                touched = it.maker >= first or it.is_used_in(first, last)
+                if touched and all(any(here <= user <= there for here, there in on_rank) for user in later):
+                    received += it.gradient_bytes
+        return SharedOnRank(*(max(size, 0) for size in (entering, sent, received)))
+
+    def message_bytes(self, first: int, last: int, shared: SharedOnRank = NOTHING_SHARED) -> int:
+        """What lies in the memory of a stage of the units from `first` to `last` for messages, in bytes.
+
+        The runtime receives the values and the gradient of the next microbatch while it computes this one,
+        and holds two gradients that it has sent until it knows that they are there. Counted where it is known
+        what crosses (`entry_bytes`).
+
+        Args:
+            shared: what is no message, since it stays on the rank.
+        """
+        if self.entry_bytes is None:
+            return 0
+        entering = self.entering_bytes(first, last) - shared.entering_bytes
+        sent = self.sent_gradient_bytes(first, last) - shared.sent_gradient_bytes
+        received = self.received_gradient_bytes(first, last) - shared.received_gradient_bytes
+        return max(entering, 0) + 2 * max(sent, 0) + max(received, 0)
+
+    def split_backward_s(self, first: int, last: int) -> tuple[float, float] | None:
+        """Seconds of I and of W of a stage of the units from `first` to `last`; None where a unit has none.
+
+        Where the model's inputs need no gradient, I of the first stage has nothing to do, and W does all.
+
+        >>> units = (Unit("a", 1.0, 2.0, backward_input_s=0.0, backward_weight_s=2.0),
+        ...          Unit("b", 1.0, 2.0, backward_input_s=1.5, backward_weight_s=1.0))
+        >>> costs = CostModel(units, (4,))
+        >>> costs.split_backward_s(0, 1), costs.split_backward_s(1, 1)
+        ((0.0, 4.0), (1.5, 1.0))
+        """
+        units = self.units[first : last + 1]
+        if self._all_in_w(first, last):
+            return 0.0, sum(unit.backward_s for unit in units)
+        inputs = [unit.backward_input_s for unit in units if unit.backward_input_s is not None]
+        weights = [unit.backward_weight_s for unit in units if unit.backward_weight_s is not None]
+        return (sum(inputs), sum(weights)) if len(inputs) == len(units) else None
+
+    def _all_in_w(self, first: int, last: int) -> bool:
+        """Whether a stage computes all of its gradients in W: nothing that enters the model needs one."""
+        units = self.units[first : last + 1]
+        measured = all(unit.backward_input_s is not None for unit in units)
+        trained = next((unit for unit in units if unit.backward_s > 0.0), None)
+        return measured and not first and trained is not None and not trained.backward_input_s
+
+    def to_json(self) -> str:
+        """JSON text that `from_json` reads back into an equal cost model."""
+        return _json.write(self, "partita.costs")
+
+    @classmethod
+    def from_json(cls, text: str) -> CostModel:
+        """Read what `to_json` wrote; PlanError says where the text is wrong."""
+        return _json.read(text, cls, "partita.costs")
