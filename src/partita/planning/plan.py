@@ -38,6 +38,8 @@ class StagePlan:
             weights; all of it where it is not given.
         forward_workspace_bytes: what the forward pass needs at most while it runs, beyond what it keeps.
         backward_workspace_bytes: what the backward pass needs at most while it runs, beyond what is kept.
+        input_workspace_bytes: what I needs at most, where that is known apart; what it catches for W counts.
+        weight_workspace_bytes: what W needs at most, likewise.
         recompute: regions of neighbouring units, as (first, last) by index: only what enters a region is
             kept, and the region is computed again in the backward pass. All other numbers here are those
             without recomputation.
@@ -65,6 +67,8 @@ class StagePlan:
     weight_activation_bytes: int | None = None
     forward_workspace_bytes: int = 0
     backward_workspace_bytes: int = 0
+    input_workspace_bytes: int | None = None
+    weight_workspace_bytes: int | None = None
     recompute: tuple[tuple[int, int], ...] = ()
     recomputed: StageCost | None = None
     time_s: float = 0.0

@@ -30,6 +30,13 @@ def test_a_value_that_goes_past_a_stage_is_neither_kept_nor_sent_there() -> None
     assert costs.message_bytes(1, 2) == 1 + 2 * 1 + 1
 
 
+def test_the_first_stage_sends_the_models_inputs_on() -> None:
+    costs = dataclasses.replace(across(), spanning=(SpanningValue(100, 0, -1, (3,)),))
+    assert costs.sent_bytes(0, 1) == 101
+    assert costs.kept_bytes(0, 1) == 20
+    assert (costs.entering_bytes(2, 2), costs.entering_bytes(2, 3)) == (1, 101)
+
+
 def test_gradients_of_what_goes_past_a_unit_are_there_while_its_backward_pass_runs() -> None:
     costs = across()
     alone, first_half, second_half = (costs.workspaces(*ends)[1] for ends in ((1, 2), (0, 2), (1, 3)))

@@ -46,13 +46,16 @@ class KeptMemory:
         activations: one number a unit.
         left: one number a unit: what its I leaves to W.
         entry: one number a border: what the stage behind it keeps of what crosses, beyond its units' own.
-        exit: the same for the stage in front of it.
+        entry_left: one number a border: what of its entry is needed by a unit behind it, so that I may leave
+            it to W; a stage lets go of the rest of its entry and of its exit when I has run.
+        exit: what the stage in front of a border keeps of what crosses, beyond its units' own.
         spanning: the values that go past units.
     """
 
     activations: tuple[int, ...]
     left: tuple[int, ...]
     entry: tuple[int, ...]
+    entry_left: tuple[int, ...]
     exit: tuple[int, ...]
     spanning: tuple[SpanningValue, ...] = ()
 
@@ -64,6 +67,7 @@ class _Memory:
     Attributes:
         maker: the unit that makes it; -1 for the model's inputs.
         keeper: the first unit whose backward pass needs it; None: no unit's.
+        last_keeper: the last one; -1: no unit's.
         last: the last unit that is given it.
         writer: the last unit that writes to it.
         users: the units that are given it.
@@ -73,6 +77,7 @@ class _Memory:
     size: int
     maker: int
     keeper: int | None = None
+    last_keeper: int = -1
     last: int = -1
     writer: int = -1
     users: list[int] = field(default_factory=list)
@@ -116,8 +121,9 @@ def kept_memory(
             storage.users.append(number)
             if written and name in written[number]:
                 storage.writer = number
-            if keeps and storage.keeper is None:
-                storage.keeper = number
+            if keeps:
+                storage.keeper = number if storage.keeper is None else storage.keeper
+                storage.last_keeper = number
         own_outputs: dict[int, _Memory] = {}
         for name, output in zip(unit.outputs, memory.outputs, strict=True):
             if output is None:
@@ -129,7 +135,7 @@ def kept_memory(
             storages[name] = storage
             storage.has_gradient |= output.wants_gradient
             if output.is_kept:
-                storage.keeper = number
+                storage.keeper = storage.last_keeper = number
         crossing += own_outputs.values()
         if number == len(units) - 1:
             results = {*results, *unit.outputs}
@@ -151,6 +157,10 @@ def kept_memory(
         tuple(left),
         tuple(
             sum(it.size * (_enters(it, border) + _is_copied(it, border)) for it in crossing)
+            for border in borders
+        ),
+        tuple(
+            sum(it.size for it in crossing if _enters(it, border) and it.last_keeper > border)
             for border in borders
         ),
         tuple(sum(it.size for it in crossing if _leaves(it, border)) for border in borders),

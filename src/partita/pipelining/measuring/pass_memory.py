@@ -58,6 +58,8 @@ class PassMemory:
         left_bytes: of what the unit made and caught, what is left between I and W.
         forward_workspace_bytes: alive at most in F, beyond what is there when it ends.
         backward_workspace_bytes: alive at most in B, beyond what is kept.
+        input_workspace_bytes: alive at most in I, beyond what is kept; what I catches for W counts.
+        weight_workspace_bytes: alive at most in W, beyond what is left to it.
     """
 
     own_bytes: int
@@ -66,6 +68,8 @@ class PassMemory:
     left_bytes: int
     forward_workspace_bytes: int
     backward_workspace_bytes: int
+    input_workspace_bytes: int
+    weight_workspace_bytes: int
 
 
 def pass_memory(unit: UnitRun) -> PassMemory:
@@ -76,7 +80,7 @@ def pass_memory(unit: UnitRun) -> PassMemory:
             own_bytes, keeps_input, outputs, forward_workspace = _kept(unit)
             whole_workspace = _whole_workspace(unit)
             kept = own_bytes + _kept_outputs(outputs)
-            left_bytes = _left(unit, kept)
+            left_bytes, input_workspace, weight_workspace = _halves(unit, kept)
     finally:
         unit.drop_gradients()
     return PassMemory(
@@ -86,6 +90,8 @@ def pass_memory(unit: UnitRun) -> PassMemory:
         left_bytes,
         forward_workspace,
         whole_workspace,
+        input_workspace,
+        weight_workspace,
     )
 
 
@@ -141,8 +147,8 @@ def _whole_workspace(unit: UnitRun) -> int:
         return live.most - before
 
 
-def _left(unit: UnitRun, kept: int) -> int:
-    """What is left between I and W.
+def _halves(unit: UnitRun, kept: int) -> tuple[int, int, int]:
+    """What is left between I and W, and what each of them needs beyond what is there when it starts.
 
     Args:
         kept: what F keeps, of what the unit makes.
@@ -150,19 +156,22 @@ def _left(unit: UnitRun, kept: int) -> int:
     leaves, arguments = unit.leaves()
     with LiveBytes() as live:
         outputs = unit.call(*arguments)
+        before = live.start_anew()
         roots, seeds = unit.roots(outputs)
         if not roots:
-            return 0
+            return 0, 0, 0
         # In a stage W of the units behind this one holds on to the nodes that they start from, and through
         # these to all that is in front.
         behind = [] if unit.is_last else [get_gradient_edge(root) for root in roots]
         half = input_pass(roots, seeds, leaves)
+        input_workspace = live.most - before
         weights = half.weights
         del outputs, arguments, roots, seeds, half, leaves
         left = kept if weights.is_empty and behind else live.now()
+        before = live.start_anew()
         weights.run()
         del behind
-        return left
+        return left, input_workspace, live.most - before
 
 
 def _copied(value: Any) -> Any:

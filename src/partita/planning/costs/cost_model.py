@@ -31,6 +31,8 @@ class CostModel:
         entry_bytes: one number a border: of what crosses it, what the stage after it keeps for its backward
             pass beyond the `Unit.activation_bytes` of its units; None where that is nothing.
         exit_bytes: the same for the stage before the border.
+        entry_left_bytes: of `entry_bytes`, what I of the stage after the border leaves to W; None where that
+            is not known: all of it, and of `exit_bytes`.
         spanning: the values that go past units. Of what crosses a border, a stage is sent, keeps and sends
             on only what it makes or uses itself; the rest goes past it, from its maker to its users.
         tied: parameters that several units count as their own.
@@ -50,6 +52,7 @@ class CostModel:
     borders: frozenset[int] | None = None
     entry_bytes: tuple[int, ...] | None = None
     exit_bytes: tuple[int, ...] | None = None
+    entry_left_bytes: tuple[int, ...] | None = None
     spanning: tuple[SpanningValue, ...] = ()
     tied: tuple[TiedUnits, ...] = ()
 
@@ -61,7 +64,13 @@ class CostModel:
                 raise PlanError(f"two units are named {unit.name!r}: give each its own name")
             seen.add(unit.name)
         between = len(self.units) - 1
-        for what in ("crossing_bytes", "crossing_grad_bytes", "entry_bytes", "exit_bytes"):
+        for what in (
+            "crossing_bytes",
+            "crossing_grad_bytes",
+            "entry_bytes",
+            "exit_bytes",
+            "entry_left_bytes",
+        ):
             sizes = getattr(self, what)
             if sizes is None:
                 continue
@@ -112,8 +121,10 @@ class CostModel:
 
     def _past_stage(self, first: int, last: int) -> list[SpanningValue]:
         """The values that a stage of the units from `first` to `last` has nothing to do with, though they
-        cross both of its borders.
+        cross both of its borders. The first stage sends the model's inputs on, whoever uses them.
         """
+        if not first:
+            return []
         return [it for it in self._past[first] if it.last > last and not it.is_used_in(first, last)]
 
     def parameter_bytes(self, first: int, last: int) -> int:
@@ -193,8 +204,42 @@ class CostModel:
         if self._all_in_w(first, last):
             return self.kept_bytes(first, last)
         units = self.units[first : last + 1]
-        own = sum(unit.activation_bytes for unit in units)
-        return self.kept_bytes(first, last) - own + sum(unit.weight_bytes for unit in units)
+        left = sum(unit.weight_bytes for unit in units)
+        if self.entry_left_bytes is not None:
+            return left + (self.entry_left_bytes[first - 1] if first else 0)
+        return self.kept_bytes(first, last) - sum(unit.activation_bytes for unit in units) + left
+
+    def released_bytes(self, first: int) -> int:
+        """What a stage that begins with the unit `first` keeps of what enters until I has run, and W does not
+        need.
+        """
+        if not first or self.entry_bytes is None or self.entry_left_bytes is None:
+            return 0
+        return self.entry_bytes[first - 1] - self.entry_left_bytes[first - 1]
+
+    def half_workspaces(self, first: int, last: int) -> tuple[int, int] | None:
+        """What I and W of a stage of the units from `first` to `last` need at most, in bytes beyond what is
+        there when they start; None where a unit has none. What I of the units behind has caught is there, and
+        what W of them had is not.
+
+        >>> units = tuple(
+        ...     Unit(name, 1.0, 2.0, activation_bytes=5, weight_activation_bytes=7, input_workspace_bytes=4,
+        ...          weight_workspace_bytes=9) for name in "ab")
+        >>> CostModel(units, (1,)).half_workspaces(0, 1)
+        (6, 9)
+        """
+        if self._all_in_w(first, last):
+            return 0, self.workspaces(first, last)[1]
+        caught = done = inputs = weights = 0
+        for number in range(last, first - 1, -1):
+            unit = self.units[number]
+            if unit.input_workspace_bytes is None or unit.weight_workspace_bytes is None:
+                return None
+            inputs = max(inputs, unit.input_workspace_bytes + caught + self._beside(number, first, last)[1])
+            weights = max(weights, unit.weight_workspace_bytes - done)
+            caught += unit.weight_bytes - unit.activation_bytes
+            done += unit.weight_bytes
+        return inputs, weights
 
     def workspaces(self, first: int, last: int) -> tuple[int, int]:
         """What F and B of a stage of the units from `first` to `last` need at most beyond what it keeps, in

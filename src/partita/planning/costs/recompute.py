@@ -91,7 +91,7 @@ def recomputed_cost(
     return replace(
         once,
         activation_bytes=max(once.activation_bytes - handed, 0),
-        weight_activation_bytes=max(once.weight_bytes - handed, 0),
+        weight_activation_bytes=max(once.weight_bytes - max(handed - costs.released_bytes(first_unit), 0), 0),
     )
 
 
@@ -99,6 +99,7 @@ def _cost_once(costs: CostModel, first: int, last: int, parameter_copies: float,
     units = costs.units[first : last + 1]
     split = costs.split_backward_s(first, last)
     forward_workspace, backward_workspace = costs.workspaces(first, last)
+    halves = costs.half_workspaces(first, last)
     return StageCost(
         forward_s=sum(unit.forward_s for unit in units),
         backward_s=sum(unit.backward_s for unit in units),
@@ -110,6 +111,8 @@ def _cost_once(costs: CostModel, first: int, last: int, parameter_copies: float,
         weight_activation_bytes=costs.left_bytes(first, last),
         forward_workspace_bytes=forward_workspace + messages,
         backward_workspace_bytes=backward_workspace + messages,
+        input_workspace_bytes=None if halves is None else halves[0] + messages,
+        weight_workspace_bytes=None if halves is None else halves[1] + messages,
         static_bytes=round(parameter_copies * costs.parameter_bytes(first, last)),
     )
 
@@ -147,6 +150,8 @@ def _parts(costs: CostModel, first_unit: int, regions: Regions, once: StageCost,
     early_s = min(sum(_weight_s(unit, all_in_w) for unit in units), weight_s)
     left = once.weight_bytes - entry
     left -= sum(unit.activation_bytes if all_in_w else unit.weight_bytes for unit in units)
+    regions_backward = max(unit.backward_workspace_bytes for unit in units) + messages
+    inputs = once.input_workspace_bytes
     return replace(
         once,
         backward_input_s=input_s + early_s,
@@ -156,9 +161,8 @@ def _parts(costs: CostModel, first_unit: int, regions: Regions, once: StageCost,
         recompute_s=sum(unit.forward_s for unit in units),
         recompute_bytes=max(sum(unit.activation_bytes for unit in region) for region in inside),
         forward_workspace_bytes=max(once.forward_workspace_bytes, _passing(units) + messages),
-        backward_workspace_bytes=max(
-            once.backward_workspace_bytes, *(unit.backward_workspace_bytes + messages for unit in units)
-        ),
+        backward_workspace_bytes=max(once.backward_workspace_bytes, regions_backward),
+        input_workspace_bytes=None if inputs is None else max(inputs, regions_backward),
     )
 
 

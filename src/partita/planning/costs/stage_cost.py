@@ -33,6 +33,8 @@ class StageCost:
             OVERLAP_F_B; as long as one after the other where it is not given.
         forward_workspace_bytes: what the forward pass needs at most while it runs, beyond what it keeps.
         backward_workspace_bytes: what B, I or W needs at most while it runs, beyond what is kept for it.
+        input_workspace_bytes: what I needs at most, where that is known apart; what it catches for W counts.
+        weight_workspace_bytes: what W needs at most, likewise.
         recompute_s: seconds of the forward pass of what is computed again, at the start of B or I.
         recompute_bytes: what that brings back, kept to the end of B (of W, where it is split).
         unshard_s: seconds to gather the parameters of a sharded stage.
@@ -61,6 +63,8 @@ class StageCost:
     recompute_bytes: int = 0
     unshard_s: float = 0.0
     reduce_grad_s: float = 0.0
+    input_workspace_bytes: int | None = None
+    weight_workspace_bytes: int | None = None
 
     def __post_init__(self) -> None:
         for what in ("forward_s", "backward_s", "recompute_s", "unshard_s", "reduce_grad_s"):
@@ -79,7 +83,12 @@ class StageCost:
             "recompute_bytes",
         ):
             require_amount(getattr(self, what), what)
-        for what in ("send_grad_bytes", "weight_activation_bytes"):
+        for what in (
+            "send_grad_bytes",
+            "weight_activation_bytes",
+            "input_workspace_bytes",
+            "weight_workspace_bytes",
+        ):
             if getattr(self, what) is not None:
                 require_amount(getattr(self, what), what)
         if self.overlap_s is not None:
@@ -98,7 +107,9 @@ class StageCost:
         if kind is ActionKind.F:
             return self.activation_bytes + self.forward_workspace_bytes
         if kind is ActionKind.W:
-            return workspace
+            return workspace if self.weight_workspace_bytes is None else self.weight_workspace_bytes
+        if kind is ActionKind.I and self.input_workspace_bytes is not None:
+            return max(self.recompute_bytes + self.input_workspace_bytes, self.bytes_after(kind))
         if kind is ActionKind.I:  # it frees as it goes, and may catch more for W than that
             return workspace + max(self.recompute_bytes, self.bytes_after(kind))
         return self.recompute_bytes + workspace

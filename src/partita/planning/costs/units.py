@@ -31,6 +31,10 @@ class Unit:
             much as these where it is not given.
         forward_workspace_bytes: what the forward pass needs at most while it runs, beyond what it keeps.
         backward_workspace_bytes: what the backward pass needs at most while it runs, beyond what is kept.
+        input_workspace_bytes: what the gradient of the inputs alone needs at most, beyond what is kept; what
+            it catches counts.
+        weight_workspace_bytes: what the gradient of the weights alone needs at most, beyond what is left to
+            it; given together with `input_workspace_bytes`.
         spread: how far the repeats of a measurement lay apart: the longest less the shortest forward and
             backward pass, over the median; 0.0 where nothing was measured.
 
@@ -51,6 +55,8 @@ class Unit:
     weight_activation_bytes: int | None = None
     forward_workspace_bytes: int = 0
     backward_workspace_bytes: int = 0
+    input_workspace_bytes: int | None = None
+    weight_workspace_bytes: int | None = None
     spread: float = 0.0
 
     def __post_init__(self) -> None:
@@ -72,8 +78,14 @@ class Unit:
         if self.backward_input_s is not None and self.backward_weight_s is not None:
             require_seconds(self.backward_input_s, f"backward_input_s {of}")
             require_seconds(self.backward_weight_s, f"backward_weight_s {of}")
-        if self.weight_activation_bytes is not None:
-            require_amount(self.weight_activation_bytes, f"weight_activation_bytes {of}")
+        for what in ("weight_activation_bytes", "input_workspace_bytes", "weight_workspace_bytes"):
+            if getattr(self, what) is not None:
+                require_amount(getattr(self, what), f"{what} {of}")
+        if (self.input_workspace_bytes is None) != (self.weight_workspace_bytes is None):
+            raise PlanError(
+                f"unit {self.name!r} has one of input_workspace_bytes and weight_workspace_bytes: give both "
+                "or none"
+            )
         require_part(self.spread, f"spread {of}")
 
     @property

@@ -49,6 +49,8 @@ def make_stage(
         weight_activation_bytes=cost.weight_activation_bytes,
         forward_workspace_bytes=cost.forward_workspace_bytes,
         backward_workspace_bytes=cost.backward_workspace_bytes,
+        input_workspace_bytes=cost.input_workspace_bytes,
+        weight_workspace_bytes=cost.weight_workspace_bytes,
         recompute=regions,
         recomputed=recomputed,
         time_s=time_s,

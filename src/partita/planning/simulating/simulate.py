@@ -280,5 +280,7 @@ def _stage_cost(plan: Plan, stage: StagePlan) -> StageCost:
         weight_activation_bytes=stage.weight_activation_bytes,
         forward_workspace_bytes=stage.forward_workspace_bytes,
         backward_workspace_bytes=stage.backward_workspace_bytes,
+        input_workspace_bytes=stage.input_workspace_bytes,
+        weight_workspace_bytes=stage.weight_workspace_bytes,
         static_bytes=static_bytes,
     )

@@ -134,6 +134,7 @@ def cost_model(
         ),
         tuple(sizes[end] for end in ends),
         entry_bytes=kept.entry,
+        entry_left_bytes=kept.entry_left,
         exit_bytes=kept.exit,
         spanning=kept.spanning,
         tied=_tied(parameters),
@@ -304,5 +305,7 @@ def _unit(
         weight_activation_bytes=kept[1],
         forward_workspace_bytes=memory.forward_workspace_bytes if memory is not None else 0,
         backward_workspace_bytes=memory.backward_workspace_bytes if memory is not None else 0,
+        input_workspace_bytes=memory.input_workspace_bytes if memory is not None else 0,
+        weight_workspace_bytes=memory.weight_workspace_bytes if memory is not None else 0,
         spread=times.spread if times is not None else 0.0,
     )
