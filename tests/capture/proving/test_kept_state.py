@@ -203,7 +203,12 @@ def test_a_weight_that_a_hook_computes_anew_in_each_call(normed: Callable[[nn.Mo
     model = nn.Sequential(normed(nn.Linear(4, 4)), nn.Tanh(), normed(nn.Linear(4, 4)))
     pipe = pipeline(model, (x(),), stages=2)
     assert pipe.proof.holds
+    assert not pipe.proof.without_gradients
     partita.verify(pipe, model, (x(1),)).check()
+    with torch.no_grad():
+        assert torch.equal(pipe.eval()(x(1)), model.eval()(x(1)))
+    pipe.train()
+    model.train()
     reference = copy_module(model)
     for seed in range(2):
         assert torch.equal(pipe(x(seed)), reference(x(seed)))

@@ -24,6 +24,7 @@ from partita.verification.comparing.compare import Tolerance
 
 __all__ = [
     "FAST_PATH_ADVICE",
+    "NOT_KEPT",
     "GradModeDifference",
     "differ_by_fast_path",
     "difference_without_gradients",
@@ -32,6 +33,9 @@ __all__ = [
     "refuse_without_gradients",
     "require_gradients",
 ]
+
+NOT_KEPT = ("attribute", "printed text")
+"""What no graph keeps: Python attributes that ``forward`` sets, and what it prints."""
 
 _FAST = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
 _WITHOUT_FAST_PATH = (
@@ -71,10 +75,11 @@ def difference_without_gradients(
 
     def compare(within: Tolerance) -> str:
         result = _compared(model, graph, sample, within)
-        exceptions = [one.message for one in result.differences if one.kind == "exception"]
-        if result.ok or any("candidate: none" in message for message in exceptions):
+        differences = [one for one in result.differences if one.kind not in NOT_KEPT]
+        exceptions = [one.message for one in differences if one.kind == "exception"]
+        if not differences or any("candidate: none" in message for message in exceptions):
             return ""
-        return str(result.differences[0])
+        return str(differences[0])
 
     advice = 'frontend="modules" cuts its own code, which asks for itself'
     return explained(type(model).__name__, model, compare, tolerance, small, advice)

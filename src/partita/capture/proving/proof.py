@@ -24,6 +24,7 @@ from partita.capture.merging.modes import in_mode
 from partita.capture.open_sizes.sizes import Sizes, sizes_of
 from partita.capture.proving.differing_node import differing_node
 from partita.capture.proving.grad_modes import (
+    NOT_KEPT,
     GradModeDifference,
     difference_without_gradients,
     refuse_without_gradients,
@@ -50,9 +51,6 @@ __all__ = [
 
 CLOSE = Tolerance(rtol=1e-4, atol=1e-5)
 """What ``prove="close"`` accepts."""
-
-_IGNORED = ("attribute", "printed text")
-"""What no graph keeps: Python attributes that ``forward`` sets, and what it prints."""
 
 _NUDGE = 1.0625
 _SHOWN = 3
@@ -303,7 +301,7 @@ def _compared(
         if sample.gentle:
             return _compared(model, graph, sample.gentle, tolerance, other)
         return _NotTaken(f"it raises {verification.raised}")
-    differences = [one for one in verification.differences if one.kind not in _IGNORED]
+    differences = [one for one in verification.differences if one.kind not in NOT_KEPT]
     if not differences:
         attributes = [one.where for one in verification.differences if one.kind == "attribute"]
         return _Equal(sample, tuple(name.removeprefix("attribute ") for name in attributes))
