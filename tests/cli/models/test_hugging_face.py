@@ -76,6 +76,20 @@ def test_each_kind_gets_its_inputs_and_labels(kind: str, settings: tuple[str, ..
     assert torch.isfinite(built.model(**built.kwargs).loss)
 
 
+def test_a_pair_of_encoders_gets_tokens_and_pixels(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = {**sizes, "vocab_size": 64, "max_position_embeddings": 8, "bos_token_id": 0, "eos_token_id": 1}
+    vision = {**sizes, "image_size": 32, "patch_size": 16}
+    config = {"model_type": "clip", "text_config": text, "vision_config": vision, "projection_dim": 8}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    built = build("cpu", place=str(tmp_path), architecture="CLIPModel", batch=2, dtype="float32")
+    assert {name: list(value.shape) for name, value in built.kwargs.items() if name != "return_loss"} == {
+        "input_ids": [2, 8],
+        "pixel_values": [2, 3, 32, 32],
+    }
+    assert torch.isfinite(built.model(**built.kwargs).loss)
+
+
 def test_on_the_cpu_it_runs() -> None:
     built = build("cpu", place="llama", settings=LLAMA, sequence=4, dtype="float32")
     assert torch.isfinite(built.model(**built.kwargs).loss)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from partita.cli.models.hugging_face_config import (
     DTYPES,
@@ -110,8 +110,10 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 def _inputs(
     module: Any, config: Any, model: HuggingFaceModel, dtype: torch.dtype, device: str
-) -> dict[str, Tensor]:
-    """Tokens or pixels of one microbatch, and labels, so that the loss is part of the model."""
+) -> dict[str, Any]:
+    """Tokens or pixels of one microbatch, both for a pair of encoders, and labels, so that the loss is part
+    of the model.
+    """
     kind = module.main_input_name
     name = type(module).__name__
     if kind == "pixel_values":
@@ -122,13 +124,25 @@ def _inputs(
         inputs = {kind: torch.zeros(model.batch, length, dtype=torch.long, device=device)}
     else:
         raise UsageError(f"{name} takes {kind}: write a function that returns (model, args, kwargs)")
-    if "labels" in inspect.signature(module.forward).parameters:
+    takes = inspect.signature(module.forward).parameters
+    if kind == "input_ids" and "pixel_values" in takes and _encodes_images_apart(config):
+        pixels = _image_shape(config.vision_config)
+        inputs["pixel_values"] = torch.zeros(model.batch, *pixels, dtype=dtype, device=device)
+        return inputs | ({"return_loss": True} if "return_loss" in takes else {})
+    if "labels" in takes:
         shape = inputs[kind].shape[:1] if name.endswith(_OF_WHOLE_SAMPLES) else inputs[kind].shape
         inputs["labels"] = torch.zeros(shape, dtype=torch.long, device=device)
     elif name.endswith("ForQuestionAnswering"):
         for end in ("start_positions", "end_positions"):
             inputs[end] = torch.zeros(model.batch, dtype=torch.long, device=device)
     return inputs
+
+
+def _encodes_images_apart(config: Any) -> bool:
+    """Whether images go into an encoder beside that of the text, and not in between the tokens."""
+    within = ("image_token_index", "image_token_id")
+    parts = ("text_config", "vision_config")
+    return all(hasattr(config, name) for name in parts) and not any(hasattr(config, name) for name in within)
 
 
 def _image_shape(config: Any) -> tuple[int, int, int]:
