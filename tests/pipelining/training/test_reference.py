@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 import torch
 from tests.pipelining.models import MASK, PLAIN, REUSED, TRANSFORMER
 from tests.pipelining.running import keyed
 
-from partita.errors import SignatureMismatch
+from partita.errors import ArgumentError, SignatureMismatch
 from partita.pipelining import Schedule1F1B, UncutReference, keyed_graph, pipeline
 from partita.runtime import Comm, InProcessWorld
 
@@ -126,3 +127,17 @@ def test_what_can_not_be_run_is_refused() -> None:
     ):
         reference.eval(args[0][:, :7], args[1], **kwargs)
     assert reference.eval(*args, **kwargs).shape == (8, 8)
+
+
+def test_a_graph_that_was_pickled_is_refused_and_the_model_beside_it_is_the_reference() -> None:
+    args, _, target = TRANSFORMER.data(4)
+    model = TRANSFORMER.model()
+    pipe = pipeline(model, (args[0][:2],), stages=2, prove=False)
+    loaded = pickle.loads(pickle.dumps(pipe))
+    with pytest.raises(ArgumentError, match="was pickled, and what it was captured with stayed behind"):
+        UncutReference(loaded.whole, 2, TRANSFORMER.loss).step(*args, target=target)
+    losses: list[list[torch.Tensor]] = [[], []]
+    for own, graph in zip(losses, (pipe.whole, loaded.whole), strict=True):
+        reference = UncutReference(copy.deepcopy(model), 2, TRANSFORMER.loss, graph=graph)
+        reference.step(*args, target=target, losses=own)
+    assert torch.equal(torch.stack(losses[0]), torch.stack(losses[1]))

@@ -15,6 +15,7 @@ from partita._torch.containers.pytree import tree_map
 from partita._torch.export.signature import signature_of
 from partita._torch.tensors.detached_copy import detached_copy
 from partita.capture.open_sizes.sizes import Sizes, sizes_of
+from partita.errors import ArgumentError
 from partita.graph.effects import metadata
 from partita.pipelining.interface.loss import loss_by_name
 from partita.pipelining.interface.routes import Constant, Value, accept
@@ -148,6 +149,13 @@ class UncutReference:
             if isinstance(whole, TwoModes)
             else (whole, signature_of(whole, self._forward))
         )
+        placeholders = graph.graph.find_nodes(op="placeholder")
+        if placeholders and not any({"val", "example_value"} & node.meta.keys() for node in placeholders):
+            raise ArgumentError(
+                "the graph of the uncut model was pickled, and what it was captured with stayed behind: "
+                "give the model itself (UncutReference(model, ..., graph=pipe.whole)), or that of a pipe "
+                "that was not pickled"
+            )
         flat, inputs = signature.flatten(args, kwargs), graph_inputs(graph)
         accept(inputs, flat, f"microbatch {microbatch}")
         sizes = Sizes.of(graph)
