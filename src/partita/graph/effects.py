@@ -22,13 +22,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from partita._torch.autograd.region_switches import (
-    ENTER_AUTOCAST,
-    ENTER_INFERENCE,
-    EXIT_AUTOCAST,
-    EXIT_INFERENCE,
-    SET_GRAD,
-)
+from partita._torch.autograd.region_switches import SET_GRAD, SWITCHES
 from partita._torch.operators.schemas import is_higher_order, is_operator, operator_facts
 from partita._torch.tensors.storage import storage_key
 from partita.graph.attributes import lookup
@@ -38,8 +32,6 @@ from partita.graph.effect_rules.node_effect import PURE, NodeEffect, Rule, combi
 from partita.graph.storages import find_storages, metadata
 
 __all__ = ["Effects", "analyse", "metadata"]
-
-_REGION_FUNCTIONS = (SET_GRAD, ENTER_AUTOCAST, EXIT_AUTOCAST, ENTER_INFERENCE, EXIT_INFERENCE)
 
 
 @dataclass(frozen=True)
@@ -157,7 +149,7 @@ class _Analysis:
         return Effects(self.nodes, self.index, by_position, storages, tuple(regions), state)
 
     def _function_rule(self, target: Any) -> Rule | None:
-        if target in _REGION_FUNCTIONS:
+        if target in SWITCHES:
             rule: Rule | None = _switches_region
         elif is_higher_order(target):
             rule = self._higher_order_effect

@@ -90,3 +90,25 @@ def test_where_the_captured_graph_is_not_the_model_no_piece_is_blamed(net: Net) 
     first = next(one for one in verify(pipe, other, (X,)).differences if one.kind == "output")
     assert first.piece is None
     assert "each piece computes what it does in the captured graph" in first.message
+
+
+class WithoutGradient(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        with torch.no_grad():
+            mean = x.mean(-1, keepdim=True)
+        return self.third(self.second(x - mean).tanh()).sigmoid()
+
+
+def test_regions_that_each_piece_enters_by_itself_are_not_what_differs() -> None:
+    """The first switch of the whole graph was said to have an effect and never to run."""
+    pipe = pipeline(WithoutGradient(), (X,), split_spec=CUTS, prove=False)
+    tanh = next(node for node in pipe.pieces[1].module.graph.nodes if node.name == "tanh")
+    tanh.target = torch.sin
+    pipe.pieces[1].module.recompile()
+    (first, *_) = verify(pipe, pipe.whole, (X,), mode="train").differences
+    assert (first.kind, first.piece, first.node) == ("output", "submod_pp_1", "tanh")
