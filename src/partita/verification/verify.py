@@ -18,14 +18,15 @@ from partita.verification.explaining.explain import explain as locate
 from partita.verification.explaining.explain import explainable
 from partita.verification.observing import randomness
 from partita.verification.observing.observe import Mode, Observation, observe
-from partita.verification.observing.subject import subject_of
+from partita.verification.observing.subject import PipeLike, subject_of
 from partita.verification.result import Verification
 
 __all__ = ["verify"]
 
 _OTHER_NUMBERS = (
     "the reference draws random numbers (dropout, say), and Inductor draws others than eager mode does: "
-    'compile with options={"fallback_random": True} to compare them, or compare with mode="eval"'
+    'compile with options={"fallback_random": True} to compare them (a pipe with '
+    'compile={"options": {"fallback_random": True}}), or compare with mode="eval"'
 )
 
 
@@ -181,7 +182,9 @@ def _hints(candidate: Any, reference: Observation, seed: int) -> tuple[str, ...]
         for (_, name), state in reference.random.items()
         if name in seeded
     )
-    return (_OTHER_NUMBERS,) if drew and draws_other_numbers(candidate) else ()
+    is_pipe = isinstance(candidate, PipeLike)
+    other = candidate.draws_other_numbers if is_pipe else draws_other_numbers(candidate)
+    return (_OTHER_NUMBERS,) if drew and other else ()
 
 
 def _check_usage(args: object, kwargs: object, seed: object) -> None:

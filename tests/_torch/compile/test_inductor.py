@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from partita._torch.compile.inductor import compile_with_inductor
+from partita._torch.compile.inductor import compile_with_inductor, draws_own_numbers
 
 
 def test_a_graph_is_compiled_and_draws_the_numbers_of_its_operators() -> None:
@@ -28,3 +28,11 @@ def test_writes_to_inputs_are_written() -> None:
     x = torch.zeros(4)
     compile_with_inductor(gm, [gm.graph.find_nodes(op="placeholder")[0].meta["val"]])(x)
     assert x.tolist() == [1.0] * 4
+
+
+def test_whether_inductor_draws_numbers_of_its_own_is_told_by_its_settings() -> None:
+    assert draws_own_numbers({})
+    assert not draws_own_numbers({"fallback_random": True})
+    with torch._inductor.config.patch(fallback_random=True):
+        assert not draws_own_numbers({})
+        assert draws_own_numbers({"fallback_random": False})

@@ -11,6 +11,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from partita.pipelining import SplitPoint, pipeline
+from partita.pipelining.interface.compile_options import compile_options
 from partita.verification import Verification, verify
 
 CUTS = {"second": SplitPoint.BEGINNING, "third": SplitPoint.BEGINNING}
@@ -112,3 +113,17 @@ def test_regions_that_each_piece_enters_by_itself_are_not_what_differs() -> None
     pipe.pieces[1].module.recompile()
     (first, *_) = verify(pipe, pipe.whole, (X,), mode="train").differences
     assert (first.kind, first.piece, first.node) == ("output", "submod_pp_1", "tanh")
+
+
+@pytest.mark.parametrize(
+    ("compiled", "hinted"),
+    [(True, True), ({"options": {"fallback_random": True}}, False), ("aot_eager", False), (None, False)],
+)
+def test_where_stages_draw_other_numbers_a_hint_says_so(net: Net, compiled: Any, hinted: bool) -> None:
+    """Nothing is compiled: the pipe is not what is called, but a stand-in for its stages."""
+    pipe = pipeline(net, (X,), split_spec=CUTS, prove=False)
+    pipe.compile_options = compile_options(compiled)
+    pipe.pieces[2].module.register_forward_hook(lambda *_: torch.zeros(3, 4))
+    result = verify(pipe, net, (X,), mode="train", explain=False)
+    assert not result.ok
+    assert ("Inductor draws others than eager mode does" in str(result)) is hinted

@@ -9,7 +9,7 @@ import torch
 from torch._guards import TracingContext
 from torch.fx import GraphModule
 
-__all__ = ["compile_with_inductor", "inductor_settings"]
+__all__ = ["compile_with_inductor", "draws_own_numbers", "inductor_settings"]
 
 _SETTINGS = {
     "triton.cudagraphs": False,  # the region around it is recorded; a graph inside of a graph is an error
@@ -27,6 +27,13 @@ def inductor_settings(mode: str | None, options: Mapping[str, Any]) -> dict[str,
     if mode is None and not options:
         return {}
     return dict(torch._TorchCompileInductorWrapper(mode, dict(options), None).config)
+
+
+def draws_own_numbers(settings: Mapping[str, Any]) -> bool:
+    """Whether what Inductor compiles with these settings draws other random numbers than eager mode."""
+    from torch._inductor import config
+
+    return not settings.get("fallback_random", config.fallback_random)
 
 
 def compile_with_inductor(gm: GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from partita._torch.compile.inductor import draws_own_numbers
 from partita.errors import ArgumentError
 from partita.runtime import PieceRunner
 from partita.runtime.graph_compiler import InnerCompiler, check_inner, inductors_settings
@@ -53,6 +54,11 @@ class CompileOptions:
             name="backend",
             no_cuda_graphs=_NO_CUDA_GRAPHS,
         )
+
+    @property
+    def draws_other_numbers(self) -> bool:
+        """Whether a compiled stage draws other random numbers than the same stage uncompiled."""
+        return self.backend == "inductor" and draws_own_numbers(self.settings())
 
     @property
     def shares(self) -> bool:

@@ -81,6 +81,10 @@ class PipeLike(Protocol):
     def pieces(self) -> tuple[PieceLike, ...]:
         """The pieces, in the order in which they run."""
 
+    @property
+    def draws_other_numbers(self) -> bool:
+        """Whether its pieces, as they are compiled, draw other random numbers than the graph that was cut."""
+
 
 @dataclass(frozen=True)
 class Subject:

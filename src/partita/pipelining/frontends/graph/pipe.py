@@ -97,6 +97,11 @@ class GraphPipe(Pipe):
         """What the graph was cut into, one piece a stage."""
         return self._pieces
 
+    @property
+    def draws_other_numbers(self) -> bool:
+        """Whether its stages, as they are compiled, draw other random numbers than the model."""
+        return self.compile_options is not None and self.compile_options.draws_other_numbers
+
     def train(self, mode: bool = True) -> GraphPipe:
         """Set the mode of the pipe and of `whole`."""
         self.whole.train(mode)
