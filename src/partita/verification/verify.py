@@ -10,7 +10,7 @@ from typing import Any
 
 from partita._torch.autograd import global_settings as ambient
 from partita._torch.modules.compiled import draws_other_numbers
-from partita.errors import ArgumentError, ArgumentTypeError
+from partita.errors import ArgumentError, ArgumentTypeError, NotCompiled
 from partita.verification.comparing.compare import Tolerance
 from partita.verification.comparing.judge import Judge
 from partita.verification.comparing.state_comparison import StateComparison
@@ -72,9 +72,9 @@ def verify(
     printed.
 
     Args:
-        candidate: a `Split`, a `Pipe` (whose stages run compiled where it says so), a module, or any
-            callable. Its state is matched with the reference's by object and name; names may have a prefix,
-            such as that of a piece.
+        candidate: a `Split`, a `Pipe` (whose stages run compiled where it says so, and warn with
+            `NotCompiled` where that can't be), a module, or any callable. Its state is matched with the
+            reference's by object and name; names may have a prefix, such as that of a piece.
         reference: a module or any callable.
         args: the positional arguments.
         kwargs: the keyword arguments.
@@ -152,6 +152,8 @@ def _verify(
     differences = tuple(state.initial())
     theirs = observe(subjects[1], args, kwargs, **how.options())
     mine = observe(subjects[0], args, kwargs, **how.options())
+    for text in mine.uncompiled:  # what is verified then is not what was asked
+        warnings.warn(text, NotCompiled, stacklevel=3)
     # Compare.
     differences += tuple(judge.differences(mine, theirs))
     declared = getattr(candidate, "unkept", ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
+from partita.errors import NotCompiled
 from partita.pipelining import SplitPoint, pipeline
 from partita.pipelining.interface.compile_options import compile_options
 from partita.verification import Verification, verify
@@ -127,3 +129,20 @@ def test_where_stages_draw_other_numbers_a_hint_says_so(net: Net, compiled: Any,
     result = verify(pipe, net, (X,), mode="train", explain=False)
     assert not result.ok
     assert ("Inductor draws others than eager mode does" in str(result)) is hinted
+
+
+def test_a_stage_that_runs_as_it_is_warns_when_it_is_verified(net: Net) -> None:
+    """It was said to be equal, and nothing of what was compared had been compiled."""
+
+    def refuses(*_: Any) -> Any:
+        raise NotImplementedError("no such operator")
+
+    pipe = pipeline(net, (X,), split_spec=CUTS, compile=refuses, prove=False)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        verify(pipe, net, (X,), mode="train").check()
+    messages = [str(one.message) for one in warned if one.category is NotCompiled]
+    assert [one.partition(":")[0] for one in messages] == [
+        f"stage {stage} runs uncompiled, with the same results" for stage in range(3)
+    ]
+    assert {one.filename for one in warned} == {__file__}

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from partita._torch.autograd import global_settings as ambient
+from partita.errors import NotCompiled
 from partita.verification.observing import randomness
 from partita.verification.observing.copying import Copies, copy_for_run
 from partita.verification.observing.snapshot import NamedTensor, named_tensors, named_values
@@ -53,6 +54,7 @@ class Observation:
         printed: (stream, text) pairs in order, with addresses replaced.
         random: states of the random generators, by stage (``forward``, ``backward``) and name.
         settings: process-wide settings, by stage and name.
+        uncompiled: what was warned of stages that run as they are, though they were to be compiled.
     """
 
     copies: Copies
@@ -63,6 +65,7 @@ class Observation:
     printed: tuple[tuple[str, str], ...] = ()
     random: dict[tuple[str, str], Any] = field(default_factory=dict)
     settings: dict[tuple[str, str], object] = field(default_factory=dict)
+    uncompiled: tuple[str, ...] = ()
 
     @property
     def returned(self) -> bool:
@@ -120,7 +123,7 @@ def observe(
     call = copies.subject.call if instrument is None else instrument(copies.subject)
     seen = Observation(copies, named_tensors(copies.subject), named_values(copies.subject))
     log: list[tuple[str, str]] = []
-    with randomness.preserved(), _captured(log):
+    with randomness.preserved(), _captured(log) as warned:
         randomness.seed_all(seed)
         with _stage(seen, "forward"):
             seen.output = call(*copies.args, **copies.kwargs)
@@ -128,6 +131,7 @@ def observe(
             with _stage(seen, "backward"):
                 _backward(seen.output, seed)
     seen.printed = _merged(log)
+    seen.uncompiled = tuple(str(one.message) for one in warned if issubclass(one.category, NotCompiled))
     return seen
 
 
@@ -183,13 +187,13 @@ class _Tee(io.TextIOBase):
 
 
 @contextmanager
-def _captured(log: list[tuple[str, str]]) -> Iterator[None]:
+def _captured(log: list[tuple[str, str]]) -> Iterator[list[warnings.WarningMessage]]:
     stdout, stderr = sys.stdout, sys.stderr
-    # Python shows a warning once, so the second run would lack those of the first: record none.
-    with warnings.catch_warnings(record=True):
+    # Python shows a warning once, so the second run would lack those of the first: compare none.
+    with warnings.catch_warnings(record=True) as warned:
         sys.stdout, sys.stderr = _Tee("stdout", log), _Tee("stderr", log)
         try:
-            yield
+            yield warned
         finally:
             sys.stdout, sys.stderr = stdout, stderr
 
