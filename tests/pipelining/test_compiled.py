@@ -159,6 +159,16 @@ class Reused(_Four):
         return self.d(h * memory + memory.sin()) + functional.linear(memory.cos(), self.a.weight)
 
 
+class Counts(_Four):
+    """How many elements the open batch has, as an embedding bag asks for its offsets. Its stage ran
+    uncompiled: "torch.* op returned non-Tensor".
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.b(self.a(x)).relu()
+        return self.d(self.c(h) / x.numel()) * h.numel()
+
+
 class Branches(_Four):
     """What the host reads from a mask decides the way; each way is compiled."""
 
@@ -200,6 +210,7 @@ def _images(samples: int) -> tuple[tuple[Tensor], dict[str, Any], Tensor]:
         Case("lora", Lora),
         Case("convolutions", Convolutions, batch=_images),
         Case("reused", Reused),
+        Case("counts", Counts),
         Case("branches", Branches, batch=_mask),
     ],
     ids=lambda case: case.name,

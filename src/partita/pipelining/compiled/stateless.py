@@ -124,6 +124,8 @@ def stateless(graph: GraphModule, owner: nn.Module, shared: Collection[str] = ()
             _write_in(node, value)
         copy.erase_node(node)
     repeated_inputs = _repeat_inputs(copy, start, len(state), shared)
+    for part in graphs:
+        _count_by_function(part)
     first = _renumber_sites(graphs)
     conditions = _read_conditions_before(module, start)
     key = structural_hash(copy, module)
@@ -214,6 +216,14 @@ def _take_child(module: nn.Module, owner: nn.Module, node: Node) -> list[torch.f
     install(own, attributes_of(body, body.graph.nodes))
     module.add_module(name, RecomputedRegion(own) if body is not child else own)
     return [own.graph]
+
+
+def _count_by_function(graph: Graph) -> None:
+    """Let a function of torch's count elements, in place: a compiler traces it also where the count is a
+    number; the operator, it refuses then.
+    """
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.sym_numel.default):
+        node.target = torch.numel
 
 
 def _renumber_sites(graphs: Sequence[torch.fx.Graph]) -> int:
