@@ -178,6 +178,27 @@ def test_a_model_that_raises_when_it_is_called_again_is_not_proven() -> None:
     assert not pipe.proof.holds
 
 
+class _SeedsAnew(nn.Module):
+    """Takes a new seed from the system in each call, as the reversible layers of Reformer do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch.seed()
+        return cast(Tensor, self.b(torch.nn.functional.dropout(self.a(x), 0.5)))
+
+
+def test_a_model_that_differs_from_itself_is_not_proven() -> None:
+    """It was refused as one that its cut changes, with the advice to cut it elsewhere."""
+    with pytest.warns(NotProven, match="in training, two runs of the model itself differ in output 0"):
+        pipe = pipeline(
+            _SeedsAnew(), (torch.randn(8, 4),), split_spec={"b": SplitPoint.BEGINNING}, frontend="modules"
+        )
+    assert not pipe.proof.holds
+
+
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 def test_backward_hooks_of_modules_are_called_on_their_stages() -> None:
     model, seen = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 4)), list[str]()
