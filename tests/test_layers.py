@@ -75,6 +75,7 @@ ROOMS = {
     "runtime": (
         ("failures",),
         ("comms",),
+        ("chunk_specs", "sample_lists"),
         ("rng", "microbatches", "piece_runner", "publish_errors", "same_settings", "trace"),
         ("host_generators", "graph_compiler"),
     ),

@@ -149,6 +149,7 @@ COVERED_BY = {
     "planning/simulating/_step_program.py": "planning/simulating/test_clock.py",
     "reporting/capture/capture_tables.py": "reporting/capture/test_capture_report.py",
     "reporting/comparison/comparison_table.py": "reporting/comparison/test_comparison_html.py",
+    "runtime/chunk_specs.py": "runtime/test_microbatches.py",
     "runtime/comms/_baton.py": "runtime/comms/test_in_process.py",
     "runtime/comms/_operation.py": "runtime/comms/test_process_group.py",
     "runtime/comms/comm.py": "runtime/test_comm_contract.py",

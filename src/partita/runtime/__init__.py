@@ -4,6 +4,7 @@ traces.
 
 from __future__ import annotations
 
+from partita.runtime.chunk_specs import Reduce, Replicate, TensorChunkSpec, WeightedMean
 from partita.runtime.comms._operation import finish_all, wait_all
 from partita.runtime.comms.comm import MAX_TAG, Comm, Handle
 from partita.runtime.comms.in_process import InProcessComm, InProcessWorld
@@ -12,10 +13,6 @@ from partita.runtime.failures.failure import FailureRecord
 from partita.runtime.microbatches import (
     CutBatch,
     MicrobatchPlan,
-    Reduce,
-    Replicate,
-    TensorChunkSpec,
-    WeightedMean,
     cut_batch,
     merge,
     plan_microbatches,

@@ -7,6 +7,7 @@ a tensor                                               cut along dim 0, or along
 a tensor of size 1 there, where others have more       the same for every microbatch (a broadcast mask)
 a 0-d tensor, anything else, or a ``Replicate()``      the same for every microbatch
 a ``BlockMask`` of FlexAttention                       cut along its batch, unless that is 1
+a list with as many entries as samples                 refused, unless a spec says what it is
 ====================================================== =====================================================
 
 There are always exactly as many microbatches as asked for. Where the batch does not divide evenly, the first
@@ -19,82 +20,27 @@ spec, or else in the first tensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
-from partita._torch.containers.pytree import TreeSpec, flatten, flatten_up_to, flatten_with_path, unflatten
+from partita._torch.containers.pytree import TreeSpec, flatten, flatten_with_path, unflatten
 from partita._torch.graph_module.block_mask import shift_masks
 from partita.errors import MicrobatchError
+from partita.runtime.chunk_specs import Reduce, Replicate, Spec, TensorChunkSpec, WeightedMean, match_specs
+from partita.runtime.sample_lists import BY_YOURSELF, check_lists
 
 __all__ = [
     "CutBatch",
     "MicrobatchPlan",
-    "Reduce",
-    "Replicate",
-    "TensorChunkSpec",
-    "WeightedMean",
     "cut_batch",
     "merge",
     "plan_microbatches",
     "split_args",
     "split_tree",
 ]
-
-
-@dataclass(frozen=True)
-class TensorChunkSpec:
-    """Cut this argument along `dim` (negative: from the end), whatever size the others have; concatenate this
-    result along it.
-    """
-
-    dim: int = 0
-
-    @property
-    def split_dim(self) -> int:
-        """Another name of `dim`, as ``torch.distributed.pipelining`` calls it."""
-        return self.dim
-
-    @staticmethod
-    def from_tuple(dims: tuple[int, ...]) -> tuple[TensorChunkSpec, ...]:
-        """Return one spec for each positional argument."""
-        return tuple(TensorChunkSpec(dim) for dim in dims)
-
-    @staticmethod
-    def from_dict(dims: Mapping[str, int]) -> dict[str, TensorChunkSpec]:
-        """Return one spec for each keyword argument."""
-        return {name: TensorChunkSpec(dim) for name, dim in dims.items()}
-
-
-@dataclass(frozen=True)
-class Replicate:
-    """Give this argument whole to every microbatch; this result must be equal in all of them."""
-
-
-@dataclass(frozen=True)
-class Reduce:
-    """Fold the microbatches' values of this result: ``fn(fn(init, first), second)`` and so on.
-
-    >>> merge([torch.tensor(1.0), torch.tensor(2.0)], Reduce(torch.add, torch.tensor(0.0)))
-    tensor(3.)
-    """
-
-    fn: Callable[[Any, Any], Any]
-    init: Any
-
-
-@dataclass(frozen=True)
-class WeightedMean:
-    """Average the microbatches' values of this result with these weights, which are
-    :attr:`MicrobatchPlan.weights` as a rule.
-    """
-
-    weights: tuple[float, ...]
-
-
-Spec: TypeAlias = TensorChunkSpec | Replicate | Reduce | WeightedMean
 
 
 @dataclass(frozen=True)
@@ -163,12 +109,13 @@ def split_args(
 
 
 def split_tree(tree: Any, chunks: int) -> tuple[list[Any], MicrobatchPlan]:
-    """Return the microbatches of one value, cut as by `split_args`, and how many samples each has.
+    """Return the microbatches of one value, cut as by `split_args`, and how many samples each has. Lists are
+    cut in each of their entries.
 
     >>> split_tree({"y": torch.arange(3)}, 2)[0]
     [{'y': tensor([0, 1])}, {'y': tensor([2])}]
     """
-    batch = cut_batch((tree,), None, chunks)
+    batch = _cut((tree,), None, chunks)
     return [args[0] for args, _ in batch.trees()], batch.plan
 
 
@@ -239,6 +186,22 @@ def cut_batch(
     Raises:
         MicrobatchError: as `split_args`.
     """
+    batch = _cut(args, kwargs, chunks, args_spec, kwargs_spec)
+    if chunks > 1:
+        for number, value in enumerate(args):
+            spec = None if args_spec is None else args_spec[number]
+            check_lists(value, f"args[{number}]", batch.plan.total, spec)
+        check_lists(kwargs, "kwargs", batch.plan.total, kwargs_spec)
+    return batch
+
+
+def _cut(
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    chunks: int,
+    args_spec: Sequence[Any] | None = None,
+    kwargs_spec: Mapping[str, Any] | None = None,
+) -> CutBatch:
     leaves = _leaves(args, kwargs or {}, args_spec, kwargs_spec)
     arguments = (tuple(args), dict(kwargs or {}))
     return CutBatch(_plan(leaves, chunks), arguments, leaves, flatten(arguments)[1])
@@ -267,7 +230,7 @@ def merge(outputs: Sequence[Any], specs: Any = None) -> Any:
                 f"microbatch {number} returns {other}, but microbatch 0 {structure}: "
                 "return the same structure"
             )
-    chosen = _match_specs(specs, outputs[0], "specs")
+    chosen = match_specs(specs, outputs[0], "specs")
     columns = zip(*([value for _, value in leaves] for leaves, _ in flat), strict=True)
     merged = [
         _merge_leaf(path, list(values), spec)
@@ -314,9 +277,9 @@ def _leaves(
         raise MicrobatchError(
             f"kwargs_spec names {unknown}, which are not among the keyword arguments {sorted(named)}"
         )
-    chosen = _match_specs(None if args_spec is None else tuple(args_spec), positional, "args_spec")
+    chosen = match_specs(None if args_spec is None else tuple(args_spec), positional, "args_spec")
     for name, value in named.items():
-        chosen += _match_specs((kwargs_spec or {}).get(name), value, f"kwargs_spec[{name!r}]")
+        chosen += match_specs((kwargs_spec or {}).get(name), value, f"kwargs_spec[{name!r}]")
     paths = flatten_with_path(positional, "args")[0] + flatten_with_path(named, "kwargs")[0]
     return [
         _Leaf(path, value, _dim(path, value, spec), isinstance(spec, TensorChunkSpec))
@@ -350,7 +313,8 @@ def _plan(leaves: Sequence[_Leaf], chunks: int) -> MicrobatchPlan:
         listed = ", ".join(f"{path} has {size}" for path, size in counted.items())
         raise MicrobatchError(
             f"the tensors disagree about the size of the batch: {listed}. Give a TensorChunkSpec(dim) where "
-            "the batch is not in dim 0, or to cut a tensor by itself, and Replicate() for what has no batch"
+            "the batch is not in dim 0, or to cut a tensor by itself, and Replicate() for what has no batch; "
+            f"where a list has an entry for each sample, {BY_YOURSELF}"
         )
     samples = [*counted.values(), *(size for size, _ in larger.values()), chunks]
     plan = MicrobatchPlan.even(samples[0], chunks)
@@ -361,13 +325,6 @@ def _plan(leaves: Sequence[_Leaf], chunks: int) -> MicrobatchPlan:
                 "Replicate() for what all of them get"
             )
     return plan
-
-
-def _match_specs(specs: Any, tree: Any, name: str) -> list[Any]:
-    try:
-        return flatten_up_to(specs, tree, lambda value: value is None or isinstance(value, Spec))
-    except ValueError as error:
-        raise MicrobatchError(f"{name} does not have the structure of what it describes: {error}") from error
 
 
 def _merge_leaf(path: str, values: list[Any], spec: Spec | None) -> Any:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from partita.errors import MicrobatchError
 from partita.runtime import MicrobatchPlan
+from partita.runtime.sample_lists import check_lists
 
 __all__ = ["LossWeights", "check_targets", "checked_weights", "step_weights"]
 
@@ -83,13 +85,14 @@ def checked_weights(loss_weights: LossWeights | Sequence[float], microbatches: i
     return weights.values
 
 
-def check_targets(rows: Sequence[int], samples: Sequence[int]) -> None:
+def check_targets(rows: Sequence[int], samples: Sequence[int], target: Any = None) -> None:
     """Check that each microbatch's target belongs to its samples: as many rows, or the same multiple of them
     in all microbatches. A loss may broadcast another number without a word.
 
     Args:
         rows: of each microbatch's target; empty where nothing was cut.
         samples: of each microbatch; empty, or 0, where they are not known.
+        target: the whole batch's: no list that may have an entry for each sample.
 
     Raises:
         MicrobatchError: names both.
@@ -99,6 +102,8 @@ def check_targets(rows: Sequence[int], samples: Sequence[int]) -> None:
     total, batch = sum(rows), sum(samples)
     if not rows or not samples or not all(samples):
         return
+    if len(samples) > 1:
+        check_lists(target, "target", batch, specified=False)
     if any(row * batch != size * total for row, size in zip(rows, samples, strict=True)):
         raise MicrobatchError(
             f"the target has {total} rows, which make microbatches of {tuple(rows)}, but the batch makes "

@@ -367,7 +367,7 @@ class PipelineSchedule:
             raise ScheduleError(f"n_microbatches is {n_microbatches!r}: give a whole number of at least 1")
 
     def _inputs(self, arguments: StepArguments, loss_side: LossSide, prepared: PreparedStep) -> StepInputs:
-        check_targets(loss_side.cut, prepared.samples)
+        check_targets(loss_side.cut, prepared.samples, arguments.target)
         shares = loss_side.weights
         if shares is None:
             scaled = self.options.scale_grads

@@ -112,7 +112,7 @@ class UncutReference:
         targets, rows = split_tree(target, count)
         batch = cut_batch(args, kwargs, count)
         if target is not None:
-            check_targets(rows.sizes, batch.plan.sizes)
+            check_targets(rows.sizes, batch.plan.sizes, target)
         weights = batch.plan.weights
         if loss_weights is not None:
             weights = checked_weights(loss_weights, count)

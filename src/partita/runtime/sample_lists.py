@@ -1,0 +1,67 @@
+"""Lists with an entry for each sample: boxes of each picture, texts, dicts of labels.
+
+A batch is cut along dimensions of its tensors. Cut so, a microbatch would get the entries of all samples,
+each with a part of its rows, and a model that goes over predictions and entries side by side takes those of
+other samples without a word. Whether a list of as many entries as there are samples is such a list, or one of
+values that each hold the whole batch, only the user knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from partita.errors import MicrobatchError
+
+__all__ = ["BY_YOURSELF", "check_lists"]
+
+BY_YOURSELF = "cut the batch by yourself: arg_mbs=[...], kwarg_mbs=[...], target_mbs=[...]"
+"""What to do with a list that has an entry for each sample."""
+
+
+def check_lists(tree: Any, path: str, samples: int, specs: Any = None, *, specified: bool = True) -> None:
+    """Refuse lists and tuples that may have an entry for each sample.
+
+    Args:
+        tree: an argument, or a target.
+        path: what messages call it.
+        samples: how many the batch has.
+        specs: of the structure of the argument, or None; where there is one, the user has said what it is.
+        specified: whether the user can say so.
+
+    Raises:
+        MicrobatchError: names the list.
+
+    >>> check_lists({"boxes": [1, 2, 3]}, "target", 4)
+    """
+    for where, length, kind in _lists(tree, path, specs):
+        if length == samples:
+            otherwise = (
+                "else give it a spec: TensorChunkSpec(0) where each of its tensors has the whole batch, "
+                "Replicate() where every microbatch gets it whole"
+                if specified
+                else "where each of its tensors has the whole batch, give a dict of them"
+            )
+            raise MicrobatchError(
+                f"{where} is a {kind} of {length}, and the batch has {samples} samples: if it has an entry "
+                f"for each, {BY_YOURSELF}; {otherwise}"
+            )
+
+
+def _lists(tree: Any, path: str, specs: Any) -> Iterator[tuple[str, int, str]]:
+    """Each list and tuple without a spec: its path, its length, what it is."""
+    if isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from _lists(value, f"{path}[{key!r}]", _of(specs, key))
+    elif type(tree) in (list, tuple):
+        if specs is None and any(entry is not None for entry in tree):
+            yield path, len(tree), type(tree).__name__
+        for number, value in enumerate(tree):
+            yield from _lists(value, f"{path}[{number}]", _of(specs, number))
+
+
+def _of(specs: Any, key: Any) -> Any:
+    """The specs of an entry: those of a structure, or the one that holds for all of it."""
+    if isinstance(specs, Mapping):
+        return specs.get(key)
+    return specs[key] if isinstance(specs, (list, tuple)) else specs

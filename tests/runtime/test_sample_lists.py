@@ -1,0 +1,119 @@
+"""Lists that may have an entry for each sample are not cut by a guess."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from partita.errors import MicrobatchError
+from partita.pipelining import Schedule1F1B, SplitPoint, UncutReference, pipeline
+from partita.runtime import Comm, InProcessWorld, Replicate, TensorChunkSpec, split_args, split_tree
+from partita.runtime.sample_lists import check_lists
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [torch.zeros(1, 2)]
+        * 4,  # the rows of each are broadcast: a microbatch would get those of all samples
+        [torch.zeros(4, 2)] * 4,  # as many boxes in each as there are samples: a few of each
+        ({"boxes": torch.zeros(1, 4)},) * 4,
+        ["a", "b", "c", "d"],
+    ],
+)
+def test_a_list_with_as_many_entries_as_samples_is_refused_until_a_spec_says_what_it_is(entries: Any) -> None:
+    x = torch.zeros(4, 3)
+    for args, kwargs in (
+        ((x, entries), {}),
+        ((x,), {"entries": entries}),
+        ((), {"x": x, "in": {"e": entries}}),
+    ):
+        with pytest.raises(
+            MicrobatchError, match=r"is a (list|tuple) of 4, and the batch has 4 samples.*_mbs"
+        ):
+            split_args(args, kwargs, 2)
+    assert len(split_args((x, entries), None, 2, (None, Replicate()))[0][0][1]) == 4
+    split_args((x,), {"entries": entries}, 1)  # nothing is cut
+    split_args((torch.zeros(6, 3), torch.zeros(6)), {"entries": [torch.zeros(6)] * 4}, 2)
+
+
+def test_a_spec_may_stand_for_each_entry_and_nothing_is_said_of_entries_of_none() -> None:
+    x = torch.zeros(2, 3)
+    (_, first), _ = split_args((x,), {"pair": (x, x)}, 2, None, {"pair": (TensorChunkSpec(0), Replicate())})
+    assert [value.shape[0] for value in first["pair"]] == [1, 2]
+    split_args((x,), {"cache": [None, None]}, 2)
+    assert split_tree([x, x], 2)[1].sizes == (1, 1)
+
+
+def test_targets_have_no_specs() -> None:
+    with pytest.raises(MicrobatchError, match=r"target\['boxes'\] is a list of 3.*give a dict of them"):
+        check_lists({"boxes": [torch.zeros(1)] * 3}, "target", 3, specified=False)
+
+
+class _Detector(nn.Module):
+    """Compares each sample with an entry of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, entries: list[Tensor]) -> dict[str, Tensor]:
+        return {"loss": _beside(self.b(self.a(x)), entries)}
+
+
+def _beside(output: Tensor, entries: list[Tensor]) -> Tensor:
+    pairs = zip(output, entries, strict=False)
+    return torch.stack([(one - other).square().mean() for one, other in pairs]).mean()
+
+
+def test_predictions_are_not_compared_with_the_entries_of_other_samples() -> None:
+    """Each microbatch got the entries of all samples, and ``zip`` took the first ones: another loss."""
+    model = _Detector()
+    x, entries = torch.randn(4, 4), [torch.randn(1, 4) for _ in range(4)]
+    at_b = {"b": SplitPoint.BEGINNING}
+    pipe = pipeline(model, (x[:2], entries[:2]), split_spec=at_b, frontend="modules")
+    parts = [(x[:2], entries[:2]), (x[2:], entries[2:])]
+
+    def train(comm: Comm) -> list[Tensor]:
+        schedule = Schedule1F1B(copy.deepcopy(pipe).build_stage(comm.rank, comm=comm), 2)
+        losses: list[Tensor] = []
+        schedule.step(arg_mbs=parts, losses=losses)
+        return losses
+
+    def whole(comm: Comm) -> None:
+        Schedule1F1B(copy.deepcopy(pipe).build_stage(comm.rank, comm=comm), 2).step(x, entries)
+
+    with pytest.raises(MicrobatchError, match=r"args\[1\] is a list of 4, and the batch has 4 samples"):
+        InProcessWorld(2).run(whole)
+    with pytest.raises(MicrobatchError, match=r"args\[1\] is a list of 4, and the batch has 4 samples"):
+        UncutReference(model, 2).step(x, entries)
+    losses = InProcessWorld(2).run(train)[-1]
+    assert torch.equal(torch.stack(losses), torch.stack([model(*part)["loss"].detach() for part in parts]))
+
+
+def test_outputs_are_not_compared_with_targets_of_other_samples() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    x, target = torch.randn(4, 4), [torch.randn(2, 4) for _ in range(4)]
+    pipe = pipeline(model, (x[:2],), split_spec={"1": SplitPoint.BEGINNING})
+
+    def train(comm: Comm) -> list[Tensor]:
+        stage = copy.deepcopy(pipe).build_stage(comm.rank, comm=comm)
+        schedule = Schedule1F1B(stage, 2, cast(Any, _beside))
+        losses: list[Tensor] = []
+        schedule.step(x, target_mbs=[target[:2], target[2:]], losses=losses)
+        return losses
+
+    losses = InProcessWorld(2).run(train)[-1]
+    expected = [_beside(model(x[:2]), target[:2]), _beside(model(x[2:]), target[2:])]
+    assert torch.equal(torch.stack(losses), torch.stack(expected).detach())
+
+    def wrong(comm: Comm) -> None:
+        stage = copy.deepcopy(pipe).build_stage(comm.rank, comm=comm)
+        Schedule1F1B(stage, 2, cast(Any, _beside)).step(x, target=target)
+
+    with pytest.raises(MicrobatchError, match="target is a list of 4, and the batch has 4 samples"):
+        InProcessWorld(2).run(wrong)
