@@ -117,3 +117,40 @@ def test_outputs_are_not_compared_with_targets_of_other_samples() -> None:
 
     with pytest.raises(MicrobatchError, match="target is a list of 4, and the batch has 4 samples"):
         InProcessWorld(2).run(wrong)
+
+
+@pytest.mark.parametrize("rows", [(3, 3), (2, 1), (1, 3)])
+def test_microbatches_count_by_their_samples_and_not_by_rows_of_lists(rows: tuple[int, int]) -> None:
+    """Three boxes in each picture of one microbatch and one in each of the other: the first counted three
+    times as much.
+    """
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    x = torch.randn(4, 4)
+    targets = [[torch.randn(number, 4) for _ in range(2)] for number in rows]
+    parts = [x[:2], x[2:]]
+    entered = _Detector()
+    for module, step in (
+        (model, {"arg_mbs": [(part,) for part in parts], "target_mbs": targets}),
+        (model, {"target_mbs": targets}),
+        (entered, {"kwarg_mbs": [{"x": a, "entries": b} for a, b in zip(parts, targets, strict=True)]}),
+    ):
+        pipe = pipeline(
+            module,
+            (x[:2], targets[0]) if module is entered else (x[:2],),
+            split_spec={"b" if module is entered else "1": SplitPoint.BEGINNING},
+            frontend="modules",
+        )
+
+        def train(comm: Comm, pipe: Any = pipe, module: nn.Module = module, step: Any = step) -> Any:
+            stage = copy.deepcopy(pipe).build_stage(comm.rank, comm=comm)
+            schedule = Schedule1F1B(stage, 2, None if module is entered else cast(Any, _beside))
+            schedule.step(*([] if len(step) == 2 or module is entered else [x]), **step)
+            return [parameter.grad for parameter in stage.module.parameters()]
+
+        gradients = [gradient for rank in InProcessWorld(2).run(train) for gradient in rank]
+        whole = copy.deepcopy(module)
+        for part, target in zip(parts, targets, strict=True):
+            loss = whole(part, target)["loss"] if module is entered else _beside(whole(part), target)
+            (loss / 2).backward()
+        for gradient, parameter in zip(gradients, whole.parameters(), strict=True):
+            assert torch.equal(gradient, cast(Tensor, parameter.grad))

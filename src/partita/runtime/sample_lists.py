@@ -11,9 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from torch import Tensor
+
+from partita._torch.containers.pytree import flatten
 from partita.errors import MicrobatchError
 
-__all__ = ["BY_YOURSELF", "check_lists"]
+__all__ = ["BY_YOURSELF", "check_lists", "first_sizes"]
 
 BY_YOURSELF = "cut the batch by yourself: arg_mbs=[...], kwarg_mbs=[...], target_mbs=[...]"
 """What to do with a list that has an entry for each sample."""
@@ -46,6 +49,21 @@ def check_lists(tree: Any, path: str, samples: int, specs: Any = None, *, specif
                 f"{where} is a {kind} of {length}, and the batch has {samples} samples: if it has an entry "
                 f"for each, {BY_YOURSELF}; {otherwise}"
             )
+
+
+def first_sizes(tree: Any) -> tuple[set[int], set[int]]:
+    """The first dimensions of tensors outside of lists and tuples, and of those in them, which may be rows of
+    one sample.
+
+    >>> import torch
+    >>> first_sizes({"x": torch.zeros(4, 2), "boxes": [torch.zeros(3, 4)] * 4})
+    ({4}, {3})
+    """
+    if isinstance(tree, Mapping):
+        sizes = [first_sizes(value) for value in tree.values()]
+        return set().union(*(outside for outside, _ in sizes)), set().union(*(within for _, within in sizes))
+    own = {leaf.shape[0] for leaf in flatten(tree)[0] if isinstance(leaf, Tensor) and leaf.dim()}
+    return (set(), own) if type(tree) in (list, tuple) else (own, set())
 
 
 def _lists(tree: Any, path: str, specs: Any) -> Iterator[tuple[str, int, str]]:

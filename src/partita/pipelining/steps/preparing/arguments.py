@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import Tensor
 
-from partita._torch.containers.pytree import flatten
 from partita.errors import MicrobatchError
 from partita.pipelining.stages.graph_stage import GraphStage
 from partita.pipelining.steps.loss_weights import LossWeights, step_weights
 from partita.pipelining.steps.preparing.agreement import BatchSizes
 from partita.runtime import CutBatch, cut_batch, split_tree
+from partita.runtime.sample_lists import first_sizes
 
 __all__ = [
     "Cutting",
@@ -66,7 +66,7 @@ class Microbatches:
                     f"kwarg_mbs[{number}] is a {type(other).__name__}: give a dict of keyword arguments"
                 )
         parts = tuple((tuple(one), dict(other)) for one, other in zip(positional, named, strict=True))
-        return cls(parts, tuple(_samples(part) for part in parts))
+        return cls(parts, tuple(_samples(one, other) for one, other in parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +145,7 @@ class StepArguments:
         if self.cutting.args or self.cutting.kwargs:
             return 0
         microbatches = self.microbatches
-        batch = self.args, dict(self.kwargs)
-        samples = [_samples(batch)] if microbatches is None else microbatches.samples
+        samples = [_samples(self.args, self.kwargs)] if microbatches is None else microbatches.samples
         return sum(samples) if all(samples) and max(samples) > 1 else 0
 
     def for_loss(self, *, last: bool, scaled: bool) -> LossSide:
@@ -172,7 +171,12 @@ class StepArguments:
             if self.target is not None:
                 raise MicrobatchError("the step is given a target and target_mbs: give one or the other")
             targets = _checked(self.target_mbs, "target_mbs", self.cutting.count)
-            return targets, tuple(_samples(target) for target in targets)
+            if any(first_sizes(target)[1] for target in targets):
+                return (
+                    targets,
+                    (),
+                )  # rows, or entries: the first stage's rank knows how many samples there are
+            return targets, tuple(_samples((target,), {}) for target in targets)
         if self.target is None:
             return None, ()
         targets, plan = split_tree(self.target, self.cutting.count)
@@ -190,9 +194,14 @@ def _checked(microbatches: Sequence[Any], name: str, count: int) -> Sequence[Any
     return microbatches
 
 
-def _samples(tree: Any) -> int:
-    """The first dimension that the tensors share, where a size of 1 is broadcast; 0 if they differ in it."""
-    sizes = {leaf.shape[0] for leaf in flatten(tree)[0] if isinstance(leaf, Tensor) and leaf.dim()}
+def _samples(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    """The first dimension that the tensors share, where a size of 1 is broadcast; 0 if they differ in it.
+    Those in lists, which may have an entry for each sample, tell it where no others are there.
+    """
+    outside, within = first_sizes({**dict(enumerate(args)), **kwargs})
+    if outside == {1} and within - {1}:
+        return 0
+    sizes = outside or within
     if len(sizes) > 1:
         sizes.discard(1)
     return 0 if len(sizes) > 1 else int(sizes.pop()) if sizes else 1
