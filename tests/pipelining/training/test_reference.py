@@ -2,14 +2,18 @@ from __future__ import annotations
 
 import copy
 import pickle
+import random
+from typing import cast
 
 import pytest
 import torch
 from tests.pipelining.models import MASK, PLAIN, REUSED, TRANSFORMER
 from tests.pipelining.running import keyed
+from torch import Tensor, nn
 
 from partita.errors import ArgumentError, SignatureMismatch
-from partita.pipelining import Schedule1F1B, UncutReference, keyed_graph, pipeline
+from partita.pipelining import Schedule1F1B, SplitPoint, UncutReference, keyed_graph, pipeline
+from partita.pipelining.training import verify_step
 from partita.runtime import Comm, InProcessWorld
 
 
@@ -141,3 +145,31 @@ def test_a_graph_that_was_pickled_is_refused_and_the_model_beside_it_is_the_refe
         reference = UncutReference(copy.deepcopy(model), 2, TRANSFORMER.loss, graph=graph)
         reference.step(*args, target=target, losses=own)
     assert torch.equal(torch.stack(losses[0]), torch.stack(losses[1]))
+
+
+class _Masks(nn.Module):
+    """Masks a column that Python's generator chooses, as SpecAugment of wav2vec 2 does with numpy's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        mask = torch.ones(8)
+        mask[random.randrange(8)] = 0
+        return {"loss": cast(Tensor, self.b(self.a(x) * mask)).square().mean()}
+
+
+def test_pythons_random_numbers_are_those_of_a_step() -> None:
+    """The reference drew from the generator as it was, and `verify_step` said that the step differs."""
+    model = _Masks()
+    pipe = pipeline(model, (torch.randn(2, 8),), split_spec={"b": SplitPoint.BEGINNING}, frontend="modules")
+    x = torch.randn(8, 8)
+
+    def train(comm: Comm) -> None:
+        schedule = Schedule1F1B(copy.deepcopy(pipe).build_stage(comm.rank, comm=comm), 4)
+        verify_step(schedule, UncutReference(copy.deepcopy(model), 4), x)
+
+    before = random.getstate()
+    InProcessWorld(2).run(train)
+    assert random.getstate() == before

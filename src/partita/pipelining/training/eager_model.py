@@ -23,6 +23,7 @@ from partita._torch.operators.draws import before_draws
 from partita._torch.tensors.detached_copy import detached_leaf_copy
 from partita.errors import ExecutionError
 from partita.runtime import RandomKey, enter_site, keyed
+from partita.runtime.host_generators import keyed_generators
 
 __all__ = ["EagerModel"]
 
@@ -62,7 +63,7 @@ class EagerModel:
             if site is not None:
                 enter_site(site)
 
-        with keyed(key), before_draws(seed):
+        with keyed(key), keyed_generators(), before_draws(seed):
             output = self._model(*args, **kwargs)
         for name, _ in draws:
             raise ExecutionError(
