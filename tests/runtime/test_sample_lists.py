@@ -49,6 +49,16 @@ def test_a_spec_may_stand_for_each_entry_and_nothing_is_said_of_entries_of_none(
     assert split_tree([x, x], 2)[1].sizes == (1, 1)
 
 
+def test_states_that_have_the_batch_and_settings_are_no_lists_of_samples() -> None:
+    x = torch.zeros(2, 3)
+    (_, kwargs), _ = split_args((x,), {"states": (x, x), "size": (224, 224)}, 2)
+    assert [value.shape[0] for value in kwargs["states"]] == [1, 1]
+    assert kwargs["size"] == (224, 224)
+    for entries in ((x, torch.zeros(1, 3)), [x, x]):
+        with pytest.raises(MicrobatchError, match="if it has an entry for each"):
+            split_args((x,), {"entries": entries}, 2)
+
+
 def test_targets_have_no_specs() -> None:
     with pytest.raises(MicrobatchError, match=r"target\['boxes'\] is a list of 3.*give a dict of them"):
         check_lists({"boxes": [torch.zeros(1)] * 3}, "target", 3, specified=False)

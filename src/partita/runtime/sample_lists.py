@@ -3,12 +3,14 @@
 A batch is cut along dimensions of its tensors. Cut so, a microbatch would get the entries of all samples,
 each with a part of its rows, and a model that goes over predictions and entries side by side takes those of
 other samples without a word. Whether a list of as many entries as there are samples is such a list, or one of
-values that each hold the whole batch, only the user knows.
+values that each hold the whole batch, only the user knows. A tuple of tensors that each have the batch is
+taken for a group of values (the states of an LSTM), and one of plain numbers for a setting (a height and a
+width).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -37,8 +39,9 @@ def check_lists(tree: Any, path: str, samples: int, specs: Any = None, *, specif
 
     >>> check_lists({"boxes": [1, 2, 3]}, "target", 4)
     """
-    for where, length, kind in _lists(tree, path, specs):
-        if length == samples:
+    for where, entries in _lists(tree, path, specs):
+        if len(entries) == samples and not _is_one_value(entries, samples):
+            length, kind = len(entries), type(entries).__name__
             otherwise = (
                 "else give it a spec: TensorChunkSpec(0) where each of its tensors has the whole batch, "
                 "Replicate() where every microbatch gets it whole"
@@ -66,14 +69,23 @@ def first_sizes(tree: Any) -> tuple[set[int], set[int]]:
     return (set(), own) if type(tree) in (list, tuple) else (own, set())
 
 
-def _lists(tree: Any, path: str, specs: Any) -> Iterator[tuple[str, int, str]]:
-    """Each list and tuple without a spec: its path, its length, what it is."""
+def _is_one_value(entries: Sequence[Any], samples: int) -> bool:
+    """Whether it is no list of what belongs to each sample, by its entries."""
+    if all(entry is None or isinstance(entry, (bool, int, float)) for entry in entries):
+        return True
+    return type(entries) is tuple and all(
+        isinstance(entry, Tensor) and entry.dim() > 0 and entry.shape[0] == samples for entry in entries
+    )
+
+
+def _lists(tree: Any, path: str, specs: Any) -> Iterator[tuple[str, Sequence[Any]]]:
+    """Each list and tuple without a spec, with its path."""
     if isinstance(tree, Mapping):
         for key, value in tree.items():
             yield from _lists(value, f"{path}[{key!r}]", _of(specs, key))
     elif type(tree) in (list, tuple):
-        if specs is None and any(entry is not None for entry in tree):
-            yield path, len(tree), type(tree).__name__
+        if specs is None:
+            yield path, tree
         for number, value in enumerate(tree):
             yield from _lists(value, f"{path}[{number}]", _of(specs, number))
 
