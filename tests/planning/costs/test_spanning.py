@@ -30,6 +30,11 @@ def test_a_value_that_goes_past_a_stage_is_neither_kept_nor_sent_there() -> None
     assert costs.message_bytes(1, 2) == 1 + 2 * 1 + 1
 
 
+def test_a_view_of_what_goes_past_is_no_negative_message() -> None:
+    costs = dataclasses.replace(across(), crossing_bytes=(51,) * 3, crossing_grad_bytes=(51,) * 3)
+    assert (costs.entering_bytes(1, 2), costs.sent_bytes(1, 2), costs.message_bytes(1, 2)) == (0, 0, 0)
+
+
 def test_the_first_stage_sends_the_models_inputs_on() -> None:
     costs = dataclasses.replace(across(), spanning=(SpanningValue(100, 0, -1, (3,)),))
     assert costs.sent_bytes(0, 1) == 101

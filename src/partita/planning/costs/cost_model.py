@@ -177,13 +177,14 @@ class CostModel:
         """What a stage of the units from `first` to `last` is sent for one microbatch, in bytes."""
         if not first:
             return 0
-        return self.crossing_bytes[first - 1] - sum(it.bytes for it in self._past_stage(first, last))
+        past = sum(it.bytes for it in self._past_stage(first, last))
+        return max(self.crossing_bytes[first - 1] - past, 0)  # a view crosses, and its whole memory goes past
 
     def sent_bytes(self, first: int, last: int) -> int:
         """What it sends on."""
         if last + 1 == len(self.units):
             return 0
-        return self.crossing_bytes[last] - sum(it.bytes for it in self._past_stage(first, last))
+        return max(self.crossing_bytes[last] - sum(it.bytes for it in self._past_stage(first, last)), 0)
 
     def sent_gradient_bytes(self, first: int, last: int) -> int:
         """What it sends back: the gradient of what it was sent."""
