@@ -59,7 +59,7 @@ def test_arguments_of_a_captured_stage(pipe: Pipe, args: Any, error: type[Except
         ({"target": BATCH[:3]}, "a batch of 3 can't fill 4"),
         ({"target": BATCH, "loss_weights": (0.5, 0.5)}, "has 2 values for 4 microbatches"),
         ({"target_mbs": [BATCH] * 3}, "target_mbs has 3 microbatches, but the schedule has 4"),
-        ({"target_mbs": [(BATCH, BATCH[:2])] * 4}, "microbatch 0 has tensors that differ"),
+        ({"target_mbs": [{"a": BATCH, "b": BATCH[:2]}] * 4}, "microbatch 0 has tensors that differ"),
     ],
 )
 def test_what_the_loss_is_given(pipe: Pipe, as_modules: bool, kwargs: Any, message: str) -> None:

@@ -175,7 +175,7 @@ class StepArguments:
                 return (
                     targets,
                     (),
-                )  # rows, or entries: the first stage's rank knows how many samples there are
+                )  # rows or entries: how many samples there are, the first stage's rank knows
             return targets, tuple(_samples((target,), {}) for target in targets)
         if self.target is None:
             return None, ()
