@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from partita._torch.autograd.region_switches import SET_GRAD, SWITCHES
+from partita._torch.autograd.region_switches import REGION_SWITCHES, SET_GRAD
 from partita._torch.operators.schemas import is_higher_order, is_operator, operator_facts
 from partita._torch.tensors.storage import storage_key
 from partita.graph.attributes import lookup
@@ -149,7 +149,7 @@ class _Analysis:
         return Effects(self.nodes, self.index, by_position, storages, tuple(regions), state)
 
     def _function_rule(self, target: Any) -> Rule | None:
-        if target in SWITCHES:
+        if target in REGION_SWITCHES:
             rule: Rule | None = _switches_region
         elif is_higher_order(target):
             rule = self._higher_order_effect

@@ -108,22 +108,27 @@ def held(pipe: Pipe, case: Case, *, one_rank: bool = False) -> list[int]:
     sizes = []
     for index in range(pipe.num_stages):
         stage = pipe.build_stage(index)
-        returned = stage.routes.result_names if stage.is_last else ()
-        names = {*stage.border.inputs, *(name for name in returned if name in values)}
-        taken = {name: values[name] for name in names}
         with LiveBytes() as live:
-            if index and not one_rank:  # as they arrive from another rank
-                taken = {
-                    name: value.detach().clone().requires_grad_(value.requires_grad)
-                    for name, value in taken.items()
-                }
-            outputs = stage.forward(0, taken, train=True)
-            values |= {
-                name: value.detach().requires_grad_(value.requires_grad) for name, value in outputs.items()
-            }
-            del outputs, taken
+            forwarded(stage, values, copies=bool(index) and not one_rank)
             sizes.append(live.now())
     return sizes
+
+
+def forwarded(stage: Any, values: dict[str, Tensor], *, copies: bool) -> None:
+    """Run a stage on what earlier ones have put into ``values``, and put what it makes there.
+
+    Args:
+        copies: it is given copies, as what arrives from another rank is.
+    """
+    returned = stage.routes.result_names if stage.is_last else ()
+    names = {*stage.border.inputs, *(name for name in returned if name in values)}
+    taken = {name: values[name] for name in names}
+    if copies:
+        taken = {
+            name: value.detach().clone().requires_grad_(value.requires_grad) for name, value in taken.items()
+        }
+    outputs = stage.forward(0, taken, train=True)
+    values |= {name: value.detach().requires_grad_(value.requires_grad) for name, value in outputs.items()}
 
 
 @pytest.mark.parametrize(
@@ -168,24 +173,12 @@ def left_to_w(pipe: Pipe, case: Case) -> list[int]:
     values: dict[str, Tensor] = dict(first.accept(first.signature.flatten(args, kwargs), 0, train=True))  # type: ignore[attr-defined]
     for stage, live in zip(stages, watches, strict=True):
         stage.begin(1)
-        returned = stage.routes.result_names if stage.is_last else ()
-        names = {*stage.border.inputs, *(name for name in returned if name in values)}
         with live:
-            taken = {name: values[name] for name in names}
-            if stage.index:
-                taken = {
-                    name: value.detach().clone().requires_grad_(value.requires_grad)
-                    for name, value in taken.items()
-                }
-            outputs = stage.forward(0, taken, train=True)
-            values |= {
-                name: value.detach().requires_grad_(value.requires_grad) for name, value in outputs.items()
-            }
+            forwarded(stage, values, copies=bool(stage.index))
             if stage.is_last:
                 loss = case.loss(stage.assemble(), target)
                 stage.start_from(0, loss, torch.ones_like(loss))
                 del loss
-            del outputs, taken
     values.clear()
     sizes: list[int] = []
     gradients: dict[str, Tensor] = {}

@@ -16,8 +16,8 @@ __all__ = [
     "ENTER_INFERENCE",
     "EXIT_AUTOCAST",
     "EXIT_INFERENCE",
+    "REGION_SWITCHES",
     "SET_GRAD",
-    "SWITCHES",
     "OpenRegions",
     "autocast_nesting",
     "is_barrier_function",
@@ -30,8 +30,8 @@ ENTER_AUTOCAST: Any = torch.amp.autocast_mode._enter_autocast
 EXIT_AUTOCAST: Any = torch.amp.autocast_mode._exit_autocast
 ENTER_INFERENCE: Any = grad_mode._enter_inference_mode
 EXIT_INFERENCE: Any = grad_mode._exit_inference_mode
-SWITCHES: tuple[Any, ...] = (SET_GRAD, ENTER_AUTOCAST, EXIT_AUTOCAST, ENTER_INFERENCE, EXIT_INFERENCE)
-"""All of them: what a cut does not move, each piece enters and leaves by itself."""
+REGION_SWITCHES = frozenset({SET_GRAD, ENTER_AUTOCAST, EXIT_AUTOCAST, ENTER_INFERENCE, EXIT_INFERENCE})
+"""Enter or leave a region and compute nothing: each piece of a graph enters and leaves regions on its own."""
 
 AUTOCAST_DEVICES = tuple(dict.fromkeys(("cpu", "cuda", getattr(torch._C._get_accelerator(), "type", "cpu"))))
 """Those that a program here can enter an autocast region for."""

@@ -87,6 +87,24 @@ class Machines:
             return ""
         return f"{bare}GB"
 
+    def refuse_forgotten_unit(self, holder: str, parameter_bytes: int, copies: float = 1.0) -> None:
+        """Refuse a ``--memory`` without a unit that, as bytes, is less than the parameters of one part take.
+
+        Args:
+            holder: the part: ``stage 3``.
+            parameter_bytes: of that part.
+            copies: how often they count.
+
+        Raises:
+            UsageError: says what may be meant.
+        """
+        size = self.memory_bytes or 0
+        if self.forgotten_unit and copies * parameter_bytes > size:
+            raise UsageError(
+                f"--memory is {self.memory!r:.40}, that is {size} bytes, and the parameters of {holder} "
+                f"alone are {parameter_bytes}: did you mean {self.forgotten_unit}?"
+            )
+
     def with_ranks(self, ranks: int) -> Machines | None:
         """The options for so many ranks of the same devices; None where a machine would not be full."""
         if self.devices is None:

@@ -119,16 +119,10 @@ class PlanOptions:
             raise in_options(error, self.machines, stages_per_rank) from error
 
     def _refuse_forgotten_unit(self, costs: CostModel) -> None:
-        machines = self.machines
-        if machines is None or not machines.forgotten_unit:
-            return
-        heaviest = max(costs.units, key=lambda unit: unit.parameter_bytes)
-        size = machines.memory_bytes or 0
-        if self.parameter_copies * heaviest.parameter_bytes > size:
-            raise UsageError(
-                f"--memory is {machines.memory!r:.40}, that is {size} bytes, and the parameters of unit "
-                f"{heaviest.name!r} alone are {heaviest.parameter_bytes}: did you mean "
-                f"{machines.forgotten_unit}?"
+        if self.machines is not None:
+            heaviest = max(costs.units, key=lambda unit: unit.parameter_bytes)
+            self.machines.refuse_forgotten_unit(
+                f"unit {heaviest.name!r}", heaviest.parameter_bytes, self.parameter_copies
             )
 
     def with_one_more_rank(self) -> PlanOptions:

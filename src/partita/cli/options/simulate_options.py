@@ -172,13 +172,9 @@ class SimulateOptions:
         limit = plan.cluster.memory_bytes if plan.cluster is not None else None
         if self.memory is not None:
             limit = parse_bytes(self.memory, "--memory")
-            meant = Machines(memory=self.memory).forgotten_unit
             heaviest = max(plan.stages, key=lambda stage: stage.parameter_bytes)
-            if meant and heaviest.parameter_bytes > limit:
-                raise UsageError(
-                    f"--memory is {self.memory!r:.40}, that is {limit} bytes, and the parameters of stage "
-                    f"{heaviest.index} alone are {heaviest.parameter_bytes}: did you mean {meant}?"
-                )
+            machines = Machines(memory=self.memory)
+            machines.refuse_forgotten_unit(f"stage {heaviest.index}", heaviest.parameter_bytes)
         if self.ranks is not None and self.ranks < plan.ranks:
             raise UsageError(f"--ranks is {self.ranks}, and the plan needs {plan.ranks}: give it as many")
         kinds = None if self.schedule is None else schedule_kinds(self.schedule)

@@ -100,15 +100,6 @@ class CostModel:
                 )
 
     @cached_property
-    def _past(self) -> tuple[tuple[SpanningValue, ...], ...]:
-        """For each unit, the values that are made in front of it and used behind it."""
-        past: list[list[SpanningValue]] = [[] for _ in self.units]
-        for value in self.spanning:
-            for unit in range(value.maker + 1, value.last):
-                past[unit].append(value)
-        return tuple(map(tuple, past))
-
-    @cached_property
     def _across(self) -> tuple[tuple[SpanningValue, ...], ...]:
         """For each border, the spanning values that cross it; whatever else does is made right before it, and
         used right behind.
@@ -125,7 +116,8 @@ class CostModel:
         """
         if not first:
             return []
-        return [it for it in self._past[first] if it.last > last and not it.is_used_in(first, last)]
+        across = self._across[first - 1]
+        return [it for it in across if it.last > last and not it.is_used_in(first, last)]
 
     def parameter_bytes(self, first: int, last: int) -> int:
         """The parameters of a stage of the units from `first` to `last`, in bytes; what is tied counts once.
@@ -265,7 +257,9 @@ class CostModel:
         keeps yet; in B the gradients that units behind it have computed, or later stages have sent.
         """
         values = gradients = 0
-        for it in self._past[unit]:
+        for it in self._across[unit] if unit + 1 < len(self.units) else ():
+            if it.maker == unit:
+                continue
             if it.maker >= first and it.last <= last and (it.keeper is None or it.keeper > unit):
                 values += it.bytes
             if it.maker >= first or it.is_used_in(unit + 1, last):

@@ -20,7 +20,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from partita._torch.autograd.region_switches import SWITCHES
+from partita._torch.autograd.region_switches import REGION_SWITCHES
 from partita._torch.modules.contents import named_state
 from partita.verification.comparing.compare import Mismatch, Tolerance, compare_values
 from partita.verification.explaining.node_values import SILENT_OPS, NodeValues, Pieces, recording
@@ -84,7 +84,7 @@ def explain(
     hidden = {name for piece in pieces.called.values() for name in piece.node_names}
     order = [node for node in nodes if node.op not in SILENT_OPS]
     if pieces.entered or pieces.called:  # which enter and leave regions by themselves
-        hidden |= {node.name for node in order if node.target in SWITCHES}
+        hidden |= {node.name for node in order if node.target in REGION_SWITCHES}
     impure = {node.name for node in order if node.is_impure() and node.name not in hidden}
     ranked = [node.name for node in order]
     by_value = _first_value(ranked, impure, mine, theirs, tolerance)

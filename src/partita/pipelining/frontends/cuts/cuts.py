@@ -9,13 +9,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from partita._torch.autograd.region_switches import (
-    ENTER_AUTOCAST,
-    ENTER_INFERENCE,
-    EXIT_AUTOCAST,
-    EXIT_INFERENCE,
-    SET_GRAD,
-)
+from partita._torch.autograd.region_switches import REGION_SWITCHES
 from partita.capture.merging.modes import require_mode
 from partita.capture.proving.grad_modes import require_gradients
 from partita.capture.tracing.module_paths import module_calls, module_paths
@@ -23,7 +17,7 @@ from partita.errors import ArgumentError, AssignmentError, ModuleNameError
 from partita.graph.effect_rules.conditions import require_condition
 
 __all__ = [
-    "REGION_SWITCHES",
+    "COMPUTES_NOTHING",
     "Place",
     "SplitPoint",
     "check_points",
@@ -44,15 +38,13 @@ torch.fx.has_side_effect(_MARK)
 _MARKS = {str(_MARK), "pippy._pipe_split.default"}
 """The marks of partita and of ``torch.distributed.pipelining``, which a model's own code may import."""
 
-REGION_SWITCHES = frozenset({SET_GRAD, ENTER_AUTOCAST, EXIT_AUTOCAST, ENTER_INFERENCE, EXIT_INFERENCE})
-"""Nodes that enter or leave a region and compute nothing: each stage enters and leaves regions on its own."""
 COMPUTES_NOTHING = REGION_SWITCHES | {
     torch.is_grad_enabled,
     require_mode,
     require_gradients,
     require_condition,
 }
-"""These, and what reads or checks the modes and the conditions that a graph was captured under."""
+"""Switches of regions, and what reads or checks the modes and conditions that a graph was captured under."""
 
 Place = str | tuple[str, int]
 """A submodule by its qualified name, ``"block"``; where it is called several times with the number of the

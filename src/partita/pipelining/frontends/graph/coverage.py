@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from partita._torch.autograd.region_switches import REGION_SWITCHES
 from partita._torch.modules.contents import named_state
 from partita.errors import CaptureError
 from partita.graph.attributes import lookup
 from partita.listing import listed
-from partita.pipelining.frontends.cuts.cuts import REGION_SWITCHES
 from partita.splitter import Piece
 
 __all__ = ["check_operations", "check_state", "unused_state"]

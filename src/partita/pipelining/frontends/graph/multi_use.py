@@ -16,11 +16,11 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
+from partita._torch.autograd.region_switches import REGION_SWITCHES
 from partita.errors import ArgumentError
 from partita.graph.attributes import lookup
 from partita.graph.regions import ambient_states
 from partita.listing import listed
-from partita.pipelining.frontends.cuts.cuts import REGION_SWITCHES
 
 __all__ = [
     "MultiUseParamSpec",

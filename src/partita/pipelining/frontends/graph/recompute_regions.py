@@ -13,10 +13,10 @@ from dataclasses import replace
 
 from torch.fx import GraphModule, Node
 
+from partita._torch.autograd.region_switches import REGION_SWITCHES
 from partita.capture.tracing.module_paths import module_calls
 from partita.errors import ModuleNameError
 from partita.graph.effects import analyse
-from partita.pipelining.frontends.cuts.cuts import REGION_SWITCHES
 from partita.pipelining.recompute.region import CheckpointedRegion
 from partita.runtime import enter_site
 from partita.splitter import Piece, Split, split

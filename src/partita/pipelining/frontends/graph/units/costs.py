@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from partita._torch.autograd.region_switches import REGION_SWITCHES
 from partita._torch.operators.roofline import Speeds
 from partita.capture.open_sizes.sizes import Sizes
 from partita.capture.tracing.module_paths import module_path
 from partita.errors import PlanError
 from partita.graph.attributes import lookup
 from partita.graph.liveness import Border, borders
-from partita.pipelining.frontends.cuts.cuts import COMPUTES_NOTHING, REGION_SWITCHES
+from partita.pipelining.frontends.cuts.cuts import COMPUTES_NOTHING
 from partita.pipelining.frontends.graph.branches import branch_nodes
 from partita.pipelining.frontends.graph.units.unit_runs import GraphLoss, graph_units
 from partita.pipelining.frontends.graph.writes import uncut_positions
