@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 from torch.utils import _pytree as torch_pytree
 
@@ -15,6 +18,14 @@ def test_unflatten_undoes_flatten_and_none_is_a_leaf() -> None:
     leaves, spec = flatten(tree)
     assert leaves == [1, 2, None]
     assert unflatten(leaves, spec) == tree
+
+
+def test_structures_are_copied_and_pickled_without_a_warning() -> None:  # warnings are errors here
+    tree = {"x": [1, (2, None)], "y": {}}
+    leaves, spec = flatten(tree)
+    for other in (copy.deepcopy(spec), pickle.loads(pickle.dumps(spec))):
+        assert other == spec
+        assert unflatten(leaves, other) == tree
 
 
 def test_paths_read_as_python_would_write_them() -> None:

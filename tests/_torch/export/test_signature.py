@@ -78,7 +78,6 @@ def test_arguments_of_another_structure_are_refused() -> None:
         signature.flatten((1, [1, 2]), {"shift": 1})
 
 
-@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # torch warns about its own class
 def test_a_signature_is_pickled_and_copied() -> None:
     _, _, signature = _unlifted()
     assert copy.deepcopy(signature) is signature

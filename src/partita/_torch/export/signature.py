@@ -72,7 +72,7 @@ class Signature:
         self.parameters = tuple(parameters)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Signature:
-        """Itself: it never changes (and torch's specs warn when they are copied)."""
+        """Itself: it never changes."""
         return self
 
     def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:

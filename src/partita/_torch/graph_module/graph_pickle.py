@@ -16,7 +16,6 @@ import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.fx import Graph, Node
 from torch.fx.node import map_aggregate
-from torch.utils._pytree import TreeSpec, treespec_leaf
 
 from partita.errors import GraphError
 
@@ -47,29 +46,6 @@ class _Operator:
         if namespace == "higher_order" or self.overload is None:
             return getattr(home, name)
         return getattr(getattr(home, name), self.overload)
-
-
-@dataclass(frozen=True, slots=True)
-class _Structure:
-    """Stands for the structure of nested containers; a leaf is None. (torch's own class for leaves warns when
-    it is unpickled.)
-    """
-
-    kind: Any
-    context: Any
-    children: tuple[_Structure | None, ...]
-
-    @classmethod
-    def of(cls, spec: TreeSpec) -> _Structure | None:
-        return None if spec.is_leaf() else cls(spec.type, spec.context, tuple(map(cls.of, spec.children())))
-
-
-def _spec(structure: _Structure | None) -> TreeSpec:
-    return (
-        treespec_leaf()
-        if structure is None
-        else TreeSpec(structure.kind, structure.context, [_spec(child) for child in structure.children])
-    )
 
 
 @dataclass(frozen=True)
@@ -114,14 +90,14 @@ class GraphRecord:
         tracer = graph._tracer_cls
         return cls(
             rows,
-            _packed(graph._codegen),
+            copy.copy(graph._codegen),
             None if tracer is None or "<locals>" in tracer.__qualname__ else tracer,
         )
 
     def build(self) -> Graph:
         """Return a graph with these nodes."""
         graph = Graph(tracer_cls=self.tracer_cls)
-        graph._codegen = _unpacked(self.codegen)
+        graph._codegen = copy.copy(self.codegen)
         nodes: list[Node] = []
 
         def decoded(value: Any) -> Any:
@@ -139,23 +115,6 @@ class GraphRecord:
             node.meta.update(meta)
             nodes.append(node)
         return graph
-
-
-def _packed(codegen: Any) -> Any:
-    """Return a copy of a code generator whose structures can be pickled."""
-    result = copy.copy(codegen)
-    if (info := getattr(codegen, "pytree_info", None)) is not None:
-        out = None if info.out_spec is None else (_Structure.of(info.out_spec),)
-        result.pytree_info = info._replace(in_spec=_Structure.of(info.in_spec), out_spec=out)
-    return result
-
-
-def _unpacked(codegen: Any) -> Any:
-    result = copy.copy(codegen)
-    if (info := getattr(codegen, "pytree_info", None)) is not None:
-        out = None if info.out_spec is None else _spec(info.out_spec[0])
-        result.pytree_info = info._replace(in_spec=_spec(info.in_spec), out_spec=out)
-    return result
 
 
 def _encoded_operator(value: Any) -> Any:
