@@ -15,6 +15,7 @@ from tests.pipelining.running import cut
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
+from partita import verify
 from partita.errors import NotCompiled
 from partita.pipelining import PipelineStage, SplitPoint, pipeline
 from partita.pipelining.compiled.compiled_forward import CompiledForward
@@ -205,6 +206,9 @@ def test_a_stage_that_runs_the_models_own_code_stays_as_it_is() -> None:
     )
     with pytest.warns(NotCompiled, match=r'stage 1 runs uncompiled.*frontend="modules"'):
         pipe.build_stage(1, comm=InProcessWorld(1).run(lambda comm: comm)[0])
+    with pytest.warns(NotCompiled) as warned:  # so does the call, or `verify` would say "equal" of what it is not
+        verify(pipe, model, (torch.randn(2, WIDTH),)).check()
+    assert [str(one.message).partition(" runs")[0] for one in warned] == ["stage 0", "stage 1"]
 
 
 def test_a_stage_of_the_users_own_is_compiled() -> None:

@@ -20,12 +20,23 @@ from partita.pipelining.stages.parts import check_no_sharded_parts
 from partita.pipelining.stages.stage import Stage
 from partita.runtime import Comm
 
-__all__ = ["BlockStage", "block_routes"]
+__all__ = ["BlockStage", "block_routes", "warn_uncompiled"]
 
 _ARGUMENTS = "arguments"
 """The name under which the first stage takes the model's arguments."""
 _INPUT, _OUTPUT = "input ", "output "
 """Before the numbers of tensors in a stage's inputs and outputs."""
+
+
+def warn_uncompiled(stage: int) -> None:
+    """Warn that a stage of a pipe that was to be compiled runs as it is."""
+    warnings.warn(
+        f'stage {stage} runs uncompiled, with the same results: it was cut with frontend="modules" '
+        'and runs the model\'s own code, of which there is no graph; cut with frontend="export", or '
+        "compile the model's blocks (block.compile()) before it is cut",
+        NotCompiled,
+        stacklevel=4,
+    )
 
 
 @final
@@ -52,13 +63,7 @@ class BlockStage(Stage):
 
     def compile_with(self, options: CompileOptions) -> None:  # noqa: ARG002 - those of any stage
         """Warn that it stays as it is."""
-        warnings.warn(
-            f'stage {self.index} runs uncompiled, with the same results: it was cut with frontend="modules" '
-            'and runs the model\'s own code, of which there is no graph; cut with frontend="export", or '
-            "compile the model's blocks (block.compile()) before it is cut",
-            NotCompiled,
-            stacklevel=3,
-        )
+        warn_uncompiled(self.index)
 
     def begin(self, microbatches: int) -> None:
         """See `Stage.begin`."""

@@ -13,7 +13,7 @@ from torch.fx import Graph, GraphModule
 
 from partita._torch.graph_module.lazy_module import lazy_module
 from partita.pipelining.blocks.packet import first_packet
-from partita.pipelining.blocks.stage import BlockStage, block_routes
+from partita.pipelining.blocks.stage import BlockStage, block_routes, warn_uncompiled
 from partita.pipelining.blocks.stage_module import StageModule
 from partita.pipelining.frontends.modules.borders import BlockPlan
 from partita.pipelining.frontends.modules.build import moved, stage_modules_of
@@ -69,6 +69,9 @@ class ModulePipe(Pipe):
         self.training = model.training
 
     def _run_stages(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.compile_options is not None:
+            for stage in range(self.num_stages):
+                warn_uncompiled(stage)
         return self.split_gm(first_packet(args, kwargs, live=True, generators=generator_states()))
 
     def get_stage_module(self, index: int) -> StageModule:
