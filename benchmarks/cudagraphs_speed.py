@@ -25,7 +25,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import nn
-from torch.autograd import DeviceType
+from torch.autograd import DeviceType  # type: ignore[attr-defined]  # documented, and not in its __all__
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.harness import Ratio, chosen_cells, ratio, write_json
@@ -231,7 +231,7 @@ def _sides(device: str) -> list[Side]:
 
 def inductor_graphs(name: str, *, partition: bool) -> Side:
     """Inductor with CUDA graphs: of what can be recorded in a graph, or of whole graphs."""
-    options = {"triton.cudagraphs": True, "graph_partition": partition}
+    options: dict[str, Any] = {"triton.cudagraphs": True, "graph_partition": partition}
     return Side(
         name,
         lambda model: torch.compile(model, options=options),

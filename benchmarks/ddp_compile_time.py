@@ -126,7 +126,7 @@ def _in_a_fresh_process(way: str, blocks: int, backend: str) -> float:
 
 def _child(way: str, blocks: int, backend: str, folder: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 1), rank=0, world_size=1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
     sizes = Sizes("mlp", blocks, _WIDTH, rows=16)
     model: Any = make_model(sizes)
     context: Any = nullcontext()
@@ -135,7 +135,8 @@ def _child(way: str, blocks: int, backend: str, folder: str) -> None:
     run: Any
     if way == "blocks alone":
         # not block.compile(): of an nn.Sequential it compiles nothing (torch 2.13)
-        model.blocks = nn.ModuleList(torch.compile(block, backend=backend) for block in model.blocks)
+        compiled: list[Any] = [torch.compile(block, backend=backend) for block in model.blocks]
+        model.blocks = nn.ModuleList(compiled)
         run = DistributedDataParallel(model, bucket_cap_mb=1)
     elif way == "partita_ddp":
         run = torch.compile(replicate(model, bucket_cap_mb=1, inner=backend), backend=partita_ddp)

@@ -111,8 +111,8 @@ def main(
             backend="aot_eager" if quick else "inductor",
             console=console,
         )
-        for relation in dict.fromkeys(row.relation for row in case_rows):
-            console.print(_table([row for row in case_rows if row.relation == relation]))
+        for aimed_at in dict.fromkeys(row.relation for row in case_rows):
+            console.print(_table([row for row in case_rows if row.relation == aimed_at]))
         rows += case_rows
         write_json(json_path, "ddp_overlap", rows)
     return rows
@@ -147,7 +147,7 @@ def _rows(model: str, count: int, item: dict[str, Any]) -> list[Row]:
     rounds = list(zip(seconds["alone"], seconds["forward"], seconds["network"], strict=True))
     limit = [max(alone, network) for alone, _, network in rounds]
     reachable = [forward + max(alone - forward, network) for alone, forward, network in rounds]
-    shared = {
+    shared: dict[str, Any] = {
         "model": model,
         "hosts": count,
         "relation": float(item["relation"]),

@@ -48,8 +48,7 @@ def main(arguments: list[str]) -> None:
     rank, size, folder = int(arguments[0]), int(arguments[1]), Path(arguments[2])
     settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
     torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
     sizes, backend = MODELS[settings["model"]], settings["backend"]
     done = _print_line if rank == 0 else _print_nothing
     replica: Any = replicate(make_model(sizes), inner=backend)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -217,14 +218,19 @@ def _body(rank: int, case: Case, path: str, answer: Connection) -> None:
 
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
-    store, limit = dist.FileStore(path, case.stages), timedelta(seconds=_LIMIT_S)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=case.stages, timeout=limit)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{path}",
+        rank=rank,
+        world_size=case.stages,
+        timeout=timedelta(seconds=_LIMIT_S),
+    )
     model, prompts = _model(case), _prompts(case)
     points = [f"model.layers.{stage * case.layers // case.stages}" for stage in range(1, case.stages)]
     with ProcessGroupComm.from_group() as comm:
         pipe = cut_for_generation(model, case.stages, points, prove=False)
         generator = PipelineGenerator(pipe.build_stage(rank, comm=comm), comm)
-        options = {"max_new_tokens": case.tokens}
+        options: dict[str, Any] = {"max_new_tokens": case.tokens}
 
         def uncut(**more: Any) -> list[Tensor] | None:
             return [model.generate(prompt, **options, **more) for prompt in prompts] if rank == 0 else None
@@ -237,7 +243,7 @@ def _body(rank: int, case: Case, path: str, answer: Connection) -> None:
             "uncut, without a cache": lambda: uncut(use_cache=False),
         }
         for in_flight in _IN_FLIGHT:
-            ways[_ours(in_flight)] = lambda in_flight=in_flight: over_stages(in_flight)
+            ways[_ours(in_flight)] = partial(over_stages, in_flight)
         result = _Answer({way: [] for way in ways}, {})
         expected = uncut()
         for number in range(case.rounds + 1):

@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -203,13 +204,11 @@ def _bare(unit_s: float) -> StageCost:
 
     for _ in range(_BARE_PASSES):
         x = torch.zeros(1, _WIDTH, requires_grad=True)
-        y = timed("F", lambda x=x: stage(x))
+        y = timed("F", partial(stage, x))
         seed = torch.ones_like(y)
-        timed("B", lambda y=y, seed=seed: torch.autograd.backward(y, seed, retain_graph=True))
+        timed("B", partial(torch.autograd.backward, y, seed, retain_graph=True))
         for what, leaf in (("I", x), ("W", stage.weight)):
-            timed(
-                what, lambda y=y, leaf=leaf, seed=seed: torch.autograd.grad(y, leaf, seed, retain_graph=True)
-            )
+            timed(what, partial(torch.autograd.grad, y, leaf, seed, retain_graph=True))
     f, b, i, w = (statistics.median(taken[what]) for what in "FBIW")
     return StageCost(f, b, i, w)
 
@@ -233,7 +232,7 @@ def _theirs(name: str, plan: Schedule, rank: int, unit_s: float) -> Callable[[],
     ]
     kind = theirs.schedules.get_schedule_class(name)
     schedule: Any = kind(
-        stages[0] if name in _ONE_STAGE else stages,  # type: ignore[arg-type]
+        stages[0] if name in _ONE_STAGE else stages,
         plan.microbatches,
         loss_fn=functional.mse_loss,
     )

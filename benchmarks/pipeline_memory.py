@@ -34,8 +34,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.harness import write_json
-from partita.pipelining import PipelineStage, SplitPoint, get_schedule_class, pipeline
+from partita.pipelining import SplitPoint, get_schedule_class, pipeline
 from partita.pipelining.stages import materialise
+from partita.pipelining.stages.stage import Stage
 
 __all__ = ["Measured", "Shape", "main", "measure"]
 
@@ -109,7 +110,7 @@ def _peak() -> int:
     raise RuntimeError("this system's /proc/self/status has no VmHWM")
 
 
-def _train(shape: Shape, kind: str, steps: int) -> tuple[PipelineStage, int, int]:
+def _train(shape: Shape, kind: str, steps: int) -> tuple[Stage, int, int]:
     """Train this rank's stage; also return bytes of optimizer and batch, and microbatches in flight."""
     rank = dist.get_rank()
     with torch.device("meta"):
@@ -142,7 +143,7 @@ def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _saved(stage: PipelineStage, shape: Shape) -> int:
+def _saved(stage: Stage, shape: Shape) -> int:
     """Return the bytes that a microbatch keeps for its backward pass: what autograd saves, and its input."""
     own = {value.untyped_storage().data_ptr() for value in stage.module.parameters()}
     sizes: dict[int, int] = {}

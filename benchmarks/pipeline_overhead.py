@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -111,7 +112,7 @@ def measure(name: str, microbatches: int, rounds: int) -> Row:
             other = _theirs(name, layers, plan, rank, microbatches, example)
             actions += sum(len(action.parts) or 1 for action in ours.schedule().actions(rank))
             subjects = {
-                "ours": _repeated(lambda ours=ours: ours.step(x, target=target)),
+                "ours": _repeated(partial(ours.step, x, target=target)),
                 "theirs": _repeated(_their_step(other, plan, rank, x, target)),
                 "bare": _repeated(_bare(layers, plan, rank, example)),
             }
@@ -172,7 +173,7 @@ class _FakeComm(ProcessGroupComm):
         self._unsent = deque()
         self.waiters = Waiters()
         self.collectives = set()
-        self._data = group  # type: ignore[assignment]
+        self._data = group
         self._detector: Any = SimpleNamespace(failure=None)
         self._stage_ranks = stage_ranks
         self._last_sent = torch.empty(0)

@@ -67,7 +67,7 @@ class _Decoder(nn.Module):
         x = self.tokens(tokens) + self.positions
         for block in self.blocks:
             x = block(x)
-        return self.head(self.norm(x))  # type: ignore[no-any-return]
+        return self.head(self.norm(x))
 
 
 class _EncoderDecoder(nn.Module):
@@ -87,7 +87,7 @@ class _EncoderDecoder(nn.Module):
             source = block(source)
         for block, across in zip(self.decoder, self.across, strict=True):
             target = block(target) + across(torch.cat((target, source), -1))
-        return self.head(target)  # type: ignore[no-any-return]
+        return self.head(target)
 
 
 class _Residual(nn.Module):
@@ -114,7 +114,7 @@ class _Patches(nn.Module):
         x = self.patch(image).flatten(2).transpose(1, 2)
         for block in self.blocks:
             x = block(x)
-        return self.head(x.mean(1))  # type: ignore[no-any-return]
+        return self.head(x.mean(1))
 
 
 class _UNet(nn.Module):
@@ -135,7 +135,7 @@ class _UNet(nn.Module):
         x = levels.pop()
         for up, join in zip(reversed(self.up), reversed(self.join), strict=True):
             x = join(torch.cat((up(x), levels.pop()), 1)).relu()
-        return self.end(x)  # type: ignore[no-any-return]
+        return self.end(x)
 
 
 class _Merge(nn.Module):
@@ -147,7 +147,7 @@ class _Merge(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
-        return self.reduce(self.norm(x.reshape(batch, length // 4, 4 * width)))  # type: ignore[no-any-return]
+        return self.reduce(self.norm(x.reshape(batch, length // 4, 4 * width)))
 
 
 class _Swin(nn.Module):
@@ -164,7 +164,7 @@ class _Swin(nn.Module):
         self.head = nn.Linear(width << (len(layers) - 1), 1000)
 
     def forward(self, image: Tensor) -> Tensor:
-        return self.head(self.blocks(self.patch(image).flatten(2).transpose(1, 2)).mean(1))  # type: ignore[no-any-return]
+        return self.head(self.blocks(self.patch(image).flatten(2).transpose(1, 2)).mean(1))
 
 
 def _of_tokens(logits: Tensor, target: Tensor) -> Tensor:

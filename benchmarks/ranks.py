@@ -62,9 +62,12 @@ def _process(
 ) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
-    store = dist.FileStore(path, size)
     dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=limit_s)
+        "gloo",
+        init_method=f"file://{path}",
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=limit_s),
     )
     with ProcessGroupComm.from_group() as comm:
         result = body(comm, *args)

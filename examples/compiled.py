@@ -64,7 +64,8 @@ def main(backend: str) -> None:
 
     whole = keyed_graph(make_model(), example)
     expected = train(UncutReference(whole, MICROBATCHES, functional.mse_loss), [whole])
-    state, reference = {}, whole.state_dict()
+    state: dict[str, torch.Tensor] = {}
+    reference = whole.state_dict()
     for module in modules:
         state |= module.state_dict()
     exact = backend == "aot_eager"

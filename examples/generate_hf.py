@@ -11,6 +11,8 @@ to do. The uncut model then generates the same tokens.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -31,7 +33,7 @@ CONFIG = LlamaConfig(
     bos_token_id=1,
     eos_token_id=END,
 )
-WAYS = {
+WAYS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "sampled": {"do_sample": True, "top_p": 0.9, "temperature": 1.2, "repetition_penalty": 1.1},
     "static cache": {"cache_implementation": "static"},

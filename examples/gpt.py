@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from partita.pipelining import (
-    PipelineStage,
+    Pipe,
     Schedule1F1B,
     UncutReference,
     keyed_graph,
@@ -102,19 +102,19 @@ def train(
     return history
 
 
-def build_stage() -> PipelineStage:
-    """Cut by plan into as many stages as there are processes. Only this rank's stage stays in memory."""
+def cut() -> Pipe:
+    """Cut by plan into as many stages as there are processes."""
     example = batch(0)[0][: BATCH // MICROBATCHES]
-    pipe = pipeline(make_model(), (example,), stages=dist.get_world_size(), microbatches=MICROBATCHES)
-    return pipe.build_stage(dist.get_rank())
+    return pipeline(make_model(), (example,), stages=dist.get_world_size(), microbatches=MICROBATCHES)
 
 
 def main() -> None:
     dist.init_process_group("gloo")
+    rank = dist.get_rank()
     folders = [tempfile.mkdtemp(prefix="partita-gpt-")]  # in earnest: a path that all hosts can reach
     dist.broadcast_object_list(folders)
 
-    stage = build_stage()
+    stage = cut().build_stage(rank)  # of the pipe, only this stage stays in memory
     optimizer = optimizer_of(stage.module)
     schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn)
     before = train(schedule, optimizer, range(STOP_AFTER))
@@ -122,7 +122,7 @@ def main() -> None:
     schedule.close()
 
     # Everything is built anew here, as in a job that starts again; it could have another number of stages.
-    stage = build_stage()
+    stage = cut().build_stage(rank)
     optimizer = optimizer_of(stage.module)
     schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn)
     load_checkpoint(folders[0], stage, optimizer)  # with it, dropout goes on where it stopped
@@ -135,11 +135,11 @@ def main() -> None:
     state, reference = stage.module.state_dict(), whole.state_dict()
     different = [name for name, value in state.items() if not torch.equal(value, reference[name])]
     if different:
-        raise SystemExit(f"rank {dist.get_rank()}: {different} differ from the uncut model's")
+        raise SystemExit(f"rank {rank}: {different} differ from the uncut model's")
     if stage.is_last:
         assert torch.equal(torch.stack(before + after), torch.stack(expected))
         print(f"loss {float(before[0]):.3f} -> {float(after[-1]):.3f}")
-    print(f"rank {dist.get_rank()}: {len(state)} tensors equal to the uncut model's, bit for bit")
+    print(f"rank {rank}: {len(state)} tensors equal to the uncut model's, bit for bit")
     dist.destroy_process_group()
 
 

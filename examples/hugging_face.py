@@ -94,10 +94,10 @@ def main() -> None:
     stage = cut(2).build_stage(rank)
     optimizer, rate = optimizer_of([stage.module])
     rate.load_state_dict(load_checkpoint(folder / "step20", stage, optimizer).extra["rate"])
-    schedule = Schedule1F1B(stage, MICROBATCHES)
-    history += train(schedule, optimizer, rate, range(STOP, STEPS))
+    rest = Schedule1F1B(stage, MICROBATCHES)
+    history += train(rest, optimizer, rate, range(STOP, STEPS))
     save_checkpoint(folder / "step30", stage)
-    schedule.close()
+    rest.close()
 
     # One process makes the folder that transformers reads.
     if rank == 0:

@@ -57,15 +57,16 @@ def main() -> None:
     example = (torch.randn(BATCH // MICROBATCHES, WIDTH),)
     pipe = pipeline(make_model(), example, plan="auto", microbatches=MICROBATCHES, memory_limit="64MB")
     schedule = pipe.schedule(functional.mse_loss)
-    if rank == 0:
-        again = {stage.index: stage.recompute for stage in pipe.plan.stages if stage.recompute}
-        print(f"{pipe.plan.schedule}: stages on ranks {pipe.plan.placement}, recomputed units {again}")
+    if rank == 0 and (plan := pipe.plan) is not None:
+        again = {stage.index: stage.recompute for stage in plan.stages if stage.recompute}
+        print(f"{plan.schedule}: stages on ranks {plan.placement}, recomputed units {again}")
     modules = [stage.module for stage in schedule.stages.values()]
     losses = train(schedule, modules)
 
     whole = keyed_graph(make_model(), example)
     expected = train(UncutReference(whole, MICROBATCHES, functional.mse_loss), [whole])
-    state, reference = {}, whole.state_dict()
+    state: dict[str, torch.Tensor] = {}
+    reference = whole.state_dict()
     for module in modules:
         state |= module.state_dict()
     different = [name for name, value in state.items() if not torch.equal(value, reference[name])]

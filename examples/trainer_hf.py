@@ -37,7 +37,7 @@ CONFIG = GPT2Config(
 )
 
 
-class Counting(Dataset):
+class Counting(Dataset[dict[str, Tensor]]):
     """Sequences that count up from anywhere."""
 
     def __len__(self) -> int:

@@ -42,7 +42,7 @@ def make_model() -> T5ForConditionalGeneration:
     return T5ForConditionalGeneration(CONFIG)
 
 
-def batch(step: int, samples: int = BATCH) -> tuple[dict[str, Tensor], Tensor]:
+def batch(step: int, samples: int = BATCH) -> tuple[dict[str, Any], Tensor]:
     """Keyword arguments of the model, and the target. Some sequences are shorter than others."""
     generator = torch.Generator().manual_seed(step)
     words = torch.randint(2, LETTERS, (samples, LENGTH), generator=generator)

@@ -206,7 +206,9 @@ def test_a_stage_that_runs_the_models_own_code_stays_as_it_is() -> None:
     )
     with pytest.warns(NotCompiled, match=r'stage 1 runs uncompiled.*frontend="modules"'):
         pipe.build_stage(1, comm=InProcessWorld(1).run(lambda comm: comm)[0])
-    with pytest.warns(NotCompiled) as warned:  # so does the call, or `verify` would say "equal" of what it is not
+    with pytest.warns(
+        NotCompiled
+    ) as warned:  # so does the call, or `verify` would say "equal" of what it is not
         verify(pipe, model, (torch.randn(2, WIDTH),)).check()
     assert [str(one.message).partition(" runs")[0] for one in warned] == ["stage 0", "stage 1"]
 

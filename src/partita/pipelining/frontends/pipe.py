@@ -49,6 +49,8 @@ class Pipe(nn.Module, ABC):
         signature: how arguments and results are flattened; None where the model's own code takes them.
         plan: how the cuts were chosen, or None where they were made by hand.
         proof: whether what was cut was compared with the model itself, and how.
+        whole: the captured graph before the cut; pipes of the model's own code (``frontend="modules"``) have
+            none.
         recompute: the stages that are recomputed as a whole in the backward pass.
         compile_options: how stages are compiled; None: not at all.
         loss_spec: which of the model's outputs is the loss, or None.
@@ -56,6 +58,8 @@ class Pipe(nn.Module, ABC):
         step_loss: the loss of schedules without a ``loss_fn``: ``loss``, or without a ``loss_spec`` what the
             model returns under the key ``"loss"``.
     """
+
+    whole: GraphModule
 
     def __init__(
         self,

@@ -19,8 +19,7 @@ from partita.errors import ArgumentError, InfeasiblePlan, NotProven
 from partita.graph.effects import analyse
 from partita.pipelining.frontends.cuts.annotations import split_points
 from partita.pipelining.frontends.cuts.cuts import (
-    Place,
-    SplitPoint,
+    SplitSpec,
     check_points,
     cuts_at_annotations,
     cuts_at_marks,
@@ -70,7 +69,7 @@ def pipeline(
     module: nn.Module,
     mb_args: tuple[Any, ...],
     mb_kwargs: Mapping[str, Any] | None = None,
-    split_spec: Mapping[Place, SplitPoint] | None = None,
+    split_spec: SplitSpec | None = None,
     split_policy: SplitPolicy | None = None,
     *,
     stages: int | None = None,

@@ -20,6 +20,7 @@ __all__ = [
     "COMPUTES_NOTHING",
     "Place",
     "SplitPoint",
+    "SplitSpec",
     "check_points",
     "cuts_at_annotations",
     "cuts_at_marks",
@@ -65,6 +66,10 @@ class SplitPoint(Enum):
         )
 
 
+SplitSpec = Mapping[str, SplitPoint] | Mapping[tuple[str, int], SplitPoint] | Mapping[Place, SplitPoint]
+"""Where to cut: three times, since a type checker takes no ``dict[str, ...]`` for a mapping from `Place`."""
+
+
 def pipe_split() -> None:
     """Mark the end of a stage inside a model's ``forward``. Does nothing when the model runs."""
     torch.ops.partita.pipe_split()
@@ -86,7 +91,7 @@ def cuts_at_marks(gm: GraphModule) -> list[int]:
     return cuts
 
 
-def check_points(model: nn.Module, points: Mapping[Place, SplitPoint]) -> None:
+def check_points(model: nn.Module, points: SplitSpec) -> None:
     """Check what can be told of split points before a graph is there: a large model takes minutes to capture.
 
     Raises:
@@ -104,7 +109,7 @@ def check_points(model: nn.Module, points: Mapping[Place, SplitPoint]) -> None:
         SplitPoint(point)
 
 
-def cuts_at_points(gm: GraphModule, points: Mapping[Place, SplitPoint]) -> list[int]:
+def cuts_at_points(gm: GraphModule, points: SplitSpec) -> list[int]:
     """Return the cuts that split points ask for: the positions of the nodes before them.
 
     Raises:

@@ -9,14 +9,14 @@ from torch import nn
 from partita.errors import ArgumentError
 from partita.listing import listed
 from partita.pipelining.frontends.cuts.annotations import split_points
-from partita.pipelining.frontends.cuts.cuts import Place, SplitPoint
+from partita.pipelining.frontends.cuts.cuts import Place, SplitPoint, SplitSpec
 from partita.pipelining.frontends.cuts.plan_request import PlanRequest
 
 __all__ = ["check_marks", "check_sources", "module_cuts"]
 
 
 def module_cuts(
-    module: nn.Module, split_spec: Mapping[Place, SplitPoint] | None, request: PlanRequest, others: list[str]
+    module: nn.Module, split_spec: SplitSpec | None, request: PlanRequest, others: list[str]
 ) -> Mapping[Place, Sequence[SplitPoint]] | PlanRequest:
     """Return the split points of ``frontend="modules"``, or what to plan the cuts from.
 

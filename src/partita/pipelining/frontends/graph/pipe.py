@@ -52,7 +52,6 @@ class GraphPipe(Pipe):
     """
 
     signature: Signature
-    whole: GraphModule
 
     def __init__(
         self,
