@@ -6,7 +6,8 @@ from tests.pipelining.models import PLAIN, SKIP, TRANSFORMER
 from tests.pipelining.running import cut
 
 from partita.errors import SignatureMismatch
-from partita.pipelining.interface.routes import Constant, Named, StageBorder, Value, accept, make_routes
+from partita.pipelining.interface.routes import Named, StageBorder, make_routes
+from partita.pipelining.interface.values import Constant, Value, accept
 
 
 def _routes() -> object:

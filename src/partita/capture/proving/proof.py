@@ -22,19 +22,23 @@ from partita._torch.tensors.free_memory import too_little
 from partita._torch.tensors.storage import has_memory
 from partita.capture.merging.modes import in_mode
 from partita.capture.open_sizes.sizes import Sizes, sizes_of
-from partita.capture.proving.differing_node import differing_node
+from partita.capture.proving.comparison import (
+    Different,
+    Equal,
+    Keeps,
+    NotComparable,
+    compare,
+    compare_in_a_row,
+)
 from partita.capture.proving.grad_modes import (
-    NOT_KEPT,
     GradModeDifference,
     difference_without_gradients,
     refuse_without_gradients,
 )
-from partita.capture.proving.kept_state import attributes_set, called_before
-from partita.capture.proving.samples import Sample, samples, single_samples
+from partita.capture.proving.samples import samples, single_samples
 from partita.errors import ArgumentError
 from partita.graph.effects import metadata
 from partita.listing import listed
-from partita.verification import Verification, verify
 from partita.verification.comparing.compare import EXACT, Tolerance
 
 __all__ = [
@@ -53,7 +57,6 @@ CLOSE = Tolerance(rtol=1e-4, atol=1e-5)
 """What ``prove="close"`` accepts."""
 
 _NUDGE = 1.0625
-_SHOWN = 3
 
 Prove = bool | Literal["close"] | Tolerance
 """True: equal bit for bit; ``"close"``: within `CLOSE`; or within a tolerance; False: no proof."""
@@ -151,17 +154,17 @@ def proven(
         for sample in samples(args, kwargs, Sizes.of(graph), names):
             nudged = _nudged(model) if sample.other_weights else nullcontext()
             with in_mode(model, training), in_mode(graph, training), nudged:
-                outcome = _compared_in_a_row(model, graph, graphs.get(not training), sample, tolerance)
-                if isinstance(outcome, _Equal) and not training:
+                outcome = compare_in_a_row(model, graph, graphs.get(not training), sample, tolerance)
+                if isinstance(outcome, Equal) and not training:
                     differs = difference_without_gradients(model, graph, outcome.sample, tolerance, CLOSE)
                     apart += [differs] if differs else []
-            if isinstance(outcome, Proof):
-                return outcome
-            if isinstance(outcome, _Keeps):  # the mode that the model is in is served, if one can be
+            if isinstance(outcome, NotComparable):
+                return Proof(False, outcome.why)
+            if isinstance(outcome, Keeps):  # the mode that the model is in is served, if one can be
                 raise KeepsState(not model.training if outcome.across_modes else training, outcome.text)
-            if isinstance(outcome, str):
-                raise Disproof(training, f"on {outcome}")
-            if isinstance(outcome, _Equal):
+            if isinstance(outcome, Different):
+                raise Disproof(training, f"on {outcome.text}")
+            if isinstance(outcome, Equal):
                 seen.append(outcome.sample.kind)
                 unkept |= dict.fromkeys(outcome.unkept)
             elif sample.gentle is None:
@@ -234,135 +237,9 @@ def _is_model_for_one(
     for sample in single_samples(args, kwargs, sizes, names):
         nudged = _nudged(model) if sample.other_weights else nullcontext()
         with in_mode(model, training), in_mode(graph, training), nudged:
-            if not isinstance(_compared(model, graph, sample, tolerance), _Equal):
+            if not isinstance(compare(model, graph, sample, tolerance), Equal):
                 return False
     return True
-
-
-@dataclass(frozen=True)
-class _Equal:
-    """Model and graph are equal on a sample, but for these attributes, which the graph lacks."""
-
-    sample: Sample
-    unkept: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class _Keeps:
-    """The model keeps something that the graph does not, for its next call, of this mode or of the other."""
-
-    text: str
-    across_modes: bool = False
-
-
-@dataclass(frozen=True)
-class _NotTaken:
-    """The model, or the graph by an error of its own, refuses the sample."""
-
-    why: str
-
-
-def _compared_in_a_row(
-    model: nn.Module, graph: GraphModule, other: GraphModule | None, sample: Sample, tolerance: Tolerance
-) -> _Equal | _NotTaken | _Keeps | str | Proof:
-    """Whether both are equal after the calls that come before the sample: one in the other mode, if there is
-    a graph for that, and one in this mode. Where those fail, the sample alone tells.
-    """
-    outcome = _compared(model, graph, sample, tolerance, other)
-    if isinstance(outcome, (_Equal, Proof)) or sample.before is None:
-        return outcome
-    if other is not None:
-        in_this_mode = _compared(model, graph, sample, tolerance)
-        if isinstance(outcome, str) and isinstance(in_this_mode, _Equal):
-            with in_mode(model, not model.training):
-                names = _attributes_set(model, sample)
-            return _Keeps(_kept_text(names, "a call after one in the other mode", outcome), across_modes=True)
-        outcome = in_this_mode
-    alone = _compared(model, graph, sample.alone, tolerance)
-    if isinstance(outcome, str) and isinstance(alone, _Equal):
-        return _Keeps(_kept_text(_attributes_set(model, sample), "the second of two calls", outcome))
-    return alone
-
-
-def _compared(
-    model: nn.Module,
-    graph: GraphModule,
-    sample: Sample,
-    tolerance: Tolerance,
-    other: GraphModule | None = None,
-) -> _Equal | _NotTaken | str | Proof:
-    """Whether both are equal; a text where they differ, a `Proof` that fails where none is possible."""
-    # Compare.
-    try:
-        verification = _verify(graph, model, sample, tolerance, other)
-    except TypeError as error:  # it runs copies
-        return Proof(False, f"the model can't be copied ({error})")
-    if verification.raised is not None:
-        if sample.gentle:
-            return _compared(model, graph, sample.gentle, tolerance, other)
-        return _NotTaken(f"it raises {verification.raised}")
-    differences = [one for one in verification.differences if one.kind not in NOT_KEPT]
-    if not differences:
-        attributes = [one.where for one in verification.differences if one.kind == "attribute"]
-        return _Equal(sample, tuple(name.removeprefix("attribute ") for name in attributes))
-    # One of the two may refuse the sample, or the model may not even equal itself.
-    raised = next((one.message for one in differences if one.kind == "exception"), "")
-    if _refused(raised):
-        return _NotTaken(f"only one of graph and model raises: {raised}")
-    if "candidate: none" in raised:  # the model does not take this sample, the graph does
-        if sample.gentle:
-            return _compared(model, graph, sample.gentle, tolerance, other)
-        return _NotTaken(f"only one of graph and model raises: {raised}")
-    again = _verify(model, model, sample, tolerance, None if other is None else model)
-    if not again.ok and {one.where for one in differences} <= {one.where for one in again.differences}:
-        return Proof(False, f"two runs of the model itself differ in {again.differences[0].where}")
-    # Describe the differences.
-    lines = [f"{sample.kind}: {one}" for one in differences[:_SHOWN]]
-    if len(differences) > _SHOWN:
-        lines.append(f"and {len(differences) - _SHOWN} more differences")
-    nodes = [] if sample.before else differing_node(graph, model, sample, differences[0])
-    return "\n    ".join([*lines, *nodes])
-
-
-def _attributes_set(model: nn.Module, sample: Sample) -> list[str]:
-    try:
-        return attributes_set(model, sample)
-    except Exception:  # they are not known then
-        return []
-
-
-def _kept_text(names: list[str], which: str, difference: str) -> str:
-    where = f"in {listed(names)}, which forward sets" if names else "outside of its parameters and buffers"
-    return (
-        f"it keeps something for its next call {where}, which no graph does: {which} differs "
-        f"({difference.splitlines()[0]}). Make it a buffer that forward writes to in place (register_buffer, "
-        "then self.calls.add_(1))"
-    )
-
-
-def _verify(
-    candidate: nn.Module, model: nn.Module, sample: Sample, tolerance: Tolerance, other: nn.Module | None
-) -> Verification:
-    """Compare on a sample, after the calls that come before it.
-
-    Args:
-        other: runs the first of these, in the mode that the candidate is not in; None: there is none.
-    """
-    before = sample.before
-    return verify(
-        called_before(candidate, other, *before) if before else candidate,
-        called_before(model, None if other is None else model, *before) if before else model,
-        sample.args,
-        sample.kwargs,
-        rtol=tolerance.rtol,
-        atol=tolerance.atol,
-        explain=False,
-    )
-
-
-def _refused(message: str) -> bool:
-    """Whether the graph refused such data by an error of its own."""
-    return "candidate: ExecutionError" in message or "candidate: SignatureMismatch" in message
 
 
 @contextmanager

@@ -12,7 +12,8 @@ from partita._version import __version__
 from partita.capture.tracing.module_paths import module_path
 from partita.cli.models.user_file import Built
 from partita.pipelining.frontends.graph.pipe import GraphPipe
-from partita.pipelining.interface.routes import Routes, Value
+from partita.pipelining.interface.routes import Routes
+from partita.pipelining.interface.values import Value
 from partita.reporting import (
     CrossingRow,
     PieceRow,

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from partita.errors import NotCompiled
 from partita.pipelining.blocks.packet import Gradients, first_packet
 from partita.pipelining.interface.compile_options import CompileOptions
-from partita.pipelining.interface.routes import Routes, StageBorder, Tied, Value, make_routes
+from partita.pipelining.interface.routes import Routes, StageBorder, Tied, make_routes
+from partita.pipelining.interface.values import Value
 from partita.pipelining.stages.flight import Flight
 from partita.pipelining.stages.parts import check_no_sharded_parts
 from partita.pipelining.stages.stage import Stage

@@ -17,24 +17,16 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from partita._torch.export.signature import Signature
-from partita._torch.tensors.tensor_text import dtype_and_shape
-from partita.capture.open_sizes.sizes import Size, Sizes, Symbol, evaluated, sizes_of
-from partita.errors import SignatureMismatch
+from partita.capture.open_sizes.sizes import Size, Sizes, Symbol, sizes_of
+from partita.pipelining.interface.values import Constant, Value
 
 __all__ = [
     "TRAILER",
-    "Constant",
     "Named",
     "Routes",
     "StageBorder",
     "Tied",
-    "Value",
-    "accept",
-    "describe",
     "make_routes",
 ]
 
@@ -43,68 +35,6 @@ TRAILER = ""
 
 _MOST_CACHED = 256
 """For how many combinations of sizes routes are cached."""
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    """A tensor that crosses a border, as the receiver must know it to allocate memory.
-
-    Attributes:
-        shape: numbers, or expressions over the open sizes (see `Routes.at`).
-        requires_grad: whether a gradient comes back for it.
-        fixed: for an input of the model, why its sizes are not open.
-        bundle: it stands for several tensors, whose shapes come with the message.
-    """
-
-    name: str
-    shape: tuple[int | Size, ...]
-    dtype: torch.dtype
-    requires_grad: bool
-    fixed: str = field(default="", compare=False)
-    bundle: bool = False
-
-    @classmethod
-    def of(cls, name: str, tensor: Tensor, sizes: Sizes | None = None) -> Value:
-        """Return the description of ``tensor``; with ``sizes``, the shape that these have for its name."""
-        shape: tuple[int | Size, ...] = tuple(tensor.shape)
-        if sizes is not None:
-            shape = sizes.shapes.get(name, shape)
-        return cls(name, shape, tensor.dtype, bool(tensor.requires_grad))
-
-    def at(self, sizes: Mapping[str, int]) -> Value:
-        """Return a copy in which every size is a number."""
-        return replace(self, shape=evaluated(self.shape, sizes))
-
-    def describe(self) -> str:
-        """Return it as text for messages."""
-        return f"{self.name}: {_text(self.dtype, self.shape, self.requires_grad)}"
-
-    def fits(self, value: object) -> bool:
-        """Whether ``value`` is a tensor of this shape and dtype; an open size fits any."""
-        if not isinstance(value, Tensor) or value.dtype != self.dtype:
-            return False
-        if value.shape == self.shape:
-            return True
-        return len(value.shape) == len(self.shape) and all(
-            size == wanted or isinstance(wanted, Size)
-            for size, wanted in zip(value.shape, self.shape, strict=True)
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Constant:
-    """An input of the model that is no tensor: the graph is right for this one value only."""
-
-    name: str
-    value: Any
-
-    def describe(self) -> str:
-        """Return it as text for messages."""
-        return f"{self.name} = {self.value!r}"
-
-    def fits(self, value: object) -> bool:
-        """Whether ``value`` is the one that the model was captured with."""
-        return type(value) is type(self.value) and bool(value == self.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,51 +277,6 @@ def make_routes(
         },
         sizes=replace(sizes, shapes={}, numbers={}),
     )
-
-
-def accept(expected: Sequence[Value | Constant], flat: Sequence[Any], who: str) -> None:
-    """Check a model's flat inputs.
-
-    Raises:
-        SignatureMismatch: the number of inputs, a shape, a dtype or a constant differs.
-    """
-    if len(flat) != len(expected):
-        raise SignatureMismatch(f"the model takes {len(expected)} inputs, {who} brings {len(flat)}")
-    sizes = _open_sizes(expected, flat)
-    for wanted, value in zip(expected, flat, strict=True):
-        if (wanted.at(sizes) if sizes and isinstance(wanted, Value) else wanted).fits(value):
-            continue
-        actual = describe(value) if isinstance(wanted, Value) else repr(value)
-        fixed = wanted.fixed if isinstance(wanted, Value) else ""
-        here = ", ".join(f"{name} is {size}" for name, size in sizes.items())
-        raise SignatureMismatch(
-            f"{who} brings {actual} for {wanted.describe()}{f' where {here}' if here else ''}: give what the "
-            "model was captured with"
-            + (f", whose sizes are fixed, because of: {fixed}; or" if fixed else ", or")
-            + " cut it again with other example arguments"
-        )
-
-
-def _open_sizes(expected: Sequence[Value | Constant], flat: Sequence[Any]) -> dict[str, int]:
-    """The open sizes by name, each from the first input that has it; 0 where that lacks the dimension."""
-    sizes: dict[str, int] = {}
-    for wanted, value in zip(expected, flat, strict=True):
-        for dim, size in enumerate(wanted.shape if isinstance(wanted, Value) else ()):
-            if isinstance(size, Size) and size.text.isidentifier():
-                has_dim = isinstance(value, Tensor) and dim < value.dim()
-                sizes.setdefault(size.text, int(value.shape[dim]) if has_dim else 0)
-    return sizes
-
-
-def describe(value: object) -> str:
-    """Return a tensor's dtype, shape and gradient flag, or the type of anything else, for messages."""
-    if not isinstance(value, Tensor):
-        return type(value).__name__
-    return _text(value.dtype, tuple(value.shape), value.requires_grad)
-
-
-def _text(dtype: torch.dtype, shape: tuple[int | Size, ...], requires_grad: bool) -> str:
-    return f"{dtype_and_shape(dtype, shape)}{', with gradient' if requires_grad else ''}"
 
 
 def _users(borders: Sequence[StageBorder], results: Sequence[Any]) -> dict[str, set[int]]:

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from partita._torch.export.signature import Signature
 from partita.errors import SignatureMismatch
-from partita.pipelining.interface.routes import Named, Routes, StageBorder, accept
+from partita.pipelining.interface.routes import Named, Routes, StageBorder
+from partita.pipelining.interface.values import accept
 from partita.pipelining.stages.flight import Flight
 from partita.pipelining.stages.value_stage import ValueStage
 from partita.runtime import Comm

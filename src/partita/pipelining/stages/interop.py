@@ -20,7 +20,8 @@ from torch.distributed.pipelining import PipelineStage as TorchStage
 from partita._torch.fake.call import fake_call
 from partita.capture.open_sizes.sizes import evaluated
 from partita.errors import ArgumentError
-from partita.pipelining.interface.routes import Constant, Named, Routes, Value, accept
+from partita.pipelining.interface.routes import Named, Routes
+from partita.pipelining.interface.values import Constant, Value, accept
 from partita.pipelining.stages.graph_stage import GraphStage, named_outputs
 from partita.pipelining.stages.own_modules.manual import PipelineStage
 from partita.pipelining.stages.placing.state_of_stage import stage_modules

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from partita.errors import SignatureMismatch
 from partita.pipelining.interface.layout import copied
-from partita.pipelining.interface.routes import Routes, Value, describe
+from partita.pipelining.interface.routes import Routes
+from partita.pipelining.interface.values import Value, describe
 from partita.pipelining.stages.flight import Flight
 from partita.pipelining.stages.stage import Stage
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
-from partita.pipelining.interface.routes import Routes, Tied, Value
+from partita.pipelining.interface.routes import Routes, Tied
+from partita.pipelining.interface.values import Value
 from partita.pipelining.stages.stage import Stage
 from partita.pipelining.tied.share_gradients import share_gradients
 from partita.pipelining.tied.stepped_once import SteppedOnce

@@ -18,8 +18,8 @@ from partita.capture.open_sizes.sizes import Sizes, sizes_of
 from partita.errors import ArgumentError
 from partita.graph.effects import metadata
 from partita.pipelining.interface.loss import loss_by_name
-from partita.pipelining.interface.routes import Constant, Value, accept
 from partita.pipelining.interface.two_modes import TwoModes
+from partita.pipelining.interface.values import Constant, Value, accept
 from partita.pipelining.steps.loss_weights import LossWeights, check_targets, checked_weights
 from partita.pipelining.steps.preparing.precision import fresh_casts
 from partita.pipelining.training.eager_model import EagerModel

@@ -8,7 +8,8 @@ from tests.pipelining.models import PLAIN, SKIP
 from tests.pipelining.running import cut
 
 from partita.errors import SignatureMismatch
-from partita.pipelining.interface.routes import Routes, StageBorder, Value, make_routes
+from partita.pipelining.interface.routes import Routes, StageBorder, make_routes
+from partita.pipelining.interface.values import Value
 from partita.pipelining.steps.preparing.agreement import (
     BatchSizes,
     Relay,

@@ -26,8 +26,9 @@ from partita.pipelining.frontends.pipe import Pipe
 from partita.pipelining.interface.compile_options import CompileOptions
 from partita.pipelining.interface.loss import LossSpec
 from partita.pipelining.interface.model_structure import structure_of
-from partita.pipelining.interface.routes import Named, Routes, StageBorder, accept, make_routes
+from partita.pipelining.interface.routes import Named, Routes, StageBorder, make_routes
 from partita.pipelining.interface.two_modes import ModeCut, graphs_in, joined
+from partita.pipelining.interface.values import accept
 from partita.pipelining.stages.build import build_stage
 from partita.pipelining.stages.compile_module import compile_module
 from partita.pipelining.stages.graph_stage import GraphStage

@@ -16,7 +16,7 @@ from partita._torch.containers.pytree import TreeSpec, flatten, flatten_with_pat
 from partita._torch.fake_module import run_on_fakes
 from partita.capture.open_sizes.sizes import evaluated
 from partita.errors import ExecutionError, SignatureMismatch
-from partita.pipelining.interface.routes import Constant, Value, describe
+from partita.pipelining.interface.values import Constant, Value, describe
 from partita.pipelining.stages.own_modules.input_key import input_key
 
 __all__ = ["Crossing", "arguments_of", "inferred", "output_name", "refuse_distributed"]

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from partita._torch.fake.call import fake_call
-from partita.pipelining.interface.routes import Routes, Value
+from partita.pipelining.interface.routes import Routes
+from partita.pipelining.interface.values import Value
 from partita.pipelining.stages.graph_stage import named_outputs
 from partita.pipelining.stages.placing.state_of_stage import stage_modules
 from partita.pipelining.stages.stage import Stage

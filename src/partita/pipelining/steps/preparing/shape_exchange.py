@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from partita.errors import SignatureMismatch
-from partita.pipelining.interface.routes import TRAILER, Routes, StageBorder, Value
+from partita.pipelining.interface.routes import TRAILER, Routes, StageBorder
+from partita.pipelining.interface.values import Value
 from partita.pipelining.stages.own_modules.crossing import Crossing, output_name
 from partita.pipelining.stages.own_modules.manual import MOST_VALUES, PipelineStage, tag_of
 from partita.pipelining.steps.preparing.arguments import StepArguments

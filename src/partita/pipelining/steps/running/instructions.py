@@ -12,7 +12,7 @@ from partita._torch.autograd.engine import hooks_made
 from partita.errors import ExecutionError, PartitaError, SignatureMismatch
 from partita.pipelining.blocks.transfer import receive_bundle, send_bundle
 from partita.pipelining.interface.layout import empty_trailer, packed, trailer_of
-from partita.pipelining.interface.routes import Value
+from partita.pipelining.interface.values import Value
 from partita.pipelining.stages.flight import detached
 from partita.pipelining.stages.stage import Stage
 from partita.pipelining.steps.running.mailbox import Delivery, Inbox, Outbox

@@ -9,7 +9,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from partita.pipelining.interface.routes import Routes, Value
+from partita.pipelining.interface.routes import Routes
+from partita.pipelining.interface.values import Value
 from partita.pipelining.stages.stage import Stage
 from partita.pipelining.steps.running.loss_leaves import LossLeaves
 from partita.runtime import RandomKey
