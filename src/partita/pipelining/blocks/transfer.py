@@ -15,7 +15,6 @@ tensors are posted.
 from __future__ import annotations
 
 import pickle
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -98,10 +97,7 @@ def receive_bundle(comm: Comm, rank: int, tag: int, device: torch.device, handle
     bundle: Bundle
     layouts: Mapping[int, _Layout]
     small: Mapping[int, bytes]
-    with warnings.catch_warnings():
-        # unpickling a pytree structure warns that torch's class is going to change
-        warnings.simplefilter("ignore", FutureWarning)
-        bundle, layouts, small = pickle.loads(message)
+    bundle, layouts, small = pickle.loads(message)
     values: dict[int, Tensor] = {}
     for number, layout in layouts.items():
         if number in small:

@@ -150,6 +150,7 @@ def pipeline(
         NotProven: nothing could be compared with the model; or its evaluation differs under ``no_grad``.
 
     >>> import torch
+    >>> from partita.pipelining import SplitPoint
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
     >>> pipe = pipeline(model, (torch.randn(2, 4),), split_spec={"1": SplitPoint.END})
     >>> pipe.num_stages, list(pipe.get_stage_module(1).state_dict())
