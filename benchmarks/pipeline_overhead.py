@@ -12,7 +12,7 @@ import os
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -176,6 +176,7 @@ class _FakeComm(ProcessGroupComm):
         self._data = group
         self._detector: Any = SimpleNamespace(failure=None)
         self._stage_ranks = stage_ranks
+        self._trailers: dict[int, Tensor] = {}
         self._last_sent = torch.empty(0)
 
     def all_gather_object(self, obj: Any) -> list[Any]:
@@ -193,9 +194,13 @@ class _FakeComm(ProcessGroupComm):
 
     def recv(self, buffer: Tensor, src: int, tag: int = 0) -> Handle:
         handle = super().recv(buffer, src, tag)
-        if buffer.dtype == torch.int64:  # a trailer: all values lie plainly
-            buffer.fill_(1)
         return handle if tag else _Echo(self, buffer)
+
+    def recv_together(self, buffers: Sequence[Tensor], src: int, tags: Sequence[int]) -> Handle:
+        trailer = buffers[-1]
+        if id(trailer) not in self._trailers:  # which is received into again and again
+            self._trailers[id(trailer)] = trailer.fill_(1)  # all values lie plainly
+        return super().recv_together(buffers, src, tags)
 
     def echo(self, buffer: Tensor) -> None:
         """Answer what this rank has sent, and that each microbatch has one sample."""

@@ -104,6 +104,33 @@ def test_non_contiguous_conjugate_and_grad_requiring_tensors_arrive_as_values(wo
     assert world(2).run(_strided) == [True, True]
 
 
+def _together(comm: Comm) -> list[Any]:
+    full = torch.arange(24.0).reshape(4, 6)
+    tags, trailer = (5, 9, 6), torch.tensor([3, 4])
+    if comm.rank == 0:
+        handles = [comm.send_together([factor * full.t(), full > 3, trailer], 1, tags) for factor in (1, 2)]
+        handles.append(comm.send_together([full], 1, tags[:1]))  # one alone, under a tag of the others
+        for handle in handles:
+            handle.wait()
+            handle.wait()
+        return []
+    buffers = [[torch.zeros(6, 4), torch.zeros(4, 6, dtype=torch.bool), torch.zeros(2).long()] for _ in "ab"]
+    handles = [comm.recv_together(message, 0, tags) for message in buffers]
+    handles.append(comm.recv_together([alone := torch.zeros(4, 6)], 0, tags[:1]))
+    for handle in handles:
+        handle.wait()
+        handle.wait()
+    equal = [
+        torch.equal(first, factor * full.t()) and torch.equal(second, full > 3) and torch.equal(last, trailer)
+        for factor, (first, second, last) in zip((1, 2), buffers, strict=True)
+    ]
+    return [*equal, torch.equal(alone, full)]
+
+
+def test_messages_that_are_sent_together_arrive_each_under_its_tag(world: Any) -> None:
+    assert world(2).run(_together) == [[], [True, True, True]]
+
+
 def _order(comm: Comm) -> list[float]:
     if comm.rank == 0:
         handles = [comm.send(torch.tensor(float(10 * tag + i)), 1, tag) for i in range(3) for tag in (7, 8)]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.runtime.nccl_like import NcclLike, NcclLikeWorld, nccl_like
-from tests.runtime.test_comm_contract import DTYPES, SHAPES, _pattern, _strided, _subset, _sums
+from tests.runtime.test_comm_contract import DTYPES, SHAPES, _pattern, _strided, _subset, _sums, _together
 from tests.runtime.worlds import endings
 
 from partita.errors import ExecutionError, PeerFailed
@@ -96,7 +96,9 @@ def test_types_that_nccl_has_not_arrive_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "expected"), [(_strided, [True, True]), (_sums, [[], []])], ids=["strides", "sums"]
+    ("body", "expected"),
+    [(_strided, [True, True]), (_sums, [[], []]), (_together, [[], [True, True, True]])],
+    ids=["strides", "sums", "together"],
 )
 def test_what_every_comm_promises_holds_on_a_device_too(body: Any, expected: Any) -> None:
     assert NcclLikeWorld(2).run(body) == expected

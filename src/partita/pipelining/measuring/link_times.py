@@ -238,14 +238,12 @@ class _Probe:
     def _send(self, message: Tensor) -> list[Handle]:
         """As a pipeline sends a value: its numbers, and how they lie in memory."""
         trailer = trailer_of([message], [message])
-        return [self._comm.send(message, self._peer, 0), self._comm.send(trailer, self._peer, 1)]
+        return [self._comm.send_together([message, trailer], self._peer, (0, 1))]
 
     def _receive(self, message: Tensor) -> _Message:
         data = torch.empty_like(message)
         trailer = empty_trailer([data])
-        return _Message(
-            data, trailer, self._comm.recv(data, self._peer, 0), self._comm.recv(trailer, self._peer, 1)
-        )
+        return _Message(data, trailer, self._comm.recv_together([data, trailer], self._peer, (0, 1)))
 
     def _compute(self, products: int) -> None:
         product = self._matrix
@@ -266,10 +264,8 @@ class _Message:
 
     data: Tensor
     trailer: Tensor
-    numbers: Handle
-    layout: Handle
+    handle: Handle
 
     def take(self) -> None:
-        wait_all([self.layout])
-        finish_all([self.numbers])
+        wait_all([self.handle])
         laid_out(self.trailer, [self.data])

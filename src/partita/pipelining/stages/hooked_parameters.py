@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from torch import nn
 
@@ -26,14 +26,17 @@ class HookedParameters:
             if microbatches > 1 and has_hooks(parameter)
         ]
 
-    @contextmanager
-    def unchanged(self) -> Iterator[None]:
+    def unchanged(self) -> AbstractContextManager[None]:
         """Check that the backward pass in this block changes none of them: microbatches whose forward pass
         has been would be run with the weights of before, and those to come with others.
 
         Raises:
             ExecutionError: it has; names the parameter.
         """
+        return self._checked() if self._parameters else nullcontext()
+
+    @contextmanager
+    def _checked(self) -> Iterator[None]:
         before = [times_written(parameter) for _, parameter in self._parameters]
         yield
         for (name, parameter), count in zip(self._parameters, before, strict=True):

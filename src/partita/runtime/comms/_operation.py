@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -16,7 +17,7 @@ from partita.runtime.comms.operation_errors import OperationErrors
 from partita.runtime.comms.waiters import Waiters
 from partita.runtime.failures.thread_activity import WAITING
 
-__all__ = ["Operation", "finish_all", "wait_all", "words_of"]
+__all__ = ["Arrival", "Departure", "Operation", "finish_all", "wait_all", "words_of"]
 
 _PACKET_BYTES = 1024
 """A message of at most so many bytes arrives whole or not at all."""
@@ -48,17 +49,19 @@ class Owner(Protocol):
 
 
 class Operation:
-    """The handle of an operation under way."""
+    """The handle of an operation under way, or of several messages that are one for their user. The last of
+    them is waited for first (see `Comm.recv_together`).
+    """
 
-    __slots__ = ("_finish", "_pair", "_tensor", "_what", "_work", "comm", "key", "needs")
+    __slots__ = ("_finish", "_pair", "_tensors", "_what", "_works", "comm", "key", "needs")
 
     def __init__(
         self,
         comm: Owner,
-        work: RawWork,
+        works: Sequence[RawWork],
         key: Key,
         needs: Sequence[int],
-        tensor: torch.Tensor,
+        tensors: Sequence[torch.Tensor],
         finish: Callable[[], None] | None,
         pair: RawGroup | None = None,
         what: str = "",
@@ -68,11 +71,11 @@ class Operation:
         whose words follow from ``key``.
         """
         self.comm = comm
-        self._work: RawWork | None = work
+        self._works: Sequence[RawWork] | None = works
         self.key = key
         self.needs = needs
         self._what = what
-        self._tensor: torch.Tensor | None = tensor  # its memory is read or written until the wait is over
+        self._tensors = tensors  # their memory is read or written until the wait is over
         self._finish = finish
         self._pair = pair
 
@@ -84,22 +87,24 @@ class Operation:
     @property
     def may_block_for_good(self) -> bool:
         """Whether a wait for it may block even after its connection has ended."""
-        if self._work is None or self._pair is not None:
+        if self._works is None or self._pair is not None:
             return False
-        assert self._tensor is not None
-        return self.key[0] != "recv from" or self._tensor.nbytes > _PACKET_BYTES
+        if self.key[0] == "recv from":
+            return self._tensors[-1].nbytes > _PACKET_BYTES
+        return self.key[0] != "send to" or any(tensor.nbytes > _PACKET_BYTES for tensor in self._tensors)
 
     def wait(self) -> None:
-        if self._work is None:
+        if self._works is None:
             return
         if self._pair is None:
             self.complete()
-        elif self._tensor is not None:
+        elif self._tensors:
             try:
-                self._work.wait()  # a timeout would make the host wait
+                for work in self._works:
+                    work.wait()  # a timeout would make the host wait
             except RuntimeError as error:
                 raise self.explained(error) from error
-            self._tensor = None  # later work on the device comes after it
+            self._tensors = ()  # later work on the device comes after it
             self.comm.launched[self._pair] = self
             self._finished()
 
@@ -119,33 +124,35 @@ class Operation:
         """Do what `wait` does for an operation that is known to have ended."""
         if self._pair is not None:
             self.wait()
-        elif self._work is not None:
+        elif self._works is not None:
             self._block_here()
 
     def _block_here(self) -> None:
-        assert self._work is not None
         try:
-            self._work.wait(self.comm.timeout)
+            self.block()
         except RuntimeError as error:
             raise self.explained(error) from error
         self.completed()
 
     def block(self) -> None:
         """Block until it is done, without the interpreter lock."""
-        assert self._work is not None
-        self._work.wait(self.comm.timeout)
+        assert self._works is not None
+        timeout = self.comm.timeout
+        for work in reversed(self._works):
+            work.wait(timeout)
 
     def completed(self) -> None:
         """Release what it refers to, once it is done."""
-        self._work = self._tensor = None
-        self.comm.collectives.discard(self)
+        self._works, self._tensors = None, ()
+        if self._what:
+            self.comm.collectives.discard(self)
         if self._finish is not None:
             self._finished()
 
     def flush(self, timeout: timedelta) -> None:
         """Wait for at most `timeout`; raise gloo's own RuntimeError, unexplained."""
-        if self._work is not None:
-            self._work.wait(timeout)
+        for work in self._works or ():
+            work.wait(timeout)
 
     def explained(self, error: RuntimeError) -> ExecutionError:
         """Return what to raise for `error`, which has ended it."""
@@ -157,12 +164,41 @@ class Operation:
             finish()
 
 
+@dataclass(slots=True, eq=False)
+class Arrival:
+    """The handle of messages that are one for their user, where each has an operation of its own. The others
+    have come when the last one has.
+    """
+
+    others: Sequence[Handle]
+    last: Handle
+
+    def wait(self) -> None:
+        self.last.wait()
+        finish_all(self.others)
+
+
+@dataclass(slots=True, eq=False)
+class Departure:
+    """The handle of such messages at their sender."""
+
+    handles: Sequence[Handle]
+
+    def wait(self) -> None:
+        wait_all(self.handles)
+
+
 def wait_all(handles: Sequence[Handle]) -> None:
     """Wait for all of them; between processes that takes hardly longer than to wait for one."""
-    blocking = [it for it in handles if isinstance(it, Operation) and it.may_block_for_good]
-    for comm in {id(it.comm): it.comm for it in blocking}.values():
-        _complete(comm, [it for it in blocking if it.comm is comm])
-    for handle in handles:
+    if len(handles) == 1:
+        handles[0].wait()
+        return
+    single = [one for it in handles for one in (it.handles if isinstance(it, Departure) else (it,))]
+    blocking = [it for it in single if isinstance(it, Operation) and it.may_block_for_good]
+    if blocking:
+        for comm in {id(it.comm): it.comm for it in blocking}.values():
+            _complete(comm, [it for it in blocking if it.comm is comm])
+    for handle in single:
         handle.wait()
 
 
@@ -171,6 +207,8 @@ def finish_all(handles: Iterable[Handle]) -> None:
     for handle in handles:
         if isinstance(handle, Operation):
             handle.finish()
+        elif isinstance(handle, Departure):
+            finish_all(handle.handles)
         else:
             handle.wait()
 

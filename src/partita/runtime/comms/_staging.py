@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 
-__all__ = ["as_bytes", "copied_back", "staged_for_receiving", "staged_for_sending"]
+__all__ = [
+    "all_copied_back",
+    "as_bytes",
+    "copied_back",
+    "is_sent_as_it_is",
+    "staged_for_receiving",
+    "staged_for_sending",
+]
+
+
+def is_sent_as_it_is(tensor: torch.Tensor) -> bool:
+    """Whether `tensor` can be sent from the CPU without a copy."""
+    return tensor.is_cpu and not tensor.requires_grad and _is_dense(tensor)
 
 
 def staged_for_sending(tensor: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -26,9 +38,18 @@ def staged_for_receiving(buffer: torch.Tensor, device: torch.device) -> torch.Te
 
 def copied_back(tensor: torch.Tensor, staged: torch.Tensor) -> Callable[[], None] | None:
     """Return a function that copies `staged` to `tensor`; None where they have the same memory."""
-    if staged.data_ptr() == tensor.data_ptr() and staged.device == tensor.device:
+    if staged is tensor or (staged.data_ptr() == tensor.data_ptr() and staged.device == tensor.device):
         return None
     return partial(_copy, tensor, staged)
+
+
+def all_copied_back(
+    tensors: Sequence[torch.Tensor], staged: Sequence[torch.Tensor]
+) -> Callable[[], None] | None:
+    """Return a function that copies each of `staged` to its tensor; None where all have the same memory."""
+    pairs = [(to, one) for to, one in zip(tensors, staged, strict=True) if to is not one]
+    needed = [copy for to, one in pairs if (copy := copied_back(to, one)) is not None]
+    return partial(_run_all, needed) if needed else None
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -39,6 +60,11 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 def _is_dense(tensor: torch.Tensor) -> bool:
     """Whether the tensor's memory, read in order, is its value (a lazy conjugate's is not)."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _run_all(functions: Sequence[Callable[[], None]]) -> None:
+    for function in functions:
+        function()
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor) -> None:

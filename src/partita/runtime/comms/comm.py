@@ -7,7 +7,7 @@ process, one at a time). Code written for one runs on the other, and the same co
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, Protocol, runtime_checkable
 
@@ -78,6 +78,18 @@ class Comm(Protocol):
 
     def recv(self, buffer: torch.Tensor, src: int, tag: int = 0) -> Handle:
         """Start to fill `buffer`, whose shape and dtype must be those of the message."""
+        ...
+
+    def send_together(self, tensors: Sequence[torch.Tensor], dst: int, tags: Sequence[int]) -> Handle:
+        """Start to send tensors in this order, each with a tag of its own; `recv_together` takes them."""
+        ...
+
+    def recv_together(self, buffers: Sequence[torch.Tensor], src: int, tags: Sequence[int]) -> Handle:
+        """Start to fill `buffers`, contiguous ones without grad, with what `send_together` sends.
+
+        The last one should have at most 1024 bytes: when it is here, so are the others, and it alone is
+        waited for where connections can break (see ``partita.runtime.comms.waiters``).
+        """
         ...
 
     def send_object(self, obj: Any, dst: int) -> None:

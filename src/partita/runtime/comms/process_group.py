@@ -10,7 +10,7 @@ import atexit
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -33,8 +33,15 @@ from partita._torch.distributed.groups import (
 )
 from partita.errors import ArgumentError, ExecutionError
 from partita.runtime.comms._objects import HEADER_BYTES, as_tensor, pack, rest_bytes, unpack
-from partita.runtime.comms._operation import Key, Operation, wait_all, words_of
-from partita.runtime.comms._staging import as_bytes, copied_back, staged_for_receiving, staged_for_sending
+from partita.runtime.comms._operation import Arrival, Departure, Key, Operation, wait_all, words_of
+from partita.runtime.comms._staging import (
+    all_copied_back,
+    as_bytes,
+    copied_back,
+    is_sent_as_it_is,
+    staged_for_receiving,
+    staged_for_sending,
+)
 from partita.runtime.comms.comm import MAX_TAG, Handle, check_peer, check_ranks, gather_through_rank_0
 from partita.runtime.comms.operation_errors import OperationErrors
 from partita.runtime.comms.own_groups import OwnGroups
@@ -184,6 +191,22 @@ class ProcessGroupComm:
         check_peer(self.rank, self.size, src, tag)
         return self._recv(buffer, src, tag)
 
+    def send_together(self, tensors: Sequence[torch.Tensor], dst: int, tags: Sequence[int]) -> Handle:
+        check_peer(self.rank, self.size, dst, tags[-1])
+        if self._use_nccl:
+            sends = zip(tensors, tags, strict=True)
+            return Departure([self._send(tensor, dst, tag) for tensor, tag in sends])
+        return self._send_over_gloo(tensors, dst, tags)
+
+    def recv_together(self, buffers: Sequence[torch.Tensor], src: int, tags: Sequence[int]) -> Handle:
+        check_peer(self.rank, self.size, src, tags[-1])
+        if self._use_nccl:
+            *others, last = [self._recv(to, src, tag) for to, tag in zip(buffers, tags, strict=True)]
+            return Arrival(others, last)
+        return self._recv_over_gloo(
+            buffers, [to if to.is_cpu else staged_for_receiving(to, _CPU) for to in buffers], src, tags
+        )
+
     def send_object(self, obj: Any, dst: int) -> None:
         check_peer(self.rank, self.size, dst)
         self._unsent.extend(self._send(as_tensor(message), dst, _OBJECT_TAG) for message in pack(obj))
@@ -279,33 +302,63 @@ class ProcessGroupComm:
         return self._use_nccl and tensor.is_cuda
 
     def _send(self, tensor: torch.Tensor, dst: int, tag: int) -> Operation:
+        if not self._on_nccl(tensor):
+            return self._send_over_gloo((tensor,), dst, (tag,))
         self._check_usable()
-        pair = self._groups.pair(self.rank, dst) if self._use_nccl and self._on_nccl(tensor) else None
-        staged = staged_for_sending(tensor, tensor.dtype, _CPU if pair is None else tensor.device)
+        pair = self._groups.pair(self.rank, dst)
+        staged = staged_for_sending(tensor, tensor.dtype, tensor.device)
         key = ("send to", dst, tag, self._begin(("sent", dst, tag)))
         try:
-            if pair is None:
-                work = self._data.send([staged], dst, tag)
-            else:
-                work = pair.send([as_bytes(staged)], 1, tag)
+            work = pair.send([as_bytes(staged)], 1, tag)
         except RuntimeError as error:
             raise self.errors.of_connection(error, (dst,), words_of(key)) from error
-        return Operation(self, work, key, (dst,), staged, None, pair)
+        return Operation(self, (work,), key, (dst,), (staged,), None, pair)
+
+    def _send_over_gloo(self, tensors: Sequence[torch.Tensor], dst: int, tags: Sequence[int]) -> Operation:
+        self._check_usable()
+        send, works = self._data.send, []
+        staged = [
+            tensor if is_sent_as_it_is(tensor) else staged_for_sending(tensor, tensor.dtype, _CPU)
+            for tensor in tensors
+        ]
+        key = ("send to", dst, tags[-1], self._begin(("sent", dst, tags[-1])))
+        try:
+            for tensor, tag in zip(staged, tags, strict=True):
+                works.append(send([tensor], dst, tag))
+        except RuntimeError as error:
+            raise self.errors.of_connection(error, (dst,), words_of(key)) from error
+        return Operation(self, works, key, (dst,), staged, None)
 
     def _recv(self, buffer: torch.Tensor, src: int, tag: int) -> Operation:
+        if not self._on_nccl(buffer):
+            return self._recv_over_gloo((buffer,), (staged_for_receiving(buffer, _CPU),), src, (tag,))
         self._check_usable()
-        pair = self._groups.pair(src, self.rank) if self._use_nccl and self._on_nccl(buffer) else None
-        staged = staged_for_receiving(buffer, _CPU if pair is None else buffer.device)
+        pair = self._groups.pair(src, self.rank)
+        staged = staged_for_receiving(buffer, buffer.device)
         finish = copied_back(buffer, staged)
         key = ("recv from", src, tag, self._begin(("received", src, tag)))
         try:
-            if pair is None:
-                work = self._data.recv([staged], src, tag)
-            else:
-                work = pair.recv([as_bytes(staged)], 0, tag)
+            work = pair.recv([as_bytes(staged)], 0, tag)
         except RuntimeError as error:
             raise self.errors.of_connection(error, (src,), words_of(key)) from error
-        return Operation(self, work, key, (src,), staged, finish, pair)
+        return Operation(self, (work,), key, (src,), (staged,), finish, pair)
+
+    def _recv_over_gloo(
+        self,
+        buffers: Sequence[torch.Tensor],
+        staged: Sequence[torch.Tensor],
+        src: int,
+        tags: Sequence[int],
+    ) -> Operation:
+        self._check_usable()
+        receive, works = self._data.recv, []
+        key = ("recv from", src, tags[-1], self._begin(("received", src, tags[-1])))
+        try:
+            for tensor, tag in zip(staged, tags, strict=True):
+                works.append(receive([tensor], src, tag))
+        except RuntimeError as error:
+            raise self.errors.of_connection(error, (src,), words_of(key)) from error
+        return Operation(self, works, key, (src,), staged, all_copied_back(buffers, staged))
 
     def _collective(
         self,
@@ -326,7 +379,8 @@ class ProcessGroupComm:
             work = post(group, staged)
         except RuntimeError as error:
             raise self.errors.of_connection(error, needs, what) from error
-        operation = Operation(self, work, key, needs, staged, copied_back(tensor, staged), None, what)
+        finish = copied_back(tensor, staged)
+        operation = Operation(self, (work,), key, needs, (staged,), finish, None, what)
         self.collectives.add(operation)
         return operation
 

@@ -134,7 +134,7 @@ class _Transfer:
     Attributes:
         rank: the other one.
         values: what the message is made of, each with its tag.
-        trailer_tag: the tag of what is sent after them.
+        trailer_tag: the tag of what is sent after the tensors.
     """
 
     action: Action
@@ -145,6 +145,16 @@ class _Transfer:
     values: Sequence[tuple[Value, int]]
     trailer_tag: int
     inbox: Inbox | None = field(default=None, init=False)
+    _bundles: list[tuple[str, int]] = field(init=False)
+    _tensors: list[Value] = field(init=False)
+    _names: list[str] = field(init=False)
+    _tags: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._bundles = [(value.name, tag) for value, tag in self.values if value.bundle]
+        self._tensors = [value for value, _ in self.values if not value.bundle]
+        self._names = [value.name for value in self._tensors]
+        self._tags = (*(tag for value, tag in self.values if not value.bundle), self.trailer_tag)
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -170,20 +180,17 @@ class Send(_Transfer):
         for earlier in self.unanswered:
             wait_all(earlier.handles)
             earlier.clear()
-        outbox, send, rank, sends = self.outbox, self.comm.send, self.rank, self.handles
-        values, data, tags = [], [], []
-        for value, tag in self.values:
-            tensor = outbox.get(value.name)
-            if value.bundle:
-                sends += send_bundle(self.comm, outbox[value.name], rank, tag)
-                continue
-            values.append(tensor)
-            data.append(self._blank(value) if tensor is None else packed(tensor))
-            tags.append(tag)
-        if tags:
-            for numbers, tag in zip(data, tags, strict=True):
-                sends.append(send(numbers, rank, tag))
-            sends.append(send(trailer_of(values, data), rank, self.trailer_tag))
+        outbox, comm = self.outbox, self.comm
+        for name, tag in self._bundles:
+            self.handles += send_bundle(comm, outbox[name], self.rank, tag)
+        if self._tensors:
+            tensors = [outbox.get(name) for name in self._names]
+            data = [
+                self._blank(value) if tensor is None else packed(tensor)
+                for value, tensor in zip(self._tensors, tensors, strict=True)
+            ]
+            data.append(trailer_of(tensors, data))
+            self.handles.append(comm.send_together(data, self.rank, self._tags))
         outbox.clear()
 
     def _blank(self, value: Value) -> Tensor:
@@ -196,54 +203,35 @@ class Send(_Transfer):
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class _Arrival:
-    """The handle of a message: of its numbers, and of the trailer, which has been sent after them.
-
-    The numbers are here when the trailer is. That is short, and so arrives whole or not at all: only for such
-    messages gloo reports reliably that a connection has ended (see ``partita.runtime.comms.waiters``).
-    """
-
-    numbers: list[Handle]
-    trailer: Handle
-
-    def wait(self) -> None:
-        self.trailer.wait()
-        finish_all(self.numbers)
-
-
-@dataclass(slots=True, eq=False, repr=False)
 class Receive(_Transfer):
     """RECV_F or RECV_B: allocates memory for a message, and starts receiving.
 
     The memory belongs to whoever takes the value: autograd keeps some of it for the backward pass. So it is
     never used for another microbatch; torch's allocator has it back when its last user lets go.
 
+    The trailer is short, and so arrives whole or not at all: only for such messages gloo reports reliably
+    that a connection has ended (see ``partita.runtime.comms.waiters``). The numbers are here when it is.
+
     Attributes:
         to: who takes the message.
     """
 
     to: Inbox
-    _bundles: list[tuple[str, int]] = field(init=False)
-    _tensors: list[tuple[Value, int]] = field(init=False)
-    _names: list[str] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._bundles = [(value.name, tag) for value, tag in self.values if value.bundle]
-        self._tensors = [(value, tag) for value, tag in self.values if not value.bundle]
-        self._names = [value.name for value, _ in self._tensors]
+    _trailer: Tensor | None = field(default=None, init=False)
 
     def run(self) -> None:
-        handles, receive, rank, stage = self.to.handles, self.comm.recv, self.rank, self.action.stage
-        empty, microbatch = self.step.empty_like_value, self.microbatch
+        comm, to, rank, stage = self.comm, self.to, self.rank, self.action.stage
         for name, tag in self._bundles:
-            self.to.values[name] = receive_bundle(self.comm, rank, tag, self.step.devices[stage], handles)
+            to.values[name] = receive_bundle(comm, rank, tag, self.step.devices[stage], to.handles)
         if not self._tensors:
             return
-        data = [empty(stage, microbatch, value) for value, _ in self._tensors]
-        numbers = [receive(to, rank, tag) for (_, tag), to in zip(self._tensors, data, strict=True)]
-        trailer = empty_trailer(data)
-        self.to.messages.append((self._names, trailer, data))
-        handles.append(_Arrival(numbers, receive(trailer, rank, self.trailer_tag)))
+        empty, microbatch = self.step.empty_like_value, self.microbatch
+        data = [empty(stage, microbatch, value) for value in self._tensors]
+        trailer = self._trailer
+        if trailer is None:  # of one length, and read before this receives again
+            trailer = self._trailer = empty_trailer(data)
+        to.messages.append((self._names, trailer, data))
+        to.handles.append(comm.recv_together([*data, trailer], rank, self._tags))
 
 
 @dataclass(slots=True, eq=False, repr=False)
