@@ -35,6 +35,7 @@ from partita.pipelining import Pipe, SplitPoint, get_schedule_class, pipeline
 from partita.pipelining.schedules import PipelineSchedule
 from partita.planning import Schedule, get_schedule
 from partita.runtime import Handle, ProcessGroupComm
+from partita.runtime.comms._starter import Starter  # noqa: PLC2701
 from partita.runtime.comms.waiters import Waiters
 
 __all__ = ["Row", "main", "measure"]
@@ -164,17 +165,18 @@ class _FakeComm(ProcessGroupComm):
         self.rank = group.rank()
         self.size = group.size()
         self.timeout = timedelta(seconds=60)
-        self._use_nccl = False
         self.name = "fake"
         self._closed = False
         self._process = os.getpid()
-        self._began = {}
         self.launched = {}
         self._unsent = deque()
         self.waiters = Waiters()
         self.collectives = set()
-        self._data = group
-        self._detector: Any = SimpleNamespace(failure=None)
+        detector: Any = SimpleNamespace(failure=None, began={})
+        no_groups: Any = None
+        self._detector = detector
+        self._starter = Starter(self, no_groups, detector, self._check_usable, use_nccl=False)
+        self._starter.data = group
         self._stage_ranks = stage_ranks
         self._trailers: dict[int, Tensor] = {}
         self._last_sent = torch.empty(0)

@@ -154,6 +154,7 @@ COVERED_BY = {
     "runtime/chunk_specs.py": "runtime/test_microbatches.py",
     "runtime/comms/_baton.py": "runtime/comms/test_in_process.py",
     "runtime/comms/_operation.py": "runtime/comms/test_process_group.py",
+    "runtime/comms/_starter.py": "runtime/test_comm_contract.py",
     "runtime/comms/comm.py": "runtime/test_comm_contract.py",
     "runtime/comms/operation_errors.py": "runtime/comms/test_process_group.py",
     "runtime/comms/own_groups.py": "runtime/comms/test_process_group.py",

@@ -21,6 +21,7 @@ from torch import Tensor
 from partita._torch.distributed.groups import RawGroup, RawWork, abort_gloo, gloo_group, group_store, prefixed
 from partita.runtime import Comm, ProcessGroupComm
 from partita.runtime.comms import own_groups
+from partita.runtime.comms._starter import Starter
 
 TYPES = frozenset({
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
@@ -105,7 +106,7 @@ def nccl_like(comm: Comm) -> Iterator[ProcessGroupComm]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(own_groups, "nccl_group", lambda *args: NcclLike(gloo_group(*args)))
         patch.setattr(own_groups, "abort_nccl", NcclLike.abort)
-        patch.setattr(ProcessGroupComm, "_on_nccl", lambda self, value: self._use_nccl and on_device(value))
+        patch.setattr(Starter, "on_nccl", lambda self, value: self.use_nccl and on_device(value))
         store = prefixed(group_store(None), "nccl-like")
         with ProcessGroupComm(store, comm.rank, comm.size, LIMIT_S, use_nccl=True) as nccl:
             nccl.barrier()

@@ -11,7 +11,8 @@ from tests.runtime.test_comm_contract import DTYPES, SHAPES, _pattern, _strided,
 from tests.runtime.worlds import endings
 
 from partita.errors import ExecutionError, PeerFailed
-from partita.runtime import Comm, ProcessGroupComm
+from partita.runtime import Comm
+from partita.runtime.comms._starter import Starter
 
 CPU = torch.device("cpu")
 RANKS = 3
@@ -134,7 +135,7 @@ def test_what_is_on_the_cpu_and_objects_go_through_gloo() -> None:
 
 def _connect_on_the_cpu(comm: Comm) -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ProcessGroupComm, "_on_nccl", lambda *_: False)
+        patch.setattr(Starter, "on_nccl", lambda *_: False)
         comm.connect(PAIRS, CPU)
     return _members(comm)
 

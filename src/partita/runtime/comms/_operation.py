@@ -17,7 +17,7 @@ from partita.runtime.comms.operation_errors import OperationErrors
 from partita.runtime.comms.waiters import Waiters
 from partita.runtime.failures.thread_activity import WAITING
 
-__all__ = ["Arrival", "Departure", "Operation", "finish_all", "wait_all", "words_of"]
+__all__ = ["Operation", "Owner", "ReceivedTogether", "SentTogether", "finish_all", "wait_all", "words_of"]
 
 _PACKET_BYTES = 1024
 """A message of at most so many bytes arrives whole or not at all."""
@@ -32,6 +32,7 @@ class Owner(Protocol):
     """The comm that an operation belongs to.
 
     Attributes:
+        rank: this one.
         timeout: how long a wait may take.
         name: the same on all ranks, and of no other comm.
         waiters: the threads for waits that a failure does not end.
@@ -40,6 +41,7 @@ class Owner(Protocol):
         launched: of each NCCL communicator the last message, which the device runs after all others.
     """
 
+    rank: int
     timeout: timedelta
     name: str
     waiters: Waiters
@@ -165,7 +167,7 @@ class Operation:
 
 
 @dataclass(slots=True, eq=False)
-class Arrival:
+class ReceivedTogether:
     """The handle of messages that are one for their user, where each has an operation of its own. The others
     have come when the last one has.
     """
@@ -179,7 +181,7 @@ class Arrival:
 
 
 @dataclass(slots=True, eq=False)
-class Departure:
+class SentTogether:
     """The handle of such messages at their sender."""
 
     handles: Sequence[Handle]
@@ -193,7 +195,7 @@ def wait_all(handles: Sequence[Handle]) -> None:
     if len(handles) == 1:
         handles[0].wait()
         return
-    single = [one for it in handles for one in (it.handles if isinstance(it, Departure) else (it,))]
+    single = [one for it in handles for one in (it.handles if isinstance(it, SentTogether) else (it,))]
     blocking = [it for it in single if isinstance(it, Operation) and it.may_block_for_good]
     if blocking:
         for comm in {id(it.comm): it.comm for it in blocking}.values():
@@ -207,7 +209,7 @@ def finish_all(handles: Iterable[Handle]) -> None:
     for handle in handles:
         if isinstance(handle, Operation):
             handle.finish()
-        elif isinstance(handle, Departure):
+        elif isinstance(handle, SentTogether):
             finish_all(handle.handles)
         else:
             handle.wait()

@@ -26,7 +26,7 @@ import torch
 from partita._torch.tensors.tensor_text import tensor_text
 from partita.errors import ArgumentError, ExecutionError, SignatureMismatch
 from partita.runtime.comms._baton import Baton
-from partita.runtime.comms._operation import Arrival, Departure
+from partita.runtime.comms._operation import ReceivedTogether, SentTogether
 from partita.runtime.comms.comm import Handle, check_peer, check_ranks, gather_through_rank_0
 
 __all__ = ["InProcessComm", "InProcessWorld"]
@@ -198,11 +198,11 @@ class InProcessComm:
         )
 
     def send_together(self, tensors: Sequence[torch.Tensor], dst: int, tags: Sequence[int]) -> Handle:
-        return Departure([self.send(tensor, dst, tag) for tensor, tag in zip(tensors, tags, strict=True)])
+        return SentTogether([self.send(tensor, dst, tag) for tensor, tag in zip(tensors, tags, strict=True)])
 
     def recv_together(self, buffers: Sequence[torch.Tensor], src: int, tags: Sequence[int]) -> Handle:
         *others, last = [self.recv(to, src, tag) for to, tag in zip(buffers, tags, strict=True)]
-        return Arrival(others, last)
+        return ReceivedTogether(others, last)
 
     def send_object(self, obj: Any, dst: int) -> None:
         check_peer(self.rank, self.size, dst)

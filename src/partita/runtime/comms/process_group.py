@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import atexit
 import os
-import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -33,15 +32,8 @@ from partita._torch.distributed.groups import (
 )
 from partita.errors import ArgumentError, ExecutionError
 from partita.runtime.comms._objects import HEADER_BYTES, as_tensor, pack, rest_bytes, unpack
-from partita.runtime.comms._operation import Arrival, Departure, Key, Operation, wait_all, words_of
-from partita.runtime.comms._staging import (
-    all_copied_back,
-    as_bytes,
-    copied_back,
-    is_sent_as_it_is,
-    staged_for_receiving,
-    staged_for_sending,
-)
+from partita.runtime.comms._operation import Operation, wait_all
+from partita.runtime.comms._starter import Starter
 from partita.runtime.comms.comm import MAX_TAG, Handle, check_peer, check_ranks, gather_through_rank_0
 from partita.runtime.comms.operation_errors import OperationErrors
 from partita.runtime.comms.own_groups import OwnGroups
@@ -54,7 +46,6 @@ from partita.runtime.failures.stalls import STALLS
 
 __all__ = ["ProcessGroupComm"]
 
-_CPU = torch.device("cpu")
 _OBJECT_TAG = MAX_TAG + 1
 _MEET_TAG = MAX_TAG + 2
 _MAX_UNSENT = 1000
@@ -86,7 +77,6 @@ class ProcessGroupComm:
         self.size = size
         self.timeout = timedelta(seconds=timeout_s)
         self.name = name or f"unnamed {id(self)}"
-        self._use_nccl = use_nccl
         self._closed = False
         self._process = os.getpid()
         self._unsent: deque[Operation] = deque()
@@ -99,10 +89,10 @@ class ProcessGroupComm:
         self._groups = OwnGroups(
             store, rank, size, timeout_s, self._check_usable, self._meet, self.errors.of_connection
         )
-        self._began = self._detector.began
+        self._starter = Starter(self, self._groups, self._detector, self._check_usable, use_nccl=use_nccl)
         self._detector.start()
         try:
-            self._data = self._groups.of_all("data")
+            self._starter.data = self._groups.of_all("data")
         except BaseException as error:
             self.fail(error, "connecting")
             self._detector.stop()
@@ -173,10 +163,10 @@ class ProcessGroupComm:
     def connect(self, pairs: Iterable[tuple[int, int]], device: torch.device | None = None) -> None:
         """On NCCL, open one communicator for each directed pair; gloo is connected already."""
         self._check_usable()
-        if not self._use_nccl:
+        if not self._starter.use_nccl:
             return
         probe = torch.zeros(1, device=device or "cuda")
-        if not self._on_nccl(probe):
+        if not self._starter.on_nccl(probe):
             return
         for src, dst in sorted(set(pairs)):
             if self.rank in {src, dst}:
@@ -185,41 +175,33 @@ class ProcessGroupComm:
 
     def send(self, tensor: torch.Tensor, dst: int, tag: int = 0) -> Handle:
         check_peer(self.rank, self.size, dst, tag)
-        return self._send(tensor, dst, tag)
+        return self._starter.send(tensor, dst, tag)
 
     def recv(self, buffer: torch.Tensor, src: int, tag: int = 0) -> Handle:
         check_peer(self.rank, self.size, src, tag)
-        return self._recv(buffer, src, tag)
+        return self._starter.recv(buffer, src, tag)
 
     def send_together(self, tensors: Sequence[torch.Tensor], dst: int, tags: Sequence[int]) -> Handle:
         check_peer(self.rank, self.size, dst, tags[-1])
-        if self._use_nccl:
-            sends = zip(tensors, tags, strict=True)
-            return Departure([self._send(tensor, dst, tag) for tensor, tag in sends])
-        return self._send_over_gloo(tensors, dst, tags)
+        return self._starter.send_together(tensors, dst, tags)
 
     def recv_together(self, buffers: Sequence[torch.Tensor], src: int, tags: Sequence[int]) -> Handle:
         check_peer(self.rank, self.size, src, tags[-1])
-        if self._use_nccl:
-            *others, last = [self._recv(to, src, tag) for to, tag in zip(buffers, tags, strict=True)]
-            return Arrival(others, last)
-        return self._recv_over_gloo(
-            buffers, [to if to.is_cpu else staged_for_receiving(to, _CPU) for to in buffers], src, tags
-        )
+        return self._starter.recv_together(buffers, src, tags)
 
     def send_object(self, obj: Any, dst: int) -> None:
         check_peer(self.rank, self.size, dst)
-        self._unsent.extend(self._send(as_tensor(message), dst, _OBJECT_TAG) for message in pack(obj))
+        self._unsent.extend(self._starter.send(as_tensor(message), dst, _OBJECT_TAG) for message in pack(obj))
         while len(self._unsent) > _MAX_UNSENT:
             self._unsent.popleft().wait()
 
     def recv_object(self, src: int) -> Any:
         check_peer(self.rank, self.size, src)
         header = bytearray(HEADER_BYTES)
-        self._recv(as_tensor(header), src, _OBJECT_TAG).wait()
+        self._starter.recv(as_tensor(header), src, _OBJECT_TAG).wait()
         rest = bytearray(rest_bytes(header))
         if rest:
-            self._recv(as_tensor(rest), src, _OBJECT_TAG).wait()
+            self._starter.recv(as_tensor(rest), src, _OBJECT_TAG).wait()
         return unpack(header, rest)
 
     def all_gather_object(self, obj: Any) -> list[Any]:
@@ -233,7 +215,7 @@ class ProcessGroupComm:
         # gloo sums every dtype but int16.
         dtype = torch.int32 if tensor.dtype == torch.int16 else tensor.dtype
         what = f"all_reduce over ranks {members}"
-        return self._collective(all_reduce_sum, tensor, dtype, members, needs, what)
+        return self._starter.collective(all_reduce_sum, tensor, dtype, members, needs, what)
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> Handle:
         if not 0 <= src < self.size:
@@ -246,7 +228,9 @@ class ProcessGroupComm:
         def post(group: RawGroup, staged: torch.Tensor) -> RawWork:
             return group.broadcast(staged, src)
 
-        return self._collective(post, tensor, tensor.dtype, members, needs, f"broadcast from rank {src}")
+        return self._starter.collective(
+            post, tensor, tensor.dtype, members, needs, f"broadcast from rank {src}"
+        )
 
     def barrier(self) -> None:
         self.all_gather_object(None)
@@ -296,107 +280,14 @@ class ProcessGroupComm:
             self.fail(error, "the comm's with block")
         self.close()
 
-    # Starting and ending operations.
-
-    def _on_nccl(self, tensor: torch.Tensor) -> bool:
-        return self._use_nccl and tensor.is_cuda
-
-    def _send(self, tensor: torch.Tensor, dst: int, tag: int) -> Operation:
-        if not self._on_nccl(tensor):
-            return self._send_over_gloo((tensor,), dst, (tag,))
-        self._check_usable()
-        pair = self._groups.pair(self.rank, dst)
-        staged = staged_for_sending(tensor, tensor.dtype, tensor.device)
-        key = ("send to", dst, tag, self._begin(("sent", dst, tag)))
-        try:
-            work = pair.send([as_bytes(staged)], 1, tag)
-        except RuntimeError as error:
-            raise self.errors.of_connection(error, (dst,), words_of(key)) from error
-        return Operation(self, (work,), key, (dst,), (staged,), None, pair)
-
-    def _send_over_gloo(self, tensors: Sequence[torch.Tensor], dst: int, tags: Sequence[int]) -> Operation:
-        self._check_usable()
-        send, works = self._data.send, []
-        staged = [
-            tensor if is_sent_as_it_is(tensor) else staged_for_sending(tensor, tensor.dtype, _CPU)
-            for tensor in tensors
-        ]
-        key = ("send to", dst, tags[-1], self._begin(("sent", dst, tags[-1])))
-        try:
-            for tensor, tag in zip(staged, tags, strict=True):
-                works.append(send([tensor], dst, tag))
-        except RuntimeError as error:
-            raise self.errors.of_connection(error, (dst,), words_of(key)) from error
-        return Operation(self, works, key, (dst,), staged, None)
-
-    def _recv(self, buffer: torch.Tensor, src: int, tag: int) -> Operation:
-        if not self._on_nccl(buffer):
-            return self._recv_over_gloo((buffer,), (staged_for_receiving(buffer, _CPU),), src, (tag,))
-        self._check_usable()
-        pair = self._groups.pair(src, self.rank)
-        staged = staged_for_receiving(buffer, buffer.device)
-        finish = copied_back(buffer, staged)
-        key = ("recv from", src, tag, self._begin(("received", src, tag)))
-        try:
-            work = pair.recv([as_bytes(staged)], 0, tag)
-        except RuntimeError as error:
-            raise self.errors.of_connection(error, (src,), words_of(key)) from error
-        return Operation(self, (work,), key, (src,), (staged,), finish, pair)
-
-    def _recv_over_gloo(
-        self,
-        buffers: Sequence[torch.Tensor],
-        staged: Sequence[torch.Tensor],
-        src: int,
-        tags: Sequence[int],
-    ) -> Operation:
-        self._check_usable()
-        receive, works = self._data.recv, []
-        key = ("recv from", src, tags[-1], self._begin(("received", src, tags[-1])))
-        try:
-            for tensor, tag in zip(staged, tags, strict=True):
-                works.append(receive([tensor], src, tag))
-        except RuntimeError as error:
-            raise self.errors.of_connection(error, (src,), words_of(key)) from error
-        return Operation(self, works, key, (src,), staged, all_copied_back(buffers, staged))
-
-    def _collective(
-        self,
-        post: Callable[[RawGroup, torch.Tensor], RawWork],
-        tensor: torch.Tensor,
-        dtype: torch.dtype,
-        members: tuple[int, ...],
-        needs: tuple[int, ...],
-        what: str,
-    ) -> Operation:
-        self._check_usable()
-        on_nccl = self._on_nccl(tensor)
-        group = self._groups.collective(members, nccl=on_nccl)
-        staged = staged_for_sending(tensor, dtype, tensor.device if on_nccl else _CPU)
-        key: Key = ("collective", members, self._begin(("collective", members)), what)
-        self._detector.note_collective(key)
-        try:
-            work = post(group, staged)
-        except RuntimeError as error:
-            raise self.errors.of_connection(error, needs, what) from error
-        finish = copied_back(tensor, staged)
-        operation = Operation(self, (work,), key, needs, (staged,), finish, None, what)
-        self.collectives.add(operation)
-        return operation
-
-    def _begin(self, kind: tuple[Any, ...]) -> int:
-        """Count an operation of this kind, for ranks that ask whether this one has begun it."""
-        self._detector.thread = threading.get_ident()
-        number = self._began.get(kind, 0) + 1
-        self._began[kind] = number
-        return number
+    # Helpers.
 
     def _meet(self, members: tuple[int, ...]) -> None:
         """Return when all `members` have called it."""
         others = [member for member in members if member != self.rank]
         token = torch.zeros(1, dtype=torch.uint8)
-        handles = [self._send(token, other, _MEET_TAG) for other in others]
-        handles += [self._recv(torch.empty_like(token), other, _MEET_TAG) for other in others]
+        handles = [self._starter.send(token, other, _MEET_TAG) for other in others]
+        handles += [self._starter.recv(torch.empty_like(token), other, _MEET_TAG) for other in others]
         wait_all(handles)
 
     def _check_usable(self) -> None:
