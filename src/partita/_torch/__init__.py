@@ -6,7 +6,8 @@ and has a test of its own, so that a new torch breaks one folder, visibly.
 
 import copyreg
 
-from torch.utils._pytree import treespec_leaf
+from torch.utils._pytree import TreeSpec, treespec_leaf
 
 # A structure's leaf, in copies and pickles: torch has one, of a class that warns whenever another is made.
-copyreg.pickle(type(treespec_leaf()), lambda _: (treespec_leaf, ()))
+if type(treespec_leaf()) is not TreeSpec:
+    copyreg.pickle(type(treespec_leaf()), lambda _: (treespec_leaf, ()))
