@@ -30,7 +30,7 @@ from partita.pipelining import SplitPoint, pipeline
 from partita.pipelining.stages.stage import Stage
 from partita.runtime import InProcessWorld
 
-__all__ = ["KINDS", "CompileTime", "ShareRow", "main"]
+__all__ = ["KINDS", "CompileTime", "ShareRow", "main", "stage_passes"]
 
 
 class Attention(nn.Module):
@@ -213,7 +213,7 @@ def _stage(kind: str, width: int, backend: str | None) -> tuple[Stage, Tensor]:
 _PASSES = ("F", "B", "F again", "I", "W")
 
 
-def _passes(stage: Stage, x: Tensor) -> dict[str, float]:
+def stage_passes(stage: Stage, x: Tensor) -> dict[str, float]:
     """Seconds of each pass."""
     (name,), (output,) = stage.border.inputs, stage.border.outputs
     seed = {output: torch.ones_like(x)}
@@ -236,7 +236,7 @@ def _passes(stage: Stage, x: Tensor) -> dict[str, float]:
 def _measured(kind: str, width: int, backend: str, rounds: int) -> ShareRow:
     sides = {"eager": _stage(kind, width, None), "compiled": _stage(kind, width, backend)}
     taken: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
-    runs = {side: (lambda side=side: taken[side].append(_passes(*sides[side]))) for side in sides}
+    runs = {side: (lambda side=side: taken[side].append(stage_passes(*sides[side]))) for side in sides}
     for run in runs.values():
         run()  # compiles
     for one in taken.values():

@@ -5,6 +5,8 @@ they sleep: F 10 ms, B 20 ms, I and W 10 ms each, so that more ranks than cores 
 costs, and not the machine. What a pass takes without any runtime is a little more (timers, autograd, the
 operator), so each rank measures its own passes first, all ranks at once, and the simulator is given these
 times. Both sides run the same stages in turn; a step lasts from a barrier to the end of the slowest rank.
+
+Zero bubble with stages that Inductor has compiled: F, I and W are those of a compiled stage alone.
 """
 
 from __future__ import annotations
@@ -13,30 +15,36 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 from torch.distributed import pipelining as theirs
 from torch.nn import functional
 
+from benchmarks.compiled_pipeline import stage_passes
 from benchmarks.harness import MIN_ROUNDS, Ratio, ratio, write_json
 from benchmarks.ranks import on_ranks, timed
 from partita.pipelining import SplitPoint, get_schedule_class, pipeline
 from partita.planning import Schedule, StageCost, get_schedule, simulate
-from partita.runtime import ProcessGroupComm
+from partita.runtime import InProcessWorld, ProcessGroupComm
 
 __all__ = ["Row", "main", "measure"]
 
 _ONE_STAGE = ("GPipe", "1F1B")
+_COMPILED = ("InterleavedZeroBubble", "ZBVZeroBubble")
 _NAMES = (*_ONE_STAGE, "LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 _WIDTH = 8
 _BARE_PASSES = 9
-_LIMIT_S = 300.0
+_LIMIT_S = 600.0
+_TORCH_LIMIT_S = 120.0
+"""Of one operation of torch's schedules: where one rank fails, the others wait for it."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,7 @@ class Row:
     """One schedule on so many ranks.
 
     Attributes:
+        compiled: the backend that has compiled the stages; None where they are not.
         forward_ms: what F takes without a runtime, median of the ranks.
         backward_ms: likewise B.
         nominal_s: the simulator's makespan for passes that take exactly what they sleep.
@@ -56,6 +65,7 @@ class Row:
     schedule: str
     ranks: int
     microbatches: int
+    compiled: str | None
     forward_ms: float
     backward_ms: float
     nominal_s: float
@@ -66,35 +76,42 @@ class Row:
 
 
 def main(*, quick: bool = False, json_path: Path | None = None, console: Console | None = None) -> list[Row]:
-    """Measure every schedule on 4 and 8 ranks, print a table, and write JSON where a path is given.
+    """Measure every schedule on 4 and 8 ranks, and zero bubble compiled and not on 2 and 4; print a table,
+    and write JSON where a path is given.
 
     Args:
         quick: one schedule on two ranks, few and short microbatches, one round: whether it runs, not how
             fast.
     """
     console = console or Console()
-    cases = [("ZBVZeroBubble", 2)] if quick else [(name, ranks) for ranks in (4, 8) for name in _NAMES]
+    cases: list[tuple[str, int, str | None]] = [(name, ranks, None) for ranks in (4, 8) for name in _NAMES]
+    cases += [(name, 2, None) for name in _COMPILED]
+    cases += [(name, ranks, "inductor") for ranks in (2, 4) for name in _COMPILED]
+    if quick:
+        cases = [("ZBVZeroBubble", 2, None), ("ZBVZeroBubble", 2, "aot_eager")]
     rows = []
-    for name, ranks in cases:
-        console.print(f"{name} on {ranks} ranks", style="dim")
-        rows.append(
-            measure(name, ranks, 4 if quick else 32, 0.002 if quick else 0.010, 1 if quick else MIN_ROUNDS)
-        )
+    for name, ranks, compiled in cases:
+        console.print(f"{name} on {ranks} ranks{f', {compiled}' if compiled else ''}", style="dim")
+        size = (4, 0.002, 1) if quick else (32, 0.010, MIN_ROUNDS)
+        rows.append(measure(name, ranks, *size, compiled=compiled))
     table = Table("schedule", "ranks", "F, B, ms", "simulated, s", "here / simulated", "torch / simulated")
     for row in rows:
         other = str(row.theirs) if row.theirs is not None else row.theirs_failed
         passes = f"{row.forward_ms:.1f}, {row.backward_ms:.1f}"
         simulated = f"{row.simulated_s:.3f} ({row.nominal_s:.3f} if passes took what they sleep)"
-        table.add_row(row.schedule, str(row.ranks), passes, simulated, str(row.ours), other)
+        title = f"{row.schedule}, {row.compiled}" if row.compiled else row.schedule
+        table.add_row(title, str(row.ranks), passes, simulated, str(row.ours), other)
     console.print(table)
     write_json(json_path, "pipeline_makespan", rows)
     return rows
 
 
-def measure(name: str, ranks: int, microbatches: int, unit_s: float, rounds: int) -> Row:
+def measure(
+    name: str, ranks: int, microbatches: int, unit_s: float, rounds: int, *, compiled: str | None = None
+) -> Row:
     """Measure one schedule: F takes ``unit_s``, B twice as long, I and W as long each."""
     plan = _plan(name, ranks, microbatches)
-    timings: _Timings = on_ranks(ranks, _LIMIT_S, _body, name, microbatches, unit_s, rounds)
+    timings: _Timings = on_ranks(ranks, _LIMIT_S, _body, name, microbatches, unit_s, rounds, compiled)
     nominal = StageCost(unit_s, 2 * unit_s, unit_s, unit_s)
     measured = [timings.costs[rank] for rank in plan.stage_ranks]
     simulated = simulate(plan, measured).makespan_s
@@ -103,6 +120,7 @@ def measure(name: str, ranks: int, microbatches: int, unit_s: float, rounds: int
         name,
         ranks,
         microbatches,
+        compiled,
         1e3 * statistics.median(cost.forward_s for cost in timings.costs),
         1e3 * statistics.median(cost.backward_s for cost in timings.costs),
         simulate(plan, [nominal] * plan.stages).makespan_s,
@@ -168,27 +186,37 @@ class _Timings:
     failed: str = ""
 
 
-def _body(comm: ProcessGroupComm, name: str, microbatches: int, unit_s: float, rounds: int) -> _Timings:
+def _body(
+    comm: ProcessGroupComm, name: str, microbatches: int, unit_s: float, rounds: int, compiled: str | None
+) -> _Timings:
     plan = _plan(name, comm.size, microbatches)
-    ours = _ours(name, plan, comm.rank, comm, unit_s)
-    other = _theirs(name, plan, comm.rank, unit_s)
+    ours = _ours(name, plan, comm.rank, comm, unit_s, compiled)
+    other, failed = None, ""
+    try:
+        other = _theirs(name, plan, comm.rank, unit_s, compiled)
+    except RuntimeError as error:  # on all ranks alike
+        failed = _first_line(error)
     comm.barrier()
-    costs = comm.all_gather_object(_bare(unit_s))
-    timings = _Timings(costs, [], [])
+    costs = comm.all_gather_object(_bare(unit_s) if compiled is None else _alone(unit_s, compiled))
+    timings = _Timings(costs, [], [], failed)
     for number in range(rounds + 1):
         seconds = timed(comm, ours)
         if number:
             timings.ours.append(seconds)
-        if timings.failed:
+        if other is None or timings.failed:
             continue
         try:
             seconds = timed(comm, other)
-        except RuntimeError as error:  # whatever goes wrong there goes wrong on every rank, or ends all
-            timings.failed = f"{type(error).__name__}: {error}".partition("\n")[0]
+        except Exception as error:  # on one rank; the others' time is over then
+            timings.failed = _first_line(error)
             continue
         if number:
             timings.theirs.append(seconds)
     return timings
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 def _bare(unit_s: float) -> StageCost:
@@ -213,22 +241,50 @@ def _bare(unit_s: float) -> StageCost:
     return StageCost(f, b, i, w)
 
 
+def _alone(unit_s: float, compiled: str) -> StageCost:
+    """Medians of a few passes of a compiled stage between two others, alone in this process."""
+    x = torch.zeros(1, _WIDTH, requires_grad=True)
+    model = nn.Sequential(*(_Sleeper(unit_s) for _ in range(3)))
+    pipe = pipeline(model, (x,), split_spec={"0": SplitPoint.END, "1": SplitPoint.END})
+    (comm,) = InProcessWorld(1).run(lambda comm: comm)
+    stage = pipe.build_stage(1, comm=comm)
+    stage.compile(compiled)
+    rounds = [stage_passes(stage, x) for _ in range(1 + _BARE_PASSES)][1:]
+    f, b, i, w = (statistics.median(one[what] for one in rounds) for what in "FBIW")
+    return StageCost(f, b, i, w)
+
+
 def _ours(
-    name: str, plan: Schedule, rank: int, comm: ProcessGroupComm, unit_s: float
+    name: str,
+    plan: Schedule,
+    rank: int,
+    comm: ProcessGroupComm,
+    unit_s: float,
+    compiled: str | None,
 ) -> Callable[[], object]:
     model = nn.Sequential(*(_Sleeper(unit_s) for _ in range(plan.stages)))
     spec = {str(number): SplitPoint.END for number in range(plan.stages - 1)}
     pipe = pipeline(model, (torch.zeros(1, _WIDTH),), split_spec=spec)
     stages = [pipe.build_stage(stage, comm=comm) for stage in _stages_of(plan, rank)]
+    if compiled is not None:
+        for stage in stages:
+            stage.compile(compiled)
     schedule = get_schedule_class(name)(stages, plan.microbatches, functional.mse_loss)
     x = torch.zeros(plan.microbatches, _WIDTH)
     return lambda: schedule.step(x, target=x)
 
 
-def _theirs(name: str, plan: Schedule, rank: int, unit_s: float) -> Callable[[], object]:
-    device = torch.device("cpu")
+def _theirs(
+    name: str, plan: Schedule, rank: int, unit_s: float, compiled: str | None
+) -> Callable[[], object]:
+    device, group = torch.device("cpu"), dist.new_group(timeout=timedelta(seconds=_TORCH_LIMIT_S))
+
+    def module() -> Any:
+        return _Sleeper(unit_s) if compiled is None else torch.compile(_Sleeper(unit_s), backend=compiled)
+
     stages = [
-        theirs.PipelineStage(_Sleeper(unit_s), stage, plan.stages, device) for stage in _stages_of(plan, rank)
+        theirs.PipelineStage(module(), stage, plan.stages, device, group=group)
+        for stage in _stages_of(plan, rank)
     ]
     kind = theirs.schedules.get_schedule_class(name)
     schedule: Any = kind(
