@@ -70,19 +70,14 @@ class _Training:
         self.batch = torch.randn(64, width)
         self.passes = 1
         self.step()  # makes the optimizer's state
-        fixed_s, pass_s = self._calibrate()
-        self.passes = max(1, round((step_s - fixed_s) / pass_s))
+        while (taken_s := min(self._timed(), self._timed())) < step_s / 2:
+            self.passes *= 2
+        self.passes = max(1, round(self.passes * step_s / taken_s))
 
-    def _calibrate(self) -> tuple[float, float]:
-        """Seconds of what a step does once, and of each of its passes."""
-        seconds: dict[int, list[float]] = {1: [], 11: []}
-        for self.passes in (*seconds, *seconds, *seconds):
-            started = time.perf_counter()
-            self.step()
-            seconds[self.passes].append(time.perf_counter() - started)
-        one, eleven = (statistics.median(rounds) for rounds in seconds.values())
-        pass_s = max(eleven - one, 1e-6) / 10
-        return one - pass_s, pass_s
+    def _timed(self) -> float:
+        started = time.perf_counter()
+        self.step()
+        return time.perf_counter() - started
 
     def step(self) -> None:
         """Take a step over several batches: the same work each time."""
