@@ -26,6 +26,7 @@ from tests.pipelining.blocks_models import (
 )
 from tests.pipelining.running import assert_equal
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 from partita import verify
 from partita.errors import CaptureError, ExecutionError
@@ -274,3 +275,19 @@ def test_an_argument_that_comes_back_is_the_callers_own() -> None:
     assert returned["given"][0] is mask
     assert returned["given"][1][0] is x
     assert verify(pipe, model, (x, mask)).ok
+
+
+def test_what_a_profiler_reads_is_not_the_models_way() -> None:
+    """With stacks torch's profiler reads the gradients of a module's parameters when it first sees a call of
+    it. Here, as where one rank alone is profiled, it has seen the last stage before and the first one not.
+    """
+    pipe = pipeline(
+        nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)),
+        (torch.randn(2, 4),),
+        split_spec={"1": SplitPoint.BEGINNING},
+        frontend="modules",
+    )
+    x, last = torch.randn(2, 4), pipe.get_stage_module(1)
+    with profile(activities=[ProfilerActivity.CPU], with_stack=True):
+        expected = pipe(x)
+        assert torch.equal(copy.deepcopy(pipe, {id(last): last})(x), expected)

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from partita._torch.autograd.profiling import is_read_by_profiler
 from partita._torch.containers.pytree import tree_map, unflatten
 from partita._torch.fake.ghosts import (
     FunctionKind,
@@ -276,16 +277,15 @@ class StagePass(TorchFunctionMode):
         kind, name = describe_function(func)
         if kind is FunctionKind.METADATA or kind is FunctionKind.SETTING:
             return func(*args, **kwargs)
+        if name == "grad.__get__" and is_read_by_profiler():
+            return func(*args, **kwargs)
         if self._stopped:
             raise EndOfStage
         before = self._code_of < self.stage
         if not before and name in _STATE_PROPERTIES and self._is_state_elsewhere(args[0]):
             return self._property_elsewhere(func, name, args[0])
-        for tensor in tensors_in(args):
+        for tensor in tensors_in((*args, kwargs) if kwargs else args):
             self._check_here(tensor, name)
-        if kwargs:
-            for tensor in tensors_in(kwargs):
-                self._check_here(tensor, name)
         return self._replay.answer(name) if before else self._call(func, name, args, kwargs)
 
     def _call(self, func: Callable[..., Any], name: str, args: Any, kwargs: dict[str, Any]) -> Any:
