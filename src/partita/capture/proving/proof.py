@@ -43,6 +43,7 @@ from partita.verification.comparing.compare import EXACT, Tolerance
 
 __all__ = [
     "CLOSE",
+    "NO_MEMORY",
     "UNASKED",
     "Disproof",
     "KeepsState",
@@ -55,6 +56,9 @@ __all__ = [
 
 CLOSE = Tolerance(rtol=1e-4, atol=1e-5)
 """What ``prove="close"`` accepts."""
+
+NO_MEMORY = "the model, or its example, is on the meta device or fake, and can't run"
+"""Why nothing is compared where a tensor has no values."""
 
 _NUDGE = 1.0625
 
@@ -263,7 +267,7 @@ def _obstacle(
     state = [*model.parameters(), *model.buffers()]
     tensors = [*state, *(leaf for leaf in flatten((args, dict(kwargs)))[0] if isinstance(leaf, Tensor))]
     if not all(map(has_memory, tensors)):
-        return "the model, or its example, is on the meta device or fake, and can't run"
+        return NO_MEMORY
     state_bytes = sum(tensor.numel() * tensor.element_size() for tensor in state)
     value_bytes = max(sum(_bytes(graph)) for graph in graphs.values())
     # two copies of the state with their gradients; values, and what autograd saves of them

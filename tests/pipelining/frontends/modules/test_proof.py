@@ -16,6 +16,7 @@ from partita.errors import CaptureError, NotProven
 from partita.pipelining import Schedule1F1B, SplitPoint, UncutReference, pipeline
 from partita.pipelining.frontends.modules.pipe import ModulePipe
 from partita.pipelining.frontends.modules.proof import check_against_model
+from partita.pipelining.stages import materialise
 from partita.runtime import Comm, InProcessWorld
 from partita.verification.observing.copying import copy_module
 
@@ -236,3 +237,20 @@ def test_a_fast_path_within_forward_is_named_and_can_be_switched_off(monkeypatch
     assert torch.backends.mha.get_fastpath_enabled()
     monkeypatch.setattr(torch.backends.mha, "_is_fastpath_enabled", False)
     assert pipeline(Preference(), (x,), split_spec=at_trained, frontend="modules").proof.holds
+
+
+def test_a_model_without_memory_is_cut_and_not_proven() -> None:
+    """Its stages get memory afterwards. Torch's error about copying out of meta tensors came instead."""
+    with torch.device("meta"):
+        model, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), torch.randn(3, 4)
+    with pytest.warns(
+        NotProven, match="not proven: the model, or its example, is on the meta device or fake"
+    ):
+        pipe = pipeline(model, (x,), split_spec={"1": SplitPoint.BEGINNING}, frontend="modules")
+    whole = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    for index in range(2):
+        stage = pipe.build_stage(index)
+        materialise(stage, "cpu")
+        stage.module.load_state_dict(whole.state_dict(), strict=False)
+    x = torch.randn(3, 4)
+    assert torch.equal(pipe(x), whole(x))
