@@ -20,6 +20,7 @@ from partita.pipelining.steps.loss_weights import LossWeights, check_targets, st
 from partita.pipelining.steps.preparing.agreement import StepAgreement, agree_on_placement, rank_pairs
 from partita.pipelining.steps.preparing.arguments import Cutting, LossSide, StepArguments
 from partita.pipelining.steps.preparing.modes import follow_modes, mode_name
+from partita.pipelining.steps.preparing.outdated_copies import OutdatedCopies
 from partita.pipelining.steps.preparing.precision import current_autocast, fresh_casts
 from partita.pipelining.steps.preparing.preparation import CapturedPreparation, PreparedStep, StepPreparation
 from partita.pipelining.steps.preparing.same_data import SameData
@@ -144,7 +145,8 @@ class PipelineSchedule:
             if manual
             else CapturedPreparation(self.stages, self.comm, count)
         )
-        self._preparation = SameData(preparation, self.comm, self.stage_ranks, named=not manual)
+        preparation = SameData(preparation, self.comm, self.stage_ranks, named=not manual)
+        self._preparation = OutdatedCopies(preparation, self.comm, stages, self.stage_ranks)
         pairs = rank_pairs(by_mode, self.stage_ranks)
         self.comm.connect({pair for a, b in sorted(pairs) for pair in ((a, b), (b, a))}, stages[0].device)
 

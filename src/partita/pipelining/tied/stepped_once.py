@@ -7,8 +7,8 @@ both would apply its gradient.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -18,7 +18,9 @@ from partita._torch.tensors.versions import times_written
 from partita.errors import ExecutionError
 from partita.pipelining.stages.stage import Stage
 
-__all__ = ["SteppedOnce"]
+__all__ = ["SteppedOnce", "before_optimizers_step"]
+
+_Watcher = TypeVar("_Watcher")
 
 
 _Step = tuple["weakref.ref[Tensor]", int, "weakref.ref[Optimizer]"]
@@ -40,9 +42,7 @@ class SteppedOnce:
         self._shared = {parameter: named for parameter, named in holders.items() if len(named[1]) > 1}
         self._stepped: dict[nn.Parameter, _Step] = {}
         if self._shared:
-            watch = weakref.WeakMethod(self._before_step)
-            hook = register_optimizer_step_pre_hook(lambda *arguments: _call(watch, *arguments))
-            weakref.finalize(self, hook.remove)
+            before_optimizers_step(self, SteppedOnce._before_step)
 
     def _before_step(self, optimizer: Optimizer) -> None:
         gradients: dict[nn.Parameter, Tensor] = {}
@@ -71,7 +71,15 @@ class SteppedOnce:
         )
 
 
-def _call(watch: weakref.WeakMethod[Any], optimizer: Optimizer, *_: Any) -> None:
-    method = watch()
-    if method is not None:
-        method(optimizer)
+def before_optimizers_step(watcher: _Watcher, call: Callable[[_Watcher, Optimizer], None]) -> None:
+    """Before each step of any optimizer of the process call ``call(watcher, optimizer)``, as long as the
+    watcher lives, which this does not keep alive.
+    """
+    reference = weakref.ref(watcher)
+
+    def hook(optimizer: Optimizer, *_: Any) -> None:
+        alive = reference()
+        if alive is not None:
+            call(alive, optimizer)
+
+    weakref.finalize(watcher, register_optimizer_step_pre_hook(hook).remove)

@@ -73,7 +73,7 @@ def test_dtypes_are_worked_out_once_for_each_kind_of_autocast() -> None:
         for _ in range(2):
             with torch.autocast(*BF16):
                 schedule.step(*args, target=target)
-            counts.append(len(schedule._preparation._preparation._precision._by_autocast))
+            counts.append(len(schedule._preparation._preparation._preparation._precision._by_autocast))
         return counts
 
     assert InProcessWorld(2).run(body) == [[1, 1], [1, 1]]
