@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,6 +31,26 @@ class Across(nn.Module):
         first = self.layers[0](x).tanh()
         within = self.layers[2](self.layers[1](first).tanh()).tanh()
         return self.layers[3](within) * first  # type: ignore[no-any-return]
+
+
+class Windows(nn.Module):
+    """A part of a wide result goes past the layers, which are given a table that has no gradient."""
+
+    table: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Linear(WIDTH, 4 * WIDTH)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(6))
+        self.register_buffer("table", torch.linspace(0, 1, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        window = self.wide(x)[:, :WIDTH]
+        table = self.table.cos() * torch.ones_like(x)
+        hidden = x
+        for layer in self.layers:
+            hidden = layer(hidden).relu() * table
+        return hidden * window
 
 
 ACROSS = Case("across", Across)
@@ -163,6 +184,27 @@ def test_what_stages_on_one_rank_hand_over_is_there_once(case: Case) -> None:
         for stage in plan.stages
     ]
     assert predicted == pytest.approx(held(pipe, case, one_rank=True), rel=0.05)
+
+
+@pytest.mark.parametrize("case", [PLAIN, SKIP, Case("windows", Windows)], ids=lambda case: case.name)
+def test_as_much_is_sent_as_the_runtime_sends(case: Case) -> None:
+    """A window into wide memory seemed to be all of it, and a table without a gradient to have one."""
+    args, kwargs, _ = case.data(SAMPLES)
+    model = case.model()
+    costs = measure_units(model, args, kwargs, stages=3, repeats=1, dynamic_shapes=False)
+    plan = plan_stages(costs, 3)
+    pipe = pipeline(model, args, kwargs, plan=plan, dynamic_shapes=False)
+    sent, sent_back = ([0] * 3, [0] * 3)
+    for stage in plan.stages:
+        routes = pipe.build_stage(stage.index).routes
+        sizes = {name: math.prod(value.shape) * value.dtype.itemsize for name, value in routes.values.items()}
+        for (_, receiver), names in routes.forward.items():
+            sent[receiver] += sum(sizes[name] for name in names) * (receiver == stage.index)
+        for (sender, _), names in routes.backward.items():
+            sent_back[sender] += sum(sizes[name] for name in names) * (sender == stage.index)
+    ends = [(stage.first_unit, stage.last_unit) for stage in plan.stages]
+    assert [costs.entering_bytes(*units) for units in ends] == sent
+    assert [costs.sent_gradient_bytes(*units) for units in ends] == sent_back
 
 
 def left_to_w(pipe: Pipe, case: Case) -> list[int]:

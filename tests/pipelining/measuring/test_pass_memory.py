@@ -63,8 +63,8 @@ def test_outputs_that_share_memory_or_are_the_input_say_so(device: str) -> None:
 
     memory = pass_memory(unit(call, x(device, 4, 8)))
     assert memory.outputs == (
-        OutputMemory(0, 128, None, False, wants_gradient=True),
-        OutputMemory(0, 128, None, False, wants_gradient=True),
+        OutputMemory(0, 128, None, False, wants_gradient=True, shown=64),
+        OutputMemory(0, 128, None, False, wants_gradient=True, shown=64),
         OutputMemory(2, 128, 0, False, wants_gradient=True),
         None,
     )

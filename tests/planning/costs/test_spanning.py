@@ -6,7 +6,7 @@ import pytest
 
 from partita.errors import PlanError
 from partita.planning import CostModel, Unit
-from partita.planning.costs.spanning import NOTHING_SHARED, SpanningValue
+from partita.planning.costs.spanning import NOTHING_SHARED, SpanningValue, SpanningView
 
 
 def across(keeper: int | None = 0) -> CostModel:
@@ -30,9 +30,26 @@ def test_a_value_that_goes_past_a_stage_is_neither_kept_nor_sent_there() -> None
     assert costs.message_bytes(1, 2) == 1 + 2 * 1 + 1
 
 
-def test_a_view_of_what_goes_past_is_no_negative_message() -> None:
-    costs = dataclasses.replace(across(), crossing_bytes=(51,) * 3, crossing_grad_bytes=(51,) * 3)
-    assert (costs.entering_bytes(1, 2), costs.sent_bytes(1, 2), costs.message_bytes(1, 2)) == (0, 0, 0)
+def test_of_a_view_that_goes_past_no_more_is_left_out_than_crosses() -> None:
+    """The memory of a view of 50 bytes was left out as a whole, and a stage seemed to send nothing."""
+    views = (SpanningView(50, 20, 0, 3), SpanningView(10, 0, 0, 1))  # the second is used by unit 1 alone
+    past = SpanningValue(100, 100, 0, (3,), 0, views)
+    costs = dataclasses.replace(
+        across(), crossing_bytes=(61, 51, 51), crossing_grad_bytes=(21,) * 3, spanning=(past,)
+    )
+    assert [costs.sent_bytes(at, at) for at in range(4)] == [61, 1, 1, 0]
+    assert [costs.sent_gradient_bytes(at, at) for at in range(4)] == [0, 1, 1, 21]
+    assert [costs.received_gradient_bytes(at, at) for at in range(4)] == [21, 1, 1, 0]
+    assert (costs.entering_bytes(2, 3), costs.message_bytes(2, 2)) == (51, 1 + 2 * 1 + 1)
+    assert costs.shared_on_rank((0, 1, 2, 3, 4), (0, 1, 1, 0))[3] == (50, 20, 0)
+    assert CostModel.from_json(costs.to_json()) == costs
+
+
+def test_a_view_has_no_negative_size() -> None:
+    with pytest.raises(PlanError, match="bytes of a view is -1"):
+        SpanningView(-1, 0, 0, 1)
+    with pytest.raises(PlanError, match="gradient_bytes of a view is -1"):
+        SpanningView(1, -1, 0, 1)
 
 
 def test_the_first_stage_sends_the_models_inputs_on() -> None:

@@ -20,8 +20,9 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from partita._torch.tensors.storage import storage_of
+from partita.graph.liveness import tensor_bytes
 from partita.pipelining.measuring.pass_memory import PassMemory
-from partita.planning.costs.spanning import SpanningValue
+from partita.planning.costs.spanning import SpanningValue, SpanningView
 
 __all__ = ["KeptMemory", "UnitValues", "kept_memory"]
 
@@ -50,6 +51,7 @@ class KeptMemory:
             it to W; a stage lets go of the rest of its entry and of its exit when I has run.
         exit: what the stage in front of a border keeps of what crosses, beyond its units' own.
         spanning: the values that go past units.
+        gradients: one number a border: of the gradients that cross it, in the backward pass.
     """
 
     activations: tuple[int, ...]
@@ -58,6 +60,7 @@ class KeptMemory:
     entry_left: tuple[int, ...]
     exit: tuple[int, ...]
     spanning: tuple[SpanningValue, ...] = ()
+    gradients: tuple[int, ...] = ()
 
 
 @dataclass
@@ -72,6 +75,7 @@ class _Memory:
         writer: the last unit that writes to it.
         users: the units that are given it.
         has_gradient: whether there is a gradient of it.
+        views: what is sent of it, one for each name that has it.
     """
 
     size: int
@@ -82,6 +86,21 @@ class _Memory:
     writer: int = -1
     users: list[int] = field(default_factory=list)
     has_gradient: bool = False
+    views: list[_View] = field(default_factory=list)
+
+
+@dataclass
+class _View:
+    """A name of a storage: the bytes that it shows, who makes it, and the last unit that is given it."""
+
+    bytes: int
+    has_gradient: bool
+    maker: int
+    last: int = -1
+
+    def spanning(self) -> SpanningView:
+        gradient = self.bytes if self.has_gradient else 0
+        return SpanningView(self.bytes, gradient, self.maker, self.last)
 
 
 def kept_memory(
@@ -106,6 +125,13 @@ def kept_memory(
     storages: dict[str, _Memory] = {
         name: _Memory(_size(value), -1) for name, value in inputs.items() if isinstance(value, Tensor)
     }
+    views = {
+        name: _View(tensor_bytes(value) or 0, False, -1)
+        for name, value in inputs.items()
+        if isinstance(value, Tensor)
+    }
+    for name, view in views.items():
+        storages[name].views.append(view)
     own = [0] * len(units)
     left = [0] * len(units)
     crossing = list(storages.values())
@@ -117,7 +143,7 @@ def kept_memory(
             storage = storages.get(name)
             if storage is None:  # a number
                 continue
-            storage.last = number
+            storage.last = views[name].last = number
             storage.users.append(number)
             if written and name in written[number]:
                 storage.writer = number
@@ -128,11 +154,14 @@ def kept_memory(
         for name, output in zip(unit.outputs, memory.outputs, strict=True):
             if output is None:
                 continue
+            views[name] = _View(output.sent_bytes, output.wants_gradient, number)
             if output.of_input is not None and unit.inputs[output.of_input] in storages:
                 storages[name] = storages[unit.inputs[output.of_input]]
+                storages[name].views.append(views[name])
                 continue
             storage = own_outputs.setdefault(output.number, _Memory(output.size, number))
             storages[name] = storage
+            storage.views.append(views[name])
             storage.has_gradient |= output.wants_gradient
             if output.is_kept:
                 storage.keeper = storage.last_keeper = number
@@ -142,7 +171,7 @@ def kept_memory(
     # 2. Results stay until the end, with whoever made them.
     for name in results:
         if (storage := storages.get(name)) is not None:
-            storage.last = len(units) - 1
+            storage.last = views[name].last = len(units) - 1
             if storage.keeper is None and storage.maker >= 0:
                 storage.keeper = storage.maker
     # 3. A storage counts once, for the unit that keeps it; and at each border that it crosses.
@@ -165,13 +194,30 @@ def kept_memory(
         ),
         tuple(sum(it.size for it in crossing if _leaves(it, border)) for border in borders),
         tuple(_spanning(it) for it in crossing if it.last - it.maker > 1),
+        tuple(
+            sum(
+                view.bytes
+                for view in views.values()
+                if view.has_gradient and view.maker <= border < view.last
+            )
+            for border in borders
+        ),
     )
 
 
 def _spanning(storage: _Memory) -> SpanningValue:
     users = {user for user in (*storage.users, storage.last) if user > storage.maker}
     gradient = storage.size if storage.has_gradient else 0
-    return SpanningValue(storage.size, gradient, storage.maker, tuple(sorted(users)), storage.keeper)
+    views = tuple(view.spanning() for view in storage.views if view.last > view.maker)
+    is_whole = views == (SpanningView(storage.size, gradient, storage.maker, storage.last),)
+    return SpanningValue(
+        storage.size,
+        gradient,
+        storage.maker,
+        tuple(sorted(users)),
+        storage.keeper,
+        None if is_whole else views,
+    )
 
 
 def _enters(storage: _Memory, border: int) -> bool:

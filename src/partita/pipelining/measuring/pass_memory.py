@@ -21,6 +21,7 @@ from partita._torch.containers.pytree import flatten, tree_map
 from partita._torch.operators.fused_attention import FusedAttention
 from partita._torch.tensors.live_bytes import LiveBytes
 from partita._torch.tensors.storage import WeakStorage, storage_key, storage_of
+from partita.graph.liveness import tensor_bytes
 from partita.pipelining.measuring.unit_run import UnitRun
 from partita.pipelining.stages.backward.arrivals import Arrivals
 from partita.pipelining.stages.backward.split_backward import input_pass
@@ -35,6 +36,8 @@ class OutputMemory:
     Attributes:
         number: equal for outputs that share their memory.
         size: its bytes.
+        shown: the bytes of the output itself, where it is a view of another size than its memory: they are
+            what is sent of it.
         of_input: the input whose memory it is; None where the unit made it.
         is_kept: whether the unit's backward pass needs it.
         wants_gradient: whether it has one.
@@ -45,6 +48,12 @@ class OutputMemory:
     of_input: int | None
     is_kept: bool
     wants_gradient: bool = False
+    shown: int | None = None
+
+    @property
+    def sent_bytes(self) -> int:
+        """What a stage sends of it."""
+        return self.size if self.shown is None else self.shown
 
 
 @dataclass(frozen=True)
@@ -110,6 +119,7 @@ def _kept(unit: UnitRun) -> tuple[int, tuple[bool, ...], tuple[OutputMemory | No
         outputs = unit.call(*arguments)
         keys, sizes = zip(*map(_memory_of, outputs), strict=True) if outputs else ((), ())
         wants = [isinstance(it, Tensor) and it.requires_grad for it in outputs]
+        shown = [tensor_bytes(it) for it in outputs]
         edges = [get_gradient_edge(it) for it in outputs if isinstance(it, Tensor) and it.requires_grad]
         workspace = live.most - live.now()
         del outputs, arguments
@@ -124,8 +134,9 @@ def _kept(unit: UnitRun) -> tuple[int, tuple[bool, ...], tuple[OutputMemory | No
             input_of.get(key),
             keeps_input[input_of[key]] if key in input_of else key in alive,
             wants_gradient,
+            None if sent == size else sent,
         )
-        for key, size, wants_gradient in zip(keys, sizes, wants, strict=True)
+        for key, size, wants_gradient, sent in zip(keys, sizes, wants, shown, strict=True)
     )
     own = sum(size for key, size in alive.items() if key not in keys)
     del edges

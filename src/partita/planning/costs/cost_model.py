@@ -169,27 +169,28 @@ class CostModel:
         """What a stage of the units from `first` to `last` is sent for one microbatch, in bytes."""
         if not first:
             return 0
-        past = sum(it.bytes for it in self._past_stage(first, last))
-        return max(self.crossing_bytes[first - 1] - past, 0)  # a view crosses, and its whole memory goes past
+        past = sum(it.sent_bytes(first - 1) for it in self._past_stage(first, last))
+        return max(self.crossing_bytes[first - 1] - past, 0)
 
     def sent_bytes(self, first: int, last: int) -> int:
         """What it sends on."""
         if last + 1 == len(self.units):
             return 0
-        return max(self.crossing_bytes[last] - sum(it.bytes for it in self._past_stage(first, last)), 0)
+        past = sum(it.sent_bytes(last) for it in self._past_stage(first, last))
+        return max(self.crossing_bytes[last] - past, 0)
 
     def sent_gradient_bytes(self, first: int, last: int) -> int:
         """What it sends back: the gradient of what it was sent."""
         if not first:
             return 0
-        past = sum(it.gradient_bytes for it in self._past_stage(first, last))
+        past = sum(it.sent_gradient_bytes(first - 1) for it in self._past_stage(first, last))
         return max(self.gradient_bytes[first - 1] - past, 0)
 
     def received_gradient_bytes(self, first: int, last: int) -> int:
         """What it is sent back."""
         if last + 1 == len(self.units):
             return 0
-        past = sum(it.gradient_bytes for it in self._past_stage(first, last))
+        past = sum(it.sent_gradient_bytes(last) for it in self._past_stage(first, last))
         return max(self.gradient_bytes[last] - past, 0)
 
     def left_bytes(self, first: int, last: int) -> int:
@@ -291,24 +292,25 @@ class CostModel:
         if first:
             across = self._across[first - 1]
             if any(there == first - 1 for _, there in on_rank):
-                entering = self.crossing_bytes[first - 1] - sum(it.bytes for it in across)
-                sent = self.gradient_bytes[first - 1] - sum(it.gradient_bytes for it in across)
+                entering = self.crossing_bytes[first - 1] - sum(it.sent_bytes(first - 1) for it in across)
+                sent = self.gradient_bytes[first - 1]
+                sent -= sum(it.sent_gradient_bytes(first - 1) for it in across)
             for it in across:
                 if it.is_used_in(first, last) and any(
                     here < first and (here <= max(it.maker, 0) <= there or it.is_used_in(here, there))
                     for here, there in on_rank
                 ):
-                    entering += it.bytes
-                    sent += it.gradient_bytes
+                    entering += it.sent_bytes(first - 1)
+                    sent += it.sent_gradient_bytes(first - 1)
         if last + 1 < len(self.units):
             across = self._across[last]
             if any(here == last + 1 for here, _ in on_rank):
-                received = self.gradient_bytes[last] - sum(it.gradient_bytes for it in across)
+                received = self.gradient_bytes[last] - sum(it.sent_gradient_bytes(last) for it in across)
             for it in across:
                 later = [user for user in it.users if user > last]
                 touched = it.maker >= first or it.is_used_in(first, last)
                 if touched and all(any(here <= user <= there for here, there in on_rank) for user in later):
-                    received += it.gradient_bytes
+                    received += it.sent_gradient_bytes(last)
         return SharedOnRank(*(max(size, 0) for size in (entering, sent, received)))
 
     def message_bytes(self, first: int, last: int, shared: SharedOnRank = NOTHING_SHARED) -> int:

@@ -9,7 +9,35 @@ from typing import NamedTuple
 from partita.errors import PlanError
 from partita.planning._check import require_amount
 
-__all__ = ["NOTHING_SHARED", "SharedOnRank", "SpanningValue"]
+__all__ = ["NOTHING_SHARED", "SharedOnRank", "SpanningValue", "SpanningView"]
+
+
+@dataclass(frozen=True)
+class SpanningView:
+    """What is sent of the memory of a value: the whole of it, or, of a view, what the view shows.
+
+    Attributes:
+        bytes: of the view, for one microbatch.
+        gradient_bytes: of its gradient; 0 where it has none.
+        maker: the unit that makes the view.
+        last: the last unit that is given it.
+
+    Raises:
+        PlanError: a negative number of bytes.
+    """
+
+    bytes: int
+    gradient_bytes: int
+    maker: int
+    last: int
+
+    def __post_init__(self) -> None:
+        require_amount(self.bytes, "bytes of a view")
+        require_amount(self.gradient_bytes, "gradient_bytes of a view")
+
+    def crosses(self, border: int) -> bool:
+        """Whether it is made in front of the border and used behind it."""
+        return self.maker <= border < self.last
 
 
 @dataclass(frozen=True)
@@ -17,11 +45,12 @@ class SpanningValue:
     """A value that goes past a unit: made in front of it, and used behind it, such as a skip connection.
 
     Attributes:
-        bytes: of the value, for one microbatch.
+        bytes: of the value's memory, for one microbatch.
         gradient_bytes: of its gradient; 0 where it has none.
         maker: the unit that makes it; -1 for an input of the model.
         users: the units that are given it, in order.
         keeper: the first unit whose backward pass needs it; None: no unit's.
+        views: what is sent of it, where that is not the whole of its memory; None where it is.
 
     Raises:
         PlanError: users out of order, or a negative number of bytes.
@@ -32,6 +61,7 @@ class SpanningValue:
     maker: int
     users: tuple[int, ...]
     keeper: int | None = None
+    views: tuple[SpanningView, ...] | None = None
 
     def __post_init__(self) -> None:
         require_amount(self.bytes, "bytes of a spanning value")
@@ -51,6 +81,18 @@ class SpanningValue:
     def is_used_in(self, first: int, last: int) -> bool:
         """Whether one of the units from `first` to `last` is given it."""
         return any(first <= user <= last for user in self.users)
+
+    def sent_bytes(self, border: int) -> int:
+        """What of it crosses a border between its maker and its last user."""
+        if self.views is None:
+            return self.bytes
+        return sum(view.bytes for view in self.views if view.crosses(border))
+
+    def sent_gradient_bytes(self, border: int) -> int:
+        """What of its gradient crosses back."""
+        if self.views is None:
+            return self.gradient_bytes
+        return sum(view.gradient_bytes for view in self.views if view.crosses(border))
 
 
 class SharedOnRank(NamedTuple):

@@ -134,6 +134,7 @@ def cost_model(
             )
         ),
         tuple(sizes[end] for end in ends),
+        kept.gradients,
         entry_bytes=kept.entry,
         entry_left_bytes=kept.entry_left,
         exit_bytes=kept.exit,
