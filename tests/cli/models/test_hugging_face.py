@@ -30,6 +30,17 @@ def build(device: str = "meta", **options: Any) -> Built:
     return build_hugging_face(HuggingFaceModel(**options), device)
 
 
+def test_no_part_of_a_model_makes_a_cache_for_generation_unless_it_is_asked_to() -> None:
+    """Of a configuration with parts, the text's went on making caches: results of every layer, which were
+    planned to be kept and sent to the end.
+    """
+    text = [f"text_config.{setting}" for setting in (*LLAMA, "head_dim=8", "max_position_embeddings=8")]
+    config = build(place="gemma3", settings=text).model.config
+    assert config.text_config.use_cache is False
+    asked = build(place="gemma3", settings=[*text, "text_config.use_cache=true"]).model.config
+    assert asked.text_config.use_cache is True
+
+
 def test_a_type_and_settings_make_a_model_without_memory_and_with_its_loss() -> None:
     built = build(place="llama", settings=LLAMA, batch=2, sequence=8)
     assert type(built.model).__name__ == "LlamaForCausalLM"

@@ -83,12 +83,23 @@ def _as_usage_error(model_class: type[nn.Module]) -> Iterator[None]:
 
 
 def _prepare_training(config: Any, settings: Mapping[str, Any]) -> None:
-    if hasattr(config, "use_cache") and "use_cache" not in settings:
-        config.use_cache = False  # for generation only: in training it would travel from stage to stage
+    for name, part in _parts(config):
+        if hasattr(part, "use_cache") and f"{name}use_cache" not in settings:
+            part.use_cache = False  # for generation only: in training it would travel from stage to stage
     starts = getattr(config, "decoder_start_token_id", None) is not None
     if getattr(config, "is_encoder_decoder", False) and not starts:
         # Labels are shifted behind it, and a type's own defaults don't name it.
         config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
+
+
+def _parts(config: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """A configuration and those within it, such as of the text beside that of images, each with what is
+    written in front of its settings.
+    """
+    yield name, config
+    for inner in config.sub_configs:
+        if (part := getattr(config, inner, None)) is not None:
+            yield from _parts(part, f"{name}{inner}.")
 
 
 def _dtype(config: Any, name: str | None) -> torch.dtype:
