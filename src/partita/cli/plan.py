@@ -18,9 +18,8 @@ from partita.cli.options.plan_options import (
     LIST_SCHEDULE,
     PlanOptions,
     device_names,
-    read_costs,
-    refuse_model_options,
 )
+from partita.cli.options.saved_costs import SavedCosts, refuse_model_options
 from partita.cli.output.output_files import check_outputs, write_outputs
 from partita.cli.output.progress import progress_bar
 from partita.cli.output.stdout import drawing_width, stdout_console
@@ -132,7 +131,13 @@ def plan(
     # Costs, then plans, then what changes would bring.
     assumed = {"parameter copies": f"{parameter_copies:g}"}
     if source is None:
-        costs = read_costs(Path(str(model)))
+        saved = SavedCosts.read(Path(str(model)), device)
+        costs = saved.costs
+        if saved.dtype is not None:
+            request = request.in_dtype(saved.dtype)
+            assumed = {"dtype": saved.dtype, **assumed}
+        if saved.seconds:
+            assumed = {"seconds": saved.seconds, **assumed}
     else:
         from partita.cli.models.measured_costs import measure_costs
 
@@ -169,6 +174,7 @@ def plan(
 def _assumptions(assumed: Mapping[str, str]) -> str:
     """What a plan's memory and times are for, and which options change it."""
     lines = [f"a microbatch: {assumed['microbatch']}"] if assumed.get("microbatch") else []
+    lines += [f"seconds: {assumed['seconds']}"] if "seconds" in assumed else []
     dtype = f" ({assumed['dtype']})" if "dtype" in assumed else ""
     lines.append(
         f"memory: {assumed['parameter copies']} times the parameters{dtype}, for them, their gradients and "

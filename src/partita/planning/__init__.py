@@ -10,6 +10,8 @@
 from __future__ import annotations
 
 from partita.planning.costs.cost_model import CostModel
+from partita.planning.costs.costed_for import CostedFor
+from partita.planning.costs.other_device import costs_for_device
 from partita.planning.costs.recompute import recomputed_cost
 from partita.planning.costs.stage_cost import StageCost
 from partita.planning.costs.units import TiedUnits, Unit
@@ -44,6 +46,7 @@ __all__ = [
     "Change",
     "Cluster",
     "CostModel",
+    "CostedFor",
     "CutReason",
     "Device",
     "Gradient",
@@ -62,6 +65,7 @@ __all__ = [
     "StagePlan",
     "TiedUnits",
     "Unit",
+    "costs_for_device",
     "devices",
     "explain_cuts",
     "get_device",

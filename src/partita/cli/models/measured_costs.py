@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
@@ -12,10 +11,11 @@ from dataclasses import dataclass
 import torch
 
 from partita._torch.containers.pytree import flatten
-from partita._torch.tensors.tensor_text import dtype_and_shape, short_name
+from partita._torch.tensors.tensor_text import dtype_and_shape
 from partita.cli.models.model_source import ModelSource
 from partita.cli.models.user_file import Built
 from partita.pipelining import measure_units
+from partita.pipelining.measuring.costed_for import most_common_dtype
 from partita.planning import CostModel, Device
 from partita.reporting import format_count
 
@@ -40,10 +40,6 @@ class MeasuredCosts:
     def of(cls, built: Built, costs: CostModel) -> MeasuredCosts:
         """Those of a model that has been costed; what its inputs leave unused is told on standard error."""
         _tell_unused_parameters(built, costs)
-        sizes = Counter[torch.dtype]()
-        for parameter in built.model.parameters():
-            sizes[parameter.dtype] += parameter.numel()
-        most = next((short_name(dtype) for dtype, _ in sizes.most_common(1)), None)
         named = [(f"argument {place}", value) for place, value in enumerate(built.args)]
         tensors = [
             f"{name} {dtype_and_shape(leaf.dtype, leaf.shape)}"
@@ -51,7 +47,7 @@ class MeasuredCosts:
             for leaf in flatten(value)[0]
             if isinstance(leaf, torch.Tensor)
         ]
-        return cls(costs, most, ", ".join(tensors))
+        return cls(costs, most_common_dtype(built.model.parameters()), ", ".join(tensors))
 
 
 def measure_costs(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,8 +16,6 @@ __all__ = [
     "PlanOptions",
     "device_names",
     "plan_schedules",
-    "read_costs",
-    "refuse_model_options",
 ]
 
 Progress = Callable[[float], None]
@@ -153,29 +151,3 @@ def plan_schedules(names: str) -> tuple[str, ...]:
 def device_names(file: Path | None = None) -> list[str]:
     """The names that ``--devices`` knows."""
     return sorted(devices(file))
-
-
-def read_costs(path: Path) -> CostModel:
-    """Read a cost model that was saved.
-
-    Raises:
-        UsageError: the file can't be read.
-        PlanError: it is no cost model.
-    """
-    try:
-        return CostModel.from_json(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} can't be read ({error}): give a saved cost model, or a model") from error
-
-
-def refuse_model_options(costs: str, options: Mapping[str, object]) -> None:
-    """Refuse options that say what a model is, where its costs are there already.
-
-    Raises:
-        UsageError: one of them is given.
-    """
-    for option, value in options.items():
-        if value:
-            raise UsageError(
-                f"{option} is given with {costs}, costs that were saved: leave it out, or name the model"
-            )

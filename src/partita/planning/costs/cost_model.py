@@ -10,6 +10,7 @@ from itertools import pairwise
 from partita.errors import PlanError
 from partita.planning import _json
 from partita.planning._check import require_amount, require_count
+from partita.planning.costs.costed_for import CostedFor
 from partita.planning.costs.spanning import NOTHING_SHARED, SharedOnRank, SpanningValue
 from partita.planning.costs.units import TiedUnits, Unit
 
@@ -36,6 +37,7 @@ class CostModel:
         spanning: the values that go past units. Of what crosses a border, a stage is sent, keeps and sends
             on only what it makes or uses itself; the rest goes past it, from its maker to its users.
         tied: parameters that several units count as their own.
+        costed_for: the device that seconds were worked out for; None where they were measured or made up.
 
     Raises:
         PlanError: no units, a name used twice, or a length, a border or tied parameters that don't fit the
@@ -55,6 +57,7 @@ class CostModel:
     entry_left_bytes: tuple[int, ...] | None = None
     spanning: tuple[SpanningValue, ...] = ()
     tied: tuple[TiedUnits, ...] = ()
+    costed_for: CostedFor | None = None
 
     def __post_init__(self) -> None:
         require_count(len(self.units), "the number of units")

@@ -23,6 +23,7 @@ from partita.pipelining.frontends.graph.branches import branch_nodes
 from partita.pipelining.frontends.graph.units.unit_runs import GraphLoss, graph_units
 from partita.pipelining.frontends.graph.writes import uncut_positions
 from partita.pipelining.interface.compile_options import CompileOptions
+from partita.pipelining.measuring.costed_for import costed_for
 from partita.pipelining.measuring.kept_memory import kept_memory
 from partita.pipelining.measuring.meter import meter_for
 from partita.pipelining.measuring.pass_memory import PassMemory, pass_memory
@@ -140,6 +141,7 @@ def cost_model(
         exit_bytes=kept.exit,
         spanning=kept.spanning,
         tied=_tied(parameters),
+        costed_for=None if speeds is None else costed_for(gm.parameters(), speeds),
     )
 
 
