@@ -30,6 +30,13 @@ def build(device: str = "meta", **options: Any) -> Built:
     return build_hugging_face(HuggingFaceModel(**options), device)
 
 
+def test_a_configuration_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"model_type": "llama", "hidden_size": 16}', encoding="utf-8-sig")
+    settings = [*LLAMA[:1], *LLAMA[2:]]
+    assert build(config_json=path, settings=settings).model.config.hidden_size == 16
+
+
 def test_no_part_of_a_model_makes_a_cache_for_generation_unless_it_is_asked_to() -> None:
     """Of a configuration with parts, the text's went on making caches: results of every layer, which were
     planned to be kept and sent to the end.

@@ -35,6 +35,12 @@ def test_costs_of_the_same_device_are_as_they_were(tmp_path: Path) -> None:
     )
 
 
+def test_costs_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(MEASURED.to_json(), encoding="utf-8-sig")
+    assert SavedCosts.read(path, None).costs == MEASURED
+
+
 def test_what_is_not_known_of_seconds_is_said(tmp_path: Path) -> None:
     path = saved(tmp_path, MEASURED)
     words = f"as {path} has them, taken for those of A100"

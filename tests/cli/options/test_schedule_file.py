@@ -26,6 +26,17 @@ def test_the_name_of_a_file_does_not_matter(tmp_path: Path) -> None:
     assert isinstance(read_schedule_file(path), Plan)
 
 
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    """As those that a spreadsheet writes: it was read as a part of the first action."""
+    path = tmp_path / "order.csv"
+    schedule = get_schedule("GPipe")(2, 2)
+    for text in (schedule.to_csv(), schedule.to_json()):
+        path.write_text(text, encoding="utf-8-sig")
+        read = read_schedule_file(path)
+        assert isinstance(read, Schedule)
+        assert read.rows == schedule.rows
+
+
 def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "order.csv"
     path.write_bytes(b"\xff\xfe")

@@ -94,6 +94,12 @@ def test_a_file_of_ones_own_adds_a_device(tmp_path: Path) -> None:
     assert "mine" not in devices()
 
 
+def test_a_file_of_ones_own_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "devices.toml"
+    path.write_text("[H100]\nmemory_bytes = 94\n", encoding="utf-8-sig")
+    assert get_device("H100", path).memory_bytes == 94
+
+
 def test_a_file_of_ones_own_changes_what_it_names_and_nothing_else(tmp_path: Path) -> None:
     path = file_of(tmp_path, "[h100]\nmemory_bytes = 94_000_000_000\nflops_per_s = { bfloat16 = 7e14 }\n")
     before, after = get_device("H100"), get_device("H100", path)

@@ -169,7 +169,7 @@ def _read_values(transformers: ModuleType, model: HuggingFaceModel) -> tuple[dic
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UsageError(f"{path} can't be read ({error.strerror}): {_WAY_OUT}") from error
     except (ValueError, RecursionError) as error:

@@ -53,7 +53,7 @@ class SavedCosts:
 
 def _read(path: Path) -> CostModel:
     try:
-        return CostModel.from_json(path.read_text(encoding="utf-8"))
+        return CostModel.from_json(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} can't be read ({error}): give a saved cost model, or a model") from error
 

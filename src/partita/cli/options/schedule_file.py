@@ -27,7 +27,7 @@ def read_schedule_file(path: Path) -> Plan | Schedule:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise UsageError(f"{path} can't be read ({error.strerror}): give a plan or a schedule") from error
     except UnicodeDecodeError as error:

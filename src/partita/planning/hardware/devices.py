@@ -197,7 +197,7 @@ def _shipped() -> Mapping[str, Mapping[str, Any]]:
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(
             f"the file of devices {str(path)!r} can't be read ({error}): give one that can"
