@@ -18,8 +18,8 @@ _ATTENTION = frozenset(
     }
 )
 _FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-_FUSED_BY_WIDTHS = torch.ops.aten._scaled_dot_product_efficient_attention.default
-"""The one that takes values of another width than the keys."""
+_FUSED_WITH_BIAS = torch.ops.aten._scaled_dot_product_efficient_attention.default
+"""The one that takes values of another width than the keys, and whose mask may be learned (as T5's is)."""
 
 
 class FusedAttention(TorchFunctionMode):
@@ -58,17 +58,18 @@ def _attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     fits = query.is_meta and query.dim() == key.dim() == value.dim() == 4
-    learned = attn_mask is not None and attn_mask.requires_grad  # the fused operator has no gradient for it
+    learned = attn_mask is not None and attn_mask.requires_grad
     one_width = fits and query.size(-1) == key.size(-1) == value.size(-1)
     one_count = fits and query.size(1) == key.size(1) == value.size(1)
-    if learned or not (one_width or one_count):
+    with_bias = learned or not one_width
+    if not fits or (with_bias and not one_count):
         options = {"scale": scale, "enable_gqa": enable_gqa}
         result: Tensor = func(query, key, value, attn_mask, dropout_p, is_causal, **options)
         return result
-    if not one_width:
+    if with_bias:
         shape = (*query.shape[:-1], key.size(-2))
         bias = None if attn_mask is None else attn_mask.to(query.dtype).expand(shape)
-        return cast("Tensor", _FUSED_BY_WIDTHS(query, key, value, bias, True, 0.0, is_causal, scale=scale)[0])
+        return cast("Tensor", _FUSED_WITH_BIAS(query, key, value, bias, True, 0.0, is_causal, scale=scale)[0])
     # On meta tensors it takes fewer keys than queries (grouped queries) as it is.
     output: Tensor = _FUSED(query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale)[0]
     return output
