@@ -184,9 +184,8 @@ def _assumptions(assumed: Mapping[str, str]) -> str:
 
 
 def _show(console: Console, planned: Planned) -> None:
-    least = min((limit for limit in planned.limits if limit is not None), default=None)
     console.print(planned_table(planned_stage_rows(planned.plan)))
-    console.print(candidate_table(planned.rows()[:_MOST_ROWS], limit=least, title="Candidates"))
+    console.print(candidate_table(planned.rows()[:_MOST_ROWS], limits=planned.limits, title="Candidates"))
     console.print()
     timeline = simulation_timeline(planned.simulation, planned.plan.schedule)
     console.print(timeline_drawing(timeline, drawing_width(console), most_lanes=_MOST_LANES), soft_wrap=True)

@@ -118,7 +118,7 @@ def _show(
 ) -> None:
     best = ranked[0]
     console.print(
-        candidate_table([subject.row(one) for one in ranked], unit=subject.unit, limit=subject.limit)
+        candidate_table([subject.row(one) for one in ranked], unit=subject.unit, limits=subject.limits)
     )
     for name, reason in refused.items():
         console.print(

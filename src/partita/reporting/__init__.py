@@ -25,7 +25,13 @@ from partita.reporting.drawing.units import (
     format_seconds,
     format_share,
 )
-from partita.reporting.plan.candidates import CandidateRow, MemoryUnit, candidate_table, format_memory
+from partita.reporting.plan.candidates import (
+    CandidateRow,
+    MemoryUnit,
+    candidate_table,
+    format_memory,
+    limit_words,
+)
 from partita.reporting.plan.modules import outermost_modules, summarise_modules
 from partita.reporting.plan.plan_html import render_plan_html
 from partita.reporting.plan.plan_report import CutRow, GainRow, MemoryLane, PlannedStageRow, PlanReport
@@ -116,6 +122,7 @@ __all__ = [
     "format_seconds",
     "format_share",
     "key_figures",
+    "limit_words",
     "loss_table",
     "measured_timeline",
     "memory_lanes",

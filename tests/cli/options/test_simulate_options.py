@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from partita.cli.options.schedule_cases import simulate_cases
 from partita.cli.options.simulate_options import SimulateOptions
 from partita.errors import UsageError
+from partita.planning import Cluster, CostModel, Unit, plan_stages
 
 
 def options(
@@ -19,9 +21,24 @@ def options(
 
 def test_memory_is_counted_in_microbatches_until_somebody_says_how_large_they_are() -> None:
     assert options().of_times().unit == "microbatches"
-    assert options("2.5").of_times().limit == 2.5
+    assert options("2.5").of_times().limits == (2.5,) * 2
     sized = options("3GB", "1GB").of_times()
-    assert (sized.unit, sized.limit) == ("bytes", 3 * 10**9)
+    assert (sized.unit, sized.limits) == ("bytes", (3 * 10**9,) * 2)
+
+
+def test_each_rank_of_a_plan_has_the_memory_of_its_own_device(tmp_path: Path) -> None:
+    """For devices that differ there was no limit at all, and what was too much seemed to fit."""
+    units = tuple(Unit(f"block{number}", 0.001, 0.002, activation_bytes=10) for number in range(4))
+    plan = plan_stages(CostModel(units, (0,) * 3), 2, cluster=Cluster(2, memories=(1000, 60)), microbatches=8)
+    path = tmp_path / "plan.json"
+    path.write_text(plan.to_json())
+    asked = SimulateOptions(None, None, None, "GPipe,1F1B", (None, None, None), None, None, None)
+    subject = asked.of_file(path)
+    assert subject.limits == (1000, 60)
+    simulated, _ = simulate_cases(subject.cases, lambda _: None)
+    assert {one.case.name: subject.fits(one) for one in simulated} == {"GPipe": False, "1F1B": True}
+    described = subject.as_dict(simulated, {})
+    assert (described["memory_limit"], described["memory_limits"]) == (60, [1000, 60])
 
 
 @pytest.mark.parametrize("memory", ["80GB", "many", "-1", "0"])

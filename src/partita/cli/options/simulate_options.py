@@ -28,11 +28,11 @@ __all__ = ["SimulateOptions", "SimulationSubject"]
 
 @dataclass(frozen=True)
 class SimulationSubject:
-    """What is simulated, and how its memory is counted."""
+    """What is simulated, and how its memory is counted; what each rank may hold of it."""
 
     cases: list[ScheduleCase]
     unit: MemoryUnit
-    limit: float | None
+    limits: tuple[float | None, ...]
     title: str
 
     def peak(self, one: SimulatedSchedule) -> float:
@@ -44,8 +44,9 @@ class SimulationSubject:
         return 1.0 if self.unit == "bytes" else one.schedule.stages / one.schedule.ranks
 
     def fits(self, one: SimulatedSchedule) -> bool:
-        """Whether that is within the limit."""
-        return self.limit is None or self.peak(one) <= self.limit
+        """Whether each rank is within its limit."""
+        peaks = [peak / self.divided_by(one) for peak in one.simulation.peak_bytes]
+        return all(limit is None or peak <= limit for peak, limit in zip(peaks, self.limits, strict=False))
 
     def order(self, one: SimulatedSchedule) -> tuple[bool, float, float]:
         """What fits comes first, then what is faster, then what holds less."""
@@ -68,7 +69,7 @@ class SimulationSubject:
             subtitle=f"{schedule.ranks} ranks, {schedule.microbatches} microbatches, "
             f"{len(ranked)} {'schedule' if len(ranked) == 1 else 'schedules'} simulated",
             unit=self.unit,
-            limits=[self.limit] * schedule.ranks,
+            limits=self.limits[: schedule.ranks],
             divided_by=self.divided_by(best),
             left_out=refused,
         )
@@ -83,7 +84,8 @@ class SimulationSubject:
         """All that was simulated, as plain values."""
         return {
             "best": ranked[0].case.name,
-            "memory_limit": self.limit,
+            "memory_limit": min((limit for limit in self.limits if limit is not None), default=None),
+            "memory_limits": list(self.limits),
             "memory_unit": self.unit,
             "schedules": [
                 {
@@ -144,7 +146,7 @@ class SimulateOptions:
             microbatches=self.microbatches or 8,
             memory=limit,
         )
-        return SimulationSubject(cases, unit, limit, "Schedules of a pipeline")
+        return SimulationSubject(cases, unit, (limit,) * self.ranks, "Schedules of a pipeline")
 
     def of_file(self, path: Path) -> SimulationSubject:
         """A plan, or a schedule."""
@@ -162,14 +164,14 @@ class SimulateOptions:
         case = ScheduleCase(
             schedule.name, lambda: schedule, costs, self._cluster(self.ranks or schedule.ranks)
         )
-        return SimulationSubject([case], unit, limit, schedule.name)
+        return SimulationSubject([case], unit, (limit,) * schedule.ranks, schedule.name)
 
     def _of_plan(self, plan: Plan, path: Path) -> SimulationSubject:
         if any(self.times) or self.comm is not None or self.activation is not None:
             raise UsageError(
                 f"--f, --i, --w, --comm or --activation is given with {path}, which has its own: leave it out"
             )
-        limit = plan.cluster.memory_bytes if plan.cluster is not None else None
+        limit = None
         if self.memory is not None:
             limit = parse_bytes(self.memory, "--memory")
             heaviest = max(plan.stages, key=lambda stage: stage.parameter_bytes)
@@ -179,7 +181,11 @@ class SimulateOptions:
             raise UsageError(f"--ranks is {self.ranks}, and the plan needs {plan.ranks}: give it as many")
         kinds = None if self.schedule is None else schedule_kinds(self.schedule)
         cases = cases_from_plan(plan, kinds, cluster=None, microbatches=self.microbatches, memory=limit)
-        return SimulationSubject(cases, "bytes", limit, str(path))
+        limits = tuple(
+            plan.cluster.memory(rank) if limit is None and plan.cluster is not None else limit
+            for rank in range(plan.ranks)
+        )
+        return SimulationSubject(cases, "bytes", limits, str(path))
 
     def _memory(self) -> tuple[MemoryUnit, float | None]:
         if self.activation is not None:

@@ -17,6 +17,7 @@ from partita.reporting import (
     format_memory,
     format_seconds,
     format_share,
+    limit_words,
     memory_lanes,
     simulation_timeline,
 )
@@ -59,7 +60,7 @@ def step_report(
             "Peak memory",
             amount,
             of,
-            note=_limit_note(limits, unit),
+            note=limit_words(limits, unit) or "of the fullest rank",
             tone="plain" if best.fits else "bad",
         ),
     )
@@ -76,8 +77,3 @@ def step_report(
         critical=critical_shares(simulation) if has_time else (),
         environment={**(environment or {}), "partita": __version__, "Python": platform.python_version()},
     )
-
-
-def _limit_note(limits: Sequence[float | None], unit: MemoryUnit) -> str:
-    least = min((limit for limit in limits if limit is not None), default=None)
-    return "of the fullest rank" if least is None else f"a rank may hold {format_memory(least, unit)}"

@@ -12,7 +12,7 @@ from partita.reporting.drawing.checks import require_quantity
 from partita.reporting.drawing.fitting_table import FittingColumn, FittingTable
 from partita.reporting.drawing.units import format_bytes, format_seconds, format_share
 
-__all__ = ["CandidateRow", "MemoryUnit", "candidate_table", "format_memory"]
+__all__ = ["CandidateRow", "MemoryUnit", "candidate_table", "format_memory", "limit_words"]
 
 MemoryUnit = Literal["bytes", "microbatches"]
 """Where nobody said how large activations are, memory is counted in microbatches of a rank's layers."""
@@ -56,11 +56,11 @@ def candidate_table(
     rows: Sequence[CandidateRow],
     *,
     unit: MemoryUnit = "bytes",
-    limit: float | None = None,
+    limits: Sequence[float | None] = (),
     title: str = "Schedules",
 ) -> FittingTable:
-    """Make a table with a row for each, in the order given. What is above `limit` is marked. Where there is
-    little room, columns are left out.
+    """Make a table with a row for each, in the order given. What does not fit is marked, and `limits` says
+    what each rank may hold. Where there is little room, columns are left out.
     """
     peaks = [format_memory(row.peak, unit) for row in rows]
     columns = [
@@ -81,10 +81,23 @@ def candidate_table(
     ]
     if any(row.note for row in rows):
         columns.append(FittingColumn("recomputed", [Text(row.note) for row in rows], left_out=3))
-    caption = "" if limit is None else f"a rank may hold {format_memory(limit, unit)}"
-    return FittingTable(
-        title, columns, row_styles=["" if row.fits else "dim" for row in rows], caption=caption
-    )
+    styles = ["" if row.fits else "dim" for row in rows]
+    return FittingTable(title, columns, row_styles=styles, caption=limit_words(limits, unit))
+
+
+def limit_words(limits: Sequence[float | None], unit: MemoryUnit) -> str:
+    """Say what a rank may hold; empty where there is no limit.
+
+    >>> limit_words([4, 4], "microbatches"), limit_words([4, 8], "microbatches")
+    ('a rank may hold 4 microbatches', 'a rank may hold 4 microbatches to 8 microbatches')
+    """
+    sizes = [limit for limit in limits if limit is not None]
+    if not sizes:
+        return ""
+    words = f"a rank may hold {format_memory(min(sizes), unit)}"
+    if len(sizes) < len(limits):
+        return f"{words} or more"
+    return words if min(sizes) == max(sizes) else f"{words} to {format_memory(max(sizes), unit)}"
 
 
 def format_memory(amount: float, unit: MemoryUnit) -> str:
