@@ -103,9 +103,9 @@ def limit_words(limits: Sequence[float | None], unit: MemoryUnit) -> str:
 def format_memory(amount: float, unit: MemoryUnit) -> str:
     """Write an amount of memory in its unit.
 
-    >>> format_memory(2**30, "bytes"), format_memory(4.5, "microbatches"), format_memory(5, "microbatches")
-    ('1.00 GiB', '4.5 microbatches', '5 microbatches')
+    >>> format_memory(2**30, "bytes"), format_memory(4.5, "microbatches"), format_memory(1, "microbatches")
+    ('1.00 GiB', '4.5 microbatches', '1 microbatch')
     """
     if unit == "bytes":
         return format_bytes(amount)
-    return f"{round(amount, 2):,}".removesuffix(".0") + " microbatches"
+    return f"{round(amount, 2):,}".removesuffix(".0") + (" microbatch" if amount == 1 else " microbatches")
