@@ -68,6 +68,10 @@ def test_runs_and_plans_are_compared_by_the_names_that_tell_them_apart(files: Pa
             "is a plan: give two or more to compare them, or simulate one with `partita simulate plan.json`",
         ),
         (["plan.json", "a/report.json", "--trace", "t.json"], "--trace is of one run"),
+        (
+            ["x=plan.json", "x=a/report.json"],
+            "plan.json and a/report.json are both called 'x': give one as NAME=a/report.json",
+        ),
         (["a"], r"can't be read \(Is a directory\)"),
         (["junk.json"], "This is no report that can be read"),
     ],

@@ -102,7 +102,13 @@ def _distinct(named: list[tuple[str, Path]]) -> list[tuple[str, Path]]:
         names = [f"{path.parent.name}/{path.name}" if path.parent.name else path.name for path in paths]
     if len(set(names)) < len(names):
         names = [str(path) for path in paths]
-    return [(label or name, path) for (label, path), name in zip(named, names, strict=True)]
+    distinct = [(label or name, path) for (label, path), name in zip(named, names, strict=True)]
+    taken: dict[str, Path] = {}
+    for name, path in distinct:
+        if name in taken:
+            raise UsageError(f"{taken[name]} and {path} are both called {name!r}: give one as NAME={path}")
+        taken[name] = path
+    return distinct
 
 
 def _compared(name: str, path: Path) -> ComparedRun:
