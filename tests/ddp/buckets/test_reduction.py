@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from tests.ddp.alone import alone
 from torch import nn
 
 from partita.ddp.buckets.bucket_layout import lay_out
-from partita.ddp.buckets.reduction import BucketMemory
+from partita.ddp.buckets.reduction import BucketMemory, PassFlags, Reduction
+from partita.runtime import Comm, Handle
 
 
 def test_memory_is_used_again_unless_somebody_keeps_a_part_of_it() -> None:
@@ -21,3 +25,36 @@ def test_memory_is_used_again_unless_somebody_keeps_a_part_of_it() -> None:
     parameter.grad = None
     assert memory.take([parameter]).data_ptr() != first
     assert kept.data_ptr() == first
+
+
+def test_a_comm_hook_is_given_gradients_alone_so_that_flags_arrive_whatever_it_makes_of_them() -> None:
+    """A low rank in place of the bucket turned zeros among the flags into other numbers, which read as "the
+    backward pass raised on rank"; a scale that a hook took from the largest number was that of a flag.
+    """
+    sizes = []
+
+    def mixes(flat: torch.Tensor, comm: Comm) -> Handle:
+        sizes.append(flat.numel())
+        flat.fill_(0.5)
+        return comm.all_reduce(flat, (0,))
+
+    def body(comm: Any) -> Reduction:
+        parameters = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(3))]
+        (layout,) = lay_out(["used", "unused"], parameters, [0, 1], cap_bytes=99)
+        reduction = Reduction(
+            BucketMemory(layout),
+            parameters,
+            {0: torch.ones(2)},
+            {0: True, 1: False},
+            comm,
+            mixes,
+            flags=PassFlags(went_well=True),
+        )
+        reduction.wait()
+        reduction.hand_back()
+        assert torch.equal(parameters[0].grad, torch.full((2,), 0.5))
+        assert parameters[1].grad is None
+        return reduction
+
+    assert alone(body).flagged().tolist() == [0, 0, 1]
+    assert sizes == [5]

@@ -59,6 +59,16 @@ def test_a_pass_without_offers_says_nothing() -> None:
     assert one_pass(gradient, [], 5.0)
 
 
+def test_a_sparse_offer_is_not_compared() -> None:
+    """Torch can't, and its own error hid the one that says what to do about sparse gradients."""
+    gradient, sparse = of_two(), torch.ones(2).to_sparse()
+    arrival = Arrival(to_come=0)
+    arrival.note_left(sparse)
+    gradient.parameter.grad = sparse
+    gradient.compare(arrival)
+    assert not gradient.whole
+
+
 def test_what_was_taken_is_given_out_once() -> None:
     arrival = Arrival(partial=torch.ones(2))
     assert torch.equal(arrival.with_partial(torch.ones(2)), torch.full((2,), 2.0))  # type: ignore[arg-type]

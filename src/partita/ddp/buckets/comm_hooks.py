@@ -19,9 +19,7 @@ class CommHook(Protocol):
         """Start, and return what ends it.
 
         Args:
-            flat: one dimension; the gradients of this rank, not divided by anything. The last elements, one
-                for each parameter and one more, are flags, 0 or 1: what is not zero on some rank must not be
-                zero afterwards, as holds for a mean.
+            flat: one dimension; the gradients of this rank, not divided by anything, and nothing else.
         """
         ...
 

@@ -97,7 +97,7 @@ class Reduction:
         ]
         self._fill(gradients, 1.0 if hook is not None else 1.0 / comm.size, flags)
         self.sent_s = time.monotonic()
-        self._handle = self._launch(comm, hook)
+        self._handles = self._launch(comm, hook)
         self.exposed_s = 0.0
         self.finished_s = 0.0
 
@@ -124,16 +124,20 @@ class Reduction:
             flags += [1.0 if flag else 0.0 for flag in astuple(pass_flags)]
             self._flat[self.layout.elements :].copy_(torch.tensor(flags, dtype=self.layout.dtype))
 
-    def _launch(self, comm: Comm, hook: CommHook | None) -> Handle:
-        if hook is not None:
-            return start_averaging(hook, self._flat, comm)
-        numbers = torch.view_as_real(self._flat) if self._flat.is_complex() else self._flat
-        return comm.all_reduce(numbers, tuple(range(comm.size)))
+    def _launch(self, comm: Comm, hook: CommHook | None) -> list[Handle]:
+        """Flags travel in the bucket, except where a hook averages it: it may round, drop or mix what it is
+        given.
+        """
+        if hook is None:
+            return [_start_sum(self._flat, comm)]
+        gradients, flags = self._flat[: self.layout.elements], self._flat[self.layout.elements :]
+        return [_start_sum(flags, comm), start_averaging(hook, gradients, comm)]
 
     def wait(self) -> None:
         """Wait until the mean is there."""
         started = time.monotonic()
-        self._handle.wait()
+        for handle in self._handles:
+            handle.wait()
         self.finished_s = time.monotonic()
         self.exposed_s = self.finished_s - started
 
@@ -149,6 +153,11 @@ class Reduction:
                         continue
                 _hand_back(self._parameters[slot.index], view, self._flat, slot)
         self._views.clear()
+
+
+def _start_sum(flat: torch.Tensor, comm: Comm) -> Handle:
+    numbers = torch.view_as_real(flat) if flat.is_complex() else flat
+    return comm.all_reduce(numbers, tuple(range(comm.size)))
 
 
 def _hand_back(parameter: torch.Tensor, view: torch.Tensor, flat: torch.Tensor, slot: Slot) -> None:

@@ -94,5 +94,6 @@ class Arrival:
         return before if offer is None else before + offer
 
     def note_left(self, offer: torch.Tensor) -> None:
-        """Note that an offer goes on to autograd."""
-        self.left = offer if self.left is None else self.left + offer
+        """Note that an offer goes on to autograd. A sparse one could not be taken in any pass."""
+        if offer.layout is torch.strided:
+            self.left = offer if self.left is None else self.left + offer
