@@ -82,7 +82,6 @@ COVERED_BY = {
     "pipelining/checkpoints/pretrained/safetensors_files.py": "pipelining/checkpoints/test_weight_files.py",
     "pipelining/compiled/artifacts.py": "pipelining/compiled/test_compiled_forward.py",
     "pipelining/compiled/crossing.py": "pipelining/compiled/test_backward_cut.py",
-    "pipelining/compiled/stateless.py": "pipelining/compiled/test_compiled_forward.py",
     "pipelining/decoding/turn.py": "pipelining/decoding/test_run_programs.py",
     "pipelining/frontends/cuts/recompute_option.py": "pipelining/test_recompute.py",
     "pipelining/frontends/cuts/sources.py": "pipelining/test_from_plan_to_run.py",

@@ -80,7 +80,8 @@ def stateless(graph: GraphModule, owner: nn.Module, shared: Collection[str] = ()
     module = lazy_module(copy, "StatelessStage", training=graph.training)
     state: list[str] = []
     flags: list[tuple[str, bool]] = []
-    start = next(iter(copy.nodes))
+    # where arguments go; a stage that is computed of its state alone has no inputs to put them before
+    start = next(node for node in copy.nodes if node.op != "get_attr")
     by_tensor: dict[int, Node] = {}
     repeated: list[int] = []
     uses = Counter(
@@ -160,7 +161,7 @@ def _read_conditions_before(module: LazyGraphModule, start: Node) -> LazyGraphMo
     so it compiles one for each answer.
 
     Args:
-        start: the graph's first input.
+        start: the graph's first input, or first node where it has none.
     """
     graph = module.graph
     reads = [node for node in graph.nodes if isinstance(node.target, ReadCondition)]
@@ -189,6 +190,7 @@ def _read_conditions_before(module: LazyGraphModule, start: Node) -> LazyGraphMo
         with graph.inserting_before(start):
             argument = graph.placeholder(f"partita_condition_{number}")
         read.replace_all_uses_with(argument)
+    for read in reads:  # one may be where the arguments went
         graph.erase_node(read)
     return before
 

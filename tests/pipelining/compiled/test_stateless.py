@@ -1,0 +1,44 @@
+"""A stage's graph as a function of its state and its inputs."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.fx import Graph, GraphModule
+
+from partita.graph.effect_rules.conditions import ReadCondition
+from partita.pipelining.compiled.stateless import stateless
+
+
+def _holder() -> nn.Module:
+    module = nn.Module()
+    module.weight = nn.Parameter(torch.tensor([3.0, 4.0]))
+    module.enabled = nn.Buffer(torch.tensor(True))
+    module.strict = nn.Buffer(torch.tensor(False))
+    return module
+
+
+def test_a_stage_without_inputs_is_a_function_of_its_state() -> None:
+    """A first stage that computes no more than a normed weight is given nothing, and its graph began with
+    what is replaced: KeyError.
+    """
+    holder, graph = _holder(), Graph()
+    weight, enabled = graph.get_attr("weight"), graph.get_attr("enabled")
+    graph.output(graph.call_function(torch.mul, (weight, enabled)))
+    function = stateless(GraphModule(holder, graph), holder)
+    assert function.state == ("weight", "enabled")
+    assert torch.equal(function.module(holder.weight, holder.enabled), holder.weight)
+
+
+def test_what_the_host_reads_from_state_alone_is_read_before_a_stage_without_inputs() -> None:
+    holder, graph = _holder(), Graph()
+    answers = [
+        graph.call_function(ReadCondition(), (graph.get_attr(name),)) for name in ("enabled", "strict")
+    ]
+    graph.output((*answers, graph.get_attr("weight")))
+    function = stateless(GraphModule(holder, graph), holder)
+    assert function.conditions is not None
+    state = [getattr(holder, name) for name in function.state]
+    conditions = function.conditions(*state)
+    assert tuple(conditions) == (True, False)
+    assert function.module(*state, *conditions)[:2] == (True, False)
