@@ -27,6 +27,7 @@ from partita._torch.export.conditions import Answers, answered
 from partita._torch.export.data_attribute import OTHER_DATA, data_is_detached
 from partita._torch.export.eager_answers import eager_answers
 from partita._torch.export.function_call import call_functions_directly, functions_kept
+from partita._torch.export.nested_regions import nested_regions_are_called
 from partita._torch.export.open_sizes import batch_is_open
 from partita._torch.export.script_functions import script_functions_in_python
 from partita._torch.export.users_code import is_users
@@ -152,7 +153,13 @@ def _traced(
     first: Exception | None = None
     while True:
         answering = eager_answers(exempt) if way == "eager" else nullcontext()
-        with answering, answered(answers), data_is_detached(), assignments_recorded(model):
+        with (
+            answering,
+            answered(answers),
+            data_is_detached(),
+            assignments_recorded(model),
+            nested_regions_are_called(),
+        ):
             try:
                 return torch.export.export(opening, args, kwargs, strict=False, dynamic_shapes=dynamic_shapes)
             except Exception as error:  # torch.export raises dozens of kinds
