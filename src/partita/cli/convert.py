@@ -89,7 +89,7 @@ def convert(
         return
     print(
         f"wrote {out}: {schedule.name}, {schedule.stages} stages on {schedule.ranks} ranks, "
-        f"{schedule.microbatches} microbatches"
+        f"{schedule.microbatches} microbatch{'' if schedule.microbatches == 1 else 'es'}"
     )
 
 

@@ -86,7 +86,8 @@ class CheckedReader(FileSystemReader):
             ) from error
         except OSError as error:
             raise CheckpointError(
-                f"{str(self._folder)!r} holds no checkpoint that can be read: {error!r}"
+                f"{str(self._folder)!r} holds no checkpoint that can be read ({path.name}: "
+                f"{error.strerror or error}): give the directory that one was saved to"
             ) from error
         except Exception as error:  # damaged pickles raise all kinds
             raise CheckpointError(f"{str(path)!r} is damaged ({error!r}): take another checkpoint") from error

@@ -80,6 +80,10 @@ class SafetensorsFiles:
                     f"{str(path)!r} has neither {INDEX} nor {SINGLE}: give the path of a file"
                 )
             path = inside[0]
+        elif not path.exists():
+            raise CheckpointError(
+                f"there is no {str(path)!r}: give a safetensors file, or a folder with {INDEX} or {SINGLE}"
+            )
         if path.suffix != ".json":
             names = self._file(path, "cpu").keys()
             yield from ((name, path) for name in names)
