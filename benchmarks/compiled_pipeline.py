@@ -30,7 +30,7 @@ from partita.pipelining import SplitPoint, pipeline
 from partita.pipelining.stages.stage import Stage
 from partita.runtime import InProcessWorld
 
-__all__ = ["KINDS", "CompileTime", "ShareRow", "main", "stage_passes"]
+__all__ = ["KINDS", "CompileTime", "ShareRow", "main", "middle_stage", "stage_passes"]
 
 
 class Attention(nn.Module):
@@ -199,15 +199,27 @@ def _stage(kind: str, width: int, backend: str | None) -> tuple[Stage, Tensor]:
     torch.manual_seed(0)
     make, example = KINDS[kind]
     x = example(width)
+    stage = middle_stage(lambda: make(width), x, backend)
+    for parameter in stage.module.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    return stage, x.requires_grad_()
+
+
+def middle_stage(make: Callable[[], nn.Module], x: Tensor, backend: str | None) -> Stage:
+    """The second of three equal stages, alone in this process.
+
+    Args:
+        make: makes what each stage runs.
+        x: what the first one takes.
+        backend: compiles it; None: it stays as it is.
+    """
     cuts = {"0": SplitPoint.END, "1": SplitPoint.END}
-    pipe = pipeline(nn.Sequential(*(make(width) for _ in range(3))), (x,), split_spec=cuts, prove=False)
+    pipe = pipeline(nn.Sequential(*(make() for _ in range(3))), (x,), split_spec=cuts, prove=False)
     (comm,) = InProcessWorld(1).run(lambda comm: comm)
     stage = pipe.build_stage(1, comm=comm)
     if backend is not None:
         stage.compile(backend)
-    for parameter in stage.module.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    return stage, x.requires_grad_()
+    return stage
 
 
 _PASSES = ("F", "B", "F again", "I", "W")

@@ -28,7 +28,7 @@ from torch import nn
 from torch.autograd import DeviceType  # type: ignore[attr-defined]  # documented, and not in its __all__
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.harness import Ratio, chosen_cells, ratio, write_json
+from benchmarks.harness import Ratio, chosen_cells, first_line, ratio, write_json
 from partita.cudagraphs import CudaGraphsBackend
 from partita.errors import UsageError
 
@@ -195,7 +195,7 @@ def measure(case: Case, sides: Sequence[str], *, quick: bool) -> list[SpeedRow]:
             for _ in range(2 if quick else _WARM_UP):
                 step()
         except Exception as error:
-            problems[side.name] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            problems[side.name] = first_line(error)
             continue
         steps[side.name] = step
         regions[side.name] = side.regions(_partitions() - before)

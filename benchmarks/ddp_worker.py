@@ -16,6 +16,7 @@ import torch.distributed as dist
 from benchmarks.ddp_models import MODELS, make_model
 from benchmarks.ddp_network import set_rate
 from benchmarks.ddp_ways import CAP_MB, PLANNED, WAYS, Setting, Step, trainer
+from benchmarks.harness import first_line
 from partita.ddp import replicate
 
 __all__ = ["REFERENCES", "main", "tasks", "turns", "warm"]
@@ -101,7 +102,7 @@ def warm(
             _warm_up(step)
             steps[way] = step
         except Exception as error:
-            problem = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+            problem = first_line(error)
         of_all: list[str] = [""] * dist.get_world_size()
         dist.all_gather_object(of_all, problem)
         if any(of_all):

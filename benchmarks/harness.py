@@ -34,6 +34,7 @@ __all__ = [
     "Ratio",
     "chosen_cells",
     "environment",
+    "first_line",
     "in_turn",
     "progress_bar",
     "ratio",
@@ -174,6 +175,11 @@ def environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
+
+
+def first_line(error: BaseException) -> str:
+    """What a table says of an error: its class, and the first line of its text."""
+    return f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]
 
 
 def write_json(path: Path | None, name: str, rows: Sequence[Any]) -> None:

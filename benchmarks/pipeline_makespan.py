@@ -28,12 +28,12 @@ from torch import Tensor, nn
 from torch.distributed import pipelining as theirs
 from torch.nn import functional
 
-from benchmarks.compiled_pipeline import stage_passes
-from benchmarks.harness import MIN_ROUNDS, Ratio, ratio, write_json
+from benchmarks.compiled_pipeline import middle_stage, stage_passes
+from benchmarks.harness import MIN_ROUNDS, Ratio, first_line, ratio, write_json
 from benchmarks.ranks import on_ranks, timed
 from partita.pipelining import SplitPoint, get_schedule_class, pipeline
 from partita.planning import Schedule, StageCost, get_schedule, simulate
-from partita.runtime import InProcessWorld, ProcessGroupComm
+from partita.runtime import ProcessGroupComm
 
 __all__ = ["Row", "main", "measure"]
 
@@ -195,7 +195,7 @@ def _body(
     try:
         other = _theirs(name, plan, comm.rank, unit_s, compiled)
     except RuntimeError as error:  # on all ranks alike
-        failed = _first_line(error)
+        failed = first_line(error)
     comm.barrier()
     costs = comm.all_gather_object(_bare(unit_s) if compiled is None else _alone(unit_s, compiled))
     timings = _Timings(costs, [], [], failed)
@@ -208,15 +208,11 @@ def _body(
         try:
             seconds = timed(comm, other)
         except Exception as error:  # on one rank; the others' time is over then
-            timings.failed = _first_line(error)
+            timings.failed = first_line(error)
             continue
         if number:
             timings.theirs.append(seconds)
     return timings
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 def _bare(unit_s: float) -> StageCost:
@@ -244,11 +240,7 @@ def _bare(unit_s: float) -> StageCost:
 def _alone(unit_s: float, compiled: str) -> StageCost:
     """Medians of a few passes of a compiled stage between two others, alone in this process."""
     x = torch.zeros(1, _WIDTH, requires_grad=True)
-    model = nn.Sequential(*(_Sleeper(unit_s) for _ in range(3)))
-    pipe = pipeline(model, (x,), split_spec={"0": SplitPoint.END, "1": SplitPoint.END})
-    (comm,) = InProcessWorld(1).run(lambda comm: comm)
-    stage = pipe.build_stage(1, comm=comm)
-    stage.compile(compiled)
+    stage = middle_stage(lambda: _Sleeper(unit_s), x, compiled)
     rounds = [stage_passes(stage, x) for _ in range(1 + _BARE_PASSES)][1:]
     f, b, i, w = (statistics.median(one[what] for one in rounds) for what in "FBIW")
     return StageCost(f, b, i, w)

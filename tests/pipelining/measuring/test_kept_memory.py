@@ -15,7 +15,7 @@ from partita._torch.tensors.live_bytes import LiveBytes
 from partita.pipelining import Pipe, measure_units, pipeline
 from partita.pipelining.measuring.kept_memory import kept_memory
 from partita.pipelining.measuring.pass_memory import OutputMemory, PassMemory
-from partita.planning import Unit, plan_stages, recomputed_cost
+from partita.planning import CostModel, Plan, Unit, plan_stages, recomputed_cost
 
 SAMPLES = 4
 
@@ -117,6 +117,15 @@ def test_a_unit_that_computes_nothing_keeps_nothing() -> None:
     assert (kept.activations, kept.left, kept.entry, kept.exit) == ((0, 0), (0, 0), (0,), (0,))
 
 
+def planned(case: Case, stages: int) -> tuple[CostModel, Plan, Pipe]:
+    """The costs of a case's model, the plan that they give, and the pipe that is cut by it."""
+    args, kwargs, _ = case.data(SAMPLES)
+    model = case.model()
+    costs = measure_units(model, args, kwargs, stages=stages, repeats=1, dynamic_shapes=False)
+    plan = plan_stages(costs, stages)
+    return costs, plan, pipeline(model, args, kwargs, plan=plan, dynamic_shapes=False)
+
+
 def held(pipe: Pipe, case: Case, *, one_rank: bool = False) -> list[int]:
     """What each stage holds after a forward pass, beside parameters and the caller's own tensors.
 
@@ -162,22 +171,14 @@ def forwarded(stage: Any, values: dict[str, Tensor], *, copies: bool) -> None:
     ids=lambda value: getattr(value, "name", value),
 )
 def test_units_add_up_to_what_a_stage_holds(case: Case, stages: int) -> None:
-    args, kwargs, _ = case.data(SAMPLES)
-    model = case.model()
-    costs = measure_units(model, args, kwargs, stages=stages, repeats=1, dynamic_shapes=False)
-    plan = plan_stages(costs, stages)
-    pipe = pipeline(model, args, kwargs, plan=plan, dynamic_shapes=False)
+    costs, plan, pipe = planned(case, stages)
     predicted = [costs.kept_bytes(stage.first_unit, stage.last_unit) for stage in plan.stages]
     assert predicted == pytest.approx(held(pipe, case), rel=0.05)
 
 
 @pytest.mark.parametrize("case", [PLAIN, SKIP, TRANSFORMER], ids=lambda case: case.name)
 def test_what_stages_on_one_rank_hand_over_is_there_once(case: Case) -> None:
-    args, kwargs, _ = case.data(SAMPLES)
-    model = case.model()
-    costs = measure_units(model, args, kwargs, stages=2, repeats=1, dynamic_shapes=False)
-    plan = plan_stages(costs, 2)
-    pipe = pipeline(model, args, kwargs, plan=plan, dynamic_shapes=False)
+    costs, plan, pipe = planned(case, 2)
     shared = costs.shared_on_rank((0, plan.stages[1].first_unit, len(costs.units)), (0, 0))
     predicted = [
         recomputed_cost(costs, stage.first_unit, stage.last_unit, shared=shared[stage.index]).activation_bytes
@@ -189,11 +190,7 @@ def test_what_stages_on_one_rank_hand_over_is_there_once(case: Case) -> None:
 @pytest.mark.parametrize("case", [PLAIN, SKIP, Case("windows", Windows)], ids=lambda case: case.name)
 def test_as_much_is_sent_as_the_runtime_sends(case: Case) -> None:
     """A window into wide memory seemed to be all of it, and a table without a gradient to have one."""
-    args, kwargs, _ = case.data(SAMPLES)
-    model = case.model()
-    costs = measure_units(model, args, kwargs, stages=3, repeats=1, dynamic_shapes=False)
-    plan = plan_stages(costs, 3)
-    pipe = pipeline(model, args, kwargs, plan=plan, dynamic_shapes=False)
+    costs, plan, pipe = planned(case, 3)
     sent, sent_back = ([0] * 3, [0] * 3)
     for stage in plan.stages:
         routes = pipe.build_stage(stage.index).routes

@@ -43,7 +43,6 @@ from partita.verification.comparing.compare import EXACT, Tolerance
 
 __all__ = [
     "CLOSE",
-    "NO_MEMORY",
     "UNASKED",
     "Disproof",
     "KeepsState",
@@ -52,13 +51,11 @@ __all__ = [
     "prove_batch_of_one",
     "proven",
     "tolerance_of",
+    "without_values",
 ]
 
 CLOSE = Tolerance(rtol=1e-4, atol=1e-5)
 """What ``prove="close"`` accepts."""
-
-NO_MEMORY = "the model, or its example, is on the meta device or fake, and can't run"
-"""Why nothing is compared where a tensor has no values."""
 
 _NUDGE = 1.0625
 
@@ -264,19 +261,31 @@ def _obstacle(
     model: nn.Module, graphs: Mapping[bool, GraphModule], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> str:
     """Why nothing can be compared; empty where it can."""
+    if reason := without_values(model, args, kwargs):
+        return reason
     state = [*model.parameters(), *model.buffers()]
-    tensors = [*state, *(leaf for leaf in flatten((args, dict(kwargs)))[0] if isinstance(leaf, Tensor))]
-    if not all(map(has_memory, tensors)):
-        return NO_MEMORY
     state_bytes = sum(tensor.numel() * tensor.element_size() for tensor in state)
     value_bytes = max(sum(_bytes(graph)) for graph in graphs.values())
     # two copies of the state with their gradients; values, and what autograd saves of them
     needed = 5 * state_bytes + 3 * value_bytes
-    short = too_little(needed, (tensor.device for tensor in tensors))
+    short = too_little(needed, (tensor.device for tensor in _tensors(model, args, kwargs)))
     if short is None:
         return ""
     device, free = short
     return f"it would take about {needed >> 20:,} MiB on {device}, and {free >> 20:,} MiB are free"
+
+
+def without_values(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """Why a model can't be run on an example, where a tensor has no values; empty where all have."""
+    if all(map(has_memory, _tensors(model, args, kwargs))):
+        return ""
+    return "the model, or its example, is on the meta device or fake, and can't run"
+
+
+def _tensors(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
+    yield from model.parameters()
+    yield from model.buffers()
+    yield from (leaf for leaf in flatten((args, dict(kwargs)))[0] if isinstance(leaf, Tensor))
 
 
 def _bytes(graph: GraphModule) -> Iterator[int]:

@@ -197,9 +197,8 @@ def wait_all(handles: Sequence[Handle]) -> None:
         return
     single = [one for it in handles for one in (it.handles if isinstance(it, SentTogether) else (it,))]
     blocking = [it for it in single if isinstance(it, Operation) and it.may_block_for_good]
-    if blocking:
-        for comm in {id(it.comm): it.comm for it in blocking}.values():
-            _complete(comm, [it for it in blocking if it.comm is comm])
+    for comm in {id(it.comm): it.comm for it in blocking}.values():
+        _complete(comm, [it for it in blocking if it.comm is comm])
     for handle in single:
         handle.wait()
 

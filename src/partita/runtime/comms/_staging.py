@@ -11,15 +11,9 @@ __all__ = [
     "all_copied_back",
     "as_bytes",
     "copied_back",
-    "is_sent_as_it_is",
     "staged_for_receiving",
     "staged_for_sending",
 ]
-
-
-def is_sent_as_it_is(tensor: torch.Tensor) -> bool:
-    """Whether `tensor` can be sent from the CPU without a copy."""
-    return tensor.is_cpu and not tensor.requires_grad and _is_dense(tensor)
 
 
 def staged_for_sending(tensor: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -38,7 +32,7 @@ def staged_for_receiving(buffer: torch.Tensor, device: torch.device) -> torch.Te
 
 def copied_back(tensor: torch.Tensor, staged: torch.Tensor) -> Callable[[], None] | None:
     """Return a function that copies `staged` to `tensor`; None where they have the same memory."""
-    if staged is tensor or (staged.data_ptr() == tensor.data_ptr() and staged.device == tensor.device):
+    if staged.data_ptr() == tensor.data_ptr() and staged.device == tensor.device:
         return None
     return partial(_copy, tensor, staged)
 

@@ -14,7 +14,6 @@ from partita.runtime.comms._staging import (
     all_copied_back,
     as_bytes,
     copied_back,
-    is_sent_as_it_is,
     staged_for_receiving,
     staged_for_sending,
 )
@@ -67,74 +66,62 @@ class Starter:
         if self.use_nccl:
             sends = zip(tensors, tags, strict=True)
             return SentTogether([self.send(tensor, dst, tag) for tensor, tag in sends])
-        return self._send_over_gloo(tensors, dst, tags)
+        self._check_usable()
+        staged = [staged_for_sending(tensor, tensor.dtype, _CPU) for tensor in tensors]
+        return self._sent(staged, dst, tags)
 
     def recv_together(self, buffers: Sequence[torch.Tensor], src: int, tags: Sequence[int]) -> Handle:
         """See `Comm.recv_together`."""
         if self.use_nccl:
             *others, last = [self.recv(to, src, tag) for to, tag in zip(buffers, tags, strict=True)]
             return ReceivedTogether(others, last)
+        self._check_usable()
         staged = [to if to.is_cpu else staged_for_receiving(to, _CPU) for to in buffers]
-        return self._recv_over_gloo(buffers, staged, src, tags)
+        return self._received(staged, src, tags, all_copied_back(buffers, staged))
 
     def send(self, tensor: torch.Tensor, dst: int, tag: int) -> Operation:
-        if not self.on_nccl(tensor):
-            return self._send_over_gloo((tensor,), dst, (tag,))
         self._check_usable()
+        if not self.on_nccl(tensor):
+            return self._sent((staged_for_sending(tensor, tensor.dtype, _CPU),), dst, (tag,))
         pair = self._groups.pair(self._owner.rank, dst)
         staged = staged_for_sending(tensor, tensor.dtype, tensor.device)
-        key = ("send to", dst, tag, self._begin(("sent", dst, tag)))
-        try:
-            work = pair.send([as_bytes(staged)], 1, tag)
-        except RuntimeError as error:
-            raise self._owner.errors.of_connection(error, (dst,), words_of(key)) from error
-        return Operation(self._owner, (work,), key, (dst,), (staged,), None, pair)
-
-    def _send_over_gloo(self, tensors: Sequence[torch.Tensor], dst: int, tags: Sequence[int]) -> Operation:
-        self._check_usable()
-        send, works = self.data.send, []
-        staged = [
-            tensor if is_sent_as_it_is(tensor) else staged_for_sending(tensor, tensor.dtype, _CPU)
-            for tensor in tensors
-        ]
-        key = ("send to", dst, tags[-1], self._begin(("sent", dst, tags[-1])))
-        try:
-            for tensor, tag in zip(staged, tags, strict=True):
-                works.append(send([tensor], dst, tag))
-        except RuntimeError as error:
-            raise self._owner.errors.of_connection(error, (dst,), words_of(key)) from error
-        return Operation(self._owner, works, key, (dst,), staged, None)
+        return self._sent((as_bytes(staged),), dst, (tag,), pair)
 
     def recv(self, buffer: torch.Tensor, src: int, tag: int) -> Operation:
-        if not self.on_nccl(buffer):
-            return self._recv_over_gloo((buffer,), (staged_for_receiving(buffer, _CPU),), src, (tag,))
         self._check_usable()
-        pair = self._groups.pair(src, self._owner.rank)
-        staged = staged_for_receiving(buffer, buffer.device)
-        finish = copied_back(buffer, staged)
-        key = ("recv from", src, tag, self._begin(("received", src, tag)))
-        try:
-            work = pair.recv([as_bytes(staged)], 0, tag)
-        except RuntimeError as error:
-            raise self._owner.errors.of_connection(error, (src,), words_of(key)) from error
-        return Operation(self._owner, (work,), key, (src,), (staged,), finish, pair)
+        pair = self._groups.pair(src, self._owner.rank) if self.on_nccl(buffer) else None
+        staged = staged_for_receiving(buffer, _CPU if pair is None else buffer.device)
+        message = staged if pair is None else as_bytes(staged)
+        return self._received((message,), src, (tag,), copied_back(buffer, staged), pair)
 
-    def _recv_over_gloo(
+    def _sent(
+        self, staged: Sequence[torch.Tensor], dst: int, tags: Sequence[int], pair: RawGroup | None = None
+    ) -> Operation:
+        """Start to send over gloo, or over a pair of NCCL, whose sender is its member 0."""
+        send, member = (self.data.send, dst) if pair is None else (pair.send, 1)
+        key = ("send to", dst, tags[-1], self._begin(("sent", dst, tags[-1])))
+        try:
+            works = [send([tensor], member, tag) for tensor, tag in zip(staged, tags, strict=True)]
+        except RuntimeError as error:
+            raise self._owner.errors.of_connection(error, (dst,), words_of(key)) from error
+        return Operation(self._owner, works, key, (dst,), staged, None, pair)
+
+    def _received(
         self,
-        buffers: Sequence[torch.Tensor],
         staged: Sequence[torch.Tensor],
         src: int,
         tags: Sequence[int],
+        finish: Callable[[], None] | None,
+        pair: RawGroup | None = None,
     ) -> Operation:
-        self._check_usable()
-        receive, works = self.data.recv, []
+        """Start to receive likewise; `finish` is called when all is here."""
+        receive, member = (self.data.recv, src) if pair is None else (pair.recv, 0)
         key = ("recv from", src, tags[-1], self._begin(("received", src, tags[-1])))
         try:
-            for tensor, tag in zip(staged, tags, strict=True):
-                works.append(receive([tensor], src, tag))
+            works = [receive([tensor], member, tag) for tensor, tag in zip(staged, tags, strict=True)]
         except RuntimeError as error:
             raise self._owner.errors.of_connection(error, (src,), words_of(key)) from error
-        return Operation(self._owner, works, key, (src,), staged, all_copied_back(buffers, staged))
+        return Operation(self._owner, works, key, (src,), staged, finish, pair)
 
     def collective(
         self,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from partita._torch.containers.pytree import flatten, tree_map
-from partita._torch.tensors.storage import has_memory, storage_key
+from partita._torch.tensors.storage import storage_key
 from partita._torch.tensors.versions import times_written
 from partita.capture.merging.modes import in_mode
 from partita.capture.open_sizes.sizes import Sizes
@@ -27,7 +27,7 @@ from partita.capture.proving.grad_modes import (
     differ_by_fast_path,
     explained,
 )
-from partita.capture.proving.proof import CLOSE, NO_MEMORY, Proof
+from partita.capture.proving.proof import CLOSE, Proof, without_values
 from partita.capture.proving.samples import Sample, samples
 from partita.errors import CaptureError, ExecutionError, PartitaError
 from partita.pipelining.blocks.stage_module import StageModule, named_tensors
@@ -64,9 +64,8 @@ def block_proof(
     Raises:
         CaptureError: they differ, or the pipe refuses the example.
     """
-    inputs = [leaf for leaf in flatten((args, dict(kwargs)))[0] if isinstance(leaf, Tensor)]
-    if not all(map(has_memory, [*model.parameters(), *model.buffers(), *inputs])):
-        return Proof(False, NO_MEMORY)
+    if reason := without_values(model, args, kwargs):
+        return Proof(False, reason)
     proven: list[str] = []
     apart: list[GradModeDifference] = []
     modes = sorted(modes, reverse=True)
