@@ -88,6 +88,17 @@ def test_sizes_make_memory_bytes() -> None:
     assert [row["fits"] for row in answer["schedules"]] == [True, False]
 
 
+def test_w_may_need_less_than_a_microbatch_keeps() -> None:
+    """The first row of "Zero bubble pipeline parallelism", whose W needs some 60 %, in the same memory."""
+    times = ("--f", "18522us", "--i", "18086us", "--w", "9337us", "--comm", "601us")
+    options = ("--ranks", "8", "--microbatches", "24", "--schedule", "ZB2p", *times)
+    all_of_it, some = (
+        as_json(*options, *more)["schedules"][0] for more in ((), ("--weight-activation", "60%"))
+    )
+    assert all_of_it["peak"] <= 16 >= some["peak"]
+    assert round(some["span_bubble"], 4) == 0.0433 < all_of_it["span_bubble"]
+
+
 def test_stages_may_have_times_of_their_own() -> None:
     times = ("--f", "1ms,1ms,3ms,1ms", "--i", "1ms", "--w", "0")
     answer = as_json("--ranks", "2", "--stages", "4", "--schedule", "GPipe", "--microbatches", "1", *times)
@@ -159,6 +170,11 @@ def test_a_chrome_trace_is_written() -> None:
         (("--ranks", "2", "--f", "3 parsecs"), UsageError, "--f is '3 parsecs': there is no unit"),
         (("--ranks", "2", "--f", "1,2,3", "--stages", "2"), UsageError, "--f has 3 times for 2 stages"),
         (("--ranks", "2", "--memory", "80GB"), UsageError, "--activation is not given: give a number of"),
+        (
+            ("--ranks", "2", "--weight-activation", "1GB"),
+            UsageError,
+            "--weight-activation is '1GB': give a share from 0 to 1",
+        ),
         (
             ("--ranks", "2", "--stages", "2", "--schedule", "VMin"),
             ScheduleError,

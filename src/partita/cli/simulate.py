@@ -68,6 +68,10 @@ def simulate(
     activation: Annotated[
         str | None, typer.Option(help="What a stage keeps of a microbatch, such as 1.5GB.")
     ] = None,
+    weight_activation: Annotated[
+        str | None,
+        typer.Option(help="How much of that W still needs after I, such as 0.6 or 60% (default: all of it)."),
+    ] = None,
     memory: Annotated[
         str | None,
         typer.Option(
@@ -91,7 +95,9 @@ def simulate(
     partita simulate schedule.csv --f 2ms --svg step.svg --trace step.json  # a schedule of your own
     """
     check_outputs({"--html": html, "--svg": svg, "--trace": trace, "--csv": csv})
-    settings = SimulateOptions(ranks, stages, microbatches, schedule, (f, i, w), comm, activation, memory)
+    settings = SimulateOptions(
+        ranks, stages, microbatches, schedule, (f, i, w), comm, activation, weight_activation, memory
+    )
     subject = settings.of_times() if file is None else settings.of_file(file)
     with progress_bar("simulating") as progress:
         simulated, refused = simulate_cases(subject.cases, progress)

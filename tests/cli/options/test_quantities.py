@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.cli.options.quantities import parse_bytes, parse_count, parse_seconds, parse_seconds_list
+from partita.cli.options.quantities import (
+    parse_bytes,
+    parse_count,
+    parse_seconds,
+    parse_seconds_list,
+    parse_share,
+)
 from partita.errors import UsageError
 
 
@@ -55,6 +61,13 @@ def test_several_times_stand_between_commas() -> None:
     assert parse_seconds_list("1s,20ms", "--f") == (1.0, 0.02)
     with pytest.raises(UsageError, match="--f is ''"):
         parse_seconds_list("1s,,2s", "--f")
+
+
+def test_a_share_is_at_most_all() -> None:
+    assert [parse_share(text, "--w") for text in ("0", "1", "100 %", ".5")] == [0, 1, 1, 0.5]
+    for text in ("1.1", "101%", "0.5GB"):
+        with pytest.raises(UsageError, match="give a share from 0 to 1, or up to 100%"):
+            parse_share(text, "--w")
 
 
 def test_a_count_has_no_unit() -> None:

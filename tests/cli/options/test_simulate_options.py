@@ -16,7 +16,7 @@ from partita.planning import Cluster, CostModel, Unit, plan_stages
 def options(
     memory: str | None = None, activation: str | None = None, stages: int | None = None
 ) -> SimulateOptions:
-    return SimulateOptions(2, stages, 4, "1F1B,VHalf", ("1ms", None, None), None, activation, memory)
+    return SimulateOptions(2, stages, 4, "1F1B,VHalf", ("1ms", None, None), None, activation, None, memory)
 
 
 def test_memory_is_counted_in_microbatches_until_somebody_says_how_large_they_are() -> None:
@@ -32,7 +32,7 @@ def test_each_rank_of_a_plan_has_the_memory_of_its_own_device(tmp_path: Path) ->
     plan = plan_stages(CostModel(units, (0,) * 3), 2, cluster=Cluster(2, memories=(1000, 60)), microbatches=8)
     path = tmp_path / "plan.json"
     path.write_text(plan.to_json())
-    asked = SimulateOptions(None, None, None, "GPipe,1F1B", (None, None, None), None, None, None)
+    asked = SimulateOptions(None, None, None, "GPipe,1F1B", (None, None, None), None, None, None, None)
     subject = asked.of_file(path)
     assert subject.limits == (1000, 60)
     simulated, _ = simulate_cases(subject.cases, lambda _: None)

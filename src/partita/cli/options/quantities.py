@@ -8,7 +8,7 @@ import re
 from partita.errors import PlanError, UsageError
 from partita.planning.hardware._sizes import read_bytes
 
-__all__ = ["parse_bytes", "parse_count", "parse_seconds", "parse_seconds_list"]
+__all__ = ["parse_bytes", "parse_count", "parse_seconds", "parse_seconds_list", "parse_share"]
 
 _SECONDS = {"ps": 1e-12, "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+)\s*([^\s0-9.]*)\s*")
@@ -66,6 +66,22 @@ def parse_count(text: str, option: str) -> float:
     if unit or not number:
         raise UsageError(f"{option} is {text!r:.40}: give a number above 0, without a unit")
     return _within(number, text, option)
+
+
+def parse_share(text: str, option: str) -> float:
+    """Read a share from 0 to 1, or to 100 %.
+
+    >>> parse_share("0.6", "--weight-activation"), parse_share("60 %", "--weight-activation")
+    (0.6, 0.6)
+
+    Raises:
+        UsageError: a number outside of this, or with another unit.
+    """
+    number, unit = _split(text, option, "a share such as 0.6 or 60%")
+    share = number / 100 if unit == "%" else number
+    if unit not in ("", "%") or share > 1:
+        raise UsageError(f"{option} is {text!r:.40}: give a share from 0 to 1, or up to 100%")
+    return share
 
 
 def _split(text: str, option: str, wanted: str) -> tuple[float, str]:

@@ -22,6 +22,7 @@ from partita.planning import (
 from partita.planning.generators.registry import ScheduleKind
 
 __all__ = [
+    "MICROBATCH_BYTES",
     "ScheduleCase",
     "SimulatedSchedule",
     "StageTimes",
@@ -32,6 +33,9 @@ __all__ = [
     "stages_a_rank",
 ]
 
+MICROBATCH_BYTES = 1000
+"""What stands for a microbatch on one stage where nobody says how large it is; W may need a share of it."""
+
 
 @dataclass(frozen=True)
 class StageTimes:
@@ -41,14 +45,16 @@ class StageTimes:
         forward_s: of F.
         input_s: of I.
         weight_s: of W.
-        activation_bytes: what a stage keeps of a microbatch, until W; None where it is not said, and a stage
-            then keeps one byte, so that memory is counted in microbatches.
+        activation_bytes: what a stage keeps of a microbatch; None where it is not said, and a stage then
+            keeps `MICROBATCH_BYTES`, so that memory is counted in microbatches.
+        weight_share: how much of that W still needs when I is done, from 0 to 1.
     """
 
     forward_s: tuple[float, ...]
     input_s: tuple[float, ...]
     weight_s: tuple[float, ...]
     activation_bytes: int | None = None
+    weight_share: float = 1.0
 
     def costs(self, stages: int, divided_by: int = 1) -> tuple[StageCost, ...]:
         """The cost of each stage; times and sizes are those of `divided_by` stages together."""
@@ -56,7 +62,7 @@ class StageTimes:
             self._of_stages(option, values, stages, divided_by)
             for option, values in (("--f", self.forward_s), ("--i", self.input_s), ("--w", self.weight_s))
         ]
-        kept = 1 if self.activation_bytes is None else self.activation_bytes // divided_by
+        kept = MICROBATCH_BYTES if self.activation_bytes is None else self.activation_bytes // divided_by
         return tuple(
             StageCost(
                 forward_s=forward,
@@ -64,7 +70,7 @@ class StageTimes:
                 backward_input_s=input_s,
                 backward_weight_s=weight,
                 activation_bytes=kept,
-                weight_activation_bytes=kept,
+                weight_activation_bytes=round(kept * self.weight_share),
             )
             for forward, input_s, weight in zip(*each, strict=True)
         )
@@ -152,7 +158,7 @@ def cases_from_times(
         costs = times.costs(count, each if stages is None else 1)
         limit = memory
         if memory is not None and times.activation_bytes is None:
-            limit = memory * each  # a stage keeps one byte, and a rank's stages together a microbatch
+            limit = memory * each * MICROBATCH_BYTES  # a rank's stages together keep a microbatch
         make = partial(
             kind,
             count,

@@ -7,8 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from partita.cli.options.machines import Machines
-from partita.cli.options.quantities import parse_bytes, parse_count, parse_seconds, parse_seconds_list
+from partita.cli.options.quantities import (
+    parse_bytes,
+    parse_count,
+    parse_seconds,
+    parse_seconds_list,
+    parse_share,
+)
 from partita.cli.options.schedule_cases import (
+    MICROBATCH_BYTES,
     ScheduleCase,
     SimulatedSchedule,
     StageTimes,
@@ -40,8 +47,10 @@ class SimulationSubject:
         return max(one.simulation.peak_bytes) / self.divided_by(one)
 
     def divided_by(self, one: SimulatedSchedule) -> float:
-        """How many bytes of the simulation are one of the unit: a byte a stage is a microbatch a rank."""
-        return 1.0 if self.unit == "bytes" else one.schedule.stages / one.schedule.ranks
+        """How many bytes of the simulation are one of the unit."""
+        if self.unit == "bytes":
+            return 1.0
+        return MICROBATCH_BYTES * one.schedule.stages / one.schedule.ranks
 
     def fits(self, one: SimulatedSchedule) -> bool:
         """Whether each rank is within its limit."""
@@ -117,6 +126,7 @@ class SimulateOptions:
     times: tuple[str | None, str | None, str | None]
     comm: str | None
     activation: str | None
+    weight_activation: str | None
     memory: str | None
 
     def __post_init__(self) -> None:
@@ -167,9 +177,11 @@ class SimulateOptions:
         return SimulationSubject([case], unit, (limit,) * schedule.ranks, schedule.name)
 
     def _of_plan(self, plan: Plan, path: Path) -> SimulationSubject:
-        if any(self.times) or self.comm is not None or self.activation is not None:
+        own = (*self.times, self.comm, self.activation, self.weight_activation)
+        if any(value is not None for value in own):
             raise UsageError(
-                f"--f, --i, --w, --comm or --activation is given with {path}, which has its own: leave it out"
+                f"--f, --i, --w, --comm, --activation or --weight-activation is given with {path}, which has "
+                "its own: leave it out"
             )
         limit = None
         if self.memory is not None:
@@ -207,6 +219,9 @@ class SimulateOptions:
             forward if i is None else parse_seconds_list(i, "--i"),
             forward if w is None else parse_seconds_list(w, "--w"),
             None if self.activation is None else parse_bytes(self.activation, "--activation"),
+            1.0
+            if self.weight_activation is None
+            else parse_share(self.weight_activation, "--weight-activation"),
         )
 
     def _cluster(self, ranks: int) -> Cluster:
