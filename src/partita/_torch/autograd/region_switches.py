@@ -7,6 +7,7 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch.autograd import grad_mode
 
 __all__ = [
@@ -213,3 +214,6 @@ def leave_open(before: OpenRegions, error: BaseException, code: CodeType) -> Non
 
 for _function in (ENTER_CACHE_SCOPE, LEAVE_CACHE_SCOPE, EMPTY_CACHE):
     torch.fx.node.has_side_effect(_function)
+for _around in (OpenRegions.now, leave_open):
+    # called around a graph that Dynamo compiles, and no part of it: torch 2.11 can't trace them either
+    set_code_exec_strategy(_around.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
