@@ -104,6 +104,19 @@ class Late(Averaging):
             _replace(shadow, value)
 
 
+class Together(nn.Module):
+    """Writes to several parameters in one call, as BYOL's target network does in some implementations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.shadow, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.shadow.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch._foreach_lerp_(list(self.shadow.parameters()), list(self.net.parameters()), 0.5)
+        return self.head(self.net(x))  # type: ignore[no-any-return]
+
+
 class AsBuffers(nn.Module):
     """What the refusal of `Averaging` recommends."""
 
@@ -149,6 +162,11 @@ def test_a_parameter_that_forward_writes_to_is_refused_and_stays_as_it_was(
 def test_so_is_one_that_is_trained(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     _assert_refused(make(), "net.weight", split_spec=SPEC)
+
+
+def test_all_parameters_that_one_call_writes_to_stay_as_they_were() -> None:
+    torch.manual_seed(0)
+    _assert_refused(Together(), "shadow.weight", split_spec=SPEC)
 
 
 def test_the_proof_sees_data_that_a_later_call_replaces() -> None:

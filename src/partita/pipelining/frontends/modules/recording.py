@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -186,12 +186,13 @@ class _Recorder(StagePass):
         before = [times_written(tensor) for tensor in tensors]
         kept = {place: _Kept(tensor) for place, tensor in enumerate(tensors) if self._parameter_of(tensor)}
         result = func(*args, **kwargs)
-        for place, (tensor, version) in enumerate(zip(tensors, before, strict=True)):
+        written = [
+            tensor is replaced or times_written(tensor) != version
+            for tensor, version in zip(tensors, before, strict=True)
+        ]
+        self._refuse_written_parameters(tensors, written, kept)
+        for tensor, wrote in zip(tensors, written, strict=True):
             number = self._tensors.by_identity[id(tensor)]
-            wrote = tensor is replaced or times_written(tensor) != version
-            if wrote and place in kept:
-                kept[place].put_back()
-                raise written_parameter(self._parameter_of(tensor))
             if number in self._tensors.state:
                 self._record_state(self._state.get(id(tensor), ""), wrote=wrote)
                 continue
@@ -203,6 +204,16 @@ class _Recorder(StagePass):
         self._recorded(name, result)
         recording.count += 1
         return result
+
+    def _refuse_written_parameters(
+        self, tensors: Sequence[Tensor], written: Sequence[bool], kept: Mapping[int, _Kept]
+    ) -> None:
+        """Put back all parameters that a call has written, which may be several, and raise."""
+        overwritten = [place for place in kept if written[place]]
+        for place in overwritten:
+            kept[place].put_back()
+        if overwritten:
+            raise written_parameter(self._parameter_of(tensors[overwritten[0]]))
 
     def _parameter_of(self, tensor: Tensor) -> str:
         """The name of a parameter that the tensor shares memory with; empty where there is none."""
@@ -355,7 +366,8 @@ def written_parameter(name: str) -> CaptureError:
     return CaptureError(
         f"the model writes to its parameter {name!r} in forward, and microbatches that have yet to go "
         "backward would find the new values: make it a buffer and write to that with copy_(), or let forward "
-        "compute with a copy of it"
+        "compute with a copy of it; where only its first call writes (an initialisation by the data), call "
+        "the model once before you cut it"
     )
 
 
