@@ -47,7 +47,7 @@ ROOMS = {
     ),
     "ddp": (("buckets",), ("reducing",), ("replicas",), ("compiled", "forward_cut")),
     "graph": (
-        ("ancestors", "effect_rules", "attributes"),
+        ("ancestors", "effect_rules", "attributes", "levels"),
         ("storages", "regions"),
         ("effects",),
         ("casts", "liveness", "order", "structure"),

@@ -23,6 +23,7 @@ from partita._torch.autograd.region_switches import (
     SET_GRAD,
     OpenRegions,
     is_barrier_function,
+    level_change,
 )
 from partita._torch.graph_module.lazy_module import lazy_module
 from partita.capture import capture
@@ -270,3 +271,15 @@ def test_a_tracer_does_not_see_that_regions_are_looked_at_and_put_back() -> None
     with Sees():
         OpenRegions.now().put_back()
     assert not seen
+
+
+def test_levels_of_torch_func_are_opened_and_closed() -> None:
+    gm = torch.export.export(_Mapped(), (torch.ones(2, 3),)).module()
+    changes = [level_change(node.target) for node in gm.graph.nodes if node.op == "call_function"]
+    assert [change for change in changes if change] == [1, -1]
+    assert level_change(SET_GRAD) == level_change(torch.autocast_increment_nesting) == 0
+
+
+class _Mapped(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.func.vmap(torch.sin)(x)

@@ -23,6 +23,7 @@ __all__ = [
     "autocast_nesting",
     "is_barrier_function",
     "leave_open",
+    "level_change",
     "set_autocast_nesting",
 ]
 
@@ -92,6 +93,18 @@ def is_barrier_function(target: Any) -> bool:
     if module.startswith("torch.autograd") and name.startswith("set_"):
         return True
     return module.startswith(("torch._C", "torch._functorch")) and name.startswith(_PREFIXES)
+
+
+def level_change(target: Any) -> int:
+    """1 where ``target`` opens a level of ``torch.func`` (``vmap``, ``grad``), -1 where it closes one.
+
+    Tensors of a level are of no use outside of it.
+    """
+    if not is_barrier_function(target) or not target.__module__.startswith(("torch._C", "torch._functorch")):
+        return 0
+    if target.__name__.endswith("_increment_nesting"):
+        return 1
+    return -1 if target.__name__.endswith("_decrement_nesting") else 0
 
 
 class _Scopes(threading.local):

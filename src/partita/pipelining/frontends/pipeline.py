@@ -15,8 +15,7 @@ from partita.capture import Captured, Modes, capture
 from partita.capture.merging.modes import captured_mode, copy_flags
 from partita.capture.proving.proof import Proof, Prove
 from partita.capture.refusal import check_call
-from partita.errors import ArgumentError, InfeasiblePlan, NotProven
-from partita.graph.effects import analyse
+from partita.errors import ArgumentError, NotProven
 from partita.pipelining.frontends.cuts.annotations import split_points
 from partita.pipelining.frontends.cuts.cuts import (
     SplitSpec,
@@ -32,6 +31,7 @@ from partita.pipelining.frontends.cuts.recompute_option import Recompute, recomp
 from partita.pipelining.frontends.cuts.sources import check_marks, check_sources, module_cuts
 from partita.pipelining.frontends.graph.branches import repeat_branches
 from partita.pipelining.frontends.graph.coverage import check_state
+from partita.pipelining.frontends.graph.cut_graph import cut_graph, key_random_calls
 from partita.pipelining.frontends.graph.multi_use import (
     MultiUseParameterConfig,
     MultiUseParamSpec,
@@ -47,7 +47,6 @@ from partita.pipelining.frontends.graph.returned_caches import warn_of_caches
 from partita.pipelining.frontends.graph.units.chosen_units import units_to_plan
 from partita.pipelining.frontends.graph.units.costs import REPEATS, cost_model
 from partita.pipelining.frontends.graph.units.unit_runs import GraphLoss
-from partita.pipelining.frontends.graph.writes import check_writes
 from partita.pipelining.frontends.modules.frontend import cut_modules
 from partita.pipelining.frontends.pipe import Pipe
 from partita.pipelining.interface.compile_options import CompileArgument, CompileOptions, compile_options
@@ -57,8 +56,6 @@ from partita.pipelining.measuring.link_times import links_between
 from partita.planning import Cluster, CostModel, Plan
 from partita.planning.hardware._sizes import read_bytes
 from partita.planning.searching.stages import too_many_stages
-from partita.runtime import key_random_nodes
-from partita.splitter import Split, split
 
 __all__ = ["keyed_graph", "measure_units", "pipeline"]
 
@@ -210,7 +207,7 @@ def pipeline(
     transmit_parameters(whole, assignment, multi_use_param_spec)
     pipe = GraphPipe(
         whole,
-        _cut(whole, assignment),
+        cut_graph(whole, assignment),
         captured.signature,
         chosen,
         loss_spec,
@@ -269,7 +266,7 @@ def _cut_like(
     repeat_branches(graph, matched)
     repeat_masks(graph, matched)
     transmit_parameters(graph, matched, spec)
-    return ModeCut(graph, _cut(graph, matched), evaluation.signature)
+    return ModeCut(graph, cut_graph(graph, matched), evaluation.signature)
 
 
 def _follow_flags(model: nn.Module, pipe: GraphPipe) -> None:
@@ -370,32 +367,9 @@ def keyed_graph(
     graphs = [first.module] if evaluation is None else [first.module, evaluation.module]
     for graph in graphs:
         cuts_at_marks(graph)
-        _key(graph)
+        key_random_calls(graph)
     if evaluation is None:
         return first.module
     whole = TwoModes(graphs[0], graphs[1], {True: first.signature, False: evaluation.signature})
     copy_flags(module, whole)
     return whole
-
-
-def _key(whole: GraphModule) -> None:
-    effects = analyse(whole)
-    random = {effects.nodes[position] for position in effects.random}
-    key_random_nodes(whole, random.__contains__)
-
-
-def _cut(whole: GraphModule, assignment: dict[str, int]) -> Split:
-    check_writes(whole, assignment)
-    _key(whole)
-    for node in whole.graph.nodes:
-        if node.name not in assignment and node.op.startswith("call_"):
-            # a seeding node goes with the random node behind it
-            assignment[node.name] = assignment[node.next.name]
-    stages = max(assignment.values()) + 1
-    cut = split(whole, {name: f"pp_{stage}" for name, stage in assignment.items()})
-    if [piece.key for piece in cut.pieces] != [f"pp_{stage}" for stage in range(stages)]:
-        raise InfeasiblePlan(
-            f"the cuts ask for {stages} stages, but {len(cut.pieces)} have anything to compute: some hold "
-            "nothing but switches of a grad or autocast region; move the cut"
-        )
-    return cut

@@ -20,6 +20,7 @@ from partita._torch.export.open_sizes import size_at
 from partita.capture.open_sizes.sizes import Sizes
 from partita.graph.effect_rules.conditions import depends_on_branch
 from partita.graph.effects import analyse, metadata
+from partita.graph.levels import inside_levels
 
 __all__ = ["repeat_masks"]
 
@@ -55,7 +56,7 @@ def repeat_masks(whole: GraphModule, assignment: dict[str, int]) -> None:
 
 
 def _followers(whole: GraphModule) -> dict[Node, frozenset[Node]]:
-    effects, numbers = analyse(whole), Sizes.of(whole).numbers
+    effects, numbers, inside = analyse(whole), Sizes.of(whole).numbers, inside_levels(whole)
     written = {
         storage for effect in effects.by_position.values() for storage in effects.storages_written(effect)
     }
@@ -72,7 +73,7 @@ def _followers(whole: GraphModule) -> dict[Node, frozenset[Node]]:
             followers[node] = frozenset([node])
         effect = effects.by_position.get(position)
         pure = effect is None or not (effect.observable or effect.entangles)
-        if node.op != "call_function" or not pure or depends_on_branch(node):
+        if node.op != "call_function" or not pure or position in inside or depends_on_branch(node):
             continue
         if all(operand in followers for operand in node.all_input_nodes):
             followers[node] = frozenset().union(*(followers[operand] for operand in node.all_input_nodes))

@@ -17,6 +17,7 @@ from partita.capture.open_sizes.sizes import Sizes
 from partita.capture.tracing.module_paths import module_path
 from partita.errors import PlanError
 from partita.graph.attributes import lookup
+from partita.graph.levels import inside_levels
 from partita.graph.liveness import Border, borders
 from partita.pipelining.frontends.cuts.cuts import COMPUTES_NOTHING
 from partita.pipelining.frontends.graph.branches import branch_nodes
@@ -53,11 +54,11 @@ def unit_ends(gm: GraphModule) -> Iterator[list[int]]:
 
     In a small model a value may go past all blocks (to scale the result back, say). Borders before that value
     is made are narrower then than those between the blocks, and only a small window leaves the latter. No
-    unit ends within memory that is written.
+    unit ends within memory that is written, or within a level of ``torch.func``.
     """
     nodes = list(gm.graph.nodes)
     # A result goes straight from where it is made to the end: it does not tell one place to cut from another.
-    ignored, uncut = _not_sent(gm), uncut_positions(gm)
+    ignored, uncut = _not_sent(gm), uncut_positions(gm) | inside_levels(gm)
     passing = [gap for gap in _borders(gm, results=False) if gap.after not in uncut]
     for window in _WINDOWS:
         yield [gap.after for gap in narrow_borders(nodes, passing, window, ignored=ignored)]

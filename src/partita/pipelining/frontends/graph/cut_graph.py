@@ -1,0 +1,48 @@
+"""A captured graph into its stages, once it is decided which node belongs to which."""
+
+from __future__ import annotations
+
+from torch.fx import GraphModule
+
+from partita.errors import InfeasiblePlan
+from partita.graph.effects import analyse
+from partita.pipelining.frontends.graph.levels import check_levels
+from partita.pipelining.frontends.graph.writes import check_writes
+from partita.runtime import key_random_nodes
+from partita.splitter import Split, split
+
+__all__ = ["cut_graph", "key_random_calls"]
+
+
+def cut_graph(whole: GraphModule, assignment: dict[str, int]) -> Split:
+    """Key the random calls of a graph, in place, and return its stages.
+
+    Args:
+        assignment: the stage of each node that computes; it gets the nodes that are added.
+
+    Raises:
+        CaptureError: a cut goes through something that must lie in one stage.
+        InfeasiblePlan: a stage has nothing to compute.
+    """
+    check_levels(whole, assignment)
+    check_writes(whole, assignment)
+    key_random_calls(whole)
+    for node in whole.graph.nodes:
+        if node.name not in assignment and node.op.startswith("call_"):
+            # a seeding node goes with the random node behind it
+            assignment[node.name] = assignment[node.next.name]
+    stages = max(assignment.values()) + 1
+    cut = split(whole, {name: f"pp_{stage}" for name, stage in assignment.items()})
+    if [piece.key for piece in cut.pieces] != [f"pp_{stage}" for stage in range(stages)]:
+        raise InfeasiblePlan(
+            f"the cuts ask for {stages} stages, but {len(cut.pieces)} have anything to compute: some hold "
+            "nothing but switches of a grad or autocast region; move the cut"
+        )
+    return cut
+
+
+def key_random_calls(whole: GraphModule) -> None:
+    """Seed each random call of a graph by the number of its site, in place (see ``runtime.rng``)."""
+    effects = analyse(whole)
+    random = {effects.nodes[position] for position in effects.random}
+    key_random_nodes(whole, random.__contains__)
