@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._dynamo.exc import FailOnRecompileLimitHit
 
-from partita._torch.compile.refusal import is_refusal, refusal_text
+from partita._torch.compile.refusal import check_recurrent, is_refusal, refusal_text
 
 
 def _refusal(function: Any, backend: Any = "eager") -> Exception:
@@ -52,3 +53,26 @@ def test_a_function_that_was_compiled_too_often_is_refused() -> None:
 
 def test_an_error_of_the_function_while_it_runs_is_none() -> None:
     assert not is_refusal(RuntimeError("out of memory"))
+
+
+def _graph_of(layer: nn.Module) -> torch.fx.GraphModule:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The tensor attributes? self._flat_weights")
+        return torch.export.export(layer, (torch.ones(2, 3, 4),)).module()  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(("make", "operator"), [(nn.LSTM, "aten.lstm.input"), (nn.GRU, "aten.gru.input")])
+def test_a_recurrent_layer_is_refused_unless_torch_is_set_to_compile_it(
+    make: type[nn.RNNBase], operator: str
+) -> None:
+    graph = _graph_of(make(4, 4))
+    with pytest.raises(Exception, match=f"recurrent layer \\({operator}\\).*allow_rnn is True") as raised:
+        check_recurrent(graph)
+    assert is_refusal(raised.value)
+    assert refusal_text(raised.value) == str(raised.value)
+    with torch._dynamo.config.patch(allow_rnn=True):
+        check_recurrent(graph)
+
+
+def test_other_layers_are_not_taken_for_recurrent_ones() -> None:
+    check_recurrent(_graph_of(nn.Linear(4, 4)))

@@ -56,6 +56,27 @@ def test_what_can_not_be_compiled_runs_as_it_is_with_one_warning_that_says_why_a
     assert "graph_break" in forward.refused
 
 
+class Recurrent(nn.Module):
+    """Traced, a GRU of batches first rounds otherwise, and draws other numbers between its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.gru = nn.GRU(WIDTH, WIDTH, 2, dropout=0.5, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gru(self.first(x).relu())[0]  # type: ignore[no-any-return]
+
+
+def test_a_stage_with_a_recurrent_layer_runs_as_it_is_and_the_others_are_compiled() -> None:
+    torch.manual_seed(0)
+    model, x = Recurrent(), torch.randn(2, 3, WIDTH)
+    pipe = pipeline(model, (x,), split_spec={"first": SplitPoint.END}, compile="aot_eager")
+    with pytest.warns(NotCompiled, match=r"stage 1 runs uncompiled.*aten\.gru\.input") as warned:
+        verify(pipe, model, (x,)).check()
+    assert len(warned) == 1
+
+
 def test_an_error_of_the_stage_itself_is_the_users() -> None:
     module = nn.Linear(WIDTH, WIDTH)
     _compiled(module)

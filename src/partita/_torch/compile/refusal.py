@@ -6,15 +6,22 @@ import re
 
 import torch
 from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, TorchDynamoException
+from torch._ops import OpOverload
+from torch.fx import GraphModule
 
-__all__ = ["is_refusal", "modes_active", "refusal_text"]
+__all__ = ["check_recurrent", "is_refusal", "modes_active", "refusal_text"]
 
+_RECURRENT = frozenset(("aten::gru", "aten::lstm"))
 _TOO_OFTEN = (
     "it was compiled for so many sizes, modes or branches that torch compiles it for no other "
     "(torch._dynamo.config.recompile_limit is {limit}): raise the limit, or compile sizes as symbols "
     "(dynamic=True)"
 )
 _PLACE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\n\s*(?P<code>[^\n]+)')
+
+
+class RecurrentLayer(Exception):
+    """A graph has a recurrent layer, which is not compiled."""
 
 
 def modes_active() -> bool:
@@ -24,7 +31,26 @@ def modes_active() -> bool:
 
 def is_refusal(error: BaseException) -> bool:
     """Whether an error says that a function could not be compiled. Nothing of it has run then."""
-    return isinstance(error, (TorchDynamoException, FailOnRecompileLimitHit))
+    return isinstance(error, (TorchDynamoException, FailOnRecompileLimitHit, RecurrentLayer))
+
+
+def check_recurrent(gm: GraphModule) -> None:
+    """Check that a graph, with those in it, has no recurrent layer: Dynamo, which leaves the modules as they
+    are, does not see that an operator is one.
+
+    Raises:
+        RecurrentLayer: names the operator. Not where torch is set to compile them.
+    """
+    if torch._dynamo.config.allow_rnn:
+        return
+    for part in gm.modules():
+        for node in part.graph.nodes if isinstance(part, GraphModule) else ():
+            if isinstance(node.target, OpOverload) and node.target._schema.name in _RECURRENT:
+                raise RecurrentLayer(
+                    f"it has a recurrent layer ({node.target}), which a compiler takes apart into its steps; "
+                    "it rounds otherwise then, and draws other numbers for its dropout. torch.compile leaves "
+                    "such layers as they are too, unless torch._dynamo.config.allow_rnn is True"
+                )
 
 
 def refusal_text(error: BaseException) -> str:

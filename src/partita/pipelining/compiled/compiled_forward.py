@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from partita._torch.autograd.compiled_node import mark
-from partita._torch.compile.refusal import is_refusal, modes_active, refusal_text
+from partita._torch.compile.refusal import check_recurrent, is_refusal, modes_active, refusal_text
 from partita._torch.containers.pytree import flatten
 from partita._torch.graph_module.lazy_module import LazyGraphModule, generate_code
 from partita._torch.modules.contents import first_hook_inside, registries
@@ -110,8 +110,8 @@ class CompiledForward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.refused or self.hooked or modes_active():
             return self._as_it_is(*args, **kwargs)
-        entry = self._entry()
         try:
+            entry = self._entry()
             result = self._run(entry, args, kwargs) if entry.ran else self._first_run(entry, args, kwargs)
         except Exception as error:
             if not is_refusal(error):
@@ -157,6 +157,7 @@ class CompiledForward:
         graph = module.current if isinstance(module, TwoModes) else module
         if not isinstance(graph, LazyGraphModule):
             return _Entry(self._compiled(self._as_it_is), (), 0)
+        check_recurrent(graph)
         function = stateless(graph, module, self._shared)
         functions = self._artifacts.functions if self.options.shares else {}
         run = functions.get(function.hash)
