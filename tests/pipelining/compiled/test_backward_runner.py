@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -22,6 +23,20 @@ class TwoOutputs(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         h = self.first(x)
         return h.relu(), self.second(h)
+
+
+class Checked(nn.Module):
+    """A factorisation checks what it has computed: AOTAutograd keeps such effects in order by a token, which
+    it puts before the inputs of the forward graph.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        h = self.first(x)
+        return (torch.linalg.cholesky(h @ h.mT + torch.eye(3)),)
 
 
 def _compiled(model: nn.Module, compiled: list[int]) -> Any:
@@ -78,8 +93,11 @@ def test_hooks_of_parameters_without_a_gradient_are_not_called() -> None:
     assert sorted(shown) == ["first.bias", "first.weight"]
 
 
-def test_the_halves_are_compiled_when_they_are_asked_for_and_compute_the_same() -> None:
-    model, x = TwoOutputs(), torch.randn(3, 4, requires_grad=True)
+@pytest.mark.parametrize("make", [TwoOutputs, Checked])
+def test_the_halves_are_compiled_when_they_are_asked_for_and_compute_the_same(
+    make: Callable[[], nn.Module],
+) -> None:
+    model, x = make(), torch.randn(3, 4, requires_grad=True)
     compiled: list[int] = []
     run = _compiled(model, compiled)
     expected = _gradients(model, x, model(x))

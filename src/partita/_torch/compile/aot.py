@@ -43,7 +43,7 @@ class AotGraph:
         returned: how many of its outputs a caller gets; those behind them are saved, and only the backward
             graph reads them. None: all are returned.
         forward_tensors: positions of the tensors among the inputs of the forward graph, which is this one or
-            that of a backward graph.
+            that of a backward graph; tokens that keep effects in order are not counted.
         kept_in_place: names of the saved values that lie at the same address in each run. Who compiles a
             forward graph adds them; its backward graph has the same set.
     """
@@ -85,13 +85,16 @@ class AotRecords:
         names = [node.name for node in gm.graph.find_nodes(op="placeholder")]
         context = TracingContext.try_get()
         facts = None if context is None else context.fw_metadata
+        # tokens, which keep effects in order, stand before a forward graph's inputs and have no gradient
+        tokens = 0 if facts is None else len(facts.tokens)
         if kind != "backward":
-            self._static.update(names[index] for index in self._static_positions if index < len(names))
+            inputs = names[tokens:]
+            self._static.update(inputs[index] for index in self._static_positions if index < len(inputs))
         if kind != "backward" and facts is not None:
             self._static.update(names[index] for index in facts.static_input_indices if index < len(names))
         returned = getattr(facts, "num_forward", None) if kind == "forward" else None
         if kind != "backward":
-            tensors = (isinstance(value, torch.Tensor) for value in examples)
+            tensors = (isinstance(value, torch.Tensor) for value in examples[tokens:])
             self._forward_tensors = tuple(position for position, yes in enumerate(tensors) if yes)
         static_inputs = frozenset(self._static.intersection(names))
         forward = (self._forward_tensors, self._kept_in_place)
