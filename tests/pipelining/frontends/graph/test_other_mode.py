@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 import torch
 from tests.pipelining.frontends.graph.autoencoder import Autoencoder
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from partita.capture import Captured, capture
@@ -68,3 +68,37 @@ def test_a_plan_cuts_only_where_the_other_mode_can_be_cut_too() -> None:
         for cuts in combinations(ends, count):
             stages = matched_assignment(train.module, stage_assignment(train.module, cuts), evaluation.module)
             assert set(stages.values()) == set(range(count + 1))
+
+
+class Codebook(nn.Module):
+    """Moves its codes in training, as in VQ-VAE, which has two ``t()`` and two ``@``; evaluation has one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.register_buffer("codes", torch.randn(6, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.first(x)
+        lengths = z.pow(2).sum(1, keepdim=True) + self.codes.pow(2).sum(1)
+        index = (lengths - 2 * z @ self.codes.t()).argmin(1)
+        code = nn.functional.embedding(index, self.codes)
+        if self.training:
+            with torch.no_grad():
+                chosen = nn.functional.one_hot(index, 6).to(z.dtype)
+                self.codes.mul_(0.9).add_(chosen.t() @ z, alpha=0.1)
+        return self.last(z + (code - z).detach())  # type: ignore[no-any-return]
+
+
+def test_an_operation_without_a_twin_goes_to_the_buffers_that_it_uses() -> None:
+    """Planned stages of a VQ-VAE were refused: evaluation read the codes where they are not written."""
+    torch.manual_seed(0)
+    train, evaluation = by_mode(capture(Codebook(), (torch.randn(2, 4),), prove=False))
+    assert evaluation is not None
+    graph, other = train.module, evaluation.module
+    *_, operations = unit_ends(graph)
+    ends = ends_in_both_modes(graph, operations, other)
+    assert len(ends) > 1
+    for end in ends:
+        assignment = stage_assignment(graph, [end])
+        check_shared_buffers(graph, assignment, other, matched_assignment(graph, assignment, other))

@@ -2,8 +2,8 @@
 
 The cuts were found in one graph. In the other each operation goes to the stage of its twin: the operation of
 the same kind in the same call of the same module. An operation without a twin (of an auxiliary head) goes
-with those around it, and operations of a module that lies in one stage stay in that stage. What follows
-from the model's state alone goes to the stage that has its buffers in the first graph.
+with those around it, but to the stage that has its buffers in the first graph, or all of its module. What
+follows from the model's state alone goes to the stage that has its buffers in the first graph.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def matched_assignment(
 
 def ends_in_both_modes(graph: GraphModule, ends: Sequence[int], other: GraphModule) -> list[int]:
     """Those of ``ends`` (positions of nodes of ``graph``) at which stages can end in ``other`` too: whichever
-    of them a plan takes, stages follow one another there, and each has something to compute.
+    of them a plan takes, stages follow one another there, each has something to compute, and the buffers that
+    it has.
 
     An end between operations that only one mode has (a VAE's noise) leaves the other what it had without.
     """
@@ -74,6 +75,12 @@ def ends_in_both_modes(graph: GraphModule, ends: Sequence[int], other: GraphModu
         {name: groups[unit] for name, unit in nearby.items()},
         groups[-1] + 1,
     )
+    homes = _buffer_stages(graph, {name: groups[unit] for name, unit in units.items()})
+    used = _buffer_stages(other, _beside_buffers(homes, other, stages))
+    for name in homes.keys() & used.keys():
+        if homes[name] != used[name]:
+            both = homes[name] | used[name]
+            together.update(unit for unit, group in enumerate(groups) if min(both) <= group < max(both))
     computing = set(stages.values())
     chosen = [
         end
@@ -97,8 +104,8 @@ def _units_before(graph: GraphModule, ends: Sequence[int], units: Mapping[str, i
 def _twins(
     graph: GraphModule, assignment: Mapping[str, int], other: GraphModule
 ) -> tuple[dict[str, int | None], dict[str, int]]:
-    """For every operation of ``other`` the stage of its twin, None where it has none; and the stage of its
-    module, where that lies in one.
+    """For every operation of ``other`` the stage of its twin, None where it has none; and the stage of the
+    buffers that it uses, or else of its module, where that is one.
     """
     by_key = dict(_keyed(graph))
     counts = [Counter(key[:2] for key, _ in _keyed(side)) for side in (graph, other)]
@@ -107,13 +114,29 @@ def _twins(
         homes.setdefault(module_path(node), set()).add(assignment[node.name])
     twins: dict[str, int | None] = {}
     nearby: dict[str, int] = {}
+    of_buffers = _stages_of_buffers(other, _buffer_stages(graph, assignment))
     for key, node in _keyed(other):
-        twin, home = by_key.get(key), homes.get(key[0], set())
+        twin, home = by_key.get(key), of_buffers.get(node) or homes.get(key[0], set())
         certain = counts[0][key[:2]] == counts[1][key[:2]]
         twins[node.name] = assignment[twin.name] if twin is not None and certain else None
         if len(home) == 1:
             nearby[node.name] = next(iter(home))
     return twins, nearby
+
+
+def _stages_of_buffers(gm: GraphModule, homes: Mapping[str, set[int]]) -> dict[Node, set[int]]:
+    """For the operations that use buffers, themselves or by what is computed of state alone, the stages that
+    have those buffers.
+    """
+    of_state = _of_state(gm)
+    stages: dict[Node, set[int]] = {}
+    for node in gm.graph.nodes:
+        if node.op == "get_attr":
+            stages[node] = homes.get(str(node.target), set())
+        else:
+            operands = of_state.intersection(node.all_input_nodes)
+            stages[node] = set().union(*(stages[operand] for operand in operands))
+    return stages
 
 
 def _keyed(gm: GraphModule) -> Iterator[tuple[tuple[str, str, int], Node]]:
