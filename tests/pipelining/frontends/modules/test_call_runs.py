@@ -78,3 +78,23 @@ def test_a_call_that_fills_a_container_has_the_inputs_that_it_was_given() -> Non
 
     calls = runs_of(Cached(), torch.randn(3, 8), 3)
     assert [len(call.inputs) for call in calls] == [len(call.run.inputs) for call in calls] == [1, 2, 3]
+
+
+class Hyper(nn.Module):
+    """The weight of a layer is what another one returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(8, 8)])
+        self.weight = nn.Linear(8, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight(x.mean(0)).view(8, 8)
+        return torch.func.functional_call(self.blocks[0], {"weight": weight}, (x,))  # type: ignore[no-any-return]
+
+
+def test_what_functional_call_puts_in_the_place_of_a_parameter_gets_no_gradient_there() -> None:
+    """Measuring asked it for its ``.grad``, of which torch warned."""
+    (call,) = runs_of(Hyper(), torch.randn(3, 8), 1)
+    call.run.prepare_gradients()
+    assert [parameter.shape for parameter in call.run.parameters] == [torch.Size([8])]

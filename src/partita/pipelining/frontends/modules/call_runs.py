@@ -154,7 +154,9 @@ def _run(path: str, module: nn.Module, leaves: Sequence[Any], spec: Any) -> Unit
         args, kwargs = unflatten(list(own), spec)
         return flatten(module(*args, **kwargs))[0]
 
-    return UnitRun(path, call, tuple(leaves), tuple(module.parameters()), frozenset(range(len(leaves))))
+    # within torch.func.functional_call other tensors are in their places, which accumulate no gradient
+    parameters = tuple(parameter for parameter in module.parameters() if parameter.is_leaf)
+    return UnitRun(path, call, tuple(leaves), parameters, frozenset(range(len(leaves))))
 
 
 def _names(leaves: Sequence[Any]) -> tuple[str, ...]:
