@@ -41,7 +41,7 @@ class FunctionKind(Enum):
     DEVICE = 3
     """On which device a tensor lies."""
     SETTING = 4
-    """No tensor: it changes or reads how torch works."""
+    """No values: it changes or reads how torch works."""
 
 
 _PROPERTIES = (
@@ -58,7 +58,12 @@ _METADATA = frozenset(
 _DEVICE = frozenset(
     f"{name}.__get__" for name in ("device", "is_cuda", "is_cpu", "is_meta", "is_mps", "is_xpu")
 )
-_SETTINGS = frozenset({"_set_grad_enabled", "_enter_autocast", "_exit_autocast"})
+_SETTINGS = frozenset(
+    (
+        *("_set_grad_enabled", "_enter_autocast", "_exit_autocast"),
+        "_backward_hooks.__set__",  # of torch itself, where a custom Function has marked its input as dirty
+    )
+)
 _descriptions: dict[Any, tuple[FunctionKind, str]] = {}
 
 

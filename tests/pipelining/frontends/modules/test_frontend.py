@@ -569,3 +569,37 @@ def test_a_plan_cuts_nowhere_between_a_buffers_use_and_its_assignment() -> None:
             CaptureError, match=r"'the model' has buffers \('center'\) and runs in stages 0 and 1"
         ):
             pipeline(model, (x,), split_spec={"blocks.2": BEGINNING}, frontend="modules", prove=prove)
+
+
+class _InPlace(torch.autograd.Function):
+    """As InPlace-ABN's: writes its result over its input."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return 2 * gradient
+
+
+class Overwriting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = _InPlace.apply(layer(x).tanh() + 1)
+        return x
+
+
+def test_functions_that_write_to_their_inputs_run_on_every_stage() -> None:
+    """Torch resets the hooks of what such a function has written to; where that was a tensor without values,
+    in a stage that came later, it did not, and the model seemed to go another way.
+    """
+    torch.manual_seed(0)
+    model, x = Overwriting(), torch.randn(2, WIDTH)
+    pipe = pipeline(model, (x,), split_spec={"layers.1": BEGINNING}, frontend="modules")
+    partita.verify(pipe, model, (x,), explain=False).check()
