@@ -100,11 +100,12 @@ def level_change(target: Any) -> int:
 
     Tensors of a level are of no use outside of it.
     """
-    if not is_barrier_function(target) or not target.__module__.startswith(("torch._C", "torch._functorch")):
+    module, name = getattr(target, "__module__", None) or "", getattr(target, "__name__", "")
+    if not module.startswith(("torch._C", "torch._functorch")):
         return 0
-    if target.__name__.endswith("_increment_nesting"):
+    if name.endswith("_increment_nesting"):
         return 1
-    return -1 if target.__name__.endswith("_decrement_nesting") else 0
+    return -1 if name.endswith("_decrement_nesting") else 0
 
 
 class _Scopes(threading.local):
