@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import io
+import sys
+
 import pytest
 from rich.table import Table
 
-from partita.cli.output.stdout import drawing_width, stdout_console
+from partita.cli.output.stdout import drawing_width, stdout_console, take_any_character
 
 
 def test_what_is_no_terminal_gets_whole_tables(
@@ -27,3 +30,24 @@ def test_a_width_that_is_given_counts(
     monkeypatch.setenv("COLUMNS", columns)
     console = stdout_console()
     assert (console.width, drawing_width(console)) == (width, drawing)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "errors", "shown"),
+    [
+        ("ascii", "strict", "3.0 us x 2 ~ * ??"),
+        ("latin-1", "surrogateescape", "3.0 \N{MICRO SIGN}s × 2 ~ * ??"),
+        ("utf-8", "strict", "3.0 \N{MICRO SIGN}s × 2 … ● 値?"),  # a file name that is no UTF-8
+        ("ascii", "ignore", "3.0 s  2   "),  # as PYTHONIOENCODING asks for
+    ],
+)
+def test_a_character_that_the_encoding_has_not_is_shown_by_one_like_it(
+    monkeypatch: pytest.MonkeyPatch, encoding: str, errors: str, shown: str
+) -> None:
+    """Under ``LC_ALL=C`` a step of 3 µs ended in Python's UnicodeEncodeError, and so did every plan."""
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding=encoding, errors=errors))
+    take_any_character()
+    sys.stdout.write("3.0 \N{MICRO SIGN}s × 2 … ● 値\udcff")
+    sys.stdout.flush()
+    assert raw.getvalue().decode(encoding) == shown
