@@ -89,6 +89,13 @@ def test_the_terminal_shows_a_table_and_a_drawing() -> None:
     assert all(len(line) <= 100 for line in lines if line.startswith(("│", "●", "┃")))
 
 
+def test_piped_output_has_all_of_what_crosses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was cut to 80 columns where the output was no terminal."""
+    monkeypatch.delenv("COLUMNS")
+    (line,) = (line for line in run("model.py:tied", *CUTS).splitlines() if "from stage 0" in line)
+    assert line.endswith("parameter:head.weight: float32[50, 16]")
+
+
 def test_a_page_and_a_picture_are_written() -> None:
     text = run("model.py:tied", "--stages", "2", "--html", "out/split.html", "--svg", "out/split.svg")
     assert "wrote out/split.html" in text

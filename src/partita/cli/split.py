@@ -14,6 +14,7 @@ from rich.console import Console
 from partita.cli.options.model_options import Architecture, ConfigJson, Dtype, ModelType, Overrides, Sequence
 from partita.cli.output.output_files import check_outputs, write_outputs
 from partita.cli.output.progress import progress_bar
+from partita.cli.output.stdout import stdout_console
 from partita.reporting import StagesReport, render_split_html, split_chart, split_drawing, split_table
 
 __all__ = ["split"]
@@ -80,7 +81,7 @@ def split(
     if as_json:
         print(json.dumps(report.as_dict(), indent=2))
     else:
-        _show(Console(), report)
+        _show(stdout_console(), report)
     for path in written:
         print(f"wrote {path}", file=sys.stderr if as_json else sys.stdout)
 
