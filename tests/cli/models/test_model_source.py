@@ -51,6 +51,8 @@ def test_a_function_of_a_file_is_built_with_or_without_memory(place: str) -> Non
 def test_options_of_other_models_are_refused(place: str) -> None:
     with pytest.raises(UsageError, match=r"--set is for Hugging Face models, and .*model.py:build is none"):
         choose_source(place, settings=("a=1",))
+    with pytest.raises(UsageError, match=r"--batch is for Hugging Face models"):  # it was left out silently
+        choose_source(place, batch=0)
     with pytest.raises(UsageError, match="no model is named: give a folder with"):
         choose_source(None)
     with pytest.raises(UsageError, match="hf:llama is given with --config-json or --model-type"):

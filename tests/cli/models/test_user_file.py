@@ -58,6 +58,7 @@ def test_a_model_and_its_arguments_come_back(file: Path) -> None:
     ("place", "message"),
     [
         ("model.py", "'model.py' names no function: write FILE.py:NAME, such as model.py:build"),
+        ("org/llama", "a model of Hugging Face is hf:TYPE, hf:FOLDER or --config-json FILE"),
         (":build", "':build' names no function"),
         ("model.py:", "'model.py:' names no function"),
         ("nowhere.py:build", "there is no file 'nowhere.py'"),

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from partita.cli.options.saved_costs import SavedCosts, refuse_model_options
-from partita.errors import UsageError
+from partita.errors import PlanError, UsageError
 from partita.planning import CostedFor, CostModel, Unit, get_device
 
 MEASURED = CostModel((Unit("a", 0.001, 0.002), Unit("b", 0.001, 0.002)), (16,))
@@ -55,3 +55,14 @@ def test_a_file_that_cannot_be_read_and_options_of_a_model_are_refused(tmp_path:
         SavedCosts.read(tmp_path / "none.json", None)
     with pytest.raises(UsageError, match=r"--batch is given with costs.json, costs that were saved"):
         refuse_model_options("costs.json", {"--set": None, "--batch": 2})
+    with pytest.raises(UsageError, match=r"--batch is given with costs.json"):  # it was left out silently
+        refuse_model_options("costs.json", {"--set": None, "--batch": 0})
+
+
+def test_a_configuration_in_place_of_costs_is_told_how_it_is_given(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"model_type": "llama"}')
+    with pytest.raises(
+        PlanError, match=r"config.json holds no costs \(.*\): .* as --config-json .*config.json$"
+    ):
+        SavedCosts.read(path, None)

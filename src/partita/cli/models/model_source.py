@@ -98,7 +98,7 @@ def choose_source(
             "--dtype": dtype,
         }
         for option, value in options.items():
-            if value:
+            if value not in (None, ()):
                 raise UsageError(
                     f"{option} is for Hugging Face models, and {place} is none: leave it out, or write "
                     f"{_PREFIX}TYPE"

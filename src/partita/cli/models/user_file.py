@@ -58,7 +58,10 @@ def build_from(place: str) -> Built:
 def _find_function(place: str) -> tuple[Path, Callable[[], Any]]:
     file, colon, name = place.rpartition(":")
     if not colon or not file or not name.isidentifier():
-        raise UsageError(f"{place!r} names no function: write FILE.py:NAME, such as model.py:build")
+        raise UsageError(
+            f"{place!r} names no function: write FILE.py:NAME, such as model.py:build; a model of "
+            "Hugging Face is hf:TYPE, hf:FOLDER or --config-json FILE"
+        )
     path = Path(file)
     if not path.is_file():
         raise UsageError(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from partita.errors import UsageError
+from partita.errors import PlanError, UsageError
 from partita.planning import CostModel, Device, costs_for_device
 
 __all__ = ["SavedCosts", "refuse_model_options"]
@@ -56,6 +56,11 @@ def _read(path: Path) -> CostModel:
         return CostModel.from_json(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} can't be read ({error}): give a saved cost model, or a model") from error
+    except PlanError as error:
+        raise PlanError(
+            f"{path} holds no costs ({error}): give what --save-costs wrote; a configuration of Hugging Face "
+            f"is given as --config-json {path}"
+        ) from error
 
 
 def refuse_model_options(costs: str, options: Mapping[str, object]) -> None:
@@ -65,7 +70,7 @@ def refuse_model_options(costs: str, options: Mapping[str, object]) -> None:
         UsageError: one of them is given.
     """
     for option, value in options.items():
-        if value:
+        if value not in (None, []):
             raise UsageError(
                 f"{option} is given with {costs}, costs that were saved: leave it out, or name the model"
             )
