@@ -88,3 +88,19 @@ def test_more_stages_than_can_be_cut_name_what_can_be_had() -> None:
     assert error.reason == ("12 stages for 4 ranks were asked for, but this model can be cut into at most 8")
     assert error.changes == {"stages": 8}
     assert refusal(COSTS, Cluster(9)).changes == {"ranks": 8}
+
+
+def test_schedules_in_a_v_name_the_stages_that_they_need() -> None:
+    """It said "Give at least one schedule" to whoever had given one."""
+    error = refusal(COSTS, Cluster(4), stages_per_rank=(1,), schedules=["VMin", "zbvzerobubble"])
+    assert str(error) == (
+        "VMin, ZBVZeroBubble need two stages a rank, in a V: 8 for 4 ranks; ask for 8 stages, or for other "
+        "schedules"
+    )
+    assert error.changes == {"stages": 8}
+    error = refusal(COSTS, Cluster(5), schedules=["VHalf"])
+    assert str(error) == (
+        "VHalf needs two stages a rank, in a V: 10 for 5 ranks, but this model can be cut into at most 8; "
+        "take 4 ranks or fewer, other schedules, or measure its costs by smaller units"
+    )
+    assert "Give at least one schedule" in str(refusal(COSTS, Cluster(4), schedules=[]))

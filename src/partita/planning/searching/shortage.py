@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from partita.errors import InfeasiblePlan
+from partita.listing import first_few
 from partita.planning.hardware._sizes import write_bytes
 from partita.planning.searching.explorer import Explorer
 from partita.planning.searching.remedies import SearchRequest, remedies
@@ -83,8 +84,26 @@ def _nothing_tried(request: SearchRequest, explorer: Explorer) -> InfeasiblePlan
         change = f"ask for {most // ranks * ranks} stages" if most >= ranks else f"take {most} ranks or fewer"
         message = f"{reason}: {change}, or measure its costs by smaller units"
         return InfeasiblePlan(message, reason, dict(_fewer_stages(request, most)))
-    reasons = ". ".join(explorer.refused.values())
-    return InfeasiblePlan(f"no schedule can serve these numbers. {reasons or 'Give at least one schedule'}")
+    if explorer.refused:
+        return InfeasiblePlan(f"no schedule can serve these numbers. {'. '.join(explorer.refused.values())}")
+    in_a_v = [kind.name for kind in request.kinds if kind.shape == "V"]
+    if in_a_v:
+        return _two_stages_a_rank(request, in_a_v, most)
+    return InfeasiblePlan("no schedule can serve these numbers. Give at least one schedule")
+
+
+def _two_stages_a_rank(request: SearchRequest, schedules: Sequence[str], most: int) -> InfeasiblePlan:
+    """The error for schedules whose stages are placed in a V, where a rank can't have two."""
+    ranks = request.case.cluster.ranks
+    stages = 2 * ranks
+    need = f"{first_few(schedules)} {'needs' if len(schedules) == 1 else 'need'} two stages a rank, in a V"
+    if stages <= most:
+        reason = f"{need}: {stages} for {ranks} ranks"
+        changes = {"stages": stages} if replace(request, stages_per_rank=(2,)).fits() else {}
+        return InfeasiblePlan(f"{reason}; ask for {stages} stages, or for other schedules", reason, changes)
+    reason = f"{need}: {stages} for {ranks} ranks, but this model can be cut into at most {most}"
+    fewer = f"take {most // 2} ranks or fewer, other schedules" if most > 1 else "take other schedules"
+    return InfeasiblePlan(f"{reason}; {fewer}, or measure its costs by smaller units", reason)
 
 
 def _fewer_stages(request: SearchRequest, most: int) -> Iterator[tuple[str, Any]]:
