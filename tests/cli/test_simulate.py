@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,7 +14,16 @@ from typer.testing import CliRunner
 
 from partita.cli.main import app
 from partita.errors import PartitaError, PlanError, ScheduleError, UsageError
-from partita.planning import CostModel, Plan, Schedule, Unit, get_schedule, plan_stages, schedule_names
+from partita.planning import (
+    CostModel,
+    Plan,
+    Schedule,
+    Unit,
+    get_schedule,
+    plan_stages,
+    schedule_names,
+    schedule_of,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -123,6 +133,29 @@ def test_a_plan_is_simulated_under_its_own_schedule_or_others() -> None:
     names = [row["schedule"] for row in as_json("plan.json", "--schedule", "all")["schedules"]]
     assert {"GPipe", "ZBH1"} <= {*names}
     assert as_json("plan.json", "--microbatches", "16")["schedules"][0]["microbatches"] == 16
+
+
+def test_an_order_that_was_made_for_a_plan_is_one_of_its_schedules() -> None:
+    """It said of the plan's own that there is no schedule 'ListSchedule', and left it out of all."""
+    own = example_plan()
+    made = replace(own, schedule="ListSchedule", order=replace(schedule_of(own), name="ListSchedule"))
+    Path("plan.json").write_text(made.to_json())
+    for options, names in (
+        ((), {"ListSchedule"}),
+        (("--schedule", "listschedule"), {"ListSchedule"}),
+        (("--schedule", "GPipe, ListSchedule"), {"ListSchedule", "GPipe"}),
+        (("--schedule", "GPipe"), {"GPipe"}),
+    ):
+        assert {row["schedule"] for row in as_json("plan.json", *options)["schedules"]} == names
+    assert "ListSchedule" in {
+        row["schedule"] for row in as_json("plan.json", "--schedule", "all")["schedules"]
+    }
+    with pytest.raises(
+        ScheduleError, match=r"made for the plan's 4 microbatches, and --microbatches is 16: "
+    ):
+        run("plan.json", "--microbatches", "16")
+    other = as_json("plan.json", "--schedule", "all", "--microbatches", "16")
+    assert "made for the plan's 4 microbatches" in other["left_out"]["ListSchedule"]
 
 
 @pytest.mark.parametrize("name", ["GPipe", "Interleaved1F1B", "DualPipeV"])

@@ -173,31 +173,57 @@ def cases_from_times(
 
 
 def cases_from_plan(
-    plan: Plan,
-    kinds: Sequence[ScheduleKind] | None,
-    *,
-    cluster: Cluster | None,
-    microbatches: int | None,
-    memory: int | None,
+    plan: Plan, names: str | None, *, microbatches: int | None, memory: int | None
 ) -> list[ScheduleCase]:
-    """The cases for the stages and the placement of a plan: its own schedule, or `kinds`."""
+    """The cases for the stages, the placement and the cluster of a plan.
+
+    Args:
+        plan: the plan.
+        names: as in `schedule_kinds`; None for the plan's own schedule. An order that was made for the plan
+            is among all, and may be named.
+        microbatches: how many a step has; None for as many as the plan.
+        memory: what a rank may hold, in bytes; None for what it may in the plan's cluster.
+    """
     costs = stage_costs(plan)
     limit = memory if memory is not None or plan.cluster is None else plan.cluster.memory_bytes
+    count = microbatches or plan.microbatches
+    has_own, wanted = _wanted(plan, names, count)
     cases = []
-    if kinds is None and microbatches in (None, plan.microbatches):
-        return [ScheduleCase(plan.schedule, partial(schedule_of, plan), costs, cluster or plan.cluster)]
-    for kind in kinds or (get_schedule(plan.schedule),):
+    if has_own:
+        cases.append(ScheduleCase(plan.schedule, partial(_own_order, plan, count), costs, plan.cluster))
+    for kind in schedule_kinds(",".join(wanted)) if wanted or not has_own else ():
         make = partial(
             kind,
             len(plan.stages),
-            microbatches or plan.microbatches,
+            count,
             placement=plan.placement,
             costs=costs,
-            cluster=cluster or plan.cluster,
+            cluster=plan.cluster,
             memory_bytes=limit,
         )
-        cases.append(ScheduleCase(kind.name, make, costs, cluster or plan.cluster))
+        cases.append(ScheduleCase(kind.name, make, costs, plan.cluster))
     return cases
+
+
+def _wanted(plan: Plan, names: str | None, microbatches: int) -> tuple[bool, list[str]]:
+    """Whether the plan's own order is simulated, and the names of what is simulated besides."""
+    wanted = [] if names is None else [name.strip() for name in names.split(",") if name.strip()]
+    if plan.schedule not in schedule_names():  # an order that was made for the plan
+        others = [name for name in wanted if name.lower() != plan.schedule.lower()]
+        is_all = [name.lower() for name in wanted] == ["all"]
+        return names is None or is_all or len(others) < len(wanted), others
+    if names is None and microbatches != plan.microbatches:
+        return False, [plan.schedule]
+    return names is None, wanted
+
+
+def _own_order(plan: Plan, microbatches: int) -> Schedule:
+    if microbatches != plan.microbatches:
+        raise ScheduleError(
+            f"{plan.schedule} is an order that was made for the plan's {plan.microbatches} microbatches, and "
+            f"--microbatches is {microbatches}: plan again with as many, or give --schedule all"
+        )
+    return schedule_of(plan)
 
 
 def simulate_cases(

@@ -191,8 +191,7 @@ class SimulateOptions:
             machines.refuse_forgotten_unit(f"stage {heaviest.index}", heaviest.parameter_bytes)
         if self.ranks is not None and self.ranks < plan.ranks:
             raise UsageError(f"--ranks is {self.ranks}, and the plan needs {plan.ranks}: give it as many")
-        kinds = None if self.schedule is None else schedule_kinds(self.schedule)
-        cases = cases_from_plan(plan, kinds, cluster=None, microbatches=self.microbatches, memory=limit)
+        cases = cases_from_plan(plan, self.schedule, microbatches=self.microbatches, memory=limit)
         limits = tuple(
             plan.cluster.memory(rank) if limit is None and plan.cluster is not None else limit
             for rank in range(plan.ranks)
