@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 from tests.group_of_one import group_of_one
-from tests.pipelining.models import CASES, NORMED, PLAIN, SKIP, TRANSFORMER, WIDTH, Case, _Four
+from tests.pipelining.models import CASES, NORMED, PLAIN, REGIONS, SKIP, TRANSFORMER, WIDTH, Case, _Four
 from tests.pipelining.running import Record, assert_equal, assert_same, cut, piped, train, uncut
+from tests.traced_regions import need_traced_regions
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -55,6 +56,8 @@ def _assert_compiled_equals_eager(
     ],
 )
 def test_stages_under_1f1b(case: Case) -> None:
+    if case is REGIONS:
+        need_traced_regions()
     _assert_compiled_equals_eager(case, "1F1B")
 
 

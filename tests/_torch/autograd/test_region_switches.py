@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from torch.fx import Graph, GraphModule, symbolic_trace
+from tests.traced_regions import need_traced_regions
+from torch.fx import Graph, symbolic_trace
 
 from partita._torch.autograd import global_settings as ambient
 from partita._torch.autograd import region_switches as regions
@@ -201,32 +202,16 @@ class _Regions(torch.nn.Module):
                 return y.reshape(rows, -1)
 
 
-@pytest.fixture
-def _dynamo_traces_autocast() -> None:
-    """Skip where this torch can't compile a graph with a region of autocast, whoever made it (2.11)."""
-    g = Graph()
-    x = g.placeholder("x")
-    cast = g.call_function(ENTER_AUTOCAST, ("cpu", torch.bfloat16, True, False))
-    y = g.call_function(torch.sin, (x,))
-    g.call_function(EXIT_AUTOCAST, (cast,))
-    g.output(y)
-    before = OpenRegions.now()
-    try:
-        torch.compile(GraphModule(torch.nn.Module(), g), backend="eager")(torch.ones(2))
-    except AssertionError as error:
-        before.put_back()
-        pytest.skip(f"torch {torch.__version__}: {error}")
-
-
-@pytest.mark.usefixtures("_dynamo_traces_autocast")
 def test_regions_are_compiled_in_one_piece() -> None:
+    need_traced_regions()
     module = capture(_Regions(), (torch.ones(4), 2)).module
     compiled = torch.compile(module, backend="eager", fullgraph=True)
     assert torch.equal(compiled(torch.ones(4), 2), _Regions()(torch.ones(4), 2))
 
 
-@pytest.mark.usefixtures("_dynamo_traces_autocast")
 def test_an_error_in_a_compiled_graph_leaves_no_region_open_where_it_breaks() -> None:
+    need_traced_regions()
+
     def told(x: torch.Tensor) -> torch.Tensor:
         torch._dynamo.graph_break()
         return x.reshape(3)

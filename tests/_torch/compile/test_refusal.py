@@ -51,8 +51,16 @@ def test_a_function_that_was_compiled_too_often_is_refused() -> None:
         assert "recompile_limit is 1)" in refusal_text(raised.value)
 
 
+def test_a_tracer_that_fails_within_a_region_refuses() -> None:
+    """What Dynamo of torch 2.11 makes of a graph with autocast regions ended the step."""
+    error = AssertionError("Global autocast(cpu)_enabled state changed while dynamo tracing, please report")
+    assert is_refusal(error)
+    assert "can't trace its autocast regions (Global autocast(cpu)_enabled" in refusal_text(error)
+
+
 def test_an_error_of_the_function_while_it_runs_is_none() -> None:
     assert not is_refusal(RuntimeError("out of memory"))
+    assert not is_refusal(AssertionError("x is negative"))
 
 
 def _graph_of(layer: nn.Module) -> torch.fx.GraphModule:

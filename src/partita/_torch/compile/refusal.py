@@ -31,7 +31,15 @@ def modes_active() -> bool:
 
 def is_refusal(error: BaseException) -> bool:
     """Whether an error says that a function could not be compiled. Nothing of it has run then."""
-    return isinstance(error, (TorchDynamoException, FailOnRecompileLimitHit, RecurrentLayer))
+    refusals = (TorchDynamoException, FailOnRecompileLimitHit, RecurrentLayer)
+    return isinstance(error, refusals) or _is_left_in_region(error)
+
+
+def _is_left_in_region(error: BaseException) -> bool:
+    """Whether Dynamo has failed within a region of autocast, and not left it (torch 2.11 traces none that are
+    entered by a call).
+    """
+    return isinstance(error, AssertionError) and "changed while dynamo tracing" in str(error)
 
 
 def check_recurrent(gm: GraphModule) -> None:
@@ -58,6 +66,8 @@ def refusal_text(error: BaseException) -> str:
     if isinstance(error, FailOnRecompileLimitHit):
         return _TOO_OFTEN.format(limit=torch._dynamo.config.recompile_limit)
     text = str(error)
+    if _is_left_in_region(error):
+        return f"Dynamo of torch {torch.__version__} can't trace its autocast regions ({_first_line(text)})"
     if isinstance(error, BackendCompilerFailed):
         inner = error.inner_exception
         return f"{type(inner).__name__}: {_first_line(str(inner))}{_place(str(inner)) or _place(text)}"

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from partita._torch.autograd.compiled_node import mark
+from partita._torch.autograd.region_switches import OpenRegions
 from partita._torch.compile.refusal import check_recurrent, is_refusal, modes_active, refusal_text
 from partita._torch.containers.pytree import flatten
 from partita._torch.graph_module.lazy_module import LazyGraphModule, generate_code
@@ -123,10 +124,15 @@ class CompiledForward:
         return result
 
     def _first_run(self, entry: _Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        regions = OpenRegions.now()
         with warnings.catch_warnings():
             # Dynamo looks at the gradient of an input that the stage writes to
             warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
-            result = self._run(entry, args, kwargs)
+            try:
+                result = self._run(entry, args, kwargs)
+            except BaseException:
+                regions.put_back()  # a tracer that failed may have left some open
+                raise
         entry.ran = True
         return result
 
