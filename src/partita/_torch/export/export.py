@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 from partita._torch.containers.objects import open_objects
 from partita._torch.export.assigned_buffers import assignments_recorded, write_assigned_buffers_at_once
 from partita._torch.export.conditions import Answers, answered
+from partita._torch.export.conversions import conversions_apart, drop_aliases
 from partita._torch.export.data_attribute import OTHER_DATA, data_is_detached
 from partita._torch.export.eager_answers import eager_answers
 from partita._torch.export.function_call import call_functions_directly, functions_kept
@@ -113,6 +114,7 @@ def export_module(
         program = _traced(model, args, dict(kwargs), way, dynamic_shapes, answers or Answers(), watch)
         exported = program.module(check_guards=False)
         assert isinstance(exported, GraphModule)
+        drop_aliases(exported)
         call_functions_directly(exported)
         write_assigned_buffers_at_once(exported)
         module = lazy_module(exported.graph, type(model).__name__, training=exported.training)
@@ -157,6 +159,7 @@ def _traced(
             answering,
             answered(answers),
             data_is_detached(),
+            conversions_apart(),
             assignments_recorded(model),
             nested_regions_are_called(),
         ):
