@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 
 from partita.capture.merging.modes import in_mode
 from partita.capture.proving.differing_node import differing_node
-from partita.capture.proving.grad_modes import NOT_KEPT
+from partita.capture.proving.forward_difference import NOT_KEPT
 from partita.capture.proving.kept_state import attributes_set, called_before
 from partita.capture.proving.samples import Sample
 from partita.listing import listed

@@ -17,14 +17,13 @@ from torch import nn
 from torch.fx import GraphModule
 
 from partita.capture.merging.modes import mode_flag
+from partita.capture.proving.forward_difference import forward_difference
 from partita.capture.proving.samples import Sample
 from partita.errors import CaptureError
-from partita.verification import Verification, verify
 from partita.verification.comparing.compare import Tolerance
 
 __all__ = [
     "FAST_PATH_ADVICE",
-    "NOT_KEPT",
     "GradModeDifference",
     "differ_by_fast_path",
     "difference_without_gradients",
@@ -33,9 +32,6 @@ __all__ = [
     "refuse_without_gradients",
     "require_gradients",
 ]
-
-NOT_KEPT = ("attribute", "printed text")
-"""What no graph keeps: Python attributes that ``forward`` sets, and what it prints."""
 
 _FAST = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
 _WITHOUT_FAST_PATH = (
@@ -74,12 +70,8 @@ def difference_without_gradients(
     """
 
     def compare(within: Tolerance) -> str:
-        result = _compared(model, graph, sample, within)
-        differences = [one for one in result.differences if one.kind not in NOT_KEPT]
-        exceptions = [one.message for one in differences if one.kind == "exception"]
-        if not differences or any("candidate: none" in message for message in exceptions):
-            return ""
-        return str(differences[0])
+        with torch.no_grad():
+            return forward_difference(model, graph, sample, within)
 
     advice = 'frontend="modules" cuts its own code, which asks for itself'
     return explained(type(model).__name__, model, compare, tolerance, small, advice)
@@ -153,17 +145,3 @@ def require_gradients(allowed: bool, text: str) -> None:
     """
     if not allowed and not torch.is_grad_enabled():
         raise CaptureError(text)
-
-
-def _compared(model: nn.Module, graph: GraphModule, sample: Sample, tolerance: Tolerance) -> Verification:
-    with torch.no_grad():
-        return verify(
-            graph,
-            model,
-            sample.args,
-            sample.kwargs,
-            backward=False,
-            rtol=tolerance.rtol,
-            atol=tolerance.atol,
-            explain=False,
-        )

@@ -22,6 +22,7 @@ from partita._torch.tensors.free_memory import too_little
 from partita._torch.tensors.storage import has_memory
 from partita.capture.merging.modes import in_mode
 from partita.capture.open_sizes.sizes import Sizes, sizes_of
+from partita.capture.proving.autocasts import keep_to_autocast
 from partita.capture.proving.comparison import (
     Different,
     Equal,
@@ -35,7 +36,7 @@ from partita.capture.proving.grad_modes import (
     difference_without_gradients,
     refuse_without_gradients,
 )
-from partita.capture.proving.samples import samples, single_samples
+from partita.capture.proving.samples import Sample, samples, single_samples
 from partita.errors import ArgumentError
 from partita.graph.effects import metadata
 from partita.listing import listed
@@ -149,6 +150,7 @@ def proven(
     seen: list[str] = []
     unkept: dict[str, None] = {}
     apart: list[GradModeDifference] = []
+    equal_on: dict[GraphModule, tuple[bool, Sample]] = {}
     for training, graph in graphs.items():
         generate_code(graph)  # for all of its copies
         names = [node.name for node in graph.graph.find_nodes(op="placeholder", sort=True)]
@@ -167,6 +169,7 @@ def proven(
                 raise Disproof(training, f"on {outcome.text}")
             if isinstance(outcome, Equal):
                 seen.append(outcome.sample.kind)
+                equal_on.setdefault(graph, (training, outcome.sample))
                 unkept |= dict.fromkeys(outcome.unkept)
             elif sample.gentle is None:
                 mode = "training" if training else "evaluation"
@@ -178,6 +181,10 @@ def proven(
     if gravest is not None and not gravest.rounding:
         for graph in {id(graph): graph for graph in graphs.values()}.values():
             refuse_without_gradients(graph, gravest)
+    devices = {tensor.device.type for tensor in _tensors(model, args, kwargs)}
+    for graph, (training, sample) in equal_on.items():
+        with in_mode(model, training), in_mode(graph, training):
+            keep_to_autocast(model, graph, sample, devices, tolerance)
     text = f"equal to the eager model {exact} in {modes} on {kinds}"
     return Proof(True, text, tuple(unkept), gravest.text if gravest else "")
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from partita.capture.proving.autocasts import current_autocast
 from partita.errors import ScheduleError, SignatureMismatch
 from partita.pipelining.interface.routes import Routes
 from partita.pipelining.stages.own_modules.manual import PipelineStage
@@ -21,7 +22,7 @@ from partita.pipelining.steps.preparing.agreement import StepAgreement, agree_on
 from partita.pipelining.steps.preparing.arguments import Cutting, LossSide, StepArguments
 from partita.pipelining.steps.preparing.modes import follow_modes, mode_name
 from partita.pipelining.steps.preparing.outdated_copies import OutdatedCopies
-from partita.pipelining.steps.preparing.precision import current_autocast, fresh_casts
+from partita.pipelining.steps.preparing.precision import fresh_casts
 from partita.pipelining.steps.preparing.preparation import CapturedPreparation, PreparedStep, StepPreparation
 from partita.pipelining.steps.preparing.same_data import SameData
 from partita.pipelining.steps.preparing.shape_exchange import ShapeExchange

@@ -12,8 +12,9 @@ from tests.pipelining.models import CALLED, CASES, PLAIN, REGIONS, SKIP, TRANSFO
 from tests.pipelining.running import Record, assert_equal, assert_same, cut, errors_of, piped, train, uncut
 from torch import Tensor, nn
 
+from partita.capture.proving.autocasts import current_autocast
 from partita.pipelining import Schedule1F1B, ScheduleGPipe
-from partita.pipelining.steps.preparing.precision import Precision, current_autocast
+from partita.pipelining.steps.preparing.precision import Precision
 from partita.runtime import Comm, InProcessWorld
 
 BF16 = ("cpu", torch.bfloat16)

@@ -11,6 +11,7 @@ from torch.fx import GraphModule, Node
 
 from partita._torch.autograd.region_switches import REGION_SWITCHES
 from partita.capture.merging.modes import require_mode
+from partita.capture.proving.autocasts import require_autocast
 from partita.capture.proving.grad_modes import require_gradients
 from partita.capture.tracing.module_paths import module_calls, module_paths
 from partita.errors import ArgumentError, AssignmentError, ModuleNameError
@@ -42,6 +43,7 @@ _MARKS = {str(_MARK), "pippy._pipe_split.default"}
 COMPUTES_NOTHING = REGION_SWITCHES | {
     torch.is_grad_enabled,
     require_mode,
+    require_autocast,
     require_gradients,
     require_condition,
 }

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from partita._torch.fake.call import fake_call
+from partita.capture.proving.autocasts import Autocast, current_autocast
 from partita.pipelining.interface.routes import Routes
 from partita.pipelining.interface.values import Value
 from partita.pipelining.stages.graph_stage import named_outputs
@@ -18,30 +19,7 @@ from partita.pipelining.stages.placing.state_of_stage import stage_modules
 from partita.pipelining.stages.stage import Stage
 from partita.runtime import Comm
 
-__all__ = ["Autocast", "Precision", "current_autocast", "fresh_casts", "with_dtypes", "work_out_dtypes"]
-
-
-@dataclass(frozen=True, slots=True)
-class Autocast:
-    """A kind of autocast: the type of device, and the dtype."""
-
-    device: str
-    dtype: torch.dtype
-
-    def __str__(self) -> str:
-        return f"autocast({self.device!r}, {self.dtype})"
-
-
-def current_autocast(device: str) -> Autocast | None:
-    """The autocast that is active for a type of device.
-
-    >>> with torch.autocast("cpu", torch.bfloat16):
-    ...     print(current_autocast("cpu"))
-    autocast('cpu', torch.bfloat16)
-    """
-    if not torch.is_autocast_enabled(device):
-        return None
-    return Autocast(device, torch.get_autocast_dtype(device))
+__all__ = ["Precision", "fresh_casts", "with_dtypes", "work_out_dtypes"]
 
 
 @contextmanager
