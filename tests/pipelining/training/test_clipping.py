@@ -13,7 +13,7 @@ from tests.pipelining.running import assert_equal, cut, keyed
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_ as torchs
 
-from partita.errors import ExecutionError, PeerFailed
+from partita.errors import ExecutionError, PeerFailed, SignatureMismatch
 from partita.pipelining import Schedule1F1B, UncutReference, clip_grad_norm_
 from partita.runtime import Comm, InProcessWorld
 
@@ -138,6 +138,34 @@ def test_a_rank_that_can_not_clip_is_an_error_on_every_rank() -> None:
         InProcessWorld(2).run(body)
     assert isinstance(errors[1], ValueError)
     assert isinstance(errors[0], PeerFailed)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("max_norm", ((0.1, 2.0), (0.2, 2.0))),
+        ("norm_type", ((0.1, 2.0), (0.1, 1.0))),
+        ("error_if_nonfinite", ((0.1, 2.0, False), (0.1, 2.0, True))),
+    ],
+)
+def test_ranks_that_clip_in_different_ways_are_refused_and_nothing_is_clipped(name: str, values: Any) -> None:
+    """Each rank scaled its own stages by its own limit, or took norms of another order for its own."""
+    pipe = cut(PLAIN, 2)
+
+    def body(comm: Comm) -> None:
+        schedule = Schedule1F1B(copy.deepcopy(pipe).build_stage(comm.rank, comm=comm), 4, PLAIN.loss)
+        args, kwargs, target = PLAIN.data(8)
+        schedule.step(*args, target=target, **kwargs)
+        module = schedule.stages[comm.rank].module
+        before = _noted(torch.zeros(()), module)[1]
+        with pytest.raises(
+            SignatureMismatch, match=f"{name} is .* on rank 0 and .* on rank 1: make them equal"
+        ):
+            clip_grad_norm_(schedule, *values[comm.rank])
+        assert_equal(_noted(torch.zeros(()), module)[1], before)
+        clip_grad_norm_(schedule, 0.1)  # and nothing has failed
+
+    InProcessWorld(2).run(body)
 
 
 def test_without_any_gradient_the_norm_is_zero() -> None:

@@ -15,6 +15,7 @@ from partita.listing import first_few
 from partita.pipelining.stages.placing.state_of_stage import stage_modules
 from partita.pipelining.steps.schedules import PipelineSchedule
 from partita.runtime.publish_errors import publish_errors
+from partita.runtime.same_settings import refuse_differences
 
 __all__ = ["clip_grad_norm_"]
 
@@ -47,6 +48,7 @@ def clip_grad_norm_(
 
     Raises:
         ExecutionError: the norm is not finite, with ``error_if_nonfinite``; names the parameters.
+        SignatureMismatch: the ranks give different arguments.
     """
     device = next(iter(schedule.stages.values())).device
     with publish_errors(schedule.comm, "clipping gradients"):
@@ -56,11 +58,14 @@ def clip_grad_norm_(
         gathered = [
             (entry.place, entry.name, _full_norm(norm)) for entry, norm in zip(own, norms, strict=True)
         ]
-        everywhere = {
-            place: (name, norm)
-            for part in schedule.comm.all_gather_object(gathered)
-            for place, name, norm in part
+        settings = {
+            "max_norm": repr(float(max_norm)),
+            "norm_type": repr(norm_type),
+            "error_if_nonfinite": repr(bool(error_if_nonfinite)),
         }
+        parts = schedule.comm.all_gather_object((settings, gathered))
+    refuse_differences([said for said, _ in parts])  # on every rank alike
+    everywhere = {place: (name, norm) for _, part in parts for place, name, norm in part}
     ordered = [everywhere[place] for place in sorted(everywhere)]
     if not ordered:
         return torch.tensor(0.0, device=device)
