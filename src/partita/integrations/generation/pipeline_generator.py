@@ -27,6 +27,7 @@ from partita.pipelining.decoding import run_programs
 from partita.pipelining.decoding.run_programs import ProgramStatistics, check_stage
 from partita.pipelining.stages import Stage
 from partita.runtime import Comm, ProcessGroupComm
+from partita.runtime.one_at_a_time import one_at_a_time
 from partita.runtime.publish_errors import publish_errors
 from partita.runtime.same_settings import check_same
 
@@ -144,27 +145,28 @@ class PipelineGenerator:
                 f"a streamer takes one sequence, and there are {batch} in {in_flight} parts: give one prompt "
                 "and leave in_flight out, or read the tokens of all when they are there"
             )
-        check_same(self.comm, settings_of([(inputs, options)], {}, in_flight))
-        parts = cut_batch(inputs, options, min(in_flight, batch), batch)
-        prepared = self._prepared([(part.inputs, part.options) for part in parts])
-        repeated = len(prepared[0].input_ids) // (parts[0].rows.stop - parts[0].rows.start)
-        if len(parts) > 1 and prepared[0].config.return_dict_in_generate:
-            raise ArgumentError(
-                "return_dict_in_generate returns the scores of one batch: leave it out, or in_flight"
-            )
-        draws: list[Draws] = [GlobalDraws()]
-        if len(parts) > 1:
-            states: list[Tensor] = []
-            draws = [
-                SharedDraws(
-                    slice(part.rows.start * repeated, part.rows.stop * repeated), batch * repeated, states
+        with one_at_a_time(self.comm, "generate()"):
+            check_same(self.comm, settings_of([(inputs, options)], {}, in_flight))
+            parts = cut_batch(inputs, options, min(in_flight, batch), batch)
+            prepared = self._prepared([(part.inputs, part.options) for part in parts])
+            repeated = len(prepared[0].input_ids) // (parts[0].rows.stop - parts[0].rows.start)
+            if len(parts) > 1 and prepared[0].config.return_dict_in_generate:
+                raise ArgumentError(
+                    "return_dict_in_generate returns the scores of one batch: leave it out, or in_flight"
                 )
-                for part in parts
-            ]
-        results = self._run(prepared, draws, len(parts), streamer)
-        if prepared[0].config.do_sample:
-            self._share_generator()
-        return results[0] if len(results) == 1 else join(results, prepared[0])
+            draws: list[Draws] = [GlobalDraws()]
+            if len(parts) > 1:
+                states: list[Tensor] = []
+                draws = [
+                    SharedDraws(
+                        slice(part.rows.start * repeated, part.rows.stop * repeated), batch * repeated, states
+                    )
+                    for part in parts
+                ]
+            results = self._run(prepared, draws, len(parts), streamer)
+            if prepared[0].config.do_sample:
+                self._share_generator()
+            return results[0] if len(results) == 1 else join(results, prepared[0])
 
     def generate_batches(
         self,
@@ -196,19 +198,20 @@ class PipelineGenerator:
             raise ArgumentError(f"{len(seeds)} seeds for {len(batches)} batches: give one a batch")
         in_flight = in_flight or self.comm.size
         arguments = [_arguments(batch) for batch in batches]
-        check_same(self.comm, settings_of(arguments, options, in_flight))
-        prepared = self._prepared(
-            [(inputs, with_own_processors({**options, **kwargs})) for inputs, kwargs in arguments]
-        )
-        if seeds is None and any(one.config.do_sample for one in prepared):
-            raise ArgumentError(
-                "batches that take turns can't share one random generator and stay what they are alone: give "
-                "seeds, one a batch"
+        with one_at_a_time(self.comm, "generate_batches()"):
+            check_same(self.comm, settings_of(arguments, options, in_flight))
+            prepared = self._prepared(
+                [(inputs, with_own_processors({**options, **kwargs})) for inputs, kwargs in arguments]
             )
-        draws: list[Draws] = [
-            GlobalDraws() if seeds is None else SeededDraws(seed) for seed in seeds or [0] * len(batches)
-        ]
-        return self._run(prepared, draws, in_flight, None)
+            if seeds is None and any(one.config.do_sample for one in prepared):
+                raise ArgumentError(
+                    "batches that take turns can't share one random generator and stay what they are alone: "
+                    "give seeds, one a batch"
+                )
+            draws: list[Draws] = [
+                GlobalDraws() if seeds is None else SeededDraws(seed) for seed in seeds or [0] * len(batches)
+            ]
+            return self._run(prepared, draws, in_flight, None)
 
     def _prepared(self, arguments: Sequence[tuple[Any, Mapping[str, Any]]]) -> list[PreparedGeneration]:
         """What ``generate`` works out. What it refuses, all ranks refuse; any other failure is published."""

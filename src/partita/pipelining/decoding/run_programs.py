@@ -31,6 +31,7 @@ from partita.pipelining.decoding.model_call import ModelCall, Program
 from partita.pipelining.decoding.turn import Turn
 from partita.pipelining.stages.stage import Stage
 from partita.runtime import Comm, Handle, ProcessGroupComm, wait_all
+from partita.runtime.one_at_a_time import one_at_a_time
 from partita.runtime.publish_errors import publish_errors
 
 __all__ = ["ProgramStatistics", "check_stage", "run_programs"]
@@ -125,7 +126,7 @@ def run_programs(
     if in_flight < 1:
         raise ArgumentError(f"in_flight is {in_flight}: give at least 1")
     ring = _Ring(block_stage, comm, on_report or _ignore, statistics or ProgramStatistics())
-    with publish_errors(comm, "running programs"):
+    with one_at_a_time(comm, "run_programs()"), publish_errors(comm, "running programs"):
         if comm.rank == comm.size - 1:
             return _Driver(ring, in_flight).run(list(programs))
         _serve(ring)

@@ -34,6 +34,7 @@ from partita.pipelining.tied.tied_sum import TiedGradients, with_chains
 from partita.planning import Schedule, get_schedule
 from partita.runtime import NULL_TRACER, Comm, ProcessGroupComm, Recorder, merge
 from partita.runtime.failures.thread_activity import doing
+from partita.runtime.one_at_a_time import one_at_a_time
 from partita.runtime.publish_errors import closed_on_error, publish_errors
 
 __all__ = ["PipelineSchedule", "ScheduleOptions"]
@@ -291,7 +292,7 @@ class PipelineSchedule:
     def _run(self, arguments: StepArguments) -> Any:
         train = arguments.train
         what = f"{'step()' if train else 'eval()'} number {self._count.steps} of {type(self).__name__}"
-        with doing(what), nullcontext() if train else torch.no_grad():
+        with one_at_a_time(self.comm, what), doing(what), nullcontext() if train else torch.no_grad():
             with publish_errors(self.comm, "preparing a step"):
                 inputs = self._prepare(arguments)
                 executor = self._executor(train)

@@ -14,6 +14,7 @@ from partita.errors import ExecutionError
 from partita.listing import first_few
 from partita.pipelining.stages.placing.state_of_stage import stage_modules
 from partita.pipelining.steps.schedules import PipelineSchedule
+from partita.runtime.one_at_a_time import one_at_a_time
 from partita.runtime.publish_errors import publish_errors
 from partita.runtime.same_settings import refuse_differences
 
@@ -51,7 +52,8 @@ def clip_grad_norm_(
         SignatureMismatch: the ranks give different arguments.
     """
     device = next(iter(schedule.stages.values())).device
-    with publish_errors(schedule.comm, "clipping gradients"):
+    what = "clipping gradients"
+    with one_at_a_time(schedule.comm, what), publish_errors(schedule.comm, what):
         norm_type = float(norm_type)
         own = list(_own_gradients(schedule))
         norms = each_norm([entry.gradient for entry in own], norm_type, foreach)

@@ -11,6 +11,7 @@ from partita._torch.autograd.grad_scaler import found_inf, set_found_inf
 from partita.errors import ExecutionError
 from partita.pipelining.steps.schedules import PipelineSchedule
 from partita.runtime.failures.thread_activity import doing
+from partita.runtime.one_at_a_time import one_at_a_time
 from partita.runtime.publish_errors import publish_errors
 from partita.runtime.same_settings import check_same
 
@@ -87,7 +88,8 @@ class GradScaler(torch.amp.GradScaler):
         if not self.is_enabled():
             return
         self.scale(torch.ones(()))  # torch makes its scale at the first call; not every rank has a loss
-        with publish_errors(self._comm, "unscaling gradients"):
+        what = "unscaling gradients"
+        with one_at_a_time(self._comm, what), publish_errors(self._comm, what):
             if optimizer is not None:
                 super().unscale_(optimizer)
             mine = (len(self._unscaled), optimizer is not None and found_inf(self, optimizer))

@@ -1,0 +1,48 @@
+"""Calls of two threads on one comm: each took the other's messages for its own, and waited without end."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from partita.errors import ExecutionError
+from partita.pipelining import PipelineStage, ScheduleGPipe
+from partita.runtime import Comm, InProcessWorld
+from partita.runtime.one_at_a_time import one_at_a_time
+
+
+def test_calls_of_one_thread_may_be_parts_of_each_other_and_follow_those_of_another() -> None:
+    def body(comm: Comm) -> None:
+        with one_at_a_time(comm, "generate()"), one_at_a_time(comm, "run_programs()"):
+            pass
+        with ThreadPoolExecutor(1) as threads, one_at_a_time(comm, "eval()"):
+            threads.submit(_enter, comm).result()
+
+    with pytest.raises(ExecutionError, match=r"run step\(\) in thread .*, while its eval\(\) is under way"):
+        InProcessWorld(1).run(body)
+
+
+def _enter(comm: Comm) -> None:
+    with one_at_a_time(comm, "step()"):
+        pass
+
+
+def test_a_pass_that_begins_while_another_threads_step_runs_ends_the_pipeline() -> None:
+    def body(comm: Comm) -> None:
+        x = torch.zeros(2, 3)
+
+        def loss_fn(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            with ThreadPoolExecutor(1, "evaluates") as threads:
+                threads.submit(schedule.eval, x).result()
+            return functional.mse_loss(output, target)
+
+        stage = PipelineStage(nn.Linear(3, 3), 0, 1, torch.device("cpu"), comm=comm)
+        schedule = ScheduleGPipe(stage, 1, loss_fn)
+        schedule.step(x, target=x)
+
+    with pytest.raises(ExecutionError, match=r"run eval\(\) number 0 .* 'evaluates_0', while its step\(\)"):
+        InProcessWorld(1).run(body)
