@@ -15,7 +15,7 @@ from torch import nn
 
 from partita.ddp import bf16_compress, partita_ddp, replicate
 from partita.planning import Cluster, Gradient, plan_buckets
-from partita.runtime import Comm
+from partita.runtime import Comm, Handle
 
 
 def text_of(function: Any, *args: Any, **kwargs: Any) -> str:
@@ -71,10 +71,17 @@ def disagreements(comm: Comm) -> dict[str, str]:
     )
     module = replicate(seeded(models.mlp))
     texts["steps"] = text_of(_out_of_step, module, comm.rank)
+    texts["hook raised"] = text_of(_train, replicate(nn.Linear(2, 2), comm_hook=_raises_on_rank_1))
     texts["raised"], texts["after it"] = raising(comm)
     module = replicate(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).train(comm.rank == 0))
     texts["modes"] = text_of(_train, module)
     return texts
+
+
+def _raises_on_rank_1(flat: torch.Tensor, comm: Comm) -> Handle:
+    if comm.rank:
+        raise ValueError("no compression today")
+    return bf16_compress(flat, comm)
 
 
 def _train(module: Any) -> None:

@@ -77,6 +77,14 @@ def test_a_rank_that_is_left_in_evaluation_mode_is_an_error_to_all(texts: list[d
         assert text_of["modes"].startswith("DeadlockError")
 
 
+def test_a_comm_hook_that_raises_on_one_rank_is_named_to_all(texts: list[dict[str, str]]) -> None:
+    """The others waited for what it would have sent, and were told of a deadlock."""
+    assert texts[0]["hook raised"].startswith(
+        "PeerFailed: rank 1 failed in the comm_hook of a replicated module: ValueError: no compression today"
+    )
+    assert texts[1]["hook raised"] == "ValueError: no compression today"
+
+
 def test_a_rank_that_raises_in_backward_and_goes_on_is_an_error_to_all(texts: list[dict[str, str]]) -> None:
     for text_of in texts:
         assert text_of["raised"].startswith("ExecutionError: the backward pass raised on rank 1 and not on")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import astuple, dataclass
 
 import torch
@@ -18,6 +19,7 @@ from partita._torch.autograd.running_pass import storage_users
 from partita.ddp.buckets.bucket_layout import BucketLayout, Slot
 from partita.ddp.buckets.comm_hooks import CommHook, start_averaging
 from partita.runtime import Comm, Handle
+from partita.runtime.publish_errors import publish_errors
 
 __all__ = ["BucketMemory", "PassFlags", "Reduction"]
 
@@ -38,6 +40,7 @@ class PassFlags:
 
 
 _FLAGS = len(astuple(PassFlags()))
+_IN_HOOK = "the comm_hook of a replicated module"
 
 
 class BucketMemory:
@@ -98,6 +101,7 @@ class Reduction:
         self._fill(gradients, 1.0 if hook is not None else 1.0 / comm.size, flags)
         self.sent_s = time.monotonic()
         self._handles = self._launch(comm, hook)
+        self._by_hook = None if hook is None else comm
         self.exposed_s = 0.0
         self.finished_s = 0.0
 
@@ -131,13 +135,15 @@ class Reduction:
         if hook is None:
             return [_start_sum(self._flat, comm)]
         gradients, flags = self._flat[: self.layout.elements], self._flat[self.layout.elements :]
-        return [_start_sum(flags, comm), start_averaging(hook, gradients, comm)]
+        with publish_errors(comm, _IN_HOOK):  # the others wait for what it would have sent
+            return [_start_sum(flags, comm), start_averaging(hook, gradients, comm)]
 
     def wait(self) -> None:
         """Wait until the mean is there."""
         started = time.monotonic()
-        for handle in self._handles:
-            handle.wait()
+        with nullcontext() if self._by_hook is None else publish_errors(self._by_hook, _IN_HOOK):
+            for handle in self._handles:
+                handle.wait()
         self.finished_s = time.monotonic()
         self.exposed_s = self.finished_s - started
 
