@@ -40,6 +40,7 @@ def _check_peers(ends: list[Ending], failed: int, text: str) -> None:
         assert isinstance(ending.error, PeerFailed), (rank, ending)
         assert ending.error.rank == failed
         assert text in str(ending.error)
+        assert "gloo/transport" not in ending.text  # "Connection reset by peer" came first, as if the reason
     print("seconds:", [round(ending.at_s, 2) for ending in ends])  # noqa: T201
 
 

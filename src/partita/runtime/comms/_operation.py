@@ -105,7 +105,7 @@ class Operation:
                 for work in self._works:
                     work.wait()  # a timeout would make the host wait
             except RuntimeError as error:
-                raise self.explained(error) from error
+                raise self.explained(error) from None
             self._tensors = ()  # later work on the device comes after it
             self.comm.launched[self._pair] = self
             self._finished()
@@ -133,7 +133,7 @@ class Operation:
         try:
             self.block()
         except RuntimeError as error:
-            raise self.explained(error) from error
+            raise self.explained(error) from None
         self.completed()
 
     def block(self) -> None:
@@ -157,7 +157,9 @@ class Operation:
             work.wait(timeout)
 
     def explained(self, error: RuntimeError) -> ExecutionError:
-        """Return what to raise for `error`, which has ended it."""
+        """Return what to raise for `error`, which has ended it. It is raised ``from None``: that a connection
+        was reset is what came of the failure, and would be read as its reason.
+        """
         return self.comm.errors.of_wait(error, self, self._what or words_of(self.key))
 
     def _finished(self) -> None:
@@ -228,7 +230,7 @@ def _complete(comm: Owner, operations: Sequence[Operation]) -> None:
     try:
         comm.waiters.wait(calls())
     except RuntimeError as error:
-        raise current.explained(error) from error
+        raise current.explained(error) from None
     finally:
         WAITING.pop(thread, None)
     for operation in operations:

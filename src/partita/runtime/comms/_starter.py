@@ -103,7 +103,7 @@ class Starter:
         try:
             works = [send([tensor], member, tag) for tensor, tag in zip(staged, tags, strict=True)]
         except RuntimeError as error:
-            raise self._owner.errors.of_connection(error, (dst,), words_of(key)) from error
+            raise self._owner.errors.of_connection(error, (dst,), words_of(key)) from None
         return Operation(self._owner, works, key, (dst,), staged, None, pair)
 
     def _received(
@@ -120,7 +120,7 @@ class Starter:
         try:
             works = [receive([tensor], member, tag) for tensor, tag in zip(staged, tags, strict=True)]
         except RuntimeError as error:
-            raise self._owner.errors.of_connection(error, (src,), words_of(key)) from error
+            raise self._owner.errors.of_connection(error, (src,), words_of(key)) from None
         return Operation(self._owner, works, key, (src,), staged, finish, pair)
 
     def collective(
@@ -141,7 +141,7 @@ class Starter:
         try:
             work = post(group, staged)
         except RuntimeError as error:
-            raise self._owner.errors.of_connection(error, needs, what) from error
+            raise self._owner.errors.of_connection(error, needs, what) from None
         finish = copied_back(tensor, staged)
         operation = Operation(self._owner, (work,), key, needs, (staged,), finish, None, what)
         self._owner.collectives.add(operation)

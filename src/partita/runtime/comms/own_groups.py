@@ -113,4 +113,4 @@ class OwnGroups:
             raise
         except RuntimeError as error:
             others = tuple(member for member in members if member != self._rank)
-            raise self._explain(error, others, what) from error
+            raise self._explain(error, others, what) from None
