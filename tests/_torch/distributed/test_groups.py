@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import weakref
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from partita._torch.distributed.groups import (
     gloo_group,
     group_store,
     group_timeout,
+    is_of_parent,
     nccl_group,
     prefixed,
     world_number,
@@ -89,6 +91,33 @@ def test_a_groups_timeout_is_the_one_that_it_was_made_with() -> None:
 def test_a_missing_default_group_says_what_to_call() -> None:
     with pytest.raises(ValueError, match=r"call torch.distributed.init_process_group\(\) first"):
         group_store(None)
+
+
+def test_a_store_whose_host_is_gone_is_an_error_at_once() -> None:
+    """A new connection to it was tried for as long as the group's timeout, half an hour by default."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    client = dist.TCPStore("127.0.0.1", server.port, is_master=False)
+    dist.init_process_group("gloo", store=client, rank=0, world_size=1)
+    try:
+        assert not group_store(None).check(["nothing"])
+        del server
+        gc.collect()
+        with pytest.raises(RuntimeError):
+            group_store(None)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_forked_child_has_its_parents_group() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert not is_of_parent()
+        child = os.fork()
+        if not child:
+            os._exit(2 + is_of_parent())
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_build_without_nccl_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

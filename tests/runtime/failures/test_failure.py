@@ -253,6 +253,7 @@ def test_a_rank_that_never_blocks_learns_at_its_next_call_and_at_every_later_one
 SCRIPT = """
 import datetime, os, signal, sys
 import torch, torch.distributed as dist
+from partita.errors import ExecutionError
 from partita.runtime import ProcessGroupComm
 rank, port, how = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=3)
@@ -267,6 +268,13 @@ if rank == failing:
     if how == "fork":
         child = os.fork()
         if not child:
+            for use in (comm.barrier, ProcessGroupComm.from_group):
+                try:
+                    use()
+                except ExecutionError as error:
+                    assert "was forked by rank 1 and is not that rank" in str(error)
+                else:
+                    sys.exit(4)
             sys.exit(3)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
         comm.barrier()
@@ -331,7 +339,9 @@ def test_a_script_without_a_with_block_is_covered_too_even_where_rank_0_hosts_th
 
 
 def test_a_child_that_a_rank_has_forked_may_end_as_it_likes(tmp_path: Path) -> None:
-    """It has the rank's comm, and what Python does at the end of a process, but it is not the rank."""
+    """It has the rank's comm, and what Python does at the end of a process, but it is not the rank: where it
+    ran a step, gloo ended the rank itself ("terminate called").
+    """
     for code, stderr in _run_script(tmp_path, "fork", 1):
         assert code == 0, stderr
 

@@ -28,6 +28,7 @@ __all__ = [
     "gloo_group",
     "group_store",
     "group_timeout",
+    "is_of_parent",
     "nccl_group",
     "prefixed",
     "world_number",
@@ -35,6 +36,7 @@ __all__ = [
 
 _ABORT_TAG = 2**31 - 1
 _worlds: list[weakref.ref[object]] = []
+_worlds_of_parents: set[int] = set()
 
 
 class Store(Protocol):
@@ -89,6 +91,22 @@ def world_number() -> int:
     return len(_worlds)
 
 
+def is_of_parent() -> bool:
+    """Return whether the default group is one of a process that has forked this one: to use its connections
+    would end that process.
+    """
+    return world_number() in _worlds_of_parents
+
+
+def _note_fork() -> None:
+    number = world_number()
+    if number:
+        _worlds_of_parents.add(number)
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
 def group_store(group: dist.ProcessGroup | None) -> Store:
     """Return a new connection to the key-value store of `group` (None: the default group).
 
@@ -96,11 +114,14 @@ def group_store(group: dist.ProcessGroup | None) -> Store:
 
     Raises:
         ArgumentError: there is no default group.
+        RuntimeError: the process that hosts the store is gone.
     """
     chosen = group if group is not None else dist.group.WORLD
     if chosen is None:
         raise ArgumentError("no process group: call torch.distributed.init_process_group() first")
     store: Store = chosen.get_group_store()  # type: ignore[assignment]
+    # Raises where its host is gone, to which a new connection would be tried for long.
+    store.check(["partita"])
     return store.clone()
 
 

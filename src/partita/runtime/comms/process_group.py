@@ -16,6 +16,7 @@ from functools import partial
 from multiprocessing.util import Finalize
 from types import TracebackType
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -27,6 +28,7 @@ from partita._torch.distributed.groups import (
     all_reduce_sum,
     group_store,
     group_timeout,
+    is_of_parent,
     prefixed,
     world_number,
 )
@@ -78,7 +80,8 @@ class ProcessGroupComm:
         self.timeout = timedelta(seconds=timeout_s)
         self.name = name or f"unnamed {id(self)}"
         self._closed = False
-        self._process = os.getpid()
+        self.is_own = True  # not a child's that this process has forked
+        _OWN.add(self)
         self._unsent: deque[Operation] = deque()
         self.waiters = Waiters()
         self.collectives: set[Operation] = set()
@@ -122,22 +125,25 @@ class ProcessGroupComm:
             ArgumentError: there is no default group, this process is not in `group`, or a limit is too small.
             DeadlockError: the other ranks wait for this one elsewhere.
             PeerFailed: another rank ended before it came.
-            ExecutionError: the ranks could not be connected, or some did not come in time.
+            ExecutionError: the ranks could not be connected, or some did not come in time; or a forked child
+                has the group from its parent.
         """
         rank = dist.get_rank(group) if dist.is_initialized() else 0
         if rank < 0:
             raise ArgumentError(
                 "this process is not a member of the group: make the comm on its members only"
             )
+        if is_of_parent():
+            raise ExecutionError(_forked_by(rank))
         if lost_after_s < 3:
             raise ArgumentError(f"lost_after_s is {lost_after_s:g}: give at least 3 seconds")
-        store = group_store(group)
         if timeout_s is None:
             timeout_s = group_timeout(group).total_seconds()
         size = dist.get_world_size(group)
         STALLS.in_world(world_number())
         processes = tuple(dist.get_process_group_ranks(group))
         try:
+            store = interruptible(partial(group_store, group), timeout_s, "connecting with the store")
             # All members make their comms on a group in the same order: each rank's own count names the comm.
             count = partial(store.add, f"partita/comms/{rank}", 1)
             number = interruptible(count, timeout_s, "asking the store")
@@ -249,7 +255,7 @@ class ProcessGroupComm:
 
     def fail(self, error: BaseException, where: str) -> None:
         """Publish `error` and end all of this rank's operations. Of several failures the first counts."""
-        if self._is_own:
+        if self.is_own:
             self._detector.publish(FailureRecord.of(self.rank, error, where))
 
     def close(self) -> None:
@@ -258,7 +264,7 @@ class ProcessGroupComm:
             return
         self._closed = True
         self._forget_exit()
-        if not self._is_own:
+        if not self.is_own:
             return
         if self._detector.failure is None:
             self._flush_objects()
@@ -295,6 +301,8 @@ class ProcessGroupComm:
             raise self._detector.failure.to_error()
         if self._closed:
             raise ExecutionError(f"rank {self.rank} uses a comm that it has closed: make a new one")
+        if not self.is_own:
+            raise ExecutionError(_forked_by(self.rank))
 
     # Failure.
 
@@ -322,7 +330,7 @@ class ProcessGroupComm:
         (One that `ending_error` can't see only a ``with`` block around the training sees.)
         """
         self._forget_exit()
-        if not self._is_own:
+        if not self.is_own:
             return
         error = ending_error()
         if error is not None:
@@ -334,11 +342,26 @@ class ProcessGroupComm:
         self._detector.stop()
         self._end_waits()
 
-    @property
-    def _is_own(self) -> bool:
-        """Whether this is the process that made the comm, and not a child that it has forked."""
-        return os.getpid() == self._process
-
     def _forget_exit(self) -> None:
         atexit.unregister(self._at_exit)
         self._child_exit.cancel()
+
+
+def _forked_by(rank: int) -> str:
+    return (
+        f"process {os.getpid()} was forked by rank {rank} and is not that rank: run steps and collective "
+        "calls in the process that called init_process_group(), or fork before that (or 'spawn')"
+    )
+
+
+_OWN: WeakSet[ProcessGroupComm] = WeakSet()
+"""Those that this process has made."""
+
+
+def _disown() -> None:
+    """In a forked child: to use the connections that it shares with its parent would end the parent."""
+    for comm in _OWN:
+        comm.is_own = False
+
+
+os.register_at_fork(after_in_child=_disown)
