@@ -603,3 +603,20 @@ def test_functions_that_write_to_their_inputs_run_on_every_stage() -> None:
     model, x = Overwriting(), torch.randn(2, WIDTH)
     pipe = pipeline(model, (x,), split_spec={"layers.1": BEGINNING}, frontend="modules")
     partita.verify(pipe, model, (x,), explain=False).check()
+
+
+class _Scaled(nn.Module):
+    """As torchao's fake quantisers, it sets what it has computed as an attribute."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.scale = x.detach().abs().max()
+        return x / self.scale
+
+
+def test_an_attribute_that_forward_sets_in_a_stage_is_compared_there() -> None:
+    """It was said to differ: a later stage knows no more of it than its shape."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), _Scaled(), nn.Linear(WIDTH, WIDTH))
+    x = torch.randn(2, WIDTH)
+    pipe = pipeline(model, (x,), split_spec={"2": BEGINNING}, frontend="modules")
+    partita.verify(pipe, model, (x,), explain=False).check()
