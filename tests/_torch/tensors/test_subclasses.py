@@ -4,7 +4,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
 
-from partita._torch.tensors.subclasses import is_plain_tensor, read_like
+from partita._torch.tensors.subclasses import inner_tensors, innermost_tensors, is_plain_tensor, read_like
 
 
 def test_parameters_and_fakes_are_plain_and_wrappers_are_not() -> None:
@@ -13,6 +13,17 @@ def test_parameters_and_fakes_are_plain_and_wrappers_are_not() -> None:
     assert is_plain_tensor(torch.nn.Parameter(torch.ones(1)))
     assert not is_plain_tensor(TwoTensor(torch.ones(1), torch.ones(1)))
     assert not is_plain_tensor(1.0)
+
+
+def test_a_wrapper_has_inner_tensors() -> None:
+    first, second = torch.ones(1), torch.zeros(1)
+    inner = inner_tensors(TwoTensor(first, second))
+    assert inner is not None
+    assert [one is other for one, other in zip(inner, (first, second), strict=True)] == [True, True]
+    assert inner_tensors(first) is None
+    wrapped = innermost_tensors(TwoTensor(TwoTensor(first, second), TwoTensor(second, first)))
+    assert [id(one) for one in wrapped] == [id(one) for one in (first, second, second, first)]
+    assert innermost_tensors(first) == [first]
 
 
 def test_memory_is_read_lazily_conjugate_or_negative_as_another_tensor_reads_it() -> None:

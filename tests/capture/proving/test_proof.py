@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 from partita._torch.tensors import free_memory
 from partita.capture import capture
@@ -212,3 +213,21 @@ def test_one_tensor_in_two_places_is_two_inputs() -> None:
     captured = capture(Pairs(), (same, same), prove=True)
     assert captured.proof.holds
     assert torch.equal(captured.module(x(3), x(3) + 1), x(3) * 2 - (x(3) + 1))
+
+
+class Wrapped(nn.Module):
+    """A frozen weight that wraps others, as a quantised one does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.weight = nn.Parameter(TwoTensor(torch.randn(4, 4), torch.randn(4, 4)), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x).relu() @ self.weight.a)  # type: ignore[no-any-return, operator]
+
+
+def test_weights_that_wrap_tensors_are_changed_by_these_and_compared_by_these() -> None:
+    """Torchao's weights can't be multiplied by a number, and its error came instead of a proof."""
+    captured = capture(Wrapped(), (torch.randn(2, 4),), prove=True)
+    assert captured.proof.holds

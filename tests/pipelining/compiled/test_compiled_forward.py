@@ -14,6 +14,7 @@ from tests.pipelining.models import NORMED, PLAIN, TRANSFORMER, WIDTH
 from tests.pipelining.running import cut
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
+from torch.testing._internal.two_tensor import TwoTensor
 
 from partita import verify
 from partita.errors import NotCompiled
@@ -75,6 +76,29 @@ def test_a_stage_with_a_recurrent_layer_runs_as_it_is_and_the_others_are_compile
     with pytest.warns(NotCompiled, match=r"stage 1 runs uncompiled.*aten\.gru\.input") as warned:
         verify(pipe, model, (x,)).check()
     assert len(warned) == 1
+
+
+class Wrapped(nn.Module):
+    """A frozen weight of two tensors, as a quantised one is of integers and scales."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.weight = nn.Parameter(TwoTensor(torch.randn(WIDTH), torch.randn(WIDTH)), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.first(x).relu() * self.weight.a  # type: ignore[no-any-return, operator]
+
+
+def test_a_stage_with_a_weight_that_wraps_several_tensors_runs_as_it_is() -> None:
+    """Its backward pass ended in an ``IndexError``."""
+    module, x = Wrapped(), torch.randn(2, WIDTH)
+    expected = module(x)
+    _compiled(module)
+    with pytest.warns(NotCompiled, match="stage 0 runs uncompiled.*'weight' is a TwoTensor, which wraps"):
+        result = module(x)
+    assert torch.equal(result, expected)
+    result.sum().backward()
 
 
 def test_an_error_of_the_stage_itself_is_the_users() -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.testing._internal.two_tensor import TwoTensor
 
 from partita.verification.comparing.compare import Tolerance, compare_tensors, compare_values, count_leaves
 
@@ -119,6 +120,15 @@ def test_tensors_without_memory_are_compared_by_what_describes_them() -> None:
     meta = torch.zeros(2, device="meta")
     assert compare_tensors(meta, torch.ones(2, device="meta"), "x") is None
     assert compare_tensors(meta, torch.zeros(3, device="meta"), "x") is not None
+
+
+def test_wrappers_are_compared_by_the_tensors_that_they_wrap() -> None:
+    """A quantised weight has no view of its bits, and torchao's error came instead of a comparison."""
+    left, right = (TwoTensor(torch.ones(2), torch.tensor([1.0, end])) for end in (2.0, 3.0))
+    assert compare_tensors(left, left.clone(), "x") is None
+    mismatch = compare_tensors(left, right, "x")
+    assert mismatch is not None
+    assert "inner tensor 1: 1 of 2 elements differ, first at [1]: 2.0, not 3.0" in mismatch.message
 
 
 def test_a_parameter_is_not_a_plain_tensor() -> None:

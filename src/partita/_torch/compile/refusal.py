@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 
 import torch
+from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, TorchDynamoException
 from torch._ops import OpOverload
 from torch.fx import GraphModule
 
-__all__ = ["check_recurrent", "is_refusal", "modes_active", "refusal_text"]
+from partita._torch.tensors.subclasses import innermost_tensors
+
+__all__ = ["check_recurrent", "check_wrappers", "is_refusal", "modes_active", "refusal_text"]
 
 _RECURRENT = frozenset(("aten::gru", "aten::lstm"))
 _TOO_OFTEN = (
@@ -20,8 +23,8 @@ _TOO_OFTEN = (
 _PLACE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\n\s*(?P<code>[^\n]+)')
 
 
-class RecurrentLayer(Exception):
-    """A graph has a recurrent layer, which is not compiled."""
+class Uncompilable(Exception):
+    """A stage has something that is left as it is."""
 
 
 def modes_active() -> bool:
@@ -31,7 +34,7 @@ def modes_active() -> bool:
 
 def is_refusal(error: BaseException) -> bool:
     """Whether an error says that a function could not be compiled. Nothing of it has run then."""
-    refusals = (TorchDynamoException, FailOnRecompileLimitHit, RecurrentLayer)
+    refusals = (TorchDynamoException, FailOnRecompileLimitHit, Uncompilable)
     return isinstance(error, refusals) or _is_left_in_region(error)
 
 
@@ -47,18 +50,33 @@ def check_recurrent(gm: GraphModule) -> None:
     are, does not see that an operator is one.
 
     Raises:
-        RecurrentLayer: names the operator. Not where torch is set to compile them.
+        Uncompilable: names the operator. Not where torch is set to compile them.
     """
     if torch._dynamo.config.allow_rnn:
         return
     for part in gm.modules():
         for node in part.graph.nodes if isinstance(part, GraphModule) else ():
             if isinstance(node.target, OpOverload) and node.target._schema.name in _RECURRENT:
-                raise RecurrentLayer(
+                raise Uncompilable(
                     f"it has a recurrent layer ({node.target}), which a compiler takes apart into its steps; "
                     "it rounds otherwise then, and draws other numbers for its dropout. torch.compile leaves "
                     "such layers as they are too, unless torch._dynamo.config.allow_rnn is True"
                 )
+
+
+def check_wrappers(module: nn.Module) -> None:
+    """Check that no parameter or buffer wraps several tensors: a compiled graph has an input, and a gradient,
+    for each of these, and autograd one for all of them.
+
+    Raises:
+        Uncompilable: names the parameter or buffer.
+    """
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if len(innermost_tensors(tensor)) > 1:
+            raise Uncompilable(
+                f"{name!r} is a {type(tensor).__name__}, which wraps several tensors, and a backward pass of "
+                "such a graph can't be divided"
+            )
 
 
 def refusal_text(error: BaseException) -> str:

@@ -20,6 +20,7 @@ from partita._torch.export.open_sizes import is_symbolic
 from partita._torch.graph_module.lazy_module import generate_code
 from partita._torch.tensors.free_memory import too_little
 from partita._torch.tensors.storage import has_memory
+from partita._torch.tensors.subclasses import innermost_tensors
 from partita.capture.merging.modes import in_mode
 from partita.capture.open_sizes.sizes import Sizes, sizes_of
 from partita.capture.proving.autocasts import keep_to_autocast
@@ -253,7 +254,8 @@ def _is_model_for_one(
 @contextmanager
 def _nudged(model: nn.Module) -> Iterator[None]:
     """Change the values of parameters and buffers: numbers that the trace read from them are wrong then."""
-    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}.values()
+    state = (*model.parameters(), *model.buffers())
+    tensors = {id(tensor): tensor for one in state for tensor in innermost_tensors(one)}.values()
     before = [(tensor, tensor.data) for tensor in tensors if tensor.is_floating_point()]
     try:
         for tensor, values in before:

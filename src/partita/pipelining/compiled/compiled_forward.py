@@ -14,7 +14,13 @@ from torch.fx import GraphModule
 
 from partita._torch.autograd.compiled_node import mark
 from partita._torch.autograd.region_switches import OpenRegions
-from partita._torch.compile.refusal import check_recurrent, is_refusal, modes_active, refusal_text
+from partita._torch.compile.refusal import (
+    check_recurrent,
+    check_wrappers,
+    is_refusal,
+    modes_active,
+    refusal_text,
+)
 from partita._torch.containers.pytree import flatten
 from partita._torch.graph_module.lazy_module import LazyGraphModule, generate_code
 from partita._torch.modules.contents import first_hook_inside, registries
@@ -160,6 +166,7 @@ class CompiledForward:
 
     def _new_entry(self) -> _Entry:
         module = self._module
+        check_wrappers(module)
         graph = module.current if isinstance(module, TwoModes) else module
         if not isinstance(graph, LazyGraphModule):
             return _Entry(self._compiled(self._as_it_is), (), 0)

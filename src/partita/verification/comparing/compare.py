@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from partita._torch.tensors.storage import has_memory
+from partita._torch.tensors.subclasses import inner_tensors
 from partita.errors import ArgumentError
 from partita.verification.tree import children, has_equality, is_leaf, leaves
 
@@ -214,6 +215,9 @@ def _compare_elements(
     candidate, reference = candidate.detach(), reference.detach()
     if candidate.is_nested:
         return _compare_parts(list(candidate.unbind()), list(reference.unbind()), "component", tolerance)
+    inner, other_inner = inner_tensors(candidate), inner_tensors(reference)
+    if inner is not None and other_inner is not None:  # they may know few operations
+        return _compare_parts(inner, other_inner, "inner tensor", tolerance)
     if candidate.layout == torch.sparse_coo:
         left, right = candidate.coalesce(), reference.coalesce()
         parts = [left.indices(), left.values()], [right.indices(), right.values()]
