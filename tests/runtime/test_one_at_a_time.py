@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -26,9 +27,23 @@ def test_calls_of_one_thread_may_be_parts_of_each_other_and_follow_those_of_anot
         InProcessWorld(1).run(body)
 
 
-def _enter(comm: Comm) -> None:
-    with one_at_a_time(comm, "step()"):
+def _enter(comm: Comm, stages: Sequence[nn.Module] = ()) -> None:
+    with one_at_a_time(comm, "step()", stages):
         pass
+
+
+def test_a_stage_that_two_schedules_share_runs_for_one_of_them_at_a_time() -> None:
+    stage = nn.Linear(1, 1)
+
+    def body(comm: Comm) -> None:
+        with ThreadPoolExecutor(1) as threads, one_at_a_time(comm, "eval()", [stage]):
+            other = InProcessWorld(1)
+            with pytest.raises(
+                ExecutionError, match=r"run step\(\) in thread .*, while its eval\(\) is under"
+            ):
+                threads.submit(other.run, _enter, [stage]).result()
+
+    InProcessWorld(1).run(body)
 
 
 def test_a_pass_that_begins_while_another_threads_step_runs_ends_the_pipeline() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
@@ -20,32 +20,42 @@ class _Call:
     thread: threading.Thread
 
 
-_under_way: WeakKeyDictionary[Comm, _Call] = WeakKeyDictionary()
+_under_way: WeakKeyDictionary[object, _Call] = WeakKeyDictionary()
 
 
 @contextmanager
-def one_at_a_time(comm: Comm, what: str) -> Iterator[None]:
+def one_at_a_time(comm: Comm, what: str, stages: Iterable[object] = ()) -> Iterator[None]:
     """Refuse the block where a call of another thread is under way on the comm, whose messages it would take
-    for its own. Calls of one thread may be parts of each other.
+    for its own, or on one of the stages. Calls of one thread may be parts of each other.
 
     Args:
         what: this rank's call, in words.
+        stages: what the call runs.
 
     Raises:
         ExecutionError: one is under way. It is published, since the other ranks wait for this call.
     """
     call = _Call(what, threading.current_thread())
-    other = _under_way.setdefault(comm, call)
-    if other.thread is not call.thread:
-        error = ExecutionError(
-            f"rank {comm.rank} is to run {what} in thread {call.thread.name!r}, while its {other.what} is "
-            f"under way in thread {other.thread.name!r}: end one call before the next begins, on every rank "
-            "in the same order (a queue that one thread works off), or give each thread a schedule of its own"
-        )
-        comm.fail(error, what)
-        raise error
+    begun: list[object] = []
     try:
+        for shared in (comm, *stages):
+            other = _under_way.setdefault(shared, call)
+            if other is call:
+                begun.append(shared)
+            elif other.thread is not call.thread:
+                error = _refusal(comm, call, other)
+                comm.fail(error, what)
+                raise error
         yield
     finally:
-        if other is call:
-            del _under_way[comm]
+        for shared in begun:
+            del _under_way[shared]
+
+
+def _refusal(comm: Comm, call: _Call, other: _Call) -> ExecutionError:
+    return ExecutionError(
+        f"rank {comm.rank} is to run {call.what} in thread {call.thread.name!r}, while its {other.what} is "
+        f"under way in thread {other.thread.name!r}: end one call before the next begins, on every rank in "
+        "the same order (a queue that one thread works off), or give each thread stages and a schedule of "
+        "its own"
+    )

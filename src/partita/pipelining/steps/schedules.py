@@ -292,7 +292,8 @@ class PipelineSchedule:
     def _run(self, arguments: StepArguments) -> Any:
         train = arguments.train
         what = f"{'step()' if train else 'eval()'} number {self._count.steps} of {type(self).__name__}"
-        with one_at_a_time(self.comm, what), doing(what), nullcontext() if train else torch.no_grad():
+        alone = one_at_a_time(self.comm, what, self.stages.values())
+        with alone, doing(what), nullcontext() if train else torch.no_grad():
             with publish_errors(self.comm, "preparing a step"):
                 inputs = self._prepare(arguments)
                 executor = self._executor(train)
