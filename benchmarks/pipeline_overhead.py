@@ -8,7 +8,6 @@ of actions. An action is an F, B, I, W, or a send or receive, which is how torch
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections import deque
@@ -167,7 +166,7 @@ class _FakeComm(ProcessGroupComm):
         self.timeout = timedelta(seconds=60)
         self.name = "fake"
         self._closed = False
-        self._process = os.getpid()
+        self.is_own = True
         self.launched = {}
         self._unsent = deque()
         self.waiters = Waiters()
