@@ -13,7 +13,7 @@ from partita._torch.containers.pytree import tree_map
 from partita.errors import ExecutionError
 from partita.pipelining.recompute.checkpointed_pass import CheckpointedPass
 
-__all__ = ["Flight", "detached", "hand_to_caller", "roots_of"]
+__all__ = ["Flight", "detached", "hand_to_caller", "leaf_of", "roots_of"]
 
 
 @dataclass(slots=True)
@@ -35,6 +35,25 @@ class Flight:
     hooked: bool
     loss: tuple[Tensor, Tensor] | None = None
     checkpointed: CheckpointedPass | None = None
+
+
+def leaf_of(value: Tensor, *, wants_gradient: bool, leaf_uncut: bool = False) -> Tensor:
+    """A value as a stage takes it: cut off from its history, so that gradients stop here.
+
+    Autocast takes a leaf for a weight, and converts it once for all that use it, whose gradients are then
+    summed in low precision. A value that comes from another stage is no leaf in the uncut model, where each
+    use converts it. So it is a view here, which autocast does not keep.
+
+    Args:
+        leaf_uncut: whether it is a leaf there too: an input of the model.
+    """
+    leaf = value.detach()
+    if not wants_gradient:
+        return leaf
+    if not leaf_uncut and leaf.layout is torch.strided and torch.is_autocast_enabled(leaf.device.type):
+        with torch.no_grad():
+            leaf = leaf.view_as(leaf)
+    return leaf.requires_grad_()
 
 
 def roots_of(flight: Flight, gradients: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:

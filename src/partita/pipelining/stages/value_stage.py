@@ -12,7 +12,7 @@ from partita.errors import SignatureMismatch
 from partita.pipelining.interface.layout import copied
 from partita.pipelining.interface.routes import Routes
 from partita.pipelining.interface.values import Value, describe
-from partita.pipelining.stages.flight import Flight
+from partita.pipelining.stages.flight import Flight, leaf_of
 from partita.pipelining.stages.stage import Stage
 
 __all__ = ["ValueStage"]
@@ -43,11 +43,13 @@ class ValueStage(Stage):
         routes = self._crossing
         numbers = routes.numbers
         leaves = {}
-        for name, wants in self._takes:  # cut off from their history, so that gradients stop here
+        for name, wants in self._takes:
             value = values[name]
-            leaf = leaves[name] = value.detach()
-            if train and (value.requires_grad if wants is None else wants):
-                leaf.requires_grad_()
+            leaves[name] = leaf_of(
+                value,
+                wants_gradient=train and (value.requires_grad if wants is None else wants),
+                leaf_uncut=value.is_leaf and name in self._model_inputs,
+            )
         if self._leaves_are_inputs:
             inputs = [leaves[name] for name in self.border.inputs]
         else:

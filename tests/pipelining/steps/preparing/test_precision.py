@@ -13,7 +13,7 @@ from tests.pipelining.running import Record, assert_equal, assert_same, cut, err
 from torch import Tensor, nn
 
 from partita.capture.proving.autocasts import current_autocast
-from partita.pipelining import Schedule1F1B, ScheduleGPipe
+from partita.pipelining import Schedule1F1B, ScheduleGPipe, SplitPoint, pipeline
 from partita.pipelining.steps.preparing.precision import Precision
 from partita.runtime import Comm, InProcessWorld
 
@@ -48,6 +48,41 @@ def test_a_weight_that_two_stages_use_gets_a_gradient_summed_in_its_own_precisio
     for record in piped(cut(CALLED, 3), CALLED, run=gradients):
         for name, gradient in record.gradients.items():
             torch.testing.assert_close(gradient, expected[name], rtol=2e-2, atol=1e-3)
+
+
+class Forks(nn.Module):
+    """Its second half uses a float32 value, which the first one makes, in two linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.q, self.k = nn.LayerNorm(16), nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        return self.q(h).tanh() * self.k(h)
+
+
+def test_a_value_from_another_stage_is_converted_for_each_of_its_uses() -> None:
+    """It was a leaf there, and autocast converts a leaf once for all uses, as it does weights: the gradients
+    of both were summed in bfloat16.
+    """
+    model, x = Forks(), torch.randn(8, 16)
+    pipe = pipeline(copy.deepcopy(model), (x[:4],), split_spec={"norm": SplitPoint.END})
+
+    def body(comm: Comm) -> dict[str, Tensor | None]:
+        stage = copy.deepcopy(pipe).build_stage(comm.rank, comm=comm)
+        with torch.autocast(*BF16):
+            ScheduleGPipe(stage, 2, nn.functional.mse_loss).step(x, target=x)
+        return {name: parameter.grad for name, parameter in stage.module.named_parameters()}
+
+    first, second = InProcessWorld(2).run(body)
+    for part in x.chunk(2):
+        with torch.autocast(*BF16):
+            loss = nn.functional.mse_loss(model(part), part)
+        (loss / 2).backward()
+    gradients = first | second
+    for name, parameter in model.named_parameters():
+        assert torch.equal(gradients[name], parameter.grad), name
 
 
 def test_a_pipeline_goes_in_and_out_of_autocast() -> None:
