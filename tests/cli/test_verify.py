@@ -107,6 +107,8 @@ def test_compile_that_changes_nothing_is_equal() -> None:
         (("model.py:nobody",), UsageError, "model.py has no 'nobody': it defines"),
         (("model.py:tied", "--batch", "4"), UsageError, "--batch is for Hugging Face models"),
         (("model.py:broken", "--compile", "aot_eager"), UsageError, "can't run its own example in training"),
+        (("model.py:bare",), UsageError, "is on the meta device or fake, and can't run: make it with values"),
+        (("model.py:bare", "--compile", "aot_eager"), UsageError, "make it with values, on the CPU"),
         (("model.py:table",), UsageError, r"args\[0\] has 2, args\[1\] has 12.* --microbatches 0"),
         (("model.py:tied", "--stages", "99"), InfeasiblePlan, "99 stages were asked for"),
     ],

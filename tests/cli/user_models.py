@@ -71,4 +71,9 @@ def table():
 
 def broken():
     return Broken(), (torch.randn(2, 4),)
+
+
+def bare():
+    with torch.device("meta"):
+        return torch.nn.Linear(4, 4), (torch.ones(2, 4),)
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from tests.verification.nets import Copy, WrongCopy, X, assert_only, make_net
 from torch import nn
 
-from partita.errors import ArgumentError
+from partita.errors import ArgumentError, NotProven
 from partita.verification import verify
 from partita.verification.observing.observe import Mode
 
@@ -85,6 +86,20 @@ def test_modules_without_state_that_a_cut_model_lacks_are_no_difference_in_eithe
     graph.output(value)
     without = torch.fx.GraphModule({"0": net[0], "2": net[2]}, graph)
     verify(without, net, (X,), mode=mode).check()
+
+
+def test_what_has_no_elements_is_not_said_to_be_equal_bit_for_bit() -> None:
+    """Twice the outputs were "equal bit for bit" on the meta device."""
+    with torch.device("meta"):
+        net, x = nn.Linear(3, 2), torch.ones(1, 3)
+    with pytest.warns(NotProven, match=r"no elements were compared of output, args\[0\], weight, bias: "):
+        result = verify(lambda x: net(x) * 2, net, (x,))
+    assert result.without_elements == ("output", "args[0]", "weight", "bias")
+    assert str(result).startswith("equal, but no elements were compared of output, args[0], weight, bias: ")
+    assert pickle.loads(pickle.dumps(result)) == result
+    with torch.device("meta"):
+        assert not verify(nn.Linear(3, 3), nn.Linear(3, 2), (x,)).ok
+    assert verify(torch.abs, torch.abs, (X,)).without_elements == ()
 
 
 def test_another_mode_is_refused() -> None:

@@ -73,6 +73,8 @@ class Verification:
         atol: absolute tolerance that was asked for.
         hints: what may explain the differences and is no fault of the candidate's.
         left_out: what the run changed and the candidate says it does not keep (``candidate.unkept``).
+        without_elements: what of the reference is on the meta device or fake: there are no elements, so only
+            shapes, dtypes and the like were compared.
 
     >>> print(Verification(ok=True, differences=(), compared={"outputs": 1, "gradients": 0}))
     equal bit for bit
@@ -87,6 +89,7 @@ class Verification:
     atol: float = 0.0
     hints: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    without_elements: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.ok != (not self.differences):
@@ -117,6 +120,7 @@ class Verification:
             self.atol,
             self.hints,
             self.left_out,
+            self.without_elements,
         )
 
     def check(self) -> Verification:
@@ -135,6 +139,10 @@ class Verification:
         if not self.ok:
             count = len(self.differences)
             return f"not equal ({how}): {count} difference{'' if count == 1 else 's'}"
+        if self.without_elements:
+            return (
+                f"equal, but no elements were compared of {first_few(self.without_elements)}: there are none"
+            )
         if self.raised is not None:
             return f"equal {how} up to the exception that both raise: {self.raised}"
         return f"equal {how}"

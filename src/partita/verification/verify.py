@@ -10,7 +10,9 @@ from typing import Any
 
 from partita._torch.autograd import global_settings as ambient
 from partita._torch.modules.compiled import draws_other_numbers
-from partita.errors import ArgumentError, ArgumentTypeError, NotCompiled
+from partita._torch.tensors.storage import has_memory
+from partita.errors import ArgumentError, ArgumentTypeError, NotCompiled, NotProven
+from partita.listing import first_few
 from partita.verification.comparing.compare import Tolerance
 from partita.verification.comparing.judge import Judge
 from partita.verification.comparing.state_comparison import StateComparison
@@ -20,6 +22,7 @@ from partita.verification.observing import randomness
 from partita.verification.observing.observe import Mode, Observation, observe
 from partita.verification.observing.subject import PipeLike, subject_of
 from partita.verification.result import Verification
+from partita.verification.tree import tensors
 
 __all__ = ["verify"]
 
@@ -92,6 +95,9 @@ def verify(
         train: the old name of ``backward``, which said something else than it did: it never changed the mode.
             Gives a DeprecationWarning.
 
+    Warns:
+        NotProven: tensors of the reference are on the meta device or fake: they have no elements to compare.
+
     Returns:
         A `Verification`: print it, look at ``.ok``, or call ``.check()``, which raises where anything
         differs.
@@ -154,6 +160,14 @@ def _verify(
     mine = observe(subjects[0], args, kwargs, **how.options())
     for text in mine.uncompiled:  # what is verified then is not what was asked
         warnings.warn(text, NotCompiled, stacklevel=3)
+    bare = _without_elements(theirs)
+    if bare:
+        warnings.warn(
+            f"no elements were compared of {first_few(bare)}: what is on the meta device, or fake, has none. "
+            "Make the model and its arguments with values",
+            NotProven,
+            stacklevel=3,
+        )
     # Compare.
     differences += tuple(judge.differences(mine, theirs))
     declared = getattr(candidate, "unkept", ())
@@ -171,7 +185,16 @@ def _verify(
     if differences and explain and explainable(candidate, reference):
         differences = locate(differences, candidate, subjects, call, tolerance=tolerance, **how.options())
     rtol, atol = tolerance.rtol, tolerance.atol
-    return Verification(not differences, differences, compared, raised, rtol, atol, hints, left_out)
+    return Verification(not differences, differences, compared, raised, rtol, atol, hints, left_out, bare)
+
+
+def _without_elements(run: Observation) -> tuple[str, ...]:
+    """What of a run is on the meta device or fake."""
+    copies = run.copies
+    nested = {"output": run.output, "args": copies.args, "kwargs": copies.kwargs}
+    named = [item for root, value in nested.items() for item in tensors(value, root)]
+    named += [(name, one.tensor) for name, one in run.tensors().items()]
+    return tuple(name for name, tensor in named if not has_memory(tensor))
 
 
 def _hints(candidate: Any, reference: Observation, seed: int) -> tuple[str, ...]:

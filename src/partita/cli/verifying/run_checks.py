@@ -8,6 +8,7 @@ from contextlib import redirect_stdout
 
 import torch
 
+from partita.capture.proving.proof import without_values
 from partita.cli.models.hugging_face_values import with_random_values
 from partita.cli.models.model_source import ModelSource
 from partita.cli.models.user_file import Built
@@ -16,6 +17,7 @@ from partita.cli.options.schedule_cases import stages_a_rank
 from partita.cli.output.progress import progress_bar
 from partita.cli.verifying.verify_checks import VerifyCheck, compare_compiled, compare_cut
 from partita.cli.verifying.verify_step_check import compare_step, step_schedule
+from partita.errors import UsageError
 from partita.planning import Schedule, get_schedule
 
 __all__ = ["compile_checks", "cut_checks", "cut_options"]
@@ -38,7 +40,11 @@ def _built(source: ModelSource) -> Built:
     torch.manual_seed(0)  # the weights of a Hugging Face model
     with redirect_stdout(sys.stderr):
         built = source.build("cpu")
-    return built if source.hugging_face is None else with_random_values(built)
+    if source.hugging_face is not None:
+        return with_random_values(built)
+    if reason := without_values(built.model, built.args, built.kwargs):
+        raise UsageError(f"{source.title}: {reason}: make it with values, on the CPU")
+    return built
 
 
 def cut_checks(source: ModelSource, cut: CutRequest, schedule: Schedule | None) -> Iterator[VerifyCheck]:
