@@ -78,6 +78,15 @@ def test_a_model_without_python_code_is_refused(front_end: Callable[..., Any]) -
         front_end(torch.jit.script(_Two()), (X,))
 
 
+def test_a_graph_of_torch_export_is_refused_and_the_advice_works() -> None:
+    """It said that train() is not supported yet, and to take `.item()` out of forward."""
+    graph = torch.export.export(_Two(), (X,)).module()
+    with pytest.raises(CaptureError, match=r"it is a graph that torch\.export made.* partita\.split\. "):
+        capture(graph, (X,))
+    cut = partita.split(graph, lambda node: node.name)
+    partita.verify(cut, graph, (X,)).check()
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.parametrize(
     ("first", "text"),

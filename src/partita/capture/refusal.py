@@ -33,6 +33,10 @@ _IN_TRACES = {
         "forward calls torch.utils.checkpoint with use_reentrant=True, which no trace takes. Write "
         "use_reentrant=False: it computes the same, and can be traced"
     ),
+    "Calling train() is not supported": (
+        "it is a graph that torch.export made, whose mode can't be changed. Give the module that it was made "
+        "from, or cut the graph as it is with partita.split"
+    ),
     "torch.autograd.grad": (
         "forward takes gradients itself (torch.autograd.grad), which no graph holds. Cut the model's own "
         'code, with all that such a gradient goes back through in a stage: pipeline(..., frontend="modules")'
