@@ -9,6 +9,7 @@ from partita.cli.models import measured_costs
 from partita.cli.models.measured_costs import measure_costs
 from partita.cli.models.model_source import ModelSource
 from partita.cli.models.user_file import Built
+from partita.errors import UsageError
 from partita.planning import CostModel, Unit, get_device
 
 
@@ -34,6 +35,15 @@ def test_ranks_that_share_this_machine_are_measured_with_a_thread_each(
         assert (measured, torch.get_num_threads()) == ([threads], 2)
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_model_without_values_is_not_measured_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its plan had the seconds of no particular device, as if they had been measured."""
+    with torch.device("meta"):
+        built = Built(torch.nn.Linear(2, 2), (torch.ones(1, 2),))
+    monkeypatch.setattr(ModelSource, "build", lambda *_: built)
+    with pytest.raises(UsageError, match=r"^x can't be measured here: .* with values, or give --devices$"):
+        measure_costs(ModelSource("x"), None, 2, None, lambda _: None)
 
 
 class TwoTowers(torch.nn.Module):

@@ -12,8 +12,10 @@ import torch
 
 from partita._torch.containers.pytree import flatten
 from partita._torch.tensors.tensor_text import dtype_and_shape
+from partita.capture.proving.proof import without_values
 from partita.cli.models.model_source import ModelSource
 from partita.cli.models.user_file import Built
+from partita.errors import UsageError
 from partita.pipelining import measure_units
 from partita.pipelining.measuring.costed_for import most_common_dtype
 from partita.planning import CostModel, Device
@@ -66,10 +68,17 @@ def measure_costs(
             ``OMP_NUM_THREADS`` says another number.
         stages: how many are wanted at least; smaller units are taken where it needs them.
         progress: called with the share that is done.
+
+    Raises:
+        UsageError: as `ModelSource.build`, or what is to be measured here has no values.
     """
     with redirect_stdout(sys.stderr):  # what the model prints is no part of the plan
         if device is None:
             built = source.build("cuda" if torch.cuda.is_available() else "cpu")
+            if reason := without_values(built.model, built.args, built.kwargs):
+                raise UsageError(
+                    f"{source.title} can't be measured here: {reason}: make it with values, or give --devices"
+                )
             with _threads_of_a_rank(ranks):
                 costs = measure_units(built.model, built.args, built.kwargs, stages=stages, progress=progress)
             return MeasuredCosts.of(built, costs)
