@@ -19,6 +19,7 @@ from partita.capture.proving.proof import UNASKED, Proof
 from partita.errors import CaptureError
 from partita.graph.effects import metadata
 from partita.pipelining.frontends.graph.coverage import check_operations, unused_state
+from partita.pipelining.frontends.graph.dtypes import check_dtypes, parameter_dtypes
 from partita.pipelining.frontends.graph.recompute_regions import Region, with_regions
 from partita.pipelining.frontends.graph.state_names import add_aliases, add_unused
 from partita.pipelining.frontends.graph.writes import reused_outputs, written_inputs
@@ -88,6 +89,7 @@ class GraphPipe(Pipe):
         self.unused = unused
         self._pieces = split.pieces
         object.__setattr__(self, "whole", whole)  # the same parameters: not a second child
+        self._dtypes = parameter_dtypes(whole)
         output = signature.unflatten(without_sizes(routes.results))
         self._find_loss(loss_spec, output, Named, partial(_starts_gradients, values))
         self.training = whole.training
@@ -114,6 +116,7 @@ class GraphPipe(Pipe):
             compile_module(piece.module, index, self.routes, options)
 
     def _run_stages(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        check_dtypes(self.whole, graphs_in(self.whole), self._dtypes)
         args, kwargs = self.signature.bind(args, kwargs)
         flat, routes = self.signature.flatten(args, kwargs), self.routes.in_mode(self.training)
         accept(routes.inputs, flat, "the call")
