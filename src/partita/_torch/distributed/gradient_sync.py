@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import torch
 from torch import Tensor, nn
 from torch.distributed._composable.contract import _get_registry
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["expect_backward", "reduces", "replicated_in_place", "sharded_roots"]
+__all__ = [
+    "converted_dtype",
+    "converts_borders",
+    "expect_backward",
+    "reduces",
+    "replicated_in_place",
+    "sharded_roots",
+]
 
 
 def expect_backward(module: DistributedDataParallel, outputs: Iterable[Tensor]) -> None:
@@ -38,6 +46,29 @@ def replicated_in_place(module: nn.Module) -> bool:
         "replicate" in (_get_registry(inner) or ()) and not isinstance(inner, FSDPModule)
         for inner in module.modules()
     )
+
+
+def converted_dtype(module: nn.Module) -> torch.dtype | None:
+    """The dtype that ``fully_shard`` converts parameters of ``module`` to for a pass, by its policy; None
+    where it leaves them what they are.
+    """
+    for child in module.modules():
+        if isinstance(child, FSDPModule):
+            dtype = child._get_fsdp_state()._mp_policy.param_dtype
+            if dtype is not None and any(
+                parameter.is_floating_point() and parameter.dtype is not dtype
+                for parameter in child.parameters()
+            ):
+                return dtype
+    return None
+
+
+def converts_borders(module: nn.Module) -> bool:
+    """Whether ``fully_shard`` converts what goes into ``module`` or comes out of it, by its policy."""
+    if not isinstance(module, FSDPModule):
+        return False
+    policy = module._get_fsdp_state()._mp_policy
+    return policy.output_dtype is not None or bool(policy.cast_forward_inputs and policy.param_dtype)
 
 
 def reduces(module: FSDPModule) -> bool:

@@ -17,7 +17,7 @@ from partita.pipelining.interface.compile_options import CompileOptions
 from partita.pipelining.interface.routes import Routes, StageBorder, Tied, make_routes
 from partita.pipelining.interface.values import Value
 from partita.pipelining.stages.flight import Flight
-from partita.pipelining.stages.parts import check_no_sharded_parts
+from partita.pipelining.stages.parts import check_no_conversions, check_no_sharded_parts
 from partita.pipelining.stages.stage import Stage
 from partita.runtime import Comm
 
@@ -72,6 +72,7 @@ class BlockStage(Stage):
         super().begin(microbatches)
 
     def _run(self, values: Mapping[str, Any], *, train: bool) -> tuple[Flight, dict[str, Any]]:
+        check_no_conversions(self.module, self.index)
         packet = values[_ARGUMENTS if self.is_first else self._input_bundle]
         leaves = {
             number: value.detach().requires_grad_(train and value.requires_grad)

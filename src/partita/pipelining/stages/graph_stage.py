@@ -7,9 +7,13 @@ from typing import Any, final
 
 from torch import Tensor, nn
 
+from partita._torch.distributed.gradient_sync import converted_dtype
 from partita._torch.export.signature import Signature
+from partita._torch.tensors.tensor_text import short_name
 from partita.errors import SignatureMismatch
+from partita.pipelining.interface.fixed_dtypes import fixed_dtype
 from partita.pipelining.interface.routes import Named, Routes, StageBorder
+from partita.pipelining.interface.two_modes import graphs_in
 from partita.pipelining.interface.values import accept
 from partita.pipelining.stages.flight import Flight
 from partita.pipelining.stages.value_stage import ValueStage
@@ -58,6 +62,24 @@ class GraphStage(ValueStage):
                 )
             tensors[expected.name] = value
         return tensors
+
+    def begin(self, microbatches: int) -> None:
+        """See `Stage.begin`.
+
+        Raises:
+            SignatureMismatch: ``fully_shard`` computes in another dtype than the stage's graph.
+        """
+        super().begin(microbatches)
+        dtype = None if self._reduction is None else converted_dtype(self.module)
+        if dtype is None:
+            return
+        fixed = fixed_dtype(graphs_in(self._inner))
+        if fixed:
+            raise SignatureMismatch(
+                f"stage {self.index} is sharded with a policy that computes in {short_name(dtype)}, and its "
+                f"graph has dtypes of the cut, as {fixed} has: leave param_dtype out, and cut the model and "
+                "run the steps under torch.autocast"
+            )
 
     def _run(self, values: Mapping[str, Any], *, train: bool) -> tuple[Flight, dict[str, Any]]:
         flight, outputs = super()._run(values, train=train)

@@ -6,11 +6,12 @@ from torch import nn
 from torch.fx import GraphModule
 
 from partita._torch.distributed.fsdp_marks import is_border
+from partita._torch.distributed.gradient_sync import converts_borders
 from partita._torch.graph_module.lazy_module import LazyGraphModule
 from partita._torch.modules.contents import own_hooks
 from partita.errors import ExecutionError
 
-__all__ = ["check_no_sharded_parts", "check_parts_are_as_cut"]
+__all__ = ["check_no_conversions", "check_no_sharded_parts", "check_parts_are_as_cut"]
 
 
 def check_parts_are_as_cut(module: nn.Module, stage: int) -> None:
@@ -46,6 +47,21 @@ def _check_unread(graph: GraphModule, path: str, part: nn.Module, stage: int) ->
                 "which would never be called, since a captured stage runs as one graph: replace it in the "
                 "model, before pipeline(), or keep the part and load other weights into it"
             )
+
+
+def check_no_conversions(module: nn.Module, stage: int) -> None:
+    """Check that ``fully_shard`` converts nothing on its way to or from a stage that runs the model's own
+    code: with the arguments it would convert all that crosses.
+
+    Raises:
+        ExecutionError: its policy does.
+    """
+    if converts_borders(module):
+        raise ExecutionError(
+            f"stage {stage} is sharded with a MixedPrecisionPolicy that converts what goes in or comes out, "
+            "and what crosses to other stages has dtypes of its own: use torch.autocast around the steps in "
+            "place of the policy's param_dtype and output_dtype, or give cast_forward_inputs=False"
+        )
 
 
 def check_no_sharded_parts(module: nn.Module, stage: int) -> None:

@@ -116,7 +116,7 @@ class GraphPipe(Pipe):
             compile_module(piece.module, index, self.routes, options)
 
     def _run_stages(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        check_dtypes(self.whole, graphs_in(self.whole), self._dtypes)
+        check_dtypes(self.whole, self._dtypes)
         args, kwargs = self.signature.bind(args, kwargs)
         flat, routes = self.signature.flatten(args, kwargs), self.routes.in_mode(self.training)
         accept(routes.inputs, flat, "the call")
