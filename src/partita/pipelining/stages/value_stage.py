@@ -90,6 +90,6 @@ class ValueStage(Stage):
         if unsent or not expected.fits(value):
             raise SignatureMismatch(
                 f"stage {self.index} makes {expected.name}: {describe(value)}, but the pipeline was cut for "
-                f"{expected.describe()}: run it with the shapes, the autocast and the frozen parameters that "
-                "it was cut with, or cut it again"
+                f"{expected.describe()}: run it with the shapes, the dtypes of parameters, the autocast and "
+                "the frozen parameters that it was cut with, or cut it again"
             )
