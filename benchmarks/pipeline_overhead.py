@@ -8,6 +8,7 @@ of actions. An action is an F, B, I, W, or a send or receive, which is how torch
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections import deque
@@ -166,7 +167,7 @@ class _FakeComm(ProcessGroupComm):
         self.timeout = timedelta(seconds=60)
         self.name = "fake"
         self._closed = False
-        self.is_own = True
+        self._process = os.getpid()
         self.launched = {}
         self._unsent = deque()
         self.waiters = Waiters()

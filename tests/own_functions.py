@@ -11,7 +11,20 @@ from torch import nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-__all__ = ["OwnFunctions"]
+__all__ = ["Dirty", "OwnFunctions"]
+
+
+class Dirty(Function):
+    """Writes to its input, and says so."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 5
 
 
 class _Reversed(Function):

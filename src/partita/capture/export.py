@@ -13,7 +13,7 @@ from partita._torch.export.open_sizes import forget_sizes
 from partita._torch.export.signature import Signature, signature_of
 from partita.capture.attempts import Attempts
 from partita.capture.merging.merge_modes import merge_modes
-from partita.capture.merging.modes import captures_training, copy_flags, mode_flag, require_mode
+from partita.capture.merging.modes import add_check, captures_training, copy_flags, mode_flag, require_mode
 from partita.capture.open_sizes.batch import traceable_arguments
 from partita.capture.open_sizes.sizes import Sizes
 from partita.capture.proving.proof import (
@@ -157,9 +157,6 @@ def _captured(attempts: Attempts, modes: Modes) -> Captured:
 
 def _single(model: nn.Module, module: GraphModule, training: bool, reason: str) -> Captured:
     """A graph for one mode, which checks the mode first."""
-    flag = mode_flag(module, "")
-    with module.graph.inserting_after(flag):
-        module.graph.call_function(require_mode, (flag, training, reason))
-    module.recompile()
+    add_check(module, require_mode, mode_flag(module, ""), training, reason)
     copy_flags(model, module)
     return Captured(module, signature_of(module, model.forward), False)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.own_functions import Dirty
 from torch import Tensor, nn
 
 import partita
@@ -46,19 +47,6 @@ class Several(torch.autograd.Function):
         a, b = ctx.saved_tensors
         first = gradients[0] * b * 3 + gradients[1] if ctx.needs_input_grad[0] else None
         return first, gradients[0] * a, None
-
-
-class Dirty(torch.autograd.Function):
-    """Writes to its input, and says so."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.mark_dirty(x)
-        return x.mul_(2)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient * 5
 
 
 class Noisy(torch.autograd.Function):

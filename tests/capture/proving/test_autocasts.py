@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 import torch
+from tests.dtype_reading_norm import DtypeReadingNorm
 from tests.pipelining.running import errors_of
 from torch import Tensor, nn
 
@@ -18,22 +19,15 @@ TOKENS = torch.tensor([[1, 2, 3], [4, 5, 6], [7, 8, 9], [3, 2, 1]])
 REFUSAL = r"Model asks for dtypes that autocast changes, and was cut {}.*cut it under the autocast"
 
 
-class Norm(nn.Module):
-    """Computes in float32 and returns what it was given, as those of language models do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.rand(8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        kind, x = x.dtype, x.float()
-        return self.weight * (x * x.square().mean(-1, keepdim=True).rsqrt()).to(kind)
-
-
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.a, self.norm, self.b = nn.Embedding(10, 8), nn.Linear(8, 8), Norm(), nn.Linear(8, 3)
+        self.embed, self.a, self.norm, self.b = (
+            nn.Embedding(10, 8),
+            nn.Linear(8, 8),
+            DtypeReadingNorm(),
+            nn.Linear(8, 3),
+        )
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.b(self.norm(self.a(self.embed(tokens))))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.dtype_reading_norm import DtypeReadingNorm
 from tests.group_of_one import group_of_one
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -21,22 +22,12 @@ BFLOAT16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
 FLOAT32_OUT = MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.float32)
 
 
-class _Norm(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.rand(8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        kind, x = x.dtype, x.float()
-        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)).to(kind)
-
-
 class _Model(nn.Module):
     """Keeps its input, a float32, to the end."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.one, self.norm, self.two = nn.Linear(8, 8), _Norm(), nn.Linear(8, 8)
+        self.one, self.norm, self.two = nn.Linear(8, 8), DtypeReadingNorm(), nn.Linear(8, 8)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.two(self.norm(self.one(x)) + x)
@@ -119,7 +110,7 @@ def test_both_run_sharded_under_autocast(frontend: str) -> None:
 
 
 def test_a_policy_that_converts_parameters_alone_serves_the_models_own_code() -> None:
-    model = nn.Sequential(nn.Embedding(9, 8), _Norm(), nn.Linear(8, 8))
+    model = nn.Sequential(nn.Embedding(9, 8), DtypeReadingNorm(), nn.Linear(8, 8))
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, cast_forward_inputs=False)
     tokens = torch.randint(0, 9, (4,))
     cuts = {"1": SplitPoint.BEGINNING}

@@ -10,8 +10,9 @@ so ``train()`` and ``eval()`` work on it and on its submodules. A flag is a ``ge
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
@@ -19,6 +20,7 @@ from torch.fx import Graph, GraphModule, Node
 from partita.errors import CaptureError
 
 __all__ = [
+    "add_check",
     "captured_mode",
     "captures_training",
     "copy_flags",
@@ -101,6 +103,18 @@ def mode_flag(module: GraphModule, path: str) -> Node:
     _ensure(module, path)
     with module.graph.inserting_before(_first(module.graph)):
         return module.graph.create_node("get_attr", target)
+
+
+def add_check(module: GraphModule, check: Callable[..., None], *args: Any) -> None:
+    """Let a graph, in place, call ``check`` before it computes anything.
+
+    Args:
+        check: raises where the graph must not run.
+        args: constants, or the node of `mode_flag`.
+    """
+    with module.graph.inserting_after(mode_flag(module, "")):
+        module.graph.call_function(check, args)
+    module.recompile()
 
 
 def copy_flags(model: nn.Module, module: nn.Module) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from partita.capture.merging.modes import mode_flag
+from partita.capture.merging.modes import add_check
 from partita.capture.proving.forward_difference import forward_difference
 from partita.capture.proving.samples import Sample
 from partita.errors import CaptureError
@@ -76,10 +76,7 @@ def _refuse_others(name: str, graph: GraphModule, device: str, now: Autocast | N
         f'torch.autocast({device!r}, ...): pipe = pipeline(...)`, or frontend="modules" cuts its own code, '
         "which asks for itself"
     )
-    flag = mode_flag(graph, "")
-    with graph.graph.inserting_after(flag):
-        graph.graph.call_function(require_autocast, (device, None if now is None else now.dtype, text))
-    graph.recompile()
+    add_check(graph, require_autocast, device, None if now is None else now.dtype, text)
 
 
 def require_autocast(device: str, dtype: torch.dtype | None, text: str) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from partita.capture.merging.modes import mode_flag
+from partita.capture.merging.modes import add_check, mode_flag
 from partita.capture.proving.forward_difference import forward_difference
 from partita.capture.proving.samples import Sample
 from partita.errors import CaptureError
@@ -130,11 +130,8 @@ def differ_by_fast_path(model: nn.Module, are_equal: Callable[[], bool]) -> bool
 
 def refuse_without_gradients(graph: GraphModule, difference: GradModeDifference) -> None:
     """Let a graph, in place, raise an error where no gradients are recorded."""
-    flag = mode_flag(graph, "")
-    with graph.graph.inserting_after(flag):
-        allowed = flag if difference.only_in_evaluation else False
-        graph.graph.call_function(require_gradients, (allowed, difference.text))
-    graph.recompile()
+    allowed = mode_flag(graph, "") if difference.only_in_evaluation else False
+    add_check(graph, require_gradients, allowed, difference.text)
 
 
 def require_gradients(allowed: bool, text: str) -> None:

@@ -16,7 +16,6 @@ from functools import partial
 from multiprocessing.util import Finalize
 from types import TracebackType
 from typing import Any
-from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -80,8 +79,7 @@ class ProcessGroupComm:
         self.timeout = timedelta(seconds=timeout_s)
         self.name = name or f"unnamed {id(self)}"
         self._closed = False
-        self.is_own = True  # not a child's that this process has forked
-        _OWN.add(self)
+        self._process = os.getpid()
         self._unsent: deque[Operation] = deque()
         self.waiters = Waiters()
         self.collectives: set[Operation] = set()
@@ -255,7 +253,7 @@ class ProcessGroupComm:
 
     def fail(self, error: BaseException, where: str) -> None:
         """Publish `error` and end all of this rank's operations. Of several failures the first counts."""
-        if self.is_own:
+        if self._is_own:
             self._detector.publish(FailureRecord.of(self.rank, error, where))
 
     def close(self) -> None:
@@ -264,7 +262,7 @@ class ProcessGroupComm:
             return
         self._closed = True
         self._forget_exit()
-        if not self.is_own:
+        if not self._is_own:
             return
         if self._detector.failure is None:
             self._flush_objects()
@@ -301,7 +299,7 @@ class ProcessGroupComm:
             raise self._detector.failure.to_error()
         if self._closed:
             raise ExecutionError(f"rank {self.rank} uses a comm that it has closed: make a new one")
-        if not self.is_own:
+        if not self._is_own:
             raise ExecutionError(_forked_by(self.rank))
 
     # Failure.
@@ -330,7 +328,7 @@ class ProcessGroupComm:
         (One that `ending_error` can't see only a ``with`` block around the training sees.)
         """
         self._forget_exit()
-        if not self.is_own:
+        if not self._is_own:
             return
         error = ending_error()
         if error is not None:
@@ -342,6 +340,13 @@ class ProcessGroupComm:
         self._detector.stop()
         self._end_waits()
 
+    @property
+    def _is_own(self) -> bool:
+        """Whether this is the process that made the comm, and not a child that it has forked: to use the
+        connections that both share would end the parent.
+        """
+        return os.getpid() == self._process
+
     def _forget_exit(self) -> None:
         atexit.unregister(self._at_exit)
         self._child_exit.cancel()
@@ -352,16 +357,3 @@ def _forked_by(rank: int) -> str:
         f"process {os.getpid()} was forked by rank {rank} and is not that rank: run steps and collective "
         "calls in the process that called init_process_group(), or fork before that (or 'spawn')"
     )
-
-
-_OWN: WeakSet[ProcessGroupComm] = WeakSet()
-"""Those that this process has made."""
-
-
-def _disown() -> None:
-    """In a forked child: to use the connections that it shares with its parent would end the parent."""
-    for comm in _OWN:
-        comm.is_own = False
-
-
-os.register_at_fork(after_in_child=_disown)

@@ -6,21 +6,12 @@ import copy
 
 import pytest
 import torch
-from torch import Tensor, nn
+from tests.dtype_reading_norm import DtypeReadingNorm
+from torch import nn
 
 from partita import verify
 from partita.errors import SignatureMismatch
 from partita.pipelining import SplitPoint, pipeline
-
-
-class _Norm(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.rand(8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        kind, x = x.dtype, x.float()
-        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)).to(kind)
 
 
 def _model(last: nn.Module) -> nn.Module:
@@ -33,7 +24,7 @@ TOKENS = torch.randint(0, 9, (2, 3))
 @pytest.mark.parametrize("of_model", [False, True])
 def test_a_graph_that_has_dtypes_of_the_cut_is_refused_with_other_ones(of_model: bool) -> None:
     """It returned float32 where the model returns bfloat16, and rounded otherwise, without a word."""
-    model = _model(_Norm())
+    model = _model(DtypeReadingNorm())
     pipe = pipeline(model, (TOKENS,), split_spec={"1": SplitPoint.BEGINNING})
     other = copy.deepcopy(pipe).to(torch.bfloat16)
     (model if of_model else pipe).to(torch.bfloat16)
@@ -46,7 +37,7 @@ def test_a_graph_that_has_dtypes_of_the_cut_is_refused_with_other_ones(of_model:
 
 
 def test_the_ways_out_of_it_hold() -> None:
-    model = _model(_Norm())
+    model = _model(DtypeReadingNorm())
     own_code = pipeline(model, (TOKENS,), split_spec={"1": SplitPoint.BEGINNING}, frontend="modules")
     own_code.to(torch.bfloat16)
     verify(own_code, model, (TOKENS,)).check()

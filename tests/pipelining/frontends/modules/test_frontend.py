@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.own_functions import Dirty
 from tests.pipelining.models import WIDTH
 from tests.pipelining.running import assert_equal
 from torch import Tensor, nn
@@ -571,19 +572,6 @@ def test_a_plan_cuts_nowhere_between_a_buffers_use_and_its_assignment() -> None:
             pipeline(model, (x,), split_spec={"blocks.2": BEGINNING}, frontend="modules", prove=prove)
 
 
-class _InPlace(torch.autograd.Function):
-    """As InPlace-ABN's: writes its result over its input."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.mark_dirty(x)
-        return x.mul_(2)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return 2 * gradient
-
-
 class Overwriting(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -591,7 +579,7 @@ class Overwriting(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
-            x = _InPlace.apply(layer(x).tanh() + 1)
+            x = Dirty.apply(layer(x).tanh() + 1)
         return x
 
 
