@@ -51,3 +51,20 @@ def test_the_graph_that_was_not_disproven_is_used_again(attempted: Counter[tuple
         expected = model(x)
         torch.manual_seed(0)
         assert torch.equal(captured.module(x), expected)
+
+
+def test_a_graph_for_one_batch_size_is_not_traced_in_another_way(
+    attempted: Counter[tuple[bool, str, bool]],
+) -> None:
+    """Without a proof, the condition excludes a batch of one: every way was traced twice."""
+
+    class Expands(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            mask = torch.ones(1, 4)
+            return x * (mask if x.shape[0] == 1 else mask.expand(x.shape[0], 4) * 2)
+
+    captured = capture(Expands(), (torch.randn(1, 4),), prove=False)
+    x = torch.randn(1, 4)
+    assert torch.equal(captured.module(x), x)
+    # doubled, as it is, and with all sizes fixed
+    assert attempted == {(True, "eager", True): 2, (True, "eager", False): 1}

@@ -45,6 +45,10 @@ class _FixedAsInt(CaptureError):
     """Python asks for an open size as an integer: reading the bytecode may keep it open."""
 
 
+class _SizesClosed(CaptureError):
+    """A graph was traced, and is not for other sizes: another way of tracing the same graph is none either."""
+
+
 @dataclass(frozen=True)
 class Attempts:
     """Exports one model with one example, in either mode.
@@ -173,6 +177,8 @@ class Attempts:
             module = self._traced(way, example, training)
             if isinstance(module, Exception):
                 failed.append((way, module))
+                if isinstance(module, _SizesClosed):
+                    break
                 continue
             sizes = Sizes.of(module)
             replace(sizes, fixed=sizes.fixed or ("" if sizes.symbols else fixed)).attach(module)
@@ -241,10 +247,13 @@ class Attempts:
         # What is read from the bytecode may be what the model does for exporters only: that needs a proof.
         if tries_open and way != "strict" and self.provable and (line := fixed_as_int(module)):
             raise _FixedAsInt(line)
-        sizes = specialise_sizes(module, Example(self.args, self.kwargs).flat, provable=self.provable)
+        try:
+            sizes = specialise_sizes(module, Example(self.args, self.kwargs).flat, provable=self.provable)
+        except CaptureError as error:
+            raise _SizesClosed(str(error)) from error
         if tries_open and not sizes.symbols:
             # then capture it with fixed sizes, which gives exactly this graph
-            raise CaptureError(sizes.fixed or "no size of the batch stayed open")
+            raise _SizesClosed(sizes.fixed or "no size of the batch stayed open")
         return replace(traced, sizes=sizes)
 
     def _answers(self, training: bool) -> dict[str, list[bool]] | None:

@@ -34,6 +34,10 @@ def test_what_a_run_hears_is_noted_by_line() -> None:
     assert list(answers.by_place.values()) == [[False], [True]]
     again = Answers(example=answers.by_place)
     assert [again.answer(place) for place in answers.places] == [False, True]
+    assert not again.differ_from({**answers.by_place, "asked.py by the example only": [True]})
+    first, second = answers.by_place
+    assert again.differ_from({first: [True], second: [True]})
+    assert again.differ_from({first: [False]})
     again.forget()
     assert not again.in_order
 

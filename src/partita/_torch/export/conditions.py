@@ -84,6 +84,17 @@ class Answers:
         self.places.append(place)
         self.repeated(answer, place)
 
+    def differ_from(self, example: Mapping[str, Sequence[bool]]) -> bool:
+        """Whether a line that asked would have got another answer, had it got what it hears in an example.
+
+        A line that the example asks and nobody asked here changes nothing.
+        """
+        for place, answers in self.by_place.items():
+            expected = list(example.get(place, ()))[: len(answers)]
+            if answers != expected + [False] * (len(answers) - len(expected)):
+                return True
+        return False
+
     def forget(self) -> None:
         """Remove all answers."""
         self.in_order.clear()
