@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -18,12 +19,13 @@ from tests.ddp.scenarios import assert_same as assert_same_gradients
 from tests.pipelining.models import TRANSFORMER
 from tests.pipelining.running import STEPS, Record, assert_same, cut, train, uncut
 from tests.runtime.worlds import ProcessWorld
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from partita.cudagraphs import CudaGraphsRunner
 from partita.ddp import partita_ddp, replicate
-from partita.pipelining import Schedule1F1B, get_schedule_class
-from partita.planning import v_placement
+from partita.pipelining import Schedule1F1B, UncutReference, get_schedule_class, pipeline
+from partita.planning import get_schedule, v_placement
 from partita.runtime import Comm, InProcessWorld
 
 
@@ -128,3 +130,64 @@ def test_recorded_halves_of_a_backward_pass_equal_the_uncut_model() -> None:
     for _, hits, graphs in results:
         assert graphs >= 2 * 3, "F, I and W of two stages"
         assert hits["piece"] > 2 * 3 * 4, "most microbatches of most steps"
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.tanh(self.up(self.norm(x))))
+
+
+MICROBATCHES, SETTLED, STEPS_IN_ALL = 6, 8, 11
+
+
+def _steps(runner: Any, parameters: Sequence[nn.Parameter], note: Callable[[], None]) -> None:
+    optimizer = torch.optim.AdamW(parameters, lr=0.01)
+    for number in range(STEPS_IN_ALL):
+        generator = torch.Generator().manual_seed(number)
+        x, target = (torch.randn(2 * MICROBATCHES, 8, generator=generator) for _ in range(2))
+        runner.step(x, target=target)
+        optimizer.step()
+        optimizer.zero_grad()
+        if number + 1 >= SETTLED:
+            note()
+
+
+@pytest.mark.parametrize("name", ["GPipe", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"])
+def test_microbatches_that_are_under_way_together_have_recordings_of_their_own(name: str) -> None:
+    """What one had saved was copied, and what I leaves to W. After a few steps all is replayed."""
+    ranks = 2
+    torch.manual_seed(0)
+    whole, mse = nn.Sequential(*(Block() for _ in range(4))), nn.functional.mse_loss
+    plan = get_schedule(name)(ranks if name == "GPipe" else 4, MICROBATCHES, ranks)
+    pipe = pipeline(whole, (torch.randn(2, 8),), stages=plan.stages)
+
+    def rank(comm: Comm) -> tuple[dict[str, Tensor], list[dict[str, int]]]:
+        own = [index for index, owner in enumerate(plan.stage_ranks) if owner == comm.rank]
+        runner, stages = recording(), [pipe.build_stage(index, comm=comm) for index in own]
+        for stage in stages:
+            stage.compile(runner)
+        schedule = get_schedule_class(name)(stages if len(own) > 1 else stages[0], MICROBATCHES, mse)
+        named = {key: value for stage in stages for key, value in stage.module.named_parameters()}
+        counted: list[dict[str, int]] = []
+
+        def note() -> None:
+            whats = ("recorded", "uncaptured", "overtaken")
+            counted.append({what: sum(counts(runner, what).values()) for what in whats})
+
+        _steps(schedule, list(named.values()), note)
+        return {key: value.detach() for key, value in named.items()}, counted
+
+    reference = copy.deepcopy(whole)
+    results = InProcessWorld(ranks).run(rank)
+    _steps(UncutReference(reference, MICROBATCHES, mse), list(reference.parameters()), lambda: None)
+    trained = {key: value for state, _ in results for key, value in state.items()}
+    for key, value in reference.named_parameters():
+        assert torch.equal(trained[key], value), key
+    for _, (first, *later) in results:
+        assert first["recorded"] > 0
+        assert first["overtaken"] == 0
+        assert later == [first] * len(later), "none is recorded or runs as it is any more"

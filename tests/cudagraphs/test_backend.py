@@ -206,9 +206,9 @@ def test_the_backend_is_known_by_name() -> None:
     replays = []
 
     class Counting(ReplayRecorder):
-        def record(self, run: Any) -> Any:
+        def record(self, run: Any, slot: int = 0) -> Any:
             replays.append(self)
-            return super().record(run)
+            return super().record(run, slot)
 
     recorder = Counting()
     options = {"recorder": lambda _device: recorder, "saving": AllWorthIt(), "inner": "aot_eager"}

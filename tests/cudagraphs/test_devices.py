@@ -65,4 +65,4 @@ def test_each_device_has_a_recorder_and_replays_are_right() -> None:
         earlier.append((captured(x, y), whole(x, y)))
         assert all(torch.equal(*both) for pair in earlier for both in zip(*pair, strict=True)), step
     assert [(one.recorded, one.replayed) for one in recorders.values()] == [(2, 8), (2, 8)]
-    assert recorders[FIRST].pool is not recorders[SECOND].pool
+    assert recorders[FIRST].pools is not recorders[SECOND].pools

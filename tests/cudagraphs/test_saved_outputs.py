@@ -52,10 +52,10 @@ def steps(runner: Any, model: nn.Module, count: int, *, at_once: int = 1) -> Non
         optimizer.zero_grad()
 
 
-def pair() -> tuple[nn.Module, nn.Module, CudaGraphsBackend]:
+def pair(**options: Any) -> tuple[nn.Module, nn.Module, CudaGraphsBackend]:
     torch.manual_seed(0)
     reference = Net()
-    return copy.deepcopy(reference), reference, capturing()
+    return copy.deepcopy(reference), reference, capturing(**options)
 
 
 def overtaken(backend: CudaGraphsBackend) -> int:
@@ -100,9 +100,22 @@ def test_forwards_before_their_backwards_overwrite_nothing(at_once: int) -> None
     steps(torch.compile(model, backend=backend), model, 6, at_once=at_once)
     steps(reference, reference, 6, at_once=at_once)
     assert_same_state(model, reference)
-    assert overtaken(backend) > 0
+    assert overtaken(backend) == 0
+    for graph in backend.graphs:
+        for info in graph.cache_info().values():
+            assert (info.recorded, info.evicted) == (at_once, 0)
+
+
+def test_more_forwards_at_once_than_recordings_are_copied() -> None:
+    model, reference, backend = pair(max_recordings=2)
+    steps(torch.compile(model, backend=backend), model, 6, at_once=4)
+    steps(reference, reference, 6, at_once=4)
+    assert_same_state(model, reference)
     forward = next(graph for graph in backend.graphs if graph.kind == "forward")
-    assert all(info.hits > info.overtaken for info in forward.cache_info().values()), forward.cache_info()
+    for info in forward.cache_info().values():
+        assert info.overtaken > 0
+        assert info.hits > info.overtaken, info
+    assert forward.regions[0].cache_info().size == 1, "what was recorded for the others is gone"
 
 
 def test_a_graph_that_is_kept_keeps_what_it_saved() -> None:
@@ -130,7 +143,7 @@ def test_a_view_of_what_was_lent_counts_as_having_it() -> None:
         later = region(torch.zeros(4))
     assert part.tolist() == [3.0]
     assert later.tolist() == [1.0] * 4
-    assert region.cache_info().overtaken == 1
+    assert (region.cache_info().overtaken, region.cache_info().recorded) == (0, 2)
 
 
 def test_what_was_lent_outlives_the_region() -> None:

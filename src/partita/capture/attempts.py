@@ -46,7 +46,7 @@ class _FixedAsInt(CaptureError):
 
 
 class _SizesClosed(CaptureError):
-    """A graph was traced, and is not for other sizes: another way of tracing the same graph is none either."""
+    """A graph was traced, and is not for other sizes: nor is what another way of tracing gives."""
 
 
 @dataclass(frozen=True)

@@ -41,20 +41,15 @@ def check_inner(inner: InnerCompiler, name: str = "inner") -> InnerCompiler:
     return inner
 
 
-def resolve_inner(
-    inner: InnerCompiler, *, all_kept: bool = False
-) -> Callable[[AotGraph], Callable[..., Any]] | None:
+def resolve_inner(inner: InnerCompiler) -> Callable[[AotGraph], Callable[..., Any]] | None:
     """Return what compiles the graphs of one training graph, and pieces of them; None for Inductor.
-
-    Args:
-        all_kept: whether all that a graph returns may be kept for long.
 
     Raises:
         ArgumentError: see `check_inner`.
     """
     checked = check_inner(inner)
     if isinstance(checked, PieceRunner):
-        return partial(_run_by, checked, all_kept)
+        return partial(_run_by, checked)
     if isinstance(checked, str):
         return None if checked == "inductor" else _code_of
     return lambda graph: checked(graph.gm, list(graph.examples))
@@ -65,10 +60,8 @@ def _code_of(graph: AotGraph) -> Callable[..., Any]:
     return graph.gm.forward
 
 
-def _run_by(runner: PieceRunner, all_kept: bool, graph: AotGraph) -> Callable[..., Any]:
-    # of backward, the reducer copies the gradients, and the pieces behind read the rest: nobody keeps results
-    returned = None if all_kept else 0 if graph.kind == "backward" else graph.returned
-    return runner.for_graph(graph.gm, fixed_inputs=graph.static_inputs, returned=returned)
+def _run_by(runner: PieceRunner, graph: AotGraph) -> Callable[..., Any]:
+    return runner.for_graph(graph.gm, fixed_inputs=graph.static_inputs, returned=graph.returned)
 
 
 def inductors_settings(

@@ -11,8 +11,8 @@ from partita.cudagraphs.facts.fixed_addresses import StableMemory
 from partita.cudagraphs.replaying.recording_cache import RecordingCache
 
 
-def _entry(result: torch.Tensor) -> Any:
-    return SimpleNamespace(recording=SimpleNamespace(result=[result]))
+def _entry(result: torch.Tensor, slot: int = 0) -> Any:
+    return SimpleNamespace(recording=SimpleNamespace(result=[result]), slot=slot)
 
 
 def test_the_recording_unused_for_longest_goes_first() -> None:
@@ -45,6 +45,21 @@ def test_results_lie_in_the_memory_of_the_model_as_long_as_they_are_kept() -> No
     assert memory.storage_at(address) is not None
     cache.keep("b", _entry(torch.zeros(4)))
     assert memory.storage_at(address) is None
+
+
+def test_each_slot_has_a_recording_of_its_own_and_the_others_can_go() -> None:
+    memory, handed_on, results = StableMemory(), torch.zeros(4), [torch.zeros(4) for _ in range(3)]
+    memory.declare_storages("parameters", [handed_on.untyped_storage()])
+    cache = RecordingCache(4, memory)
+    entries = [_entry(result, slot) for slot, result in enumerate(results)]
+    entries[2].recording.result.append(handed_on)
+    for entry in entries:
+        cache.keep("a", entry)
+    assert [cache.find("a", slot) for slot in range(4)] == [*entries, None]
+    assert [memory.slot_of(result.data_ptr()) for result in (*results, handed_on)] == [0, 1, 2, 0]
+    cache.drop_slots()
+    assert [cache.find("a", slot) for slot in range(3)] == [entries[0], None, None]
+    assert memory.slot_of(results[1].data_ptr()) == 0
 
 
 def test_a_copy_of_a_region_begins_anew_and_a_cleared_one_keeps_its_counts() -> None:

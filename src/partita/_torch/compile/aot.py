@@ -56,13 +56,17 @@ class AotGraph:
     forward_tensors: tuple[int, ...]
     kept_in_place: set[str]
 
-    def piece(self, gm: GraphModule) -> AotGraph:
-        """A graph that was cut from this one. Its outputs have the strides that the example values say."""
+    def piece(self, gm: GraphModule, returned: int | None = None) -> AotGraph:
+        """A graph that was cut from this one. Its outputs have the strides that the example values say.
+
+        Args:
+            returned: how many of its outputs are kept for long; those behind them another piece reads.
+        """
         placeholders = gm.graph.find_nodes(op="placeholder")
         names = {node.name for node in placeholders}
         examples = tuple(node.meta["val"] for node in placeholders)
         static_inputs = self.static_inputs & names
-        return replace(self, gm=gm, examples=examples, static_inputs=static_inputs, returned=None)
+        return replace(self, gm=gm, examples=examples, static_inputs=static_inputs, returned=returned)
 
 
 class AotRecords:

@@ -25,12 +25,25 @@ class StableMemory:
         self._declared: dict[Hashable, tuple[int, ...]] = {}
         self._counts: Counter[int] = Counter()
         self._storages: dict[int, torch.UntypedStorage] = {}
+        self._slots: dict[int, int] = {}
 
-    def declare_storages(self, owner: Hashable, storages: Iterable[torch.UntypedStorage]) -> None:
-        """Declare the addresses of ``storages``, and keep them alive until ``owner`` declares others."""
+    def declare_storages(
+        self, owner: Hashable, storages: Iterable[torch.UntypedStorage], slot: int = 0
+    ) -> None:
+        """Declare the addresses of ``storages``, and keep them alive until ``owner`` declares others.
+
+        Args:
+            slot: of the recording that returns them, see `partita.cudagraphs.recording.pool`.
+        """
         by_address = {storage.data_ptr(): storage for storage in storages}
+        fresh = {address: slot for address in by_address if address not in self}  # the others are handed on
         self.declare(owner, by_address)
         self._storages |= by_address
+        self._slots |= fresh
+
+    def slot_of(self, address: int) -> int:
+        """Return the slot of what lies at this address; 0 for what is in none."""
+        return self._slots.get(address, 0)
 
     def storage_at(self, address: int) -> torch.UntypedStorage | None:
         """Return the storage that was declared with this address; None where only the address was."""
@@ -48,6 +61,7 @@ class StableMemory:
             if not self._counts[address]:
                 del self._counts[address]
                 self._storages.pop(address, None)
+                self._slots.pop(address, None)
         if new:
             self._declared[owner] = new
         else:

@@ -5,8 +5,8 @@ Mistakes that a GPU would forgive by chance show at once:
 - an input that was not copied to its buffer: the buffer holds NaN (-1 for integers) after each replay;
 - an output that was read after the next replay, or not copied: it is NaN until the replay has run, and what
   is no output of the region is NaN afterwards;
-- an output that is read after the replay of an older recording: in a shared pool it may lie where that one
-  works (see `partita.cudagraphs.recording.pool`), and so it is NaN from then on;
+- an output that is read after the replay of an older recording of its slot: in the memory that they share it
+  may lie where that one works (see `partita.cudagraphs.recording.pool`), and so it is NaN from then on;
 - a parameter that has moved: the replay reads the memory of the recording, not that of the module;
 - a value that the host reads, a shape that depends on data: recording fails.
 """
@@ -21,7 +21,7 @@ import torch
 from partita._torch.operators.call_recording import RecordedCall, record_calls
 from partita._torch.tensors.storage import WeakStorage, storage_key
 from partita.cudagraphs.facts.devices import tensors_in
-from partita.cudagraphs.recording.pool import MemoryPool
+from partita.cudagraphs.recording.pool import MemoryPools
 from partita.errors import ExecutionError
 
 __all__ = ["ReplayRecorder"]
@@ -33,7 +33,7 @@ class ReplayRecorder:
     """A `GraphRecorder` for tensors on the CPU. For tests and for trying things out: it saves no time.
 
     Attributes:
-        pool: what is in use of the memory that the recordings share.
+        pools: what is in use of the memory that the recordings of a slot share.
         recorded: how many recordings it has made.
         replayed: how many replays they have run.
     """
@@ -41,11 +41,11 @@ class ReplayRecorder:
     device_type = "cpu"
 
     def __init__(self) -> None:
-        self.pool = MemoryPool()
+        self.pools = MemoryPools()
         self.recorded = 0
         self.replayed = 0
         self._buffers: list[torch.Tensor] = []
-        self._returned: list[tuple[int, WeakStorage, int]] = []
+        self._returned: list[tuple[int, int, WeakStorage, int]] = []
 
     def __reduce__(self) -> tuple[type[ReplayRecorder], tuple[()]]:
         """A copy, and what was pickled, begins anew."""
@@ -62,7 +62,7 @@ class ReplayRecorder:
         self._buffers.append(buffer)
         return buffer
 
-    def record(self, run: Callable[[], Any]) -> CallRecording:
+    def record(self, run: Callable[[], Any], slot: int = 0) -> CallRecording:
         """Record the operator calls of ``run``; what it writes is put back.
 
         Raises:
@@ -78,19 +78,21 @@ class ReplayRecorder:
         finally:
             buffers, self._buffers = self._buffers, []
         self.recorded += 1
-        return CallRecording(self, result, calls, buffers)
+        return CallRecording(self, result, calls, buffers, slot)
 
-    def note_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
-        """Note that the newest recording returns ``outputs``."""
-        self._returned = [item for item in self._returned if item[1].bytes() is not None]
+    def note_outputs(self, outputs: Sequence[torch.Tensor], slot: int) -> None:
+        """Note that the newest recording, made in this slot, returns ``outputs``."""
+        self._returned = [item for item in self._returned if item[2].bytes() is not None]
         for tensor in outputs:
-            self._returned.append((self.recorded, WeakStorage(tensor), _filling(tensor.dtype)))
+            self._returned.append((slot, self.recorded, WeakStorage(tensor), _filling(tensor.dtype)))
 
-    def replay_begins(self, number: int) -> None:
-        """Spoil what recordings newer than ``number`` (from 1) have returned: its replay may overwrite it."""
+    def replay_begins(self, number: int, slot: int) -> None:
+        """Spoil what recordings of the slot that are newer than ``number`` (from 1) have returned: its replay
+        may overwrite it.
+        """
         self.replayed += 1
-        for newer, memory, filling in self._returned:
-            content = memory.bytes() if newer > number else None
+        for other, newer, memory, filling in self._returned:
+            content = memory.bytes() if other == slot and newer > number else None
             if content is not None:
                 content.fill_(filling)
 
@@ -104,8 +106,10 @@ class CallRecording:
         result: Any,
         calls: Sequence[RecordedCall],
         buffers: Sequence[torch.Tensor],
+        slot: int,
     ) -> None:
         self.result = result
+        self._slot = slot
         self._recorder = recorder
         self._number = recorder.recorded
         self._calls = calls
@@ -118,11 +122,11 @@ class CallRecording:
         self._inner = [tensor for tensor in allocated if storage_key(tensor) not in returned]
         for tensor in allocated:
             poison(tensor)
-        recorder.note_outputs(self._outputs)
+        recorder.note_outputs(self._outputs, slot)
 
     def replay(self) -> None:
         """Run the calls in order on their addresses."""
-        self._recorder.replay_begins(self._number)
+        self._recorder.replay_begins(self._number, self._slot)
         for tensor in self._outputs:
             poison(tensor)
         for call in self._calls:

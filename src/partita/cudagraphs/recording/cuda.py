@@ -1,7 +1,8 @@
-"""Recording on a GPU: CUDA graphs, all of a model in one memory pool."""
+"""Recording on a GPU: CUDA graphs, all of a model and a slot in one memory pool."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -11,7 +12,7 @@ import torch
 
 from partita._torch.operators.matmul_workspaces import matmul_workspaces_of_their_own
 from partita.cudagraphs.facts.devices import tensors_in
-from partita.cudagraphs.recording.pool import MemoryPool
+from partita.cudagraphs.recording.pool import MemoryPools
 from partita.errors import ExecutionError
 
 __all__ = ["CudaRecorder"]
@@ -22,10 +23,10 @@ _T = TypeVar("_T")
 class CudaRecorder:
     """A `GraphRecorder` for one CUDA device.
 
-    All its recordings share one memory pool: what a region uses in between is free for the others, and what
-    it returns is kept as long as the recording. A capture that failed leaves its pool behind as it may be;
-    and one whose last recording has gone is torn down by torch. In both cases the next recording gets a new
-    one.
+    All its recordings of one slot share one memory pool: what a region uses in between is free for the
+    others, and what it returns is kept as long as the recording. A capture that failed leaves its pool behind
+    as it may be; and one whose last recording has gone is torn down by torch. In both cases the next
+    recording gets a new one.
 
     Args:
         device: by default the current one.
@@ -44,10 +45,10 @@ class CudaRecorder:
             )
         index = None if device is None else device.index
         self.device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
-        self.pool = MemoryPool()
+        self.pools = MemoryPools()
         self._stream = torch.cuda.Stream(self.device)
-        self._memory = torch.cuda.graph_pool_handle()
-        self._living: WeakSet[CudaRecording] = WeakSet()
+        self._memory: dict[int, Any] = {}
+        self._living: defaultdict[int, WeakSet[CudaRecording]] = defaultdict(WeakSet)
 
     def __reduce__(self) -> tuple[type[CudaRecorder], tuple[torch.device]]:
         """A copy, and what was pickled, has a stream and a memory pool of its own, on the same device."""
@@ -75,29 +76,29 @@ class CudaRecorder:
         """Return uninitialised memory, outside of the pool."""
         return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
 
-    def record(self, run: Callable[[], Any]) -> CudaRecording:
+    def record(self, run: Callable[[], Any], slot: int = 0) -> CudaRecording:
         """Capture ``run``, with the device's default generator registered, so that random numbers go on.
 
         Raises:
             ExecutionError: an operator can't be captured; the message has CUDA's own words.
         """
-        if not self._living:
-            self._memory = torch.cuda.graph_pool_handle()
+        if slot not in self._memory or not self._living[slot]:
+            self._memory[slot] = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(torch.cuda.default_generators[self.device.index])
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         try:
             with torch.cuda.stream(self._stream), matmul_workspaces_of_their_own():
-                result = _captured(graph, self._memory, run)
+                result = _captured(graph, self._memory[slot], run)
         except Exception as error:
-            self._memory = torch.cuda.graph_pool_handle()
+            del self._memory[slot]
             raise ExecutionError(
                 f"the region can't be captured: {error}; it runs uncaptured. Leave the operator out of "
                 f"the region"
             ) from error
         torch.cuda.current_stream(self.device).wait_stream(self._stream)
         recording = CudaRecording(graph, result)
-        self._living.add(recording)
+        self._living[slot].add(recording)
         return recording
 
 

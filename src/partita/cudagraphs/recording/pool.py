@@ -12,13 +12,21 @@ recordings have returned, and never what older ones have::
 Where regions are recorded in the order in which they run, nothing is ever overwritten. The order breaks when
 a region is recorded anew, after those that run behind it (a parameter has moved), or when calls of several
 kinds lie between one another (two batch sizes, both on the way to their backward passes).
+
+Microbatches of a pipeline are under way together, and the same region runs for each. So there are several
+pools, called slots. What a region does for a microbatch is recorded in the first slot where nobody needs the
+memory of another one any more, once for each slot::
+
+    1F1B     F0   F1   B0   F2   B1   F3   B2   ...
+    slot     0    1    0    0    1    1    0
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Protocol
 
-__all__ = ["Borrowed", "MemoryPool"]
+__all__ = ["Borrowed", "MemoryPool", "MemoryPools"]
 
 
 class Borrowed(Protocol):
@@ -64,3 +72,14 @@ class MemoryPool:
         self._out = {newer: borrowed for newer, borrowed in self._out.items() if borrowed.is_read}
         self._newest = max(self._out, default=0)
         return self._out[self._newest] if self._newest > number else None
+
+
+class MemoryPools(defaultdict[int, MemoryPool]):
+    """The pools of a recorder, by slot.
+
+    >>> MemoryPools()[2].next_number()
+    1
+    """
+
+    def __init__(self) -> None:
+        super().__init__(MemoryPool)

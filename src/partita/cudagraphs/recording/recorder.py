@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 
-from partita.cudagraphs.recording.pool import MemoryPool
+from partita.cudagraphs.recording.pool import MemoryPools
 
 __all__ = ["GraphRecorder", "Recording"]
 
@@ -45,8 +45,8 @@ class Recording(Protocol):
 
 @runtime_checkable
 class GraphRecorder(Protocol):
-    """Records for one device. All recordings of one recorder may share memory, so two of them never run at
-    once.
+    """Records for one device. All recordings of one recorder in the same slot may share memory, so two of
+    them never run at once.
     """
 
     @property
@@ -55,8 +55,8 @@ class GraphRecorder(Protocol):
         ...
 
     @property
-    def pool(self) -> MemoryPool:
-        """The list of what its recordings have handed out of the memory that they share."""
+    def pools(self) -> MemoryPools:
+        """What its recordings have handed out of the memory that those of one slot share."""
         ...
 
     def warm_up(self, run: Callable[[], _T]) -> _T:
@@ -69,8 +69,8 @@ class GraphRecorder(Protocol):
         """
         ...
 
-    def record(self, run: Callable[[], Any]) -> Recording:
-        """Record ``run`` without running it.
+    def record(self, run: Callable[[], Any], slot: int = 0) -> Recording:
+        """Record ``run`` without running it, in memory that it shares with the recordings of that slot.
 
         Raises:
             ExecutionError: it does something that can't be recorded. Nothing has changed then.

@@ -27,11 +27,13 @@ class CallSignature:
         kind: all but addresses: calls of one kind need one warm-up.
         addresses: of the inputs that are used where they lie; None for those that are copied.
         copied: indices of the inputs that are copied to a buffer.
+        slot: the last one in which any of its inputs lies.
     """
 
     kind: tuple[Any, ...]
     addresses: tuple[int | None, ...]
     copied: tuple[int, ...]
+    slot: int = 0
 
 
 def describe_call(
@@ -45,6 +47,7 @@ def describe_call(
     kind: list[Any] = []
     addresses: list[int | None] = []
     copied: list[int] = []
+    slot = 0
     for number, value in enumerate(values):
         address = None
         if not isinstance(value, torch.Tensor):
@@ -60,12 +63,14 @@ def describe_call(
             kind.append((value.dtype, repr(value.item())))
         else:
             kind.append((value.shape, value.stride(), value.dtype, value.device))
-            if value.numel() and (number in static or value.untyped_storage().data_ptr() in memory):
+            base = value.untyped_storage().data_ptr()
+            if value.numel() and (number in static or base in memory):
                 address = value.data_ptr()
+                slot = max(slot, memory.slot_of(base))
             else:
                 copied.append(number)
         addresses.append(address)
-    return CallSignature(tuple(kind), tuple(addresses), tuple(copied))
+    return CallSignature(tuple(kind), tuple(addresses), tuple(copied), slot)
 
 
 def modes(device_type: str) -> tuple[Any, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from partita._torch.tensors.copy_many import copy_many
-from partita.cudagraphs.recording.pool import MemoryPool
+from partita.cudagraphs.recording.pool import MemoryPools
 from partita.cudagraphs.recording.recorder import Recording
 from partita.cudagraphs.replaying.outputs import OutputPlan
 
@@ -50,7 +50,8 @@ class RegionRecording:
     """One recording with all that a replay needs. To the memory pool it is what was handed out.
 
     Attributes:
-        number: of the recording in its pool.
+        slot: where it was recorded, see `partita.cudagraphs.recording.pool`.
+        number: of the recording in the pool of that slot.
         buffers: the inputs that are copied, by index, and where to.
         written: those of them that the graph writes.
         in_place: how outputs are made where those that are saved for backward are not copied.
@@ -59,6 +60,7 @@ class RegionRecording:
         give_up: what the pool calls where they are in the way for too long.
     """
 
+    slot: int
     number: int
     recording: Recording
     buffers: tuple[tuple[int, torch.Tensor], ...]
@@ -73,7 +75,7 @@ class RegionRecording:
         """Whether somebody still has an output that is not a copy."""
         return self.in_place.is_read or self.copying.is_read
 
-    def replay(self, values: Sequence[Any], pool: MemoryPool, *, copies: bool) -> Any:
+    def replay(self, values: Sequence[Any], pools: MemoryPools, *, copies: bool) -> Any:
         """Copy the inputs in, replay, copy what was written back, and hand out the outputs."""
         fill_all([buffer for _, buffer in self.buffers], [values[number] for number, _ in self.buffers])
         self.recording.replay()
@@ -81,7 +83,7 @@ class RegionRecording:
         plan = self.copying if copies else self.in_place
         results = plan.take(values)
         if plan.hands_out_memory:
-            pool.hand_out(self.number, self)
+            pools[self.slot].hand_out(self.number, self)
         self.recording.finish()
         return self.nested(results)
 

@@ -6,21 +6,23 @@ later                    copy inputs in -> replay -> copy written inputs back ->
 
 Outputs that only backward reads are handed out in place, not copied. Whether somebody still has them is seen
 at the next call; where somebody has (the forward of the next microbatch comes before this one's backward),
-that call runs as it is, and outputs are copied from then on::
+that call has a recording of its own, in memory of its own (a *slot*)::
 
-    forward 0  backward 0  forward 1  backward 1      in place: nothing is copied
-    forward 0  forward 1   backward 0  ...            copied: forward 1 would overwrite what backward 0 needs
+    forward 0  backward 0  forward 1  backward 1      one slot
+    forward 0  forward 1   backward 0  ...            two: forward 1 would overwrite what backward 0 needs
 
-Recordings share memory, and one may overwrite what newer ones have returned (see
+Where more are under way than there may be recordings, outputs are copied from then on.
+
+Recordings of one slot share memory, and one may overwrite what newer ones have returned (see
 `partita.cudagraphs.recording.pool`). Where somebody still reads that, the older one is recorded anew, so that
-it is the newer of the two.
+it is the newer of the two, or in the next slot where that goes on and on.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Hashable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,12 +32,13 @@ from partita._torch.containers.pytree import flatten, unflatten
 from partita._torch.tensors.storage import storage_span
 from partita.cudagraphs.facts.fixed_addresses import StableMemory
 from partita.cudagraphs.facts.written_inputs import find_input_mutations
+from partita.cudagraphs.recording.pool import Borrowed
 from partita.cudagraphs.recording.recorder import GraphRecorder
 from partita.cudagraphs.replaying.call_signature import CallSignature, describe_call, modes
 from partita.cudagraphs.replaying.entry import CacheInfo, RegionRecording, fill_all
 from partita.cudagraphs.replaying.outputs import placed, plan_outputs
 from partita.cudagraphs.replaying.recording_cache import RecordingCache
-from partita.cudagraphs.replaying.repeated_call import RepeatedCall, repeated_call
+from partita.cudagraphs.replaying.repeated_call import repeated_call
 from partita.errors import ExecutionError
 from partita.graph.attributes import lookup
 
@@ -65,8 +68,8 @@ class CudaGraphModule(nn.Module):
         saved_outputs: indices of the outputs that are mostly given back before the next call, as what forward
             saves for backward; they are not copied as long as that is so.
         memory: shared by all regions of a model.
-        max_recordings: more kinds of calls than this evict the one unused for longest. After as many
-            recordings in a row that were never replayed again, the region gives up, and runs as it is.
+        max_recordings: more recordings than this evict the one unused for longest. After as many in a row
+            that were never replayed again, the region gives up, and runs as it is.
         run: runs the graph, by default ``gm`` itself; a compiled version, for example.
         name: for messages.
 
@@ -106,14 +109,13 @@ class CudaGraphModule(nn.Module):
         self._saved = frozenset(saved_outputs)
         self._memory = memory if memory is not None else StableMemory()
         self._cache = RecordingCache(max_recordings, self._memory)
-        self._latest: RepeatedCall | None = None
         self._calls_modules = any(node.op == "call_module" for node in gm.graph.nodes)
         self._attributes = _attributes(gm)
 
     def __getstate__(self) -> dict[str, Any]:
         """All but what belongs to this process and this object."""
         cache = self._cache.fresh()
-        parts = {"_cache": cache, "_memory": cache.memory, "_run": None, "_latest": None}
+        parts = {"_cache": cache, "_memory": cache.memory, "_run": None}
         return {**super().__getstate__(), **parts}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -132,7 +134,6 @@ class CudaGraphModule(nn.Module):
 
     def clear(self) -> None:
         """Drop all recordings and their memory; the next calls warm up and record again."""
-        self._latest = None
         self._cache.clear()
 
     def forward(self, *args: Any) -> Any:
@@ -146,18 +147,17 @@ class CudaGraphModule(nn.Module):
         if self.recorder is None or cache.gave_up:
             return self._as_it_is(args)
 
-        # 2. The same call as the last one is seen at a glance.
+        # 2. The same call as an earlier one is seen at a glance.
         state = self._state()
         settings = (modes(self.recorder.device_type), self._flags())
-        latest, self._latest = self._latest, None
-        if latest is not None and latest.is_repeated_by(args, state, settings, self._memory):
-            cache.unused = 0
-            fate = self._fate(latest.key, latest.entry)
-            if fate == "replayed":
-                self._latest = latest
-                return self._replay(latest.entry, args)
-            if fate == "overtaken":
-                return self._overtake(args)
+        for earlier in cache.repeated_calls():
+            entry = earlier.entry
+            if self._is_free(entry) and earlier.is_repeated_by(args, state, settings, self._memory):
+                self._declare_static(args)
+                cache.find(earlier.key, entry.slot)
+                cache.note_repeated(earlier)
+                cache.counts.hits += 1
+                return self._replay(entry, args)
 
         # 3. Else: what this call has in common with others, a kind, and on what addresses it works.
         values, spec = flatten(args)
@@ -169,16 +169,19 @@ class CudaGraphModule(nn.Module):
         kind = (call.kind, spec, settings, _kinds(state))
         key = (kind, call.addresses, tuple(tensor.data_ptr() for tensor in state))
 
-        # 4. A recording of such a call is replayed, unless that would overwrite what somebody still has.
-        entry = cache.find(key)
-        if entry is not None:
-            fate = self._fate(key, entry)
-            if fate == "replayed":
-                written = self._written(args, len(values))
-                self._latest = repeated_call(key, entry, args, call, state, settings, written)
-                return self._replay(entry, values)
-            if fate == "overtaken":
-                return self._overtake(args)
+        # 4. A recording of such a call is replayed, in the first slot where that overwrites nothing that
+        # somebody still has.
+        slot = self._free_slot(key, call.slot)
+        if slot is None:
+            return self._overtake(args)
+        recorded = cache.find(key, slot)
+        if recorded is not None:
+            written = self._written(args, len(values))
+            repeated = repeated_call(key, recorded, args, call, state, settings, written)
+            if repeated is not None:
+                cache.note_repeated(repeated)
+            cache.counts.hits += 1
+            return self._replay(recorded, values)
 
         # 5. Else this call is the first of its kind, which warms up, or is recorded and replayed.
         if not cache.is_warm(kind):
@@ -190,32 +193,52 @@ class CudaGraphModule(nn.Module):
             )
             return self._as_it_is(args)
         try:
-            entry = self._record(call, values, spec, state)
+            entry = self._record(call, values, spec, state, slot)
         except ExecutionError as error:
             self._give_up(str(error))
             return self._as_it_is(args)
         cache.keep(key, entry)
         return self._replay(entry, values)
 
-    def _fate(self, key: Hashable, entry: RegionRecording) -> Literal["replayed", "overtaken", "dropped"]:
-        """What becomes of a call that has a recording: where a replay would overwrite what somebody still
-        has, the call runs as it is, or is recorded anew.
+    def _is_free(self, entry: RegionRecording) -> bool:
+        """Whether a replay overwrites nothing that somebody still has."""
+        assert self.recorder is not None
+        return (
+            not entry.in_place.in_use and self.recorder.pools[entry.slot].endangered_by(entry.number) is None
+        )
+
+    def _free_slot(self, key: Hashable, first: int) -> int | None:
+        """Return the first slot, from ``first`` on, whose recording of this call can be replayed, or that has
+        none; None where all are in use: then what is in the way is copied from now on.
+
+        A recording that would overwrite what a newer one has returned is dropped, to be the newer one.
         """
         assert self.recorder is not None
         cache = self._cache
-        if entry.in_place.in_use:
-            self._copy_from_now_on()
-            return "overtaken"
-        endangered = self.recorder.pool.endangered_by(entry.number)
-        if endangered is None:
-            cache.counts.hits += 1
-            return "replayed"
-        if cache.counts.reordered >= cache.max_size:
-            endangered.give_up()
-            return "overtaken"
-        cache.counts.reordered += 1
-        cache.drop(key)
-        return "dropped"
+        in_the_way: Borrowed | None = None
+        too_old: int | None = None
+        slots = range(first, first + cache.max_size)
+        for slot in slots:
+            entry = cache.find(key, slot)
+            if entry is None:
+                break
+            if entry.in_place.in_use:
+                in_the_way = in_the_way or entry
+                continue
+            endangered = self.recorder.pools[slot].endangered_by(entry.number)
+            if endangered is None:
+                return slot
+            too_old = slot if too_old is None else too_old
+            in_the_way = in_the_way or endangered
+        else:
+            slot = slots.stop
+        if too_old is not None and cache.renew(key, too_old):
+            return too_old
+        if slot in slots:
+            return slot
+        if in_the_way is not None:
+            in_the_way.give_up()
+        return None
 
     def _declare_static(self, values: Sequence[Any]) -> None:
         """Inputs that keep their addresses lie there for other regions too."""
@@ -237,6 +260,7 @@ class CudaGraphModule(nn.Module):
         if self._saved:
             _LOG.info("%s: its outputs are kept for too long, so they are copied from now on", self.region)
             self._saved = frozenset()
+            self._cache.drop_slots()
 
     def _warm_up(self, kind: Any, args: Sequence[Any]) -> Any:
         assert self.recorder is not None
@@ -249,7 +273,12 @@ class CudaGraphModule(nn.Module):
         return result
 
     def _record(
-        self, call: CallSignature, values: Sequence[Any], spec: Any, state: Sequence[torch.Tensor]
+        self,
+        call: CallSignature,
+        values: Sequence[Any],
+        spec: Any,
+        state: Sequence[torch.Tensor],
+        slot: int,
     ) -> RegionRecording:
         assert self.recorder is not None
         inputs = list(values)
@@ -260,8 +289,9 @@ class CudaGraphModule(nn.Module):
             if address is not None and number not in self._static:
                 inputs[number] = self._with_owners_storage(values[number])
         args = unflatten(inputs, spec)
-        number = self.recorder.pool.next_number()
-        recording = self.recorder.record(lambda: self.gm(*args) if self._run is None else self._run(*args))
+        number = self.recorder.pools[slot].next_number()
+        run = self.gm if self._run is None else self._run
+        recording = self.recorder.record(lambda: run(*args), slot)
         results, result_spec = flatten(recording.result)
         buffers = tuple((number, inputs[number]) for number in call.copied)
         changed = self._written(args, len(values))
@@ -271,6 +301,7 @@ class CudaGraphModule(nn.Module):
         if self._saved:
             in_place = plan_outputs(results, inputs, call.copied, state, self._transient, self._saved)
         return RegionRecording(
+            slot,
             number,
             recording,
             buffers,
@@ -301,7 +332,7 @@ class CudaGraphModule(nn.Module):
 
     def _replay(self, entry: RegionRecording, values: Sequence[Any]) -> Any:
         assert self.recorder is not None
-        return entry.replay(values, self.recorder.pool, copies=not self._saved)
+        return entry.replay(values, self.recorder.pools, copies=not self._saved)
 
     def _state(self) -> list[torch.Tensor]:
         """The parameters and buffers that the graph holds, as they are now."""

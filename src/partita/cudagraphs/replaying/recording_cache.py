@@ -1,4 +1,4 @@
-"""The recordings of one region: one for each kind of call and each set of addresses."""
+"""The recordings of one region: one for each kind of call, each set of addresses, and each slot."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from partita._torch.containers.pytree import flatten
 from partita.cudagraphs.facts.fixed_addresses import StableMemory
 from partita.cudagraphs.replaying.entry import CacheInfo, RegionRecording
+from partita.cudagraphs.replaying.repeated_call import RepeatedCall
 
 __all__ = ["Counts", "RecordingCache"]
 
@@ -44,37 +45,68 @@ class RecordingCache:
     counts: Counts = field(default_factory=Counts)
     unused: int = 0
     gave_up: str = ""
-    _entries: OrderedDict[Hashable, RegionRecording] = field(default_factory=OrderedDict)
+    _entries: OrderedDict[tuple[Hashable, int], RegionRecording] = field(default_factory=OrderedDict)
+    _repeated: OrderedDict[tuple[Hashable, int], RepeatedCall] = field(default_factory=OrderedDict)
     _warm: OrderedDict[Hashable, None] = field(default_factory=OrderedDict)
+    _renewed: OrderedDict[tuple[Hashable, int], None] = field(default_factory=OrderedDict)
 
     def fresh(self) -> RecordingCache:
         """Return an empty cache, for a copy of the region."""
         return RecordingCache(self.max_size)
 
-    def find(self, key: Hashable) -> RegionRecording | None:
-        """Return the recording under a key, and count it as the one used last."""
-        entry = self._entries.get(key)
+    def find(self, key: Hashable, slot: int = 0) -> RegionRecording | None:
+        """Return the recording under a key and a slot, and count it as the one used last."""
+        entry = self._entries.get((key, slot))
         if entry is not None:
-            self._entries.move_to_end(key)
+            self._entries.move_to_end((key, slot))
             self.unused = 0
         return entry
 
     def keep(self, key: Hashable, entry: RegionRecording) -> None:
         """Keep a new recording; the one unused for longest goes where there are too many."""
         self.counts.recorded += 1
-        self.unused += 1
-        self._entries[key] = entry
+        if not entry.slot:  # in the others microbatches are recorded that are under way together
+            self.unused += 1
+        self._entries[key, entry.slot] = entry
         results = flatten(entry.recording.result)[0]
-        tensors = [value for value in results if isinstance(value, torch.Tensor)]
-        self.memory.declare_storages((id(self), key), (tensor.untyped_storage() for tensor in tensors))
+        storages = [value.untyped_storage() for value in results if isinstance(value, torch.Tensor)]
+        self.memory.declare_storages((id(self), key, entry.slot), storages, entry.slot)
         if len(self._entries) > self.max_size:
-            self.drop(next(iter(self._entries)))
+            self.drop(*next(iter(self._entries)))
 
-    def drop(self, key: Hashable) -> None:
-        """Drop the recording under a key."""
-        del self._entries[key]
-        self.memory.declare((id(self), key), ())
+    def drop(self, key: Hashable, slot: int = 0) -> None:
+        """Drop the recording under a key and a slot."""
+        del self._entries[key, slot]
+        self._repeated.pop((key, slot), None)
+        self.memory.declare((id(self), key, slot), ())
         self.counts.evicted += 1
+
+    def renew(self, key: Hashable, slot: int) -> bool:
+        """Drop a recording, to be made anew; return False where that has been done before."""
+        if (key, slot) in self._renewed:
+            return False
+        self._renewed[key, slot] = None
+        if len(self._renewed) > 4 * self.max_size:
+            self._renewed.popitem(last=False)
+        self.counts.reordered += 1
+        self.drop(key, slot)
+        return True
+
+    def drop_slots(self) -> None:
+        """Drop the recordings of all slots but the first."""
+        for key, slot in [place for place in self._entries if place[1]]:
+            self.drop(key, slot)
+
+    def note_repeated(self, call: RepeatedCall) -> None:
+        """Note what tells whether a later call is the same as this one."""
+        self._repeated[call.key, call.entry.slot] = call
+        self._repeated.move_to_end((call.key, call.entry.slot))
+
+    def repeated_calls(self) -> list[RepeatedCall]:
+        """Return what earlier calls are told by, the one unused for longest first: the microbatches of a
+        pipeline, each in a slot of its own, take turns.
+        """
+        return list(self._repeated.values())
 
     def is_warm(self, kind: Hashable) -> bool:
         """Return whether a call of that kind has been run as it is."""
@@ -88,9 +120,11 @@ class RecordingCache:
 
     def clear(self) -> None:
         """Drop all recordings; the counts stay."""
-        for key in self._entries:
-            self.memory.declare((id(self), key), ())
+        for key, slot in self._entries:
+            self.memory.declare((id(self), key, slot), ())
         self._entries.clear()
+        self._repeated.clear()
+        self._renewed.clear()
         self._warm.clear()
         self.gave_up, self.unused = "", 0
 

@@ -230,8 +230,10 @@ class _BackwardRunner:
         )
 
     def _compile_piece(self, key: str, gm: GraphModule) -> Boxed:
+        # the reducer copies the gradients, and the pieces behind read the rest: nobody keeps results
+        graph = self._whole.piece(gm, returned=0)
         if not self._shares:
-            return self._compiler(self._whole.piece(gm))
+            return self._compiler(graph)
         if key not in self._compiled:
-            self._compiled[key] = self._compiler(self._whole.piece(gm))
+            self._compiled[key] = self._compiler(graph)
         return self._compiled[key]

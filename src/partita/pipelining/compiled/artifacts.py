@@ -47,7 +47,7 @@ class Artifacts:
             gm,
             inputs,
             self._compile,
-            inner=resolve_inner(self.options.backend, all_kept=True),
+            inner=resolve_inner(self.options.backend),
             settings=self.options.settings(),
             static_positions=state,
         )
