@@ -191,3 +191,28 @@ def test_microbatches_that_are_under_way_together_have_recordings_of_their_own(n
         assert first["recorded"] > 0
         assert first["overtaken"] == 0
         assert later == [first] * len(later), "none is recorded or runs as it is any more"
+
+
+def test_what_a_stage_receives_and_hands_on_is_not_copied() -> None:
+    """The middle stage's forward pass reads where it received, and what it makes is sent from there."""
+    torch.manual_seed(0)
+    whole, mse = nn.Sequential(*(Block() for _ in range(3))), nn.functional.mse_loss
+    pipe = pipeline(whole, (torch.randn(2, 8),), stages=3)
+
+    def rank(comm: Comm) -> list[tuple[int, int, int]]:
+        runner, stage = recording(), pipe.build_stage(comm.rank, comm=comm)
+        stage.compile(runner)
+        schedule = Schedule1F1B(stage, MICROBATCHES, mse)
+        _steps(schedule, list(stage.module.parameters()), lambda: None)
+        forward = next(graph for graph in runner.graphs if graph.plan.saved)
+        (region,) = forward.regions
+        entries = region._cache._entries.values()
+        twin = pickle.loads(pickle.dumps(stage.module))
+        assert torch.equal(twin(torch.ones(2, 8)), stage.module(torch.ones(2, 8)))
+        return [(entry.slot, len(entry.buffers), len(entry.in_place._copied)) for entry in entries]
+
+    first, middle, last = (sorted(entries) for entries in InProcessWorld(3).run(rank))
+    assert [slot for slot, *_ in middle] == list(range(len(middle)))
+    assert {tuple(counts) for _, *counts in first} == {(1, 0)}, "it gets microbatches of the user's batch"
+    assert {tuple(counts) for _, *counts in middle} == {(0, 0)}
+    assert {tuple(counts) for _, *counts in last} == {(0, 1)}, "the model's result is the user's to keep"

@@ -32,6 +32,7 @@ from partita.cudagraphs.recording.recorder import GraphRecorder
 from partita.cudagraphs.regions.grouping import RegionPlan, find_regions
 from partita.cudagraphs.regions.partition import cut_at_regions
 from partita.cudagraphs.replaying.entry import CacheInfo
+from partita.cudagraphs.replaying.input_memory import InputMemory
 from partita.cudagraphs.replaying.module import CudaGraphModule
 from partita.graph.effects import metadata
 from partita.splitter.result import Piece
@@ -145,6 +146,10 @@ class CudaGraphsBackend:
         self.graphs.append(CapturedGraph(kind, plan, cut.module, tuple(captured)))
         _LOG.info("%s graph: %s", kind, plan)
         return cut.module
+
+    def input_memory(self) -> InputMemory:
+        """Return memory for inputs that are written before each call, and lie where recordings read them."""
+        return InputMemory(self._memory, self.options.max_recordings)
 
     def _padded(self, gm: GraphModule, captured: GraphModule) -> Callable[..., Any]:
         """What pads the batch of the graph captured last, or the graph as it is where that can't be."""

@@ -38,7 +38,8 @@ class BackendOptions:
             `GraphRecorder`. None: ``"cuda"`` where there is a GPU, and nothing where there is none.
         allow: custom operators that may be captured, see `CaptureRules`.
         saving: which regions are worth it.
-        max_recordings: how many kinds of calls each region keeps, see `CudaGraphModule`.
+        max_recordings: how many kinds of calls each region keeps, and how many microbatches under way
+            together have recordings of their own, see `CudaGraphModule`.
         inner: compiles each piece before it is recorded: ``"inductor"`` (without CUDA graphs of its own, and
             with the random numbers of the operators), or a function from a graph and example inputs to a
             function of the same inputs. ``"aot_eager"`` or None runs the graph as it is.

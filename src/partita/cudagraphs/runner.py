@@ -10,6 +10,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from partita.cudagraphs.backend import CapturedGraph, CudaGraphsBackend
+from partita.cudagraphs.replaying.input_memory import InputMemory
 
 __all__ = ["CudaGraphsRunner"]
 
@@ -40,6 +41,12 @@ class CudaGraphsRunner:
     def graphs(self) -> list[CapturedGraph]:
         """What has been captured so far: of modules once they have run, of graphs at once."""
         return self._backend.graphs
+
+    def input_memory(self) -> InputMemory | None:
+        """Memory for what one stage receives, which its recordings read where it lies; None where nothing is
+        recorded.
+        """
+        return self._backend.input_memory() if self._backend.options.records else None
 
     def for_module(self, module: nn.Module) -> nn.Module:
         """``module`` compiled with the backend: forward and backward, in training and in evaluation mode."""

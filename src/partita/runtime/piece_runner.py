@@ -12,13 +12,14 @@ So the packages that cut and those that run don't import each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import nn
 from torch.fx import GraphModule
 
-__all__ = ["PieceRunner", "PlainRunner"]
+__all__ = ["PieceRunner", "PlainRunner", "ReceiveMemory", "RunnerWithMemory"]
 
 
 @runtime_checkable
@@ -48,6 +49,36 @@ class PieceRunner(Protocol):
             returned: how many of the outputs the caller keeps for long; those behind them are given back
                 before the next call as a rule. A hint too. By default all are kept.
         """
+        ...
+
+
+class ReceiveMemory(Protocol):
+    """Memory for what one stage receives, at addresses that its pieces read."""
+
+    def empty(
+        self,
+        microbatch: Hashable,
+        name: Hashable,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        begins: bool = True,
+    ) -> torch.Tensor:
+        """Return uninitialised memory for one input of a microbatch, that nobody else uses.
+
+        Args:
+            begins: whether the stage's work on the microbatch begins with this input.
+        """
+        ...
+
+
+@runtime_checkable
+class RunnerWithMemory(PieceRunner, Protocol):
+    """A runner whose pieces are best given their inputs at addresses that stay."""
+
+    def input_memory(self) -> ReceiveMemory | None:
+        """Return such memory for one stage; None where any will do."""
         ...
 
 

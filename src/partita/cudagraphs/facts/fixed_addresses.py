@@ -27,6 +27,10 @@ class StableMemory:
         self._storages: dict[int, torch.UntypedStorage] = {}
         self._slots: dict[int, int] = {}
 
+    def __reduce__(self) -> tuple[type[StableMemory], tuple[()]]:
+        """A copy, and what was pickled, has other memory: nothing is declared there yet."""
+        return type(self), ()
+
     def declare_storages(
         self, owner: Hashable, storages: Iterable[torch.UntypedStorage], slot: int = 0
     ) -> None:

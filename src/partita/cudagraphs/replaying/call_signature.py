@@ -27,27 +27,37 @@ class CallSignature:
         kind: all but addresses: calls of one kind need one warm-up.
         addresses: of the inputs that are used where they lie; None for those that are copied.
         copied: indices of the inputs that are copied to a buffer.
-        slot: the last one in which any of its inputs lies.
+        slot: the last one in which any of its inputs lies, of those that are used where they lie.
+        slot_bytes: how much of its inputs lies in slots behind the first, and is used where it lies.
+        copies_slots: whether what lies in slots behind the first is copied.
     """
 
     kind: tuple[Any, ...]
     addresses: tuple[int | None, ...]
     copied: tuple[int, ...]
     slot: int = 0
+    slot_bytes: int = 0
+    copies_slots: bool = False
 
 
 def describe_call(
-    values: Sequence[Any], device_type: str, static: frozenset[int], memory: StableMemory
+    values: Sequence[Any],
+    device_type: str,
+    static: frozenset[int],
+    memory: StableMemory,
+    *,
+    copies_slots: bool = False,
 ) -> CallSignature | str:
     """Return the signature of a call with these flat inputs; or why it can't be recorded.
 
     Args:
         static: indices of the inputs that are used where they lie, whatever is declared in ``memory``.
+        copies_slots: see `CallSignature`.
     """
     kind: list[Any] = []
     addresses: list[int | None] = []
     copied: list[int] = []
-    slot = 0
+    slot = slot_bytes = 0
     for number, value in enumerate(values):
         address = None
         if not isinstance(value, torch.Tensor):
@@ -64,13 +74,17 @@ def describe_call(
         else:
             kind.append((value.shape, value.stride(), value.dtype, value.device))
             base = value.untyped_storage().data_ptr()
-            if value.numel() and (number in static or base in memory):
+            its_slot = memory.slot_of(base)
+            stays = base in memory and not (copies_slots and its_slot)
+            if value.numel() and (number in static or stays):
                 address = value.data_ptr()
-                slot = max(slot, memory.slot_of(base))
+                slot = max(slot, its_slot)
+                slot_bytes += value.nbytes if its_slot else 0
             else:
                 copied.append(number)
         addresses.append(address)
-    return CallSignature(tuple(kind), tuple(addresses), tuple(copied), slot)
+    about_inputs = tuple(kind), tuple(addresses), tuple(copied)
+    return CallSignature(*about_inputs, slot, slot_bytes, copies_slots)
 
 
 def modes(device_type: str) -> tuple[Any, ...]:

@@ -21,8 +21,8 @@ class CacheInfo:
     """What a region has recorded.
 
     Attributes:
-        size: recordings that it holds, one for each kind of call and each set of addresses.
-        max_size: how many it may hold; the one that was not used for longest goes first.
+        size: recordings that it holds, one for each kind of call, each set of addresses, and each slot.
+        max_size: how many it may hold in a slot; the one that was not used for longest goes first.
         hits: calls that were replayed with a recording that was there.
         recorded: how often it has recorded.
         evicted: how many recordings have gone.

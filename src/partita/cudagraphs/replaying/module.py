@@ -21,7 +21,7 @@ it is the newer of the two, or in the next slot where that goes on and on.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -32,10 +32,10 @@ from partita._torch.containers.pytree import flatten, unflatten
 from partita._torch.tensors.storage import storage_span
 from partita.cudagraphs.facts.fixed_addresses import StableMemory
 from partita.cudagraphs.facts.written_inputs import find_input_mutations
-from partita.cudagraphs.recording.pool import Borrowed
 from partita.cudagraphs.recording.recorder import GraphRecorder
 from partita.cudagraphs.replaying.call_signature import CallSignature, describe_call, modes
 from partita.cudagraphs.replaying.entry import CacheInfo, RegionRecording, fill_all
+from partita.cudagraphs.replaying.free_slot import free_slot, is_free
 from partita.cudagraphs.replaying.outputs import placed, plan_outputs
 from partita.cudagraphs.replaying.recording_cache import RecordingCache
 from partita.cudagraphs.replaying.repeated_call import repeated_call
@@ -68,8 +68,9 @@ class CudaGraphModule(nn.Module):
         saved_outputs: indices of the outputs that are mostly given back before the next call, as what forward
             saves for backward; they are not copied as long as that is so.
         memory: shared by all regions of a model.
-        max_recordings: more recordings than this evict the one unused for longest. After as many in a row
-            that were never replayed again, the region gives up, and runs as it is.
+        max_recordings: more recordings than this in a slot evict the one unused for longest. After as many in
+            a row that were never replayed again, the region gives up, and runs as it is. There are at most as
+            many slots.
         run: runs the graph, by default ``gm`` itself; a compiled version, for example.
         name: for messages.
 
@@ -109,6 +110,7 @@ class CudaGraphModule(nn.Module):
         self._saved = frozenset(saved_outputs)
         self._memory = memory if memory is not None else StableMemory()
         self._cache = RecordingCache(max_recordings, self._memory)
+        self._kept_bytes = 0
         self._calls_modules = any(node.op == "call_module" for node in gm.graph.nodes)
         self._attributes = _attributes(gm)
 
@@ -152,7 +154,9 @@ class CudaGraphModule(nn.Module):
         settings = (modes(self.recorder.device_type), self._flags())
         for earlier in cache.repeated_calls():
             entry = earlier.entry
-            if self._is_free(entry) and earlier.is_repeated_by(args, state, settings, self._memory):
+            if is_free(entry, self.recorder.pools) and earlier.is_repeated_by(
+                args, state, settings, self._memory
+            ):
                 self._declare_static(args)
                 cache.find(earlier.key, entry.slot)
                 cache.note_repeated(earlier)
@@ -162,7 +166,7 @@ class CudaGraphModule(nn.Module):
         # 3. Else: what this call has in common with others, a kind, and on what addresses it works.
         values, spec = flatten(args)
         self._check_grad(values, state)
-        call = describe_call(values, self.recorder.device_type, self._static, self._memory)
+        call = self._described(values)
         if isinstance(call, str) or self._shares_written(args, values, call, state):
             return self._as_it_is(args)
         self._declare_static(values)
@@ -171,7 +175,7 @@ class CudaGraphModule(nn.Module):
 
         # 4. A recording of such a call is replayed, in the first slot where that overwrites nothing that
         # somebody still has.
-        slot = self._free_slot(key, call.slot)
+        slot = free_slot(cache, self.recorder.pools, key, call.slot)
         if slot is None:
             return self._overtake(args)
         recorded = cache.find(key, slot)
@@ -200,45 +204,16 @@ class CudaGraphModule(nn.Module):
         cache.keep(key, entry)
         return self._replay(entry, values)
 
-    def _is_free(self, entry: RegionRecording) -> bool:
-        """Whether a replay overwrites nothing that somebody still has."""
-        assert self.recorder is not None
-        return (
-            not entry.in_place.in_use and self.recorder.pools[entry.slot].endangered_by(entry.number) is None
-        )
-
-    def _free_slot(self, key: Hashable, first: int) -> int | None:
-        """Return the first slot, from ``first`` on, whose recording of this call can be replayed, or that has
-        none; None where all are in use: then what is in the way is copied from now on.
-
-        A recording that would overwrite what a newer one has returned is dropped, to be the newer one.
+    def _described(self, values: Sequence[Any]) -> CallSignature | str:
+        """The signature of a call. A slot of its own takes the memory of what a recording returns once more.
+        So where that is more than the inputs that lie in slots, these are copied, for one recording.
         """
         assert self.recorder is not None
-        cache = self._cache
-        in_the_way: Borrowed | None = None
-        too_old: int | None = None
-        slots = range(first, first + cache.max_size)
-        for slot in slots:
-            entry = cache.find(key, slot)
-            if entry is None:
-                break
-            if entry.in_place.in_use:
-                in_the_way = in_the_way or entry
-                continue
-            endangered = self.recorder.pools[slot].endangered_by(entry.number)
-            if endangered is None:
-                return slot
-            too_old = slot if too_old is None else too_old
-            in_the_way = in_the_way or endangered
-        else:
-            slot = slots.stop
-        if too_old is not None and cache.renew(key, too_old):
-            return too_old
-        if slot in slots:
-            return slot
-        if in_the_way is not None:
-            in_the_way.give_up()
-        return None
+        about = values, self.recorder.device_type, self._static, self._memory
+        call = describe_call(*about)
+        if isinstance(call, str) or call.slot_bytes >= self._kept_bytes or not call.slot:
+            return call
+        return describe_call(*about, copies_slots=True)
 
     def _declare_static(self, values: Sequence[Any]) -> None:
         """Inputs that keep their addresses lie there for other regions too."""
@@ -265,7 +240,11 @@ class CudaGraphModule(nn.Module):
     def _warm_up(self, kind: Any, args: Sequence[Any]) -> Any:
         assert self.recorder is not None
         result = self.recorder.warm_up(lambda: self._as_it_is(args))
-        if any(_is_tensor(value) and not value.is_leaf for value in flatten(result)[0]):
+        results = flatten(result)[0]
+        in_place = self._transient | self._saved
+        kept = [value for number, value in enumerate(results) if _is_tensor(value) and number not in in_place]
+        self._kept_bytes = sum(value.nbytes for value in kept)
+        if any(_is_tensor(value) and not value.is_leaf for value in results):
             self._give_up(
                 "it switches gradients on, and a replay has no history: keep no_grad around all of it"
             )

@@ -33,7 +33,7 @@ class RecordingCache:
     """Recordings, and the kinds of calls that have been warmed up, the one unused for longest first.
 
     Attributes:
-        max_size: how many recordings it holds.
+        max_size: how many recordings it holds in each slot.
         memory: where their results lie is declared there, so that other regions may use it where it lies.
         counts: what has happened.
         unused: how many recordings in a row were never replayed again.
@@ -63,7 +63,7 @@ class RecordingCache:
         return entry
 
     def keep(self, key: Hashable, entry: RegionRecording) -> None:
-        """Keep a new recording; the one unused for longest goes where there are too many."""
+        """Keep a new recording; the one unused for longest goes where there are too many in its slot."""
         self.counts.recorded += 1
         if not entry.slot:  # in the others microbatches are recorded that are under way together
             self.unused += 1
@@ -71,8 +71,9 @@ class RecordingCache:
         results = flatten(entry.recording.result)[0]
         storages = [value.untyped_storage() for value in results if isinstance(value, torch.Tensor)]
         self.memory.declare_storages((id(self), key, entry.slot), storages, entry.slot)
-        if len(self._entries) > self.max_size:
-            self.drop(*next(iter(self._entries)))
+        alike = [place for place in self._entries if place[1] == entry.slot]
+        if len(alike) > self.max_size:
+            self.drop(*alike[0])
 
     def drop(self, key: Hashable, slot: int = 0) -> None:
         """Drop the recording under a key and a slot."""

@@ -46,6 +46,7 @@ class RepeatedCall:
         addresses: of the inputs that are used where they lie, by index.
         state_addresses: of what the graph holds.
         copied: indices of the inputs that are copied.
+        copies_slots: whether what lies in slots behind the first is among them.
         kept_apart: spans of memory that no copied input may lie in.
     """
 
@@ -58,6 +59,7 @@ class RepeatedCall:
     addresses: tuple[tuple[int, int], ...]
     state_addresses: tuple[int, ...]
     copied: tuple[int, ...]
+    copies_slots: bool
     kept_apart: frozenset[tuple[int, int]]
 
     def is_repeated_by(
@@ -87,7 +89,7 @@ class RepeatedCall:
     def _lies_elsewhere(self, value: torch.Tensor, memory: StableMemory) -> bool:
         """Whether an input that was copied may not be, or need not be."""
         start, stop = storage_span(value)
-        if start in memory:
+        if start in memory and not (self.copies_slots and memory.slot_of(start)):
             return True
         return any(first < stop and start < last for first, last in self.kept_apart)
 
@@ -132,5 +134,6 @@ def repeated_call(
         tuple(addresses),
         tuple(tensor.data_ptr() for tensor in state),
         call.copied,
+        call.copies_slots,
         frozenset(apart),
     )

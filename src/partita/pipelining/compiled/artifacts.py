@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,12 +26,14 @@ class Artifacts:
 
     Attributes:
         options: what it was compiled with.
+        hands_on: whether what its graphs return is let go of when the microbatch has been through the stage.
         compiled: how many graphs were compiled; equal ones count once.
         functions: the functions of stages, by their hashes.
     """
 
-    def __init__(self, options: CompileOptions) -> None:
+    def __init__(self, options: CompileOptions, *, hands_on: bool = False) -> None:
         self.options = options
+        self.hands_on = hands_on
         self.compiled = 0
         self.functions: dict[str, Callable[..., Any]] = {}
         self._graphs: dict[tuple[Any, ...], tuple[Boxed, list[Any]]] = {}
@@ -54,7 +57,7 @@ class Artifacts:
 
     def _compile(self, graph: AotGraph, compiler: GraphCompiler) -> Boxed:
         if graph.kind != "backward":
-            return self._compiled(graph, compiler)
+            return self._compiled(replace(graph, returned=0) if self.hands_on else graph, compiler)
         runner = BackwardRunner(
             graph, lambda piece: self._compiled(piece, compiler), fuses=self.options.backend == "inductor"
         )
@@ -83,10 +86,14 @@ class Artifacts:
 _ALL: weakref.WeakValueDictionary[tuple[Any, ...], Artifacts] = weakref.WeakValueDictionary()
 
 
-def artifacts_for(options: CompileOptions) -> Artifacts:
-    """The artifacts of this process for such options; those of a `PieceRunner` are new each time."""
+def artifacts_for(options: CompileOptions, *, hands_on: bool = False) -> Artifacts:
+    """The artifacts of this process for such options; those of a `PieceRunner` are new each time.
+
+    Args:
+        hands_on: see `Artifacts`.
+    """
     if not options.shares:
-        return Artifacts(options)
+        return Artifacts(options, hands_on=hands_on)
     artifacts = _ALL.get(options.key)
     if artifacts is None:
         artifacts = _ALL[options.key] = Artifacts(options)

@@ -6,11 +6,11 @@ does, I and W alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -166,7 +166,8 @@ class _Variant:
         tensors = self._graph.forward_tensors
         wanted = {tensors[edge] for edge in edges}
         cut = cut_backward(self._graph.gm, wanted, static_inputs=self._graph.static_inputs, fuses=self._fuses)
-        first, takes, makes = self._piece(cut.pieces.get(INPUTS), {cut.outputs[place] for place in wanted})
+        # what I returns is sent, or W reads it: nobody keeps it for long
+        first, takes, makes = self._piece(cut.pieces.get(INPUTS), returned=0)
         second, second_takes, second_makes = self._piece(cut.pieces.get(WEIGHTS))
         edge_of = {position: edge for edge, position in enumerate(tensors)}
         now = tuple((place, cut.outputs[place]) for place in sorted(wanted) if cut.outputs[place] is not None)
@@ -180,27 +181,12 @@ class _Variant:
         return _Halves(first, takes, makes, second, second_takes, second_makes, keeps, now, later)
 
     def _piece(
-        self, piece: Piece | None, returned: Collection[Any] | None = None
+        self, piece: Piece | None, returned: int | None = None
     ) -> tuple[Boxed | None, tuple[str, ...], tuple[str, ...]]:
-        """What runs a piece, with the names of its inputs and outputs.
-
-        Args:
-            returned: the outputs that are kept for long; the others are last. By default all.
-        """
+        """What runs a piece, with the names of its inputs and outputs; for ``returned`` see `AotGraph`."""
         if piece is None:
             return None, (), ()
-        makes = piece.outputs
-        if returned is None:
-            return self._compile(self._graph.piece(piece.module)), piece.inputs, makes
-        if len(makes) > 1:
-            order = sorted(range(len(makes)), key=lambda place: makes[place] not in returned)
-            output = piece.module.graph.output_node()
-            values = cast("tuple[Any, ...]", output.args[0])
-            output.args = (tuple(values[place] for place in order),)
-            makes = tuple(makes[place] for place in order)
-            piece.module.recompile()
-        count = sum(name in returned for name in makes)
-        return self._compile(self._graph.piece(piece.module, count)), piece.inputs, makes
+        return self._compile(self._graph.piece(piece.module, returned)), piece.inputs, piece.outputs
 
 
 def _second_half(halves: _Halves, kept: dict[str, Any]) -> Iterator[tuple[int, Tensor]]:

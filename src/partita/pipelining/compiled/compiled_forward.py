@@ -68,6 +68,7 @@ class CompiledForward:
         options: how it is compiled.
         where: what it is, for messages: ``stage 1``.
         shared: the names of parameters that other stages hold too, and of inputs that go on to later ones.
+        hands_on: whether what it returns goes to other stages only.
 
     Attributes:
         refused: why it runs uncompiled; empty where it does not.
@@ -75,17 +76,24 @@ class CompiledForward:
     """
 
     def __init__(
-        self, module: nn.Module, options: CompileOptions, where: str, shared: Collection[str] = ()
+        self,
+        module: nn.Module,
+        options: CompileOptions,
+        where: str,
+        shared: Collection[str] = (),
+        *,
+        hands_on: bool = False,
     ) -> None:
         self._module = module
         self.options = options
         self.where = where
         self._shared = tuple(shared)
+        self._hands_on = hands_on
         self.refused = self.hooked = ""
         self._reset()
 
     def _reset(self) -> None:
-        self._artifacts: Artifacts = artifacts_for(self.options)
+        self._artifacts: Artifacts = artifacts_for(self.options, hands_on=self._hands_on)
         self._entries: dict[tuple[bool, ...], _Entry] = {}
         self._flags: tuple[nn.Module, ...] | None = None
 
@@ -95,6 +103,7 @@ class CompiledForward:
             "options": self.options,
             "where": self.where,
             "_shared": self._shared,
+            "_hands_on": self._hands_on,
             "refused": "",
             "hooked": "",
         }

@@ -10,6 +10,7 @@ from partita._torch.compile.inductor import draws_own_numbers
 from partita.errors import ArgumentError
 from partita.runtime import PieceRunner
 from partita.runtime.graph_compiler import InnerCompiler, check_inner, inductors_settings
+from partita.runtime.piece_runner import ReceiveMemory, RunnerWithMemory
 
 __all__ = ["CompileArgument", "CompileOptions", "compile_options"]
 
@@ -66,6 +67,10 @@ class CompileOptions:
         its place: a recording to its parameters.
         """
         return not isinstance(self.backend, PieceRunner)
+
+    def input_memory(self) -> ReceiveMemory | None:
+        """Memory for what one stage receives; None where any will do."""
+        return self.backend.input_memory() if isinstance(self.backend, RunnerWithMemory) else None
 
     @property
     def key(self) -> tuple[Any, ...]:

@@ -15,4 +15,5 @@ __all__ = ["compile_module"]
 def compile_module(module: nn.Module, index: int, routes: Routes, options: CompileOptions) -> None:
     """Let the module of stage ``index`` run compiled from now on, whoever calls it."""
     shared = {*TiedShares(module, index, routes).names, *routes.passed_on(index)}
-    vars(module)["forward"] = CompiledForward(module, options, f"stage {index}", shared)
+    hands_on = index < routes.stages - 1
+    vars(module)["forward"] = CompiledForward(module, options, f"stage {index}", shared, hands_on=hands_on)

@@ -35,6 +35,7 @@ from partita.pipelining.stages.step_count import StepCount
 from partita.planning import ActionKind
 from partita.runtime import Comm, enter_site
 from partita.runtime.graph_compiler import InnerCompiler
+from partita.runtime.piece_runner import ReceiveMemory
 
 __all__ = ["Stage"]
 
@@ -59,6 +60,7 @@ class Stage(ABC):
             backward pass (B or I), it returns a function that computes them, for W, or for the end of B.
         other_weights: the parameters of the model's other stages.
         step_count: how many steps the last schedule that was made with the stage has run.
+        input_memory: where what it receives is written; None: in new memory each time.
         recompute: run the forward pass again at the start of each backward pass (of B or I), and keep only
             what entered the stage until then. May be changed between two steps.
     """
@@ -85,6 +87,7 @@ class Stage(ABC):
         self.other_weights = OtherWeights()
         self.step_count = StepCount()
         self.recompute = False
+        self.input_memory: ReceiveMemory | None = None
         self._checkpointing: Checkpointing | None = None
         self._checkpointed: CheckpointedPass | None = None
         self._site: int | None = None
@@ -191,6 +194,7 @@ class Stage(ABC):
     def compile_with(self, options: CompileOptions) -> None:
         """The same, with the options in one object."""
         compile_module(self._inner, self.index, self.by_mode, options)
+        self.input_memory = options.input_memory()
 
     def forward(self, microbatch: int, values: Mapping[str, Any], *, train: bool) -> dict[str, Any]:
         """Run one microbatch.

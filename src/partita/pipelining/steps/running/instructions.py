@@ -195,7 +195,7 @@ class Send(_Transfer):
 
     def _blank(self, value: Value) -> Tensor:
         """A message has all of its values: zeros stand for what is not there."""
-        return self.step.empty_like_value(self.action.stage, self.microbatch, value).zero_()
+        return self.step.empty_like_value(self.action, self.microbatch, value).zero_()
 
     def clear(self) -> None:
         """Free its memory: it has left, or there was a failure."""
@@ -207,7 +207,8 @@ class Receive(_Transfer):
     """RECV_F or RECV_B: allocates memory for a message, and starts receiving.
 
     The memory belongs to whoever takes the value: autograd keeps some of it for the backward pass. So it is
-    never used for another microbatch; torch's allocator has it back when its last user lets go.
+    used for no other microbatch before its last user lets go; torch's allocator has it back then, or the
+    stage's `input_memory`.
 
     The trailer is short, and so arrives whole or not at all: only for such messages gloo reports reliably
     that a connection has ended (see ``partita.runtime.comms.waiters``). The numbers are here when it is.
@@ -220,13 +221,13 @@ class Receive(_Transfer):
     _trailer: Tensor | None = field(default=None, init=False)
 
     def run(self) -> None:
-        comm, to, rank, stage = self.comm, self.to, self.rank, self.action.stage
+        comm, to, rank, action = self.comm, self.to, self.rank, self.action
         for name, tag in self._bundles:
-            to.values[name] = receive_bundle(comm, rank, tag, self.step.devices[stage], to.handles)
+            to.values[name] = receive_bundle(comm, rank, tag, self.step.devices[action.stage], to.handles)
         if not self._tensors:
             return
         empty, microbatch = self.step.empty_like_value, self.microbatch
-        data = [empty(stage, microbatch, value) for value in self._tensors]
+        data = [empty(action, microbatch, value) for value in self._tensors]
         trailer = self._trailer
         if trailer is None:  # of one length, and read before this receives again
             trailer = self._trailer = empty_trailer(data)

@@ -13,6 +13,7 @@ from partita.pipelining.interface.routes import Routes
 from partita.pipelining.interface.values import Value
 from partita.pipelining.stages.stage import Stage
 from partita.pipelining.steps.running.loss_leaves import LossLeaves
+from partita.planning import Action, ActionKind
 from partita.runtime import RandomKey
 
 __all__ = ["StepInputs", "StepResults", "StepState"]
@@ -94,12 +95,18 @@ class StepState:
             seed = self._seeds[key] = torch.full_like(loss, key[0])
         return seed
 
-    def empty_like_value(self, stage: int, microbatch: int, value: Value) -> Tensor:
-        """Memory for a value, or its gradient, that this stage sends or receives."""
+    def empty_like_value(self, action: Action, microbatch: int, value: Value) -> Tensor:
+        """Memory for a value, or its gradient, that a stage sends or receives."""
+        stage = action.stage
         if self.inputs.routes:
             value = self.inputs.routes[microbatch].values[value.name]
         shape = cast("tuple[int, ...]", value.shape)  # the sizes of a microbatch are numbers
-        return torch.empty(shape, dtype=value.dtype, device=self.devices[stage])
+        memory = self._stages[stage].input_memory
+        if memory is None or action.is_send:
+            return torch.empty(shape, dtype=value.dtype, device=self.devices[stage])
+        place = microbatch, (action.kind, value.name)
+        begins = action.kind is ActionKind.RECV_F
+        return memory.empty(*place, shape, value.dtype, self.devices[stage], begins=begins)
 
     def finish(self) -> StepResults:
         """End the step and return its results."""
