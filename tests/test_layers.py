@@ -110,7 +110,7 @@ ROOMS = {
     ),
     "pipelining.stages": (
         ("backward", "data_parallel", "parts", "hooked_parameters", "other_weights", "flight", "step_count"),
-        ("compile_module",),
+        ("compile_module", "copying"),
         ("stage",),
         ("placing", "value_stage"),
         ("graph_stage", "own_modules"),

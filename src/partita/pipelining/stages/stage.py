@@ -26,6 +26,7 @@ from partita.pipelining.stages.backward.saved_buffers import SavedBuffers
 from partita.pipelining.stages.backward.split_backward import WeightPass, input_pass
 from partita.pipelining.stages.backward.tied_share import TiedShares, kept_apart
 from partita.pipelining.stages.compile_module import compile_module
+from partita.pipelining.stages.copying import CopiedInItsProcess
 from partita.pipelining.stages.data_parallel import GradientReduction, gradient_reduction
 from partita.pipelining.stages.flight import Flight, hand_to_caller, roots_of
 from partita.pipelining.stages.hooked_parameters import HookedParameters
@@ -40,7 +41,7 @@ from partita.runtime.piece_runner import ReceiveMemory
 __all__ = ["Stage"]
 
 
-class Stage(ABC):
+class Stage(CopiedInItsProcess, ABC):
     """A stage's module with what it needs to know about its neighbours.
 
     Made by ``Pipe.build_stage``: a `GraphStage`, or a `BlockStage` where the model's own code is cut. A
@@ -51,7 +52,7 @@ class Stage(ABC):
         routes: what crosses all the borders of the pipeline, in the present mode.
         by_mode: the same for both modes.
         crossing: for each microbatch of a step its routes, where they are not those of the pipeline.
-        comm: what the ranks talk through; None: made from ``group``.
+        comm: what the ranks talk through; None: made from ``group``. A copy of the stage has the same.
         group: the process group of the pipeline's ranks; None: the default group.
         loss_fn: returns the loss from the model's results, where it is among them.
         hooks: what to call for the actions of a schedule that concern the whole stage (UNSHARD, RESHARD,
