@@ -46,6 +46,22 @@ def test_a_stage_that_two_schedules_share_runs_for_one_of_them_at_a_time() -> No
     InProcessWorld(1).run(body)
 
 
+def test_a_call_within_a_step_is_refused_where_other_ranks_are_in_the_step() -> None:
+    def body(comm: Comm) -> None:
+        x = torch.zeros(2, 3)
+
+        def loss_fn(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            assert schedule.eval(x) is None
+            return functional.mse_loss(output, target)
+
+        stage = PipelineStage(nn.Linear(3, 3), comm.rank, comm.size, torch.device("cpu"), comm=comm)
+        schedule = ScheduleGPipe(stage, 1, loss_fn)
+        schedule.step(x, target=x)
+
+    with pytest.raises(ExecutionError, match=r"rank 1 is to run eval\(\) number 0 .* within its step\(\)"):
+        InProcessWorld(2).run(body)
+
+
 def test_a_pass_that_begins_while_another_threads_step_runs_ends_the_pipeline() -> None:
     def body(comm: Comm) -> None:
         x = torch.zeros(2, 3)

@@ -18,31 +18,36 @@ __all__ = ["one_at_a_time"]
 class _Call:
     what: str
     thread: threading.Thread
+    indivisible: bool
 
 
 _under_way: WeakKeyDictionary[object, _Call] = WeakKeyDictionary()
 
 
 @contextmanager
-def one_at_a_time(comm: Comm, what: str, stages: Iterable[object] = ()) -> Iterator[None]:
+def one_at_a_time(
+    comm: Comm, what: str, stages: Iterable[object] = (), *, indivisible: bool = False
+) -> Iterator[None]:
     """Refuse the block where a call of another thread is under way on the comm, whose messages it would take
     for its own, or on one of the stages. Calls of one thread may be parts of each other.
 
     Args:
         what: this rank's call, in words.
         stages: what the call runs.
+        indivisible: no other call is part of this one: each rank calls the user's functions when it comes
+            to them, alone.
 
     Raises:
         ExecutionError: one is under way. It is published, since the other ranks wait for this call.
     """
-    call = _Call(what, threading.current_thread())
+    call = _Call(what, threading.current_thread(), indivisible)
     begun: list[object] = []
     try:
         for shared in (comm, *stages):
             other = _under_way.setdefault(shared, call)
             if other is call:
                 begun.append(shared)
-            elif other.thread is not call.thread:
+            elif other.thread is not call.thread or (other.indivisible and comm.size > 1):
                 error = _refusal(comm, call, other)
                 comm.fail(error, what)
                 raise error
@@ -53,6 +58,11 @@ def one_at_a_time(comm: Comm, what: str, stages: Iterable[object] = ()) -> Itera
 
 
 def _refusal(comm: Comm, call: _Call, other: _Call) -> ExecutionError:
+    if other.thread is call.thread:
+        return ExecutionError(
+            f"rank {comm.rank} is to run {call.what} within its {other.what} (a loss_fn, a hook or the model "
+            "calls it), where the other ranks do not come: call it between two steps, on every rank"
+        )
     return ExecutionError(
         f"rank {comm.rank} is to run {call.what} in thread {call.thread.name!r}, while its {other.what} is "
         f"under way in thread {other.thread.name!r}: end one call before the next begins, on every rank in "

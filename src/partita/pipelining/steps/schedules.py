@@ -292,7 +292,7 @@ class PipelineSchedule:
     def _run(self, arguments: StepArguments) -> Any:
         train = arguments.train
         what = f"{'step()' if train else 'eval()'} number {self._count.steps} of {type(self).__name__}"
-        alone = one_at_a_time(self.comm, what, self.stages.values())
+        alone = one_at_a_time(self.comm, what, self.stages.values(), indivisible=True)
         with alone, doing(what), nullcontext() if train else torch.no_grad():
             with publish_errors(self.comm, "preparing a step"):
                 inputs = self._prepare(arguments)
