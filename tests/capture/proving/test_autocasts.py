@@ -61,6 +61,11 @@ def test_a_cut_without_autocast_refuses_to_run_under_it(cut_without: Pipe) -> No
     with bfloat16(), pytest.raises(CaptureError, match=REFUSAL.format("without autocast")):
         cut_without(TOKENS)
 
+    stage = copy.deepcopy(cut_without).build_stage(0)
+    stage.compile("aot_eager")  # it warned that the stage runs uncompiled, before
+    with bfloat16(), pytest.raises(CaptureError, match=REFUSAL.format("without autocast")):
+        stage.module(TOKENS)
+
     def step(comm: Comm) -> None:
         schedule = ScheduleGPipe(copy.deepcopy(cut_without).build_stage(comm.rank, comm=comm), 2, _loss)
         with bfloat16():

@@ -101,11 +101,13 @@ def test_a_stage_with_a_weight_that_wraps_several_tensors_runs_as_it_is() -> Non
     result.sum().backward()
 
 
-def test_an_error_of_the_stage_itself_is_the_users() -> None:
+def test_an_error_of_the_stage_itself_is_the_users_and_no_reason_to_stay_uncompiled() -> None:
     module = nn.Linear(WIDTH, WIDTH)
-    _compiled(module)
-    with pytest.warns(NotCompiled), pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+    forward = _compiled(module)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         module(torch.ones(2, 3))
+    module(torch.ones(2, WIDTH))
+    assert not forward.refused
 
 
 def _log_backward(module: nn.Module, log: list[int]) -> None:

@@ -129,14 +129,14 @@ class CompiledForward:
         try:
             entry = self._entry()
             result = self._run(entry, args, kwargs) if entry.ran else self._first_run(entry, args, kwargs)
+            if torch.is_grad_enabled():
+                mark(_tensors(result), entry.first_site)
+            return result
         except Exception as error:
             if not is_refusal(error):
                 raise
-            self._give_up(error)
-            return self._as_it_is(*args, **kwargs)
-        if torch.is_grad_enabled():
-            mark(_tensors(result), entry.first_site)
-        return result
+            why = refusal_text(error)
+        return self._given_up(why, args, kwargs)
 
     def _first_run(self, entry: _Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         regions = OpenRegions.now()
@@ -202,10 +202,17 @@ class CompiledForward:
         forward: Callable[..., Any] = type(self._module).forward.__get__(self._module)
         return forward
 
-    def _give_up(self, error: Exception) -> None:
-        self.refused = refusal_text(error)
+    def _given_up(self, why: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run as it is, from now on; only this once where that raises too, for then the call is at fault."""
+        self.refused = why
+        try:
+            result = self._as_it_is(*args, **kwargs)
+        except BaseException:
+            self.refused = ""
+            raise
         self._entries.clear()
-        self._warn(self.refused)
+        self._warn(why)
+        return result
 
     def _warn(self, why: str) -> None:
         warnings.warn(
