@@ -21,7 +21,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import partita
-from partita.errors import AssignmentError, CaptureError, InfeasiblePlan
+from partita.errors import AssignmentError, CaptureError, InfeasiblePlan, ModuleNameError
 from partita.pipelining import (
     MultiUseParameterConfig,
     Pipe,
@@ -212,6 +212,17 @@ def test_a_pipe_and_its_stages_can_be_pickled_and_copied() -> None:
         output = pipe(*args)
         assert_equal(output, _model()(*args))
         _loss(output, target).backward()
+
+
+def test_a_pipe_of_the_models_own_code_says_that_it_has_no_graph_of_the_whole() -> None:
+    pipe = pipeline(nn.Sequential(nn.Linear(2, 2), nn.Tanh()), (x := torch.zeros(1, 2),), stages=1)
+    assert torch.equal(pipe.whole(x), pipe(x))
+    pipe = pipeline(nn.Sequential(nn.Linear(2, 2), nn.Tanh()), (x,), stages=1, frontend="modules")
+    assert not hasattr(pipe, "whole")
+    with pytest.raises(
+        ModuleNameError, match="has no graph of the whole; use the model, or cut it with front"
+    ):
+        _ = pipe.whole
 
 
 def test_the_loss_may_be_inside() -> None:

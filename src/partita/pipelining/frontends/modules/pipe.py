@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
 
 from partita._torch.graph_module.lazy_module import lazy_module
+from partita.errors import ModuleNameError
 from partita.pipelining.blocks.packet import first_packet
 from partita.pipelining.blocks.stage import BlockStage, block_routes, warn_uncompiled
 from partita.pipelining.blocks.stage_module import StageModule
@@ -73,6 +74,14 @@ class ModulePipe(Pipe):
             for stage in range(self.num_stages):
                 warn_uncompiled(stage)
         return self.split_gm(first_packet(args, kwargs, live=True, generators=generator_states()))
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "whole":
+            raise ModuleNameError(
+                'the pipe was cut with frontend="modules" and runs the model\'s own code: it has no graph of '
+                'the whole; use the model, or cut it with frontend="export"'
+            )
+        return super().__getattr__(name)
 
     def get_stage_module(self, index: int) -> StageModule:
         """See `Pipe.get_stage_module`."""
