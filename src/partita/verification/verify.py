@@ -20,7 +20,7 @@ from partita.verification.explaining.explain import explain as locate
 from partita.verification.explaining.explain import explainable
 from partita.verification.observing import randomness
 from partita.verification.observing.observe import Mode, Observation, observe
-from partita.verification.observing.subject import PipeLike, subject_of
+from partita.verification.observing.subject import is_pipe, subject_of
 from partita.verification.result import Verification
 from partita.verification.tree import tensors
 
@@ -207,8 +207,7 @@ def _hints(candidate: Any, reference: Observation, seed: int) -> tuple[str, ...]
         for (_, name), state in reference.random.items()
         if name in seeded
     )
-    is_pipe = isinstance(candidate, PipeLike)
-    other = candidate.draws_other_numbers if is_pipe else draws_other_numbers(candidate)
+    other = candidate.draws_other_numbers if is_pipe(candidate) else draws_other_numbers(candidate)
     return (_OTHER_NUMBERS,) if drew and other else ()
 
 

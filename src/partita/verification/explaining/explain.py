@@ -25,7 +25,7 @@ from partita._torch.modules.contents import named_state
 from partita.verification.comparing.compare import Mismatch, Tolerance, compare_values
 from partita.verification.explaining.node_values import SILENT_OPS, NodeValues, Pieces, recording
 from partita.verification.observing.observe import Mode, observe
-from partita.verification.observing.subject import PipeLike, SplitLike, Subject, subject_of
+from partita.verification.observing.subject import SplitLike, Subject, is_pipe, subject_of
 from partita.verification.result import Difference
 
 __all__ = ["explain", "explainable"]
@@ -49,7 +49,7 @@ def explainable(candidate: Any, reference: Any) -> bool:
     """Return whether nodes can be matched by name: those of a split, or of nested graphs, with a graph's; or
     those of a pipe with those of the graph that was cut.
     """
-    if isinstance(candidate, PipeLike):
+    if is_pipe(candidate):
         return all(isinstance(piece.module, GraphModule) for piece in candidate.pieces)
     whole = candidate.module if isinstance(candidate, SplitLike) else candidate
     return isinstance(reference, GraphModule) and isinstance(whole, GraphModule)
@@ -100,7 +100,7 @@ def explain(
         if finding is not None:
             explained = _with(difference, finding)
             return (*differences[:number], explained, *differences[number + 1 :])
-    if isinstance(candidate, PipeLike) and theirs_of is not subjects[1]:
+    if is_pipe(candidate) and theirs_of is not subjects[1]:
         first = replace(differences[0], message=f"{differences[0].message}\n   {_NOT_THE_PIECES}")
         return (first, *differences[1:])
     return differences

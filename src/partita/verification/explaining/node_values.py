@@ -11,7 +11,7 @@ import torch
 from torch.fx import GraphModule
 
 from partita.errors import ArgumentTypeError
-from partita.verification.observing.subject import PieceLike, PipeLike, SplitLike, Subject
+from partita.verification.observing.subject import PieceLike, SplitLike, Subject, is_pipe
 from partita.verification.tree import tensors
 
 __all__ = ["SILENT_OPS", "NodeValues", "Pieces", "recording"]
@@ -58,7 +58,7 @@ class Pieces:
         Args:
             whole: the nodes of the reference.
         """
-        if isinstance(candidate, (SplitLike, PipeLike)):
+        if isinstance(candidate, SplitLike) or is_pipe(candidate):
             called = {piece.name: piece for piece in candidate.pieces if "forward" in vars(piece.module)}
             entered = {
                 piece.name: frozenset(piece.node_names)
@@ -76,10 +76,10 @@ def recording(notes: NodeValues, pieces: Pieces) -> Callable[[Subject], Callable
 
     def instrument(subject: Subject) -> Callable[..., Any]:
         call = subject.call
-        if isinstance(call, PipeLike):  # it binds the arguments, and runs its graph in a way of its own
+        if is_pipe(call):  # it binds the arguments, and runs its graph in a way of its own
             stitched = call.split_gm
             stitched.forward = _Recorder(stitched, notes, pieces).run_bound
-            return call
+            return subject.call
         if not isinstance(call, GraphModule):
             raise ArgumentTypeError(f"a {type(call).__name__} has no nodes to run one by one")
         return _Recorder(call, notes, pieces).run_bound

@@ -6,7 +6,7 @@ import functools
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, TypeGuard, runtime_checkable
 
 import torch
 
@@ -20,6 +20,7 @@ __all__ = [
     "Subject",
     "holds_state",
     "is_empty",
+    "is_pipe",
     "state_globals",
     "subject_of",
 ]
@@ -65,7 +66,6 @@ class SplitLike(Protocol):
         """The pieces, in the order in which they run."""
 
 
-@runtime_checkable
 class PipeLike(Protocol):
     """The attributes of a pipe that `verify` uses."""
 
@@ -84,6 +84,13 @@ class PipeLike(Protocol):
     @property
     def draws_other_numbers(self) -> bool:
         """Whether its pieces, as they are compiled, draw other random numbers than the graph that was cut."""
+
+
+def is_pipe(value: object) -> TypeGuard[PipeLike]:
+    """Return whether it has the attributes of a pipe. (From Python 3.12 on ``isinstance`` sees none that are
+    children of a module.)
+    """
+    return all(hasattr(value, name) for name in ("whole", "split_gm", "pieces", "draws_other_numbers"))
 
 
 @dataclass(frozen=True)
