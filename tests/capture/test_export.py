@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.nn import functional
 
 from partita.capture import capture
 from partita.capture.open_sizes.sizes import Sizes, Symbol
-from partita.errors import CaptureError
+from partita.errors import CaptureError, ExecutionError
 
 
 class Varied(nn.Module):
@@ -325,6 +326,10 @@ def test_a_model_with_distributions_is_captured_and_they_go_on_checking_their_ar
     expected = model(_x())
     torch.manual_seed(3)
     _assert_equal(list(captured.module(_x())), list(expected))
+    with pytest.raises(ValueError, match="parameter loc"):
+        model(_x() * math.nan)
+    with pytest.raises(ExecutionError, match=r"the model asks whether code = Normal\(mean"):
+        captured.module(_x() * math.nan)  # it returned NaN
     with pytest.raises(ValueError, match="parameter scale"):
         Normal(torch.zeros(2), -torch.ones(2))
 

@@ -154,7 +154,7 @@ class Mixes(nn.Module):
     """Mixup: torch draws from a beta distribution through a ``Function`` of its own."""
 
     def forward(self, x: Tensor) -> Tensor:
-        share = torch.distributions.Beta(0.4, 0.4).sample((len(x), 1))
+        share = torch.distributions.Beta(0.4, 0.4, validate_args=False).sample((len(x), 1))
         return share * x + (1 - share) * x.flip(0)
 
 

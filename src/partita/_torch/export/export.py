@@ -16,7 +16,6 @@ import torch
 from torch import nn
 from torch._export.passes import replace_autocast_with_hop_pass, replace_set_grad_with_hop_pass
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.distributions import Distribution
 from torch.export import _trace
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
@@ -103,7 +102,6 @@ def export_module(
     with (
         _flat_regions(),
         _inference_as_no_grad(),
-        _unchecked_distributions(),
         script_functions_in_python(),
         opening,
         _unmarked((args, kwargs)),
@@ -322,19 +320,6 @@ def _unmarked(arguments: Any) -> Iterator[None]:
         for tensor, marks in zip(tensors, attributes, strict=True):
             vars(tensor).clear()
             vars(tensor).update(marks)
-
-
-@contextmanager
-def _unchecked_distributions() -> Iterator[None]:
-    """Let ``torch.distributions`` skip the checks of their arguments, which read values that a trace does not
-    have. A model that asks for them itself (``validate_args=True``) keeps them.
-    """
-    before = Distribution._validate_args
-    Distribution.set_default_validate_args(False)
-    try:
-        yield
-    finally:
-        Distribution.set_default_validate_args(before)
 
 
 class _NoGradRegion:
