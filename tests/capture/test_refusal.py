@@ -93,6 +93,7 @@ def test_a_graph_of_torch_export_is_refused_and_the_advice_works() -> None:
     [
         (_scripted, r"'a' is a module of torch\.jit"),
         (_hooked, r"'a' has a backward hook, which no trace takes"),
+        (partial(nn.BatchNorm1d, 8, momentum=None), r"'a' has momentum=None.*Give it a momentum, or"),
     ],
 )
 def test_a_part_that_no_trace_takes_is_named_and_the_advice_works(

@@ -99,7 +99,7 @@ def refusal(model: nn.Module, training: bool, reasons: Sequence[tuple[Way, Excep
             place = f"{'strict' if way == 'strict' else 'non-strict'} mode{f', at {line}' if line else ''}"
             lines.append(f"  {place}: {type(error).__name__}: {text[0]}")
         lines += [f"    {more.strip()}" for more in text[1:5]]
-    lines.append(f"(in {mode} mode.) {_cause(model) or _ADVICE}")
+    lines.append(f"(in {mode} mode.) {_cause(model, training=training) or _ADVICE}")
     if disproved:
         lines.append(
             'Where such a difference is of no account: prove="close" (or a Tolerance) accepts small ones, '
@@ -108,7 +108,7 @@ def refusal(model: nn.Module, training: bool, reasons: Sequence[tuple[Way, Excep
     return "\n".join(lines)
 
 
-def _cause(model: nn.Module) -> str:
+def _cause(model: nn.Module, *, training: bool) -> str:
     """What of the model no way of tracing takes, where it is seen without one."""
     scripted = _paths(model, lambda module: isinstance(module, torch.jit.ScriptModule))
     if scripted:
@@ -119,7 +119,19 @@ def _cause(model: nn.Module) -> str:
     hooked = _paths(model, has_backward_hooks)
     if hooked:
         return f"{_some(hooked)} has a backward hook, which no trace takes. Take it off, or {_AT_BLOCKS}"
+    averaging = _paths(model, _counts_its_batches) if training else []
+    if averaging:
+        return (
+            f"{_some(averaging)} has momentum=None, and computes with the number of batches so far, which no "
+            f"graph holds. Give it a momentum, or {_AT_BLOCKS}"
+        )
     return ""
+
+
+def _counts_its_batches(module: nn.Module) -> bool:
+    """Whether it is a batch norm whose statistics are the mean over all batches."""
+    kinds = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
+    return isinstance(module, kinds) and module.track_running_stats and module.momentum is None
 
 
 def _paths(model: nn.Module, which: Callable[[nn.Module], bool]) -> list[str]:
