@@ -284,6 +284,24 @@ def test_what_lies_between_blocks_may_depend_on_anything(make: Callable[[], nn.M
             assert_equal(pipe.train(mode)(*args), whole.train(mode)(*args))
 
 
+def test_a_buffer_may_require_a_gradient() -> None:
+    """The copy that the cut was compared with had one that does not."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(2, 2), nn.Linear(2, 2)
+            self.register_buffer("scale", torch.ones(2, requires_grad=True))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.first(x) * self.scale)  # type: ignore[no-any-return]
+
+    model, x = Scaled(), torch.ones(1, 2)
+    pipe = pipeline(model, (x,), split_spec={"last": BEGINNING}, frontend="modules")
+    (expected,) = torch.autograd.grad(model(x).sum(), [model.scale])
+    assert torch.equal(torch.autograd.grad(pipe(x).sum(), [model.scale])[0], expected)
+
+
 def test_buffers_that_two_stages_would_share_are_refused() -> None:
     message = r"'blocks\.0\.norm' has buffers .* and runs in stages 0 and 1, which can't share them"
     with pytest.raises(CaptureError, match=message):

@@ -332,7 +332,8 @@ def twin_of(model: nn.Module, instead: Mapping[int, Tensor]) -> nn.Module:
     memo: dict[int, Any] = {**own_parameters(model)}
     for _, tensor in named_tensors(model):
         if not isinstance(tensor, nn.Parameter):
-            memo.setdefault(id(tensor), tensor.detach().clone())
+            copied = tensor.detach().clone().requires_grad_(tensor.is_leaf and tensor.requires_grad)
+            memo.setdefault(id(tensor), copied)
     memo.update(instead)
     try:
         twin: nn.Module = copy.deepcopy(model, memo)
