@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+import torch
 from tests.ddp.scenarios import SCENARIOS, run_all
 from tests.runtime import worlds
 from tests.runtime.worlds import patience
@@ -35,6 +36,8 @@ def failures_by_rank(launch: int) -> list[dict[str, str]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", _NAMES)
 def test_replicas_equal_those_of_torch(name: str) -> None:
+    if torch.__version__.startswith("2.11.") and name == "buffers_sent_between_forward_and_backward":
+        pytest.skip("torch 2.11's own DDP raises in its backward pass")
     for rank, failures in enumerate(failures_by_rank(_NAMES.index(name) % _LAUNCHES)):
         assert name not in failures, f"rank {rank}: {failures[name]}"
 

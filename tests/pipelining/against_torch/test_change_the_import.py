@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pickle
 from importlib import import_module
+from inspect import signature
 from tempfile import NamedTemporaryFile
 from typing import Any
 
@@ -15,10 +16,12 @@ import torch.distributed as dist
 from tests.pipelining.running import assert_equal
 from tests.runtime.worlds import endings
 from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage as TheirStage
 from torch.nn import functional
 
 from partita.runtime import Comm
 
+HAS_MESH = "get_mesh" in signature(TheirStage).parameters  # torch 2.11 has none
 PACKAGES = ("torch.distributed.pipelining", "partita.pipelining")
 WORDS, WIDTH = 12, 8
 
@@ -141,7 +144,8 @@ def submodules(package: Any, rank: int) -> Any:
     layers = [nn.Linear(WIDTH, WIDTH) for _ in range(4)]
     own = []
     for index in (rank, rank + 2):
-        stage = stages.PipelineStage(layers[index], index, 4, torch.device("cpu"), get_mesh=lambda *_: None)
+        mesh: dict[str, Any] = {"get_mesh": lambda *_: None} if HAS_MESH else {}
+        stage = stages.PipelineStage(layers[index], index, 4, torch.device("cpu"), **mesh)
         stage.submod = nn.Sequential(stage.submod)
         own.append(stage)
     with NamedTemporaryFile("w", suffix=".csv") as file:

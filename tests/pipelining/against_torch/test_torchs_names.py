@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -96,6 +97,15 @@ def test_arguments_are_flattened_as_there() -> None:
     x = torch.ones(2, requires_grad=True)
     args = (x * 2, {"y": [1, x.detach()]})
     assert_equal(_utils.flatten_args(args), their_utils.flatten_args(args))
+
+
+@pytest.mark.skipif(
+    "detach" not in signature(their_utils.flatten_args).parameters,
+    reason="torch 2.11's own flatten_args does not detach",
+)
+def test_flattened_arguments_are_detached_as_there() -> None:
+    x = torch.ones(2, requires_grad=True)
+    args = (x * 2, {"y": [1, x.detach()]})
     for actual, expected in zip(
         _utils.flatten_args(args, detach=True), their_utils.flatten_args(args, detach=True), strict=True
     ):
@@ -169,6 +179,8 @@ def _backward_pass(module: Any, *, split: bool) -> Any:
 
 @pytest.mark.parametrize("split", [False, True])
 def test_a_module_goes_back_as_there(split: bool) -> None:
+    if split and torch.__version__.startswith("2.11."):
+        pytest.skip("torch 2.11's own stage_backward_input takes no input but tensors")
     actual, expected = (_backward_pass(module, split=split) for module in (_backward, their_backward))
     assert_equal(actual, expected)
 
