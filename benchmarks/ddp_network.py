@@ -14,10 +14,11 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from partita.errors import UsageError
 
-__all__ = ["INTERFACE", "hosts", "set_rate"]
+__all__ = ["INTERFACE", "hosts", "sent_bytes", "set_rate"]
 
 INTERFACE = "link0"
 
@@ -55,13 +56,19 @@ def hosts(count: int) -> Iterator[list[str]]:
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
 
-def set_rate(megabits_per_s: float) -> None:
-    """Shape the link of the namespace that this process runs in."""
-    rate = f"{max(1, round(megabits_per_s))}mbit"
-    _run(
-        *("tc", "qdisc", "replace", "dev", INTERFACE, "root", "tbf"),
-        *("rate", rate, "burst", "256kb", "latency", "50ms"),
-    )
+def set_rate(megabits_per_s: float | None) -> None:
+    """Shape the link of the namespace that this process runs in; None takes the limit away."""
+    root = ("tc", "qdisc", "replace", "dev", INTERFACE, "root")
+    if megabits_per_s is None:
+        _run(*root, "noqueue")
+    else:
+        rate = f"{max(1, round(megabits_per_s))}mbit"
+        _run(*root, "tbf", "rate", rate, "burst", "256kb", "latency", "50ms")
+
+
+def sent_bytes() -> int:
+    """How much the link of the namespace that this process runs in has sent."""
+    return int(Path(f"/sys/class/net/{INTERFACE}/statistics/tx_bytes").read_text(encoding="ascii"))
 
 
 def _run(*command: str) -> None:

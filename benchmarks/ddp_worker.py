@@ -161,11 +161,22 @@ def _references(setting: Setting) -> dict[str, Step]:
     }
 
 
-def turns(steps: dict[str, Step], rounds: int, done: Callable[[], None]) -> dict[str, list[float]]:
-    """Seconds of each, in turn; those of the slowest rank. `done` is called after each round."""
+def turns(
+    steps: dict[str, Step],
+    rounds: int,
+    done: Callable[[], None],
+    prepare: Callable[[str], None] = lambda _name: None,
+) -> dict[str, list[float]]:
+    """Seconds of each, in turn; those of the slowest rank.
+
+    Args:
+        done: called after each round.
+        prepare: called with the name of each before it is timed.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(rounds + 1):
         for name, step in steps.items():
+            prepare(name)
             dist.barrier()
             started = time.monotonic()
             step()

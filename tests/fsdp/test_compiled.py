@@ -79,7 +79,13 @@ def work(gm: torch.fx.GraphModule) -> list[str]:
     return [node.target.__name__ for node in gm.graph.nodes if node.op == "call_function"]
 
 
-def sharded(comm: Any, kind: str) -> dict[str, Any]:
+def unmark(model: nn.Module) -> None:
+    for module in model.modules():
+        for name in ("_is_fsdp_managed_module", "_fsdp_use_orig_params"):
+            vars(module).pop(name, None)
+
+
+def sharded(comm: Any, kind: str, *, marked: bool = True) -> dict[str, Any]:
     torch.manual_seed(0)
     reference = Model()
     model = copy.deepcopy(reference)
@@ -96,6 +102,8 @@ def sharded(comm: Any, kind: str) -> dict[str, Any]:
         for layer in model.layers:
             fully_shard(layer, mesh=mesh)
         wrapped = fully_shard(model, mesh=mesh)
+    if not marked:
+        unmark(wrapped)
     graphs: list[torch.fx.GraphModule] = []
 
     def backend(gm: torch.fx.GraphModule, _inputs: Any) -> Any:
@@ -222,6 +230,8 @@ def everything(comm: Any) -> dict[str, Any]:
     return {
         "fsdp1 trained": sharded(comm, "fsdp1"),
         "fsdp2 trained": sharded(comm, "fsdp2"),
+        "fsdp1 unmarked": sharded(comm, "fsdp1", marked=False),
+        "fsdp2 unmarked": sharded(comm, "fsdp2", marked=False),
         "flat": flat(comm),
         "fsdp1": late(comm, "fsdp1"),
         "fsdp2": late(comm, "fsdp2"),
@@ -257,6 +267,16 @@ def test_a_sharded_compiled_model_trains_like_the_unsharded_one(
         assert result["held"] == [0, 0]
         assert result["work"] == [["linear", "relu", "linear", "add"]] * 2
         assert result["unsharded"] == (1, 0)  # graphs and breaks, where there are no borders
+
+
+@pytest.mark.parametrize("kind", ["fsdp1", "fsdp2"])
+def test_marks_change_neither_graphs_nor_results(kind: str, cases: list[dict[str, Any]]) -> None:
+    """FSDP's hooks break the graph, marked or not, and Dynamo makes inputs of every module's parameters."""
+    for case in cases:
+        marked, unmarked = case[f"{kind} trained"], case[f"{kind} unmarked"]
+        assert unmarked["managed"] == ()
+        for what in ("inputs", "held", "work", "trained"):
+            assert marked[what] == unmarked[what]
 
 
 def test_use_orig_params_false_makes_no_graph_and_the_audit_says_so(cases: list[dict[str, Any]]) -> None:

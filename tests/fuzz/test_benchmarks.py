@@ -15,6 +15,8 @@ from benchmarks import (
     ddp_compile_time,
     ddp_network,
     ddp_overlap,
+    fsdp_overlap,
+    fsdp_ways,
     generation,
     pipeline_makespan,
     pipeline_memory,
@@ -51,6 +53,16 @@ def test_ddp_overlap_says_how_far_it_is(tmp_path: Path) -> None:
     assert "tiny on 2 hosts: compiling" in written.getvalue()
     number = len(tasks({"cells": {"1": list(WAYS)}, "rounds": 1}))
     assert f"{number}/{number}" in written.getvalue()
+
+
+@pytest.mark.usefixtures("_hosts")
+def test_fsdp_overlap_runs_every_way(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=160)
+    rows = fsdp_overlap.main(quick=True, json_path=tmp_path / "rows.json", console=console)
+    assert [(row.way, row.problem) for row in rows] == [(way, "") for way in fsdp_ways.WAYS]
+    assert all(row.step_s and row.network_s > 0.0 for row in rows)
+    assert rows_of(tmp_path / "rows.json") == len(rows)
+    assert "exposed / network" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_ddp_compile_time() -> None:

@@ -22,9 +22,10 @@ def annotate_modules_for_dynamo(
 ) -> None:
     """Mark ``module`` and all modules inside as managed by FSDP, without the ignored ones and those inside.
 
-    Dynamo then makes their parameters inputs of the graph. So each forward uses the views of the parameters
-    that FSDP has just gathered, and backward runs FSDP's hooks layer by layer, with communication between the
-    computations.
+    FSDP does so itself with what it wraps; this is for wrappers that don't. Dynamo makes the parameters of
+    marked modules inputs of the graph, so that each forward uses those that have just been gathered. Torch
+    2.13 does so with every module, and 2.11 unless ``inline_inbuilt_nn_modules`` is switched off in Dynamo's
+    configuration: there the marks change no graph, and hide no communication.
 
     Torch's function of that name (private there) marks the children of an ignored module unless they are
     listed too; here ignoring a module ignores all of it.
