@@ -13,7 +13,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from partita._version import __version__
-from partita.cli.output.stdout import take_any_character
+from partita.cli.output.stdout import refuse_full_disk, take_any_character
 from partita.errors import ArgumentError, InfeasiblePlan, PartitaError, PlanError
 
 __all__ = ["app", "main"]
@@ -83,10 +83,14 @@ def main() -> None:
 
     The exit status is 2 where what was typed, or a file that was named, can't be used, and 1 for the others.
     """
+    refuse_full_disk()
     take_any_character()
     try:
         # The name is the same under `python -m partita`, so that a shell can complete it.
         status = app(prog_name="partita", standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        sys.exit(1)
     except PartitaError as error:
         _print_error(type(error).__name__, str(error))
         is_input = isinstance(error, ArgumentError | PlanError) and not isinstance(error, InfeasiblePlan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -38,3 +39,20 @@ def test_a_place_that_may_not_be_written_to_is_refused_before_the_work(
         check_outputs({"--svg": tmp_path / "new" / "x.svg"})
     (tmp_path / "old.svg").touch()
     check_outputs({"--svg": tmp_path / "old.svg"})
+
+
+@pytest.mark.skipif(not Path("/proc/version").exists(), reason="the system has no /proc")
+def test_a_place_that_takes_no_files_whatever_its_permissions_say_is_refused_before_the_work() -> None:
+    """As root, ``partita plan --out /proc/x.json`` failed after the search."""
+    for path in ("/proc/x.json", "/proc/version"):
+        with pytest.raises(UsageError, match=rf"--out is {path}, but /proc.* can't be written to: give ano"):
+            check_outputs({"--out": Path(path)})
+
+
+def test_a_check_leaves_a_file_as_it_is_and_does_not_open_a_pipe(tmp_path: Path) -> None:
+    (tmp_path / "old.json").write_text("plan")
+    os.mkfifo(tmp_path / "pipe")  # to open it would wait for a reader
+    for name in ("old.json", "pipe"):
+        check_outputs({"--out": tmp_path / name})
+    assert (tmp_path / "old.json").read_text() == "plan"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["old.json", "pipe"]

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
+from pathlib import Path
 
 import pytest
 from rich.table import Table
 
-from partita.cli.output.stdout import drawing_width, stdout_console, take_any_character
+from partita.cli.output.stdout import drawing_width, refuse_full_disk, stdout_console, take_any_character
+from partita.errors import UsageError
 
 
 def test_what_is_no_terminal_gets_whole_tables(
@@ -51,3 +54,40 @@ def test_a_character_that_the_encoding_has_not_is_shown_by_one_like_it(
     sys.stdout.write("3.0 \N{MICRO SIGN}s × 2 … ● 値\udcff")
     sys.stdout.flush()
     assert raw.getvalue().decode(encoding) == shown
+
+
+def write_and_flush(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+@pytest.mark.parametrize("unbuffered", [False, True])
+def test_a_full_disk_behind_standard_output_is_a_message(
+    monkeypatch: pytest.MonkeyPatch, unbuffered: bool
+) -> None:
+    """``partita simulate > /dev/full`` ended in forty lines of traceback."""
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        buffer = full if unbuffered else io.BufferedWriter(full)
+        full_output = io.TextIOWrapper(buffer, write_through=unbuffered)  # type: ignore[type-var]
+        for name in ("stdout", "__stdout__"):
+            monkeypatch.setattr(sys, name, full_output)
+        refuse_full_disk()
+        with pytest.raises(UsageError, match=r"standard output can't be written to .No space left on device"):
+            write_and_flush("table")
+        sys.stdout.flush()  # as Python does when it ends: what is left is dropped
+        sys.stdout.close()
+
+
+def test_a_reader_that_has_left_is_no_mistake_of_the_users(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w", encoding="utf-8") as pipe:
+        for name in ("stdout", "__stdout__"):
+            monkeypatch.setattr(sys, name, pipe)
+        refuse_full_disk()
+        with pytest.raises(BrokenPipeError):
+            write_and_flush("table")
+        sys.stdout.close()

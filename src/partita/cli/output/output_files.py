@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -33,8 +34,26 @@ def check_outputs(paths: Mapping[str, Path | None]) -> None:
         if not folder.is_dir():
             raise UsageError(f"{option} is {path}, but {folder} is no folder: give another path")
         place = path if path.exists() else folder
-        if not os.access(place, os.W_OK):
+        if not _takes_files(place):
             raise UsageError(f"{option} is {path}, but {place} can't be written to: give another path")
+
+
+def _takes_files(place: Path) -> bool:
+    """Whether a file can be written to, or a new one made in a folder, by trying it: root may do everything
+    with ``/proc`` as far as its permissions go, and yet no file can be made there.
+    """
+    if not os.access(place, os.W_OK):
+        return False
+    try:
+        if place.is_dir():
+            with tempfile.TemporaryFile(dir=place):
+                pass
+        elif place.is_file():  # a pipe would wait for its reader
+            with place.open("ab"):
+                pass
+    except OSError:
+        return False
+    return True
 
 
 def write_outputs(texts: Sequence[tuple[Path | None, Callable[[], str]]]) -> tuple[Path, ...]:

@@ -11,7 +11,9 @@ from typing import Any
 
 from rich.console import Console
 
-__all__ = ["drawing_width", "print_json", "stdout_console", "take_any_character"]
+from partita.errors import UsageError
+
+__all__ = ["drawing_width", "print_json", "refuse_full_disk", "stdout_console", "take_any_character"]
 
 _WIDE = 400
 """Wider than any table."""
@@ -19,6 +21,43 @@ _NARROWEST_DRAWING, _DRAWING = 20, 100
 _LIKENESSES = {"\N{MICRO SIGN}": "u", "×": "x", "…": "~", "→": ">", "–": "-", "−": "-"}
 _LIKENESSES |= {"│": "|", "┌": "+", "└": "+", "●": "*"}
 """One character for one, so that tables and drawings keep their columns."""
+
+
+class _StandardOutput(io.FileIO):
+    """The file behind standard output. What it can't take is an error of partita's, and lost from then on."""
+
+    failed = False
+
+    def write(self, data: Any, /) -> int:
+        if self.failed:  # as Python writes what is left once more when it ends
+            return len(data)
+        try:
+            return super().write(data)
+        except BrokenPipeError:  # `partita bench | head -1`, which is no mistake
+            self.failed = True
+            raise
+        except OSError as error:
+            self.failed = True
+            raise UsageError(
+                f"standard output can't be written to ({error.strerror}): send it somewhere else"
+            ) from error
+
+
+def refuse_full_disk() -> None:
+    """Let writing to a standard output that takes no more (``> /dev/full``) end in a message."""
+    old = sys.stdout
+    if old is not sys.__stdout__ or not isinstance(old, io.TextIOWrapper):
+        return  # somebody has put another in its place
+    unbuffered = isinstance(old.buffer, io.FileIO)  # as PYTHONUNBUFFERED asks for
+    raw = _StandardOutput(old.fileno(), "wb", closefd=False)
+    buffer: Any = raw if unbuffered else io.BufferedWriter(raw)
+    sys.stdout = io.TextIOWrapper(
+        buffer,
+        old.encoding,
+        old.errors,
+        line_buffering=old.line_buffering,
+        write_through=old.write_through,
+    )
 
 
 def take_any_character() -> None:
