@@ -57,6 +57,22 @@ def test_a_type_and_settings_make_a_model_without_memory_and_with_its_loss() -> 
     assert built.kwargs["input_ids"].shape == built.kwargs["labels"].shape == (2, 8)
 
 
+def test_a_model_of_speech_gets_a_spectrogram_and_what_is_said() -> None:
+    """``partita plan hf:whisper`` asked for a function of the user's own."""
+    sizes = ("d_model=16", "encoder_layers=1", "decoder_layers=1", "encoder_ffn_dim=16", "decoder_ffn_dim=16")
+    sizes += ("encoder_attention_heads=2", "decoder_attention_heads=2", "max_source_positions=6")
+    sizes += ("max_target_positions=5", "num_mel_bins=4")
+    built = build("cpu", place="whisper", settings=sizes, batch=2)
+    assert built.kwargs["input_features"].shape == (2, 4, 12)
+    assert built.kwargs["labels"].shape == (2, 5)
+    assert built.model(**built.kwargs).loss.isfinite()
+    assert build(place="whisper", settings=sizes, sequence=3).kwargs["labels"].shape == (1, 3)
+    classes = build(place="whisper", settings=sizes, architecture="WhisperForAudioClassification", batch=2)
+    assert classes.kwargs["labels"].shape == (2,)
+    with pytest.raises(UsageError, match=r"more than the 5 positions .* or --set max_target_positions=6"):
+        build(place="whisper", settings=sizes, sequence=6)
+
+
 def test_a_local_folder_is_read_and_names_no_code(tmp_path: Path) -> None:
     settings = {
         **parse_settings(LLAMA),

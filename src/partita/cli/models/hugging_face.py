@@ -27,6 +27,8 @@ __all__ = ["build_hugging_face", "build_pretrained"]
 
 _OF_WHOLE_SAMPLES = ("ForSequenceClassification", "ForImageClassification", "ForAudioClassification")
 """Classes by the ends of their names, whose labels are one number a sample."""
+_LONGEST = ("max_position_embeddings", "n_positions", "max_target_positions")
+"""Settings for how many tokens a model takes; the first that a configuration has counts."""
 
 
 def build_hugging_face(model: HuggingFaceModel, device: str) -> Built:
@@ -122,26 +124,33 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 def _inputs(
     module: Any, config: Any, model: HuggingFaceModel, dtype: torch.dtype, device: str
 ) -> dict[str, Any]:
-    """Tokens or pixels of one microbatch, both for a pair of encoders, and labels, so that the loss is part
-    of the model.
+    """Tokens, pixels or a spectrogram of one microbatch, tokens and pixels for a pair of encoders, and
+    labels, so that the loss is part of the model.
     """
     kind = module.main_input_name
     name = type(module).__name__
+    takes = inspect.signature(module.forward).parameters
     if kind == "pixel_values":
         pixels = _image_shape(config)
         inputs = {kind: torch.zeros(model.batch, *pixels, dtype=dtype, device=device)}
     elif kind == "input_ids":
         length = _sequence(config, model.sequence, model.longest)
         inputs = {kind: torch.zeros(model.batch, length, dtype=torch.long, device=device)}
+    elif kind == "input_features" and _hears_spectrograms(config) and "labels" in takes:
+        spectrogram = _spectrogram_shape(config)
+        inputs = {kind: torch.zeros(model.batch, *spectrogram, dtype=dtype, device=device)}
     else:
         raise UsageError(f"{name} takes {kind}: write a function that returns (model, args, kwargs)")
-    takes = inspect.signature(module.forward).parameters
     if kind == "input_ids" and "pixel_values" in takes and _encodes_images_apart(config):
         pixels = _image_shape(config.vision_config)
         inputs["pixel_values"] = torch.zeros(model.batch, *pixels, dtype=dtype, device=device)
         return inputs | ({"return_loss": True} if "return_loss" in takes else {})
     if "labels" in takes:
-        shape = inputs[kind].shape[:1] if name.endswith(_OF_WHOLE_SAMPLES) else inputs[kind].shape
+        shape: tuple[int, ...] = inputs[kind].shape
+        if name.endswith(_OF_WHOLE_SAMPLES):
+            shape = shape[:1]
+        elif kind == "input_features":  # what is said, and not what is heard
+            shape = (*shape[:1], _sequence(config, model.sequence, model.longest))
         inputs["labels"] = torch.zeros(shape, dtype=torch.long, device=device)
     elif name.endswith("ForQuestionAnswering"):
         for end in ("start_positions", "end_positions"):
@@ -162,9 +171,19 @@ def _image_shape(config: Any) -> tuple[int, int, int]:
     return getattr(config, "num_channels", 3), height, width
 
 
+def _hears_spectrograms(config: Any) -> bool:
+    """Whether this is a model of Whisper's kind, whose first layers make one position of two frames."""
+    return all(hasattr(config, name) for name in ("num_mel_bins", "max_source_positions"))
+
+
+def _spectrogram_shape(config: Any) -> tuple[int, int]:
+    return config.num_mel_bins, 2 * config.max_source_positions
+
+
 def _sequence(config: Any, sequence: int | None, most: int) -> int:
     text = config.get_text_config()
-    longest = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
+    setting = next((name for name in _LONGEST if getattr(text, name, None)), _LONGEST[0])
+    longest = getattr(text, setting, None)
     if not isinstance(longest, int) or longest < 1:
         return most if sequence is None else sequence
     if sequence is None:
@@ -172,6 +191,6 @@ def _sequence(config: Any, sequence: int | None, most: int) -> int:
     if sequence > longest:
         raise UsageError(
             f"--sequence is {sequence}, more than the {longest} positions of the model: give at most as "
-            f"many, or --set max_position_embeddings={sequence}"
+            f"many, or --set {setting}={sequence}"
         )
     return sequence
