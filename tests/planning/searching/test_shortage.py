@@ -88,6 +88,10 @@ def test_more_stages_than_can_be_cut_name_what_can_be_had() -> None:
     assert error.reason == ("12 stages for 4 ranks were asked for, but this model can be cut into at most 8")
     assert error.changes == {"stages": 8}
     assert refusal(COSTS, Cluster(9)).changes == {"ranks": 8}
+    assert refusal(COSTS, Cluster(9), stages_per_rank=(2,)).changes == {"ranks": 4}
+    # machines of three ranks: 512 devices in 64 nodes were told to "take fewer ranks or stages"
+    of_threes = {"larger": lambda ranks: None if ranks % 3 else Cluster(ranks)}
+    assert refusal(COSTS, Cluster(9), **of_threes).changes == {"ranks": 6}
 
 
 def test_schedules_in_a_v_name_the_stages_that_they_need() -> None:

@@ -107,12 +107,16 @@ def _two_stages_a_rank(request: SearchRequest, schedules: Sequence[str], most: i
 
 
 def _fewer_stages(request: SearchRequest, most: int) -> Iterator[tuple[str, Any]]:
-    """The change to as many stages as the model can be cut into, where there is a plan with it."""
+    """The change to as many stages as the model can be cut into, where there is a plan with it; to the most
+    ranks that fill their machines where it can't be cut into one stage a rank.
+    """
     ranks = request.case.cluster.ranks
     if most >= ranks:
         if replace(request, stages_per_rank=(most // ranks,)).fits():
             yield "stages", most // ranks * ranks
         return
-    cluster = request.larger(most)
+    counts = range(most // min(request.stages_per_rank, default=1), 0, -1)
+    clusters = ((count, request.larger(count)) for count in counts)
+    count, cluster = next((pair for pair in clusters if pair[1] is not None), (0, None))
     if cluster is not None and request.fits(cluster=cluster):
-        yield "ranks", most
+        yield "ranks", count
