@@ -101,8 +101,6 @@ class BlockStage(Stage):
 
     def backward_input(self, microbatch: int, gradients: Mapping[str, Any]) -> dict[str, Any]:
         """Run the first half of `backward`: the gradients of the inputs."""
-        if self._at_once:
-            return super().backward_input(microbatch, gradients)  # calls `backward`
         return self._bundled(super().backward_input(microbatch, self._unbundled(gradients)))
 
     def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,59 @@
+"""Stages of ``frontend="modules"`` whose backward passes can't be cut in two."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from tests.group_of_one import group_of_one
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from partita.pipelining import ScheduleZBVZeroBubble, SplitPoint, pipeline
+from partita.pipelining.stages import Stage
+from partita.runtime import Comm, InProcessWorld
+
+BATCH, TARGET = torch.randn(4, 8), torch.randn(4, 8)
+
+
+def _shard(stage: Stage) -> None:
+    fully_shard(stage.module)
+
+
+def _replicate(stage: Stage) -> None:
+    stage.module = DistributedDataParallel(stage.module, find_unused_parameters=True)
+
+
+def _whole(gradient: Tensor | None) -> Tensor:
+    assert gradient is not None
+    return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+
+
+@pytest.mark.parametrize("wrap", [_shard, _replicate], ids=["fully_shard", "DistributedDataParallel"])
+def test_a_wrapped_stage_runs_backward_whole_where_the_schedule_cuts_it(
+    wrap: Callable[[Stage], None],
+) -> None:
+    """I of such a stage runs the whole pass; it did not bundle gradients: KeyError, 'output of stage 0'."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+    expected = copy.deepcopy(model)
+    pipe = pipeline(model, (BATCH[:2],), split_spec={"1": SplitPoint.BEGINNING}, frontend="modules")
+
+    def run(comm: Comm) -> list[Tensor]:
+        stages = [pipe.build_stage(index, comm=comm) for index in range(2)]
+        for stage in stages:
+            wrap(stage)
+        ScheduleZBVZeroBubble(stages, 2, functional.mse_loss).step(BATCH, target=TARGET)
+        return [_whole(parameter.grad) for stage in stages for parameter in stage.module.parameters()]
+
+    with group_of_one():
+        actual = InProcessWorld(1).run(run)[0]
+    for x, target in zip(BATCH.split(2), TARGET.split(2), strict=True):
+        (functional.mse_loss(expected(x), target) / 2).backward()
+    assert len(actual) == 4
+    for here, there in zip(actual, expected.parameters(), strict=True):
+        assert torch.equal(here, _whole(there.grad))
