@@ -8,11 +8,15 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from tests.group_of_one import group_of_one
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import partita
 from partita.capture import capture
+from partita.ddp import replicate
 from partita.errors import CaptureError
 from partita.pipelining import SplitPoint, pipeline
 
@@ -67,6 +71,27 @@ def test_what_nothing_can_be_made_of_is_refused_at_once(
 ) -> None:
     with pytest.raises(CaptureError, match=text):
         front_end(model, args)
+
+
+def test_a_data_parallel_model_is_refused_and_the_advice_works() -> None:
+    """Export's text for a sharded model was that of a missing attribute, and the other front end cut what
+    `replicate` returned into stages whose gradients nobody reduced.
+    """
+    with group_of_one():
+        sharded = _Two()
+        fully_shard(sharded.b)
+        wrapped, replica = DistributedDataParallel(_Two()), replicate(_Two())
+        for model, where in ((sharded, "'b' is a FSDPLinear"), (wrapped, "whole"), (replica, "whole")):
+            for front_end in FRONT_ENDS.values():
+                with pytest.raises(
+                    CaptureError, match=rf"is data parallel already \(.*{where}\), and the st"
+                ):
+                    front_end(model, (X,))
+        replica.replication.close()
+        for advised in (replica, wrapped.module):
+            assert isinstance(advised, nn.Module)
+            assert torch.equal(at_blocks(advised, (X,))(X), advised(X))
+        del wrapped
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")

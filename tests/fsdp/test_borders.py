@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from partita.fsdp import borders, split_points_at_fsdp
 
@@ -26,7 +27,26 @@ def test_every_border_begins_a_stage() -> None:
 def test_a_border_inside_of_a_border_is_none() -> None:
     outer = Border(2, 2)
     outer.inner = Border(2, 2)
-    assert split_points_at_fsdp(nn.Sequential(outer)) == {"0": "BEGINNING"}
+    assert split_points_at_fsdp(nn.Sequential(outer, nn.Linear(2, 2))) == {"0": "BEGINNING"}
+
+
+def test_a_root_inside_of_a_wrapper_is_none() -> None:
+    """A module that computes the loss of a sharded model: two stages were cut at the model itself, which is
+    one stage, and three were refused.
+    """
+    root = Border(2, 2)
+    root.layers = model(2, 2)
+    assert split_points_at_fsdp(nn.ModuleDict({"model": root, "loss": nn.MSELoss()}), num_stages=3) == {
+        "model.layers.1": "BEGINNING",
+        "model.layers.2": "BEGINNING",
+    }
+
+
+def test_a_border_in_a_wrapper_has_the_name_of_the_wrapper() -> None:
+    """The model that is cut may lack the wrapper: "1._checkpoint_wrapped_module" named nothing in it."""
+    layers = model(2)
+    layers[1] = checkpoint_wrapper(layers[1])
+    assert split_points_at_fsdp(layers) == {"1": "BEGINNING"}
 
 
 def test_stages_get_shares_of_the_parameters_as_equal_as_can_be() -> None:

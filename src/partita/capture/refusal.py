@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from partita._torch.distributed.gradient_sync import data_parallel_part
 from partita._torch.export.export import Way
 from partita._torch.modules.contents import has_backward_hooks
 from partita.capture.proving.proof import Disproof
@@ -49,8 +50,8 @@ def check_call(model: nn.Module, args: tuple[Any, ...]) -> None:
     """Refuse what nothing can be made of, before anything is tried.
 
     Raises:
-        CaptureError: ``model`` is no module of Python code, or has parameters without a shape; or ``args`` is
-            no tuple.
+        CaptureError: ``model`` is no module of Python code, has parameters without a shape, or reduces
+            gradients by itself; or ``args`` is no tuple.
     """
     if not isinstance(model, nn.Module):
         raise CaptureError(
@@ -70,6 +71,16 @@ def check_call(model: nn.Module, args: tuple[Any, ...]) -> None:
         raise CaptureError(
             f"{type(model).__name__} has parameters without a shape yet ({_some(lazy)}): call it once, on an "
             "example, so that its lazy modules get theirs"
+        )
+    part = data_parallel_part(model)
+    if part is not None:
+        name, inner = part
+        where = f"{name!r} is a {type(inner).__name__}" if name else "as a whole"
+        raise CaptureError(
+            f"{type(model).__name__} is data parallel already ({where}), and the stages of a pipeline reduce "
+            "gradients by themselves. Cut the model as it was before it was wrapped, sharded or replicated "
+            "(the .module of a DistributedDataParallel; after replication.close() of partita's), and wrap "
+            "each stage: stage.module = DistributedDataParallel(stage.module), or fully_shard(stage.module)"
         )
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import nn
 
-from partita._torch.distributed.fsdp_marks import fsdp_wrapped_name, is_border
+from partita._torch.distributed.fsdp_marks import is_border, unwrapped_name
 from partita.errors import ArgumentError
 
 __all__ = ["split_points_at_fsdp"]
@@ -15,15 +15,16 @@ __all__ = ["split_points_at_fsdp"]
 def split_points_at_fsdp(module: nn.Module, num_stages: int | None = None) -> dict[str, Literal["BEGINNING"]]:
     """Return the outermost modules that FSDP gathers and frees: stages that begin there share no shard.
 
-    The root is no border, and neither is a sharded module inside a border.
+    The root is no border: the model itself, or the module in it that has all of its parameters (a wrapper
+    that computes the loss of a sharded model has none). Neither is a sharded module inside a border.
 
     Args:
         num_stages: choose ``num_stages - 1`` of them such that the stages have nearly equal bytes of
             parameters; by default all are returned.
 
     Returns:
-        From name (as the model has it, without FSDP1's wrappers) to ``"BEGINNING"``, in the order of the
-        model.
+        From name (as the model has it, without FSDP1's wrappers, and without those of ``torch.compile`` and
+        checkpointing around the border) to ``"BEGINNING"``, in the order of the model.
 
     Raises:
         ArgumentError: there are fewer borders than the stages need.
@@ -34,11 +35,13 @@ def split_points_at_fsdp(module: nn.Module, num_stages: int | None = None) -> di
     """
     borders: dict[str, nn.Module] = {}
     inside: set[nn.Module] = set()
+    total = sum(1 for _ in module.parameters())
     for name, inner in module.named_modules():
         if inner in inside or not is_border(inner):
             continue
-        original_name = fsdp_wrapped_name(name)
-        if original_name:
+        original_name = unwrapped_name(name)
+        is_root = total > 0 and sum(1 for _ in inner.parameters()) == total
+        if original_name and not is_root:
             borders[original_name] = inner
             inside.update(inner.modules())
     names = list(borders) if num_stages is None else _chosen(module, borders, num_stages)

@@ -9,6 +9,7 @@ from partita._torch.distributed.fsdp_marks import (
     is_wrapper,
     mark,
     mark_of,
+    unwrapped_name,
 )
 
 
@@ -32,3 +33,9 @@ def test_plain_modules_are_no_borders() -> None:
 def test_wrappers_are_left_out_of_names() -> None:
     assert fsdp_wrapped_name("_fsdp_wrapped_module.layers.0._fsdp_wrapped_module.up") == "layers.0.up"
     assert fsdp_wrapped_name("") == ""
+
+
+def test_wrappers_around_a_module_are_left_out_of_its_name_and_those_further_out_are_not() -> None:
+    assert unwrapped_name("layers.0._orig_mod._checkpoint_wrapped_module") == "layers.0"
+    assert unwrapped_name("_orig_mod") == ""
+    assert unwrapped_name("_orig_mod.layers.0") == "_orig_mod.layers.0"

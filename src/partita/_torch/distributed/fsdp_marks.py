@@ -8,7 +8,18 @@ from typing import Any
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
-__all__ = ["fsdp_wrapped_name", "ignored_by_wrappers", "is_border", "is_wrapper", "mark", "mark_of"]
+__all__ = [
+    "fsdp_wrapped_name",
+    "ignored_by_wrappers",
+    "is_border",
+    "is_wrapper",
+    "mark",
+    "mark_of",
+    "unwrapped_name",
+]
+
+_AROUND = ("_checkpoint_wrapped_module", "_orig_mod")
+"""The name that a wrapper of activation checkpointing, or of ``torch.compile``, has for what it wraps."""
 
 
 def mark(module: nn.Module, *, use_orig_params: bool) -> None:
@@ -52,3 +63,16 @@ def fsdp_wrapped_name(name: str) -> str:
     'layers.0.mlp'
     """
     return ".".join(atom for atom in name.split(".") if atom != "_fsdp_wrapped_module")
+
+
+def unwrapped_name(name: str) -> str:
+    """The same, without the wrappers of ``torch.compile`` and of activation checkpointing around the module:
+    a name that a model has with them and without.
+
+    >>> unwrapped_name("layers.0._checkpoint_wrapped_module")
+    'layers.0'
+    """
+    atoms = fsdp_wrapped_name(name).split(".")
+    while atoms and atoms[-1] in _AROUND:
+        atoms.pop()
+    return ".".join(atoms)

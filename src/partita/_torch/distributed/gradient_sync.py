@@ -7,12 +7,13 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 from torch.distributed._composable.contract import _get_registry
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 __all__ = [
     "converted_dtype",
     "converts_borders",
+    "data_parallel_part",
     "expect_backward",
     "reduces",
     "replicated_in_place",
@@ -42,10 +43,22 @@ def replicated_in_place(module: nn.Module) -> bool:
     """Whether torch's composable ``replicate``, which hides a `DistributedDataParallel` in hooks, was applied
     to ``module`` or within it.
     """
-    return any(
-        "replicate" in (_get_registry(inner) or ()) and not isinstance(inner, FSDPModule)
-        for inner in module.modules()
-    )
+    return any(map(_hides_ddp, module.modules()))
+
+
+def data_parallel_part(module: nn.Module) -> tuple[str, nn.Module] | None:
+    """The first module, ``module`` itself or below, that reduces gradients by itself, with its name: torch's
+    wrappers, ``fully_shard``, and what has the switch that `DistributedDataParallel` has for loops.
+    """
+    for name, inner in module.named_modules():
+        wrapped = isinstance(inner, (DistributedDataParallel, FullyShardedDataParallel, FSDPModule))
+        if wrapped or hasattr(type(inner), "require_backward_grad_sync") or _hides_ddp(inner):
+            return name, inner
+    return None
+
+
+def _hides_ddp(module: nn.Module) -> bool:
+    return "replicate" in (_get_registry(module) or ()) and not isinstance(module, FSDPModule)
 
 
 def converted_dtype(module: nn.Module) -> torch.dtype | None:
