@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
@@ -77,6 +77,22 @@ class StageModule(nn.Module):
             root.train(mode)
         self.training = root.training
         return self
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Load as any module does. What a layer of another stage adds to a ``state_dict`` that it takes for
+        an old one (batch norm its counter, where a dict has no versions) is not unexpected here.
+        """
+
+        def forget_added(_module: nn.Module, names: Any) -> None:
+            names.unexpected_keys[:] = [name for name in names.unexpected_keys if name in state_dict]
+
+        handle = self.register_load_state_dict_post_hook(forget_added)
+        try:
+            return super().load_state_dict(state_dict, strict=strict, assign=assign)
+        finally:
+            handle.remove()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, packet: Packet) -> Any:

@@ -1,0 +1,25 @@
+"""The module of a stage of ``frontend="modules"`` as a module among others: what it saves and loads."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from partita.pipelining import SplitPoint, pipeline
+
+
+def test_a_stage_loads_a_plain_dict_of_its_own_state() -> None:
+    """Batch norm takes a dict without versions for an old one, and adds its counter to it: that of another
+    stage was "Unexpected key(s)".
+    """
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    split_spec = {"1": SplitPoint.BEGINNING}
+    pipe = pipeline(model, (torch.randn(2, 4),), split_spec=split_spec, frontend="modules")
+    for index in range(2):
+        module = pipe.get_stage_module(index)
+        values = {name: torch.ones_like(value) for name, value in module.state_dict().items()}
+        module.load_state_dict(values)
+        assert all(torch.equal(value, values[name]) for name, value in module.state_dict().items())
+        with pytest.raises(RuntimeError, match=r"Unexpected key\(s\) in state_dict: \"2\.weight\"\."):
+            module.load_state_dict(values | {"2.weight": torch.ones(4)})
