@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -69,9 +71,17 @@ def _graph_of(layer: nn.Module) -> torch.fx.GraphModule:
         return torch.export.export(layer, (torch.ones(2, 3, 4),)).module()  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize(("make", "operator"), [(nn.LSTM, "aten.lstm.input"), (nn.GRU, "aten.gru.input")])
+@pytest.mark.parametrize(
+    ("make", "operator"),
+    [
+        (nn.LSTM, "aten.lstm.input"),
+        (nn.GRU, "aten.gru.input"),
+        (nn.RNN, "aten.rnn_tanh.input"),
+        (partial(nn.RNN, nonlinearity="relu"), "aten.rnn_relu.input"),
+    ],
+)
 def test_a_recurrent_layer_is_refused_unless_torch_is_set_to_compile_it(
-    make: type[nn.RNNBase], operator: str
+    make: Callable[..., nn.RNNBase], operator: str
 ) -> None:
     graph = _graph_of(make(4, 4))
     with pytest.raises(Exception, match=f"recurrent layer \\({operator}\\).*allow_rnn is True") as raised:

@@ -14,7 +14,7 @@ from partita._torch.tensors.subclasses import innermost_tensors
 
 __all__ = ["check_recurrent", "check_wrappers", "is_refusal", "modes_active", "refusal_text"]
 
-_RECURRENT = frozenset(("aten::gru", "aten::lstm"))
+_RECURRENT = frozenset(("aten::gru", "aten::lstm", "aten::rnn_relu", "aten::rnn_tanh"))
 _TOO_OFTEN = (
     "it was compiled for so many sizes, modes or branches that torch compiles it for no other "
     "(torch._dynamo.config.recompile_limit is {limit}): raise the limit, or compile sizes as symbols "
