@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 from torch.fx import Graph, GraphModule
@@ -42,3 +43,26 @@ def test_what_the_host_reads_from_state_alone_is_read_before_a_stage_without_inp
     conditions = function.conditions(*state)
     assert tuple(conditions) == (True, False)
     assert function.module(*state, *conditions)[:2] == (True, False)
+
+
+@pytest.mark.parametrize("written", ["by what is read", "by others too", "of the caller"])
+def test_what_is_read_may_write_to_memory_of_its_own(written: str) -> None:
+    """A mask that is filled in place before the host looks at it (Longformer): its stage ran uncompiled."""
+    graph = Graph()
+    x = graph.placeholder("x")
+    mask = x if written == "of the caller" else graph.call_function(torch.ops.aten.clone.default, (x,))
+    filled = graph.call_function(torch.ops.aten.neg_.default, (mask,))
+    answer = graph.call_function(torch.ops.aten.all.default, (filled,))
+    condition = graph.call_function(ReadCondition(), (answer,))
+    if written == "by others too":
+        graph.call_function(torch.ops.aten.neg_.default, (mask,))
+    graph.output((condition, mask))
+    function = stateless(GraphModule(nn.Module(), graph), nn.Module())
+    if written != "by what is read":
+        assert function.conditions is None
+        return
+    assert function.conditions is not None
+    x_value = torch.tensor([-1.0, 0.0])
+    assert tuple(function.conditions(x_value)) == (False,)
+    assert torch.equal(function.module(False, x_value)[1], torch.tensor([1.0, 0.0]))
+    assert torch.equal(x_value, torch.tensor([-1.0, 0.0]))

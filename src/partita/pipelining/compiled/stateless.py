@@ -29,7 +29,8 @@ from partita._torch.graph_module.lazy_module import LazyGraphModule, lazy_module
 from partita.graph.ancestors import ancestors
 from partita.graph.attributes import attribute
 from partita.graph.effect_rules.conditions import ReadCondition
-from partita.graph.effects import analyse
+from partita.graph.effect_rules.node_effect import NodeEffect
+from partita.graph.effects import Effects, analyse
 from partita.graph.structure import structural_hash
 from partita.pipelining.recompute.region import CheckpointedRegion
 from partita.runtime import enter_site
@@ -166,16 +167,7 @@ def _read_conditions_before(module: LazyGraphModule, start: Node) -> LazyGraphMo
     graph = module.graph
     reads = [node for node in graph.nodes if isinstance(node.target, ReadCondition)]
     needed = ancestors(reads)
-    effects = analyse(module)
-    written = {
-        storage for effect in effects.by_position.values() for storage in effects.storages_written(effect)
-    }
-    for node in needed:
-        effect = effects.by_position.get(effects.index[node])
-        changes = effect is not None and effect.observable and not isinstance(node.target, ReadCondition)
-        if changes or (written and not written.isdisjoint(effects.storages_of([node]))):
-            return None  # to run it twice, or sooner, would be seen
-    if not reads:
+    if not reads or not _can_run_before(analyse(module), needed):
         return None
     names = {node.name for node in needed}
     reading = copy_graph(graph)
@@ -193,6 +185,26 @@ def _read_conditions_before(module: LazyGraphModule, start: Node) -> LazyGraphMo
     for read in reads:  # one may be where the arguments went
         graph.erase_node(read)
     return before
+
+
+def _can_run_before(effects: Effects, needed: Collection[Node]) -> bool:
+    """Whether nobody sees it if nodes that conditions need run twice, the first time before all others: they
+    may write, to memory that is made and written by them alone.
+    """
+    writes = {node: set(effects.storages_written(it)) for node, it in _effects_by_node(effects)}
+    not_theirs = {storage for node, written in writes.items() if node not in needed for storage in written}
+    outer = [node for node in effects.nodes if node.op in ("placeholder", "get_attr")]
+    not_theirs_to_write = not_theirs.union(effects.storages_of(outer))
+    for node, it in _effects_by_node(effects):
+        if node not in needed or isinstance(node.target, ReadCondition):
+            continue
+        if it.random or it.host or it.barrier or not not_theirs_to_write.isdisjoint(writes[node]):
+            return False
+    return not_theirs.isdisjoint(effects.storages_of(needed))
+
+
+def _effects_by_node(effects: Effects) -> list[tuple[Node, NodeEffect]]:
+    return [(effects.nodes[position], it) for position, it in effects.by_position.items()]
 
 
 def _write_in(node: Node, value: Any) -> None:
