@@ -48,3 +48,13 @@ def test_a_sparse_result_has_no_storage_of_its_own_and_does_not_disturb() -> Non
         sparse = torch.eye(3).to_sparse()
         assert sparse._nnz() == 3
     assert live.most >= 36
+
+
+def test_what_a_branch_returns_is_alive_and_it_runs() -> None:
+    """A model with `torch.cond` could not be planned: torch refused to run it within a mode."""
+    x = torch.ones(10)
+    branch = torch.ops.higher_order.cond
+    with LiveBytes() as live:
+        (y,) = branch(torch.tensor(True), lambda x: (x * 2,), lambda x: (x - 1,), (x,))
+        assert live.now() == 40
+    assert torch.equal(y, x * 2)

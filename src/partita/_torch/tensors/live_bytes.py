@@ -19,7 +19,8 @@ class LiveBytes(TorchDispatchMode):
     """Follows the storages that operators make in this block, on any device, meta and fake tensors included.
 
     What was there before the block does not count, nor do views of it. What a kernel takes and gives back by
-    itself is not seen.
+    itself is not seen, nor is what a branch or a loop (``torch.cond``, ``scan``) makes within and does not
+    return.
 
     Attributes:
         most: the most bytes that were alive after an operator, since the beginning or the last `start_anew`.
@@ -30,6 +31,8 @@ class LiveBytes(TorchDispatchMode):
     >>> live.most, live.now()
     (120, 80)
     """
+
+    supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()
