@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from partita._torch.autograd.engine import (
     AsSaved,
     accumulates_inside,
+    forget_hooks,
     hooks_made,
     hooks_paused,
     is_opaque,
@@ -130,3 +131,14 @@ def test_a_watched_leafs_gradient_is_shown_after_its_hooks_and_not_counted() -> 
     assert leaf.grad.tolist() == [2.0, 2.0]
     handle = other.register_hook(lambda gradient: gradient)  # more can be registered
     handle.remove()
+
+
+def test_hooks_of_compilers_are_not_counted() -> None:
+    x = torch.ones(1, requires_grad=True)
+    before = hooks_made()
+    x.register_hook(lambda gradient: gradient)
+    assert hooks_made() == before + 1
+    forget_hooks(before)
+    assert hooks_made() == before
+    x.register_hook(lambda gradient: gradient)
+    assert hooks_made() == before + 1

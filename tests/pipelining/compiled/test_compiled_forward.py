@@ -179,6 +179,24 @@ def test_equal_modules_of_the_users_share_their_compiled_graphs() -> None:
     assert len(compiled) == forwards[0]._artifacts.compiled == 2
 
 
+def test_a_stage_divides_its_first_backward_pass_too() -> None:
+    """Hooks that torch registers while it traces counted as the stage's: B was compiled too, for one pass."""
+    compiled: list[int] = []
+
+    def backend(gm: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
+        compiled.append(1)
+        return gm.forward
+
+    (comm,) = InProcessWorld(1).run(lambda comm: comm)
+    stage = _equal_blocks().build_stage(1, comm=comm)
+    stage.compile(backend)
+    (name,), (output,) = stage.border.inputs, stage.border.outputs
+    stage.forward(0, {name: torch.ones(2, WIDTH)}, train=True)
+    stage.backward_input(0, {output: torch.ones(2, WIDTH)})
+    stage.backward_weight(0)
+    assert len(compiled) == 3  # F, I and W
+
+
 def test_a_piece_runner_is_given_the_graphs_of_each_stage() -> None:
     runner = PlainRunner()
     pipe = _equal_blocks()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -19,6 +20,7 @@ from partita.errors import ExecutionError
 __all__ = [
     "AsSaved",
     "accumulates_inside",
+    "forget_hooks",
     "free_when_run",
     "hooks_made",
     "hooks_paused",
@@ -32,6 +34,9 @@ __all__ = [
 
 _WATCH = -1
 """Not the number of any other hook: torch counts from 0."""
+
+_forgotten = threading.local()
+"""``hooks``: how many were made while a compiler ran, in each thread: other threads may make some meanwhile."""
 
 _NEVER_IN_PART = ("NativeGroupNormBackward0",)
 """Asked for the gradients of the weights alone, with an input that is channels-last, it crashes the process
@@ -90,8 +95,17 @@ def run_backward(
 
 
 def hooks_made() -> int:
-    """Return a number that grows with each hook that Python code registers anywhere."""
-    return RemovableHandle.next_id
+    """Return a number that grows with each hook that Python code registers anywhere, but for those of
+    compilers (`forget_hooks`).
+    """
+    return RemovableHandle.next_id - getattr(_forgotten, "hooks", 0)
+
+
+def forget_hooks(before: int) -> None:
+    """Do not count, in this thread, the hooks made since `hooks_made` was ``before``: a compiler made them for
+    itself.
+    """
+    _forgotten.hooks = getattr(_forgotten, "hooks", 0) + hooks_made() - before
 
 
 def is_opaque(node: Node) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from partita._torch.autograd.compiled_node import mark
+from partita._torch.autograd.engine import forget_hooks, hooks_made
 from partita._torch.autograd.region_switches import OpenRegions
 from partita._torch.compile.refusal import (
     check_recurrent,
@@ -85,6 +86,7 @@ class CompiledForward:
         hands_on: bool = False,
     ) -> None:
         self._module = module
+        self._is_graph = isinstance(module, (GraphModule, TwoModes))
         self.options = options
         self.where = where
         self._shared = tuple(shared)
@@ -100,6 +102,7 @@ class CompiledForward:
     def __getstate__(self) -> dict[str, Any]:
         return {
             "_module": self._module,
+            "_is_graph": self._is_graph,
             "options": self.options,
             "where": self.where,
             "_shared": self._shared,
@@ -116,7 +119,7 @@ class CompiledForward:
         """Start a step. A compiler follows no hook of a submodule that is set later, and loses those of a
         backward pass; so with such hooks the step runs uncompiled.
         """
-        if isinstance(self._module, (GraphModule, TwoModes)):
+        if self._is_graph:
             return  # its submodules hold state, and are never called
         path = first_hook_inside(self._module)
         if path and not self.hooked:
@@ -126,9 +129,12 @@ class CompiledForward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.refused or self.hooked or modes_active():
             return self._as_it_is(*args, **kwargs)
+        before = hooks_made()
         try:
             entry = self._entry()
             result = self._run(entry, args, kwargs) if entry.ran else self._first_run(entry, args, kwargs)
+            if self._is_graph:
+                forget_hooks(before)  # tracers register some; code of a graph registers none
             if torch.is_grad_enabled():
                 mark(_tensors(result), entry.first_site)
             return result
