@@ -36,7 +36,7 @@ _WATCH = -1
 """Not the number of any other hook: torch counts from 0."""
 
 _forgotten = threading.local()
-"""``hooks``: how many were made while a compiler ran, in each thread: other threads may make some meanwhile."""
+"""``hooks``: how many were made while a compiler ran, in each thread, for others may make some meanwhile."""
 
 _NEVER_IN_PART = ("NativeGroupNormBackward0",)
 """Asked for the gradients of the weights alone, with an input that is channels-last, it crashes the process
@@ -102,8 +102,8 @@ def hooks_made() -> int:
 
 
 def forget_hooks(before: int) -> None:
-    """Do not count, in this thread, the hooks made since `hooks_made` was ``before``: a compiler made them for
-    itself.
+    """Do not count, in this thread, the hooks made since `hooks_made` was ``before``: a compiler made them
+    for itself.
     """
     _forgotten.hooks = getattr(_forgotten, "hooks", 0) + hooks_made() - before
 
