@@ -216,3 +216,24 @@ def test_what_a_stage_receives_and_hands_on_is_not_copied() -> None:
     assert {tuple(counts) for _, *counts in first} == {(1, 0)}, "it gets microbatches of the user's batch"
     assert {tuple(counts) for _, *counts in middle} == {(0, 0)}
     assert {tuple(counts) for _, *counts in last} == {(0, 1)}, "the model's result is the user's to keep"
+
+
+def test_sizes_that_take_turns_are_recorded_once() -> None:
+    """What was received in another size lay at another place each time."""
+    torch.manual_seed(0)
+    whole, mse = nn.Sequential(*(Block() for _ in range(2))), nn.functional.mse_loss
+    pipe = pipeline(whole, (torch.randn(2, 8),), stages=2)
+
+    def rank(comm: Comm) -> list[int]:
+        runner, stage = recording(), pipe.build_stage(comm.rank, comm=comm)
+        stage.compile(runner)
+        schedule = Schedule1F1B(stage, 4, mse)
+        recorded = []
+        for step in range(12):
+            x = torch.ones(4 * (2 + step % 2), 8)
+            schedule.step(x, target=x)
+            recorded.append(sum(counts(runner, "recorded").values()))
+        return recorded
+
+    for recorded in InProcessWorld(2).run(rank):
+        assert recorded[-4:] == recorded[-1:] * 4

@@ -157,3 +157,21 @@ def test_what_was_lent_outlives_the_region() -> None:
     del region
     torch.full((1000,), 7.0)
     assert result.unique().tolist() == [1.0]
+
+
+def test_a_region_that_is_called_on_what_it_has_returned_is_replayed() -> None:
+    """Each result lay at another place than the one before: it was recorded until it gave up."""
+    region = CudaGraphModule(
+        torch.fx.symbolic_trace(lambda x: x + 1),
+        recorder=ReplayRecorder(),
+        saved_outputs=[0],
+        max_recordings=3,
+    )
+    value = torch.zeros(4)
+    with torch.no_grad():
+        for _ in range(20):
+            value = region(value)
+    assert value.tolist() == [20.0] * 4
+    info = region.cache_info()
+    assert not info.gave_up
+    assert info.hits > 10

@@ -48,16 +48,21 @@ def test_what_is_read_longer_than_expected_is_not_overwritten(stable: StableMemo
     memory = InputMemory(stable, 2)
     kept = take(memory, 0).fill_(1)
     again = take(memory, 0)
-    assert slot_of(stable, again) is None
-    again.fill_(2)
+    assert slot_of(stable, again) == 1, "it lies where nobody reads"
+    another = take(memory, 0, begins=False)
+    assert slot_of(stable, another) is None, "and what does not begin there, anywhere"
+    for value in (again, another):
+        value.fill_(2)
     assert kept.eq(1).all()
 
 
-def test_other_sizes_have_other_memory(stable: StableMemory) -> None:
+def test_sizes_that_take_turns_keep_their_memory(stable: StableMemory) -> None:
+    """Each change allocated anew, and was recorded anew."""
     memory = InputMemory(stable, 2)
-    assert take(memory, 0).shape == (2, 3)
-    larger = take(memory, 0, rows=4)
-    assert (larger.shape, slot_of(stable, larger)) == ((4, 3), 0)
+    addresses = [[take(memory, 0, rows=rows).data_ptr() for rows in (2, 4)] for _ in range(3)]
+    assert addresses[0] == addresses[1] == addresses[2]
+    assert slot_of(stable, take(memory, 0, rows=4)) == 0
+    assert slot_of(stable, take(memory, 0, rows=5)) is None, "there are as many recordings as slots"
     assert take(memory, 1, rows=0).shape == (0, 3)
 
 

@@ -18,9 +18,9 @@ def described(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The inputs of the calls that were described in full."""
     calls: list[Any] = []
 
-    def describe(values: Any, *rest: Any) -> Any:
+    def describe(values: Any, *rest: Any, **options: Any) -> Any:
         calls.append(values)
-        return describe_call(values, *rest)
+        return describe_call(values, *rest, **options)
 
     monkeypatch.setattr(module, "describe_call", describe)
     return calls

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -114,3 +115,32 @@ def test_the_halves_are_compiled_when_they_are_asked_for_and_compute_the_same(
     late = {id(where.node.variable): value for where, value in second_half(node)}  # type: ignore[attr-defined]
     for parameter, wanted in zip(model.parameters(), expected[1:], strict=True):
         assert torch.equal(late[id(parameter)], wanted)  # type: ignore[arg-type]
+
+
+class Viewed(nn.Module):
+    """The gradients of both parameters, and of the input, are views of the result's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.randn(2, 8)), nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ((x + self.first).view(4, 4) + self.second).view(2, 8)
+
+
+def test_gradients_that_lie_in_one_memory_are_added_up_apart() -> None:
+    """Autograd keeps each as ``.grad`` and adds the next one in place; ``torch.compile`` alone is wrong."""
+    torch.manual_seed(0)
+    model = Viewed()
+    reference = copy.deepcopy(model)
+    compiled = _compiled(model, [])
+    sent = []
+    for _ in range(3):
+        x = torch.randn(2, 8, requires_grad=True)
+        gradient = torch.randn(2, 8)
+        compiled(x).backward(gradient.clone())
+        reference(x.detach()).backward(gradient.clone())
+        sent.append((x.grad, gradient))
+    assert torch.equal(model.first.grad, reference.first.grad)
+    assert torch.equal(model.second.grad, reference.second.grad)
+    assert all(torch.equal(*pair) for pair in sent)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-__all__ = ["WeakStorage", "has_memory", "storage_key", "storage_of", "storage_span"]
+__all__ = ["WeakStorage", "has_memory", "on_one_memory", "storage_key", "storage_of", "storage_span"]
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
@@ -49,6 +51,25 @@ def storage_span(tensor: torch.Tensor) -> tuple[int, int]:
     """
     storage = tensor.untyped_storage()
     return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+
+
+def on_one_memory(tensors: Sequence[tuple[int, torch.Tensor]]) -> list[list[int]]:
+    """The numbers of tensors whose storages overlap, in bytes (what is handed out, or comes from elsewhere,
+    has a storage of its own on the same memory).
+    """
+    spans = []
+    for number, tensor in tensors:
+        start, stop = storage_span(tensor)
+        if start < stop:
+            spans.append((start, stop, number))
+    groups: list[list[int]] = []
+    end = 0
+    for start, stop, number in sorted(spans):
+        if not groups or start >= end:
+            groups.append([])
+        groups[-1].append(number)
+        end = max(end, stop)
+    return [numbers for numbers in groups if len(numbers) > 1]
 
 
 class WeakStorage:

@@ -32,22 +32,24 @@ class StableMemory:
         return type(self), ()
 
     def declare_storages(
-        self, owner: Hashable, storages: Iterable[torch.UntypedStorage], slot: int = 0
+        self, owner: Hashable, storages: Iterable[torch.UntypedStorage], slot: int | None = None
     ) -> None:
         """Declare the addresses of ``storages``, and keep them alive until ``owner`` declares others.
 
         Args:
-            slot: of the recording that returns them, see `partita.cudagraphs.recording.pool`.
+            slot: of the recording that returns them, or reads what is received there (see
+                `partita.cudagraphs.recording.pool`); None: they stay whatever the slot.
         """
         by_address = {storage.data_ptr(): storage for storage in storages}
-        fresh = {address: slot for address in by_address if address not in self}  # the others are handed on
+        fresh = [address for address in by_address if address not in self]  # the others are handed on
         self.declare(owner, by_address)
         self._storages |= by_address
-        self._slots |= fresh
+        if slot is not None:
+            self._slots |= dict.fromkeys(fresh, slot)
 
-    def slot_of(self, address: int) -> int:
-        """Return the slot of what lies at this address; 0 for what is in none."""
-        return self._slots.get(address, 0)
+    def slot_of(self, address: int) -> int | None:
+        """Return the slot of what lies at this address; None for what is in none, such as a parameter."""
+        return self._slots.get(address)
 
     def storage_at(self, address: int) -> torch.UntypedStorage | None:
         """Return the storage that was declared with this address; None where only the address was."""

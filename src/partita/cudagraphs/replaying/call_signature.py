@@ -16,7 +16,7 @@ import torch
 from partita._torch.tensors.subclasses import is_plain_tensor
 from partita.cudagraphs.facts.fixed_addresses import StableMemory
 
-__all__ = ["CallSignature", "describe_call", "modes"]
+__all__ = ["CallSignature", "describe_call", "is_copied", "modes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,8 @@ class CallSignature:
         copied: indices of the inputs that are copied to a buffer.
         slot: the last one in which any of its inputs lies, of those that are used where they lie.
         slot_bytes: how much of its inputs lies in slots behind the first, and is used where it lies.
-        copies_slots: whether what lies in slots behind the first is copied.
+        lies_in_slots: whether any of its inputs lies in a slot, and is used where it lies.
+        copied_from: what lies in this slot, or one behind it, is copied; None: nothing is for that reason.
     """
 
     kind: tuple[Any, ...]
@@ -37,7 +38,8 @@ class CallSignature:
     copied: tuple[int, ...]
     slot: int = 0
     slot_bytes: int = 0
-    copies_slots: bool = False
+    lies_in_slots: bool = False
+    copied_from: int | None = None
 
 
 def describe_call(
@@ -46,18 +48,19 @@ def describe_call(
     static: frozenset[int],
     memory: StableMemory,
     *,
-    copies_slots: bool = False,
+    copied_from: int | None = None,
 ) -> CallSignature | str:
     """Return the signature of a call with these flat inputs; or why it can't be recorded.
 
     Args:
         static: indices of the inputs that are used where they lie, whatever is declared in ``memory``.
-        copies_slots: see `CallSignature`.
+        copied_from: see `CallSignature`.
     """
     kind: list[Any] = []
     addresses: list[int | None] = []
     copied: list[int] = []
     slot = slot_bytes = 0
+    lies_in_slots = False
     for number, value in enumerate(values):
         address = None
         if not isinstance(value, torch.Tensor):
@@ -75,16 +78,22 @@ def describe_call(
             kind.append((value.shape, value.stride(), value.dtype, value.device))
             base = value.untyped_storage().data_ptr()
             its_slot = memory.slot_of(base)
-            stays = base in memory and not (copies_slots and its_slot)
+            stays = base in memory and not is_copied(its_slot, copied_from)
             if value.numel() and (number in static or stays):
                 address = value.data_ptr()
-                slot = max(slot, its_slot)
+                slot = max(slot, its_slot or 0)
                 slot_bytes += value.nbytes if its_slot else 0
+                lies_in_slots |= its_slot is not None
             else:
                 copied.append(number)
         addresses.append(address)
     about_inputs = tuple(kind), tuple(addresses), tuple(copied)
-    return CallSignature(*about_inputs, slot, slot_bytes, copies_slots)
+    return CallSignature(*about_inputs, slot, slot_bytes, lies_in_slots, copied_from)
+
+
+def is_copied(slot: int | None, copied_from: int | None) -> bool:
+    """Whether what lies in a slot is copied; see `CallSignature`."""
+    return slot is not None and copied_from is not None and slot >= copied_from
 
 
 def modes(device_type: str) -> tuple[Any, ...]:

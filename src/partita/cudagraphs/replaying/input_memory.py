@@ -15,6 +15,10 @@ from partita.cudagraphs.replaying.outputs import placed
 __all__ = ["InputMemory"]
 
 
+_Kind = tuple[Hashable, tuple[int, ...], torch.dtype, str]
+"""What an input is called, its shape, dtype and device."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Part:
     """One tensor, on a storage of its own whose users can be counted."""
@@ -40,7 +44,7 @@ class InputMemory:
 
     Args:
         memory: where addresses are declared.
-        slots: how many there may be.
+        slots: how many there may be, and in each how many shapes of one input.
 
     >>> memory = InputMemory(StableMemory(), 2)
     >>> first, second = (memory.empty(number, "x", (2,), torch.float32, "cpu") for number in range(2))
@@ -52,12 +56,14 @@ class InputMemory:
 
     def __init__(self, memory: StableMemory, slots: int) -> None:
         self._memory = memory
-        self._parts: list[dict[Hashable, _Part]] = [{} for _ in range(slots)]
+        self._most = slots
+        self._parts: list[dict[_Kind, _Part]] = [{} for _ in range(slots)]
         self._slots: dict[Hashable, int] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Nothing of what is under way."""
-        return {"_memory": self._memory, "_parts": [{} for _ in self._parts], "_slots": {}}
+        parts: list[Any] = [{} for _ in range(self._most)]
+        return {"_memory": self._memory, "_most": self._most, "_parts": parts, "_slots": {}}
 
     def empty(
         self,
@@ -75,23 +81,27 @@ class InputMemory:
             begins: whether a microbatch that lies in no slot yet begins with this input. Where it began with
                 another one, which lies elsewhere, each pair of places would be a recording.
         """
-        slot = self._slot(microbatch) if begins else self._slots.get(microbatch)
-        if slot is None or 0 in shape:
-            return torch.empty(shape, dtype=dtype, device=device)
-        part = self._parts[slot].get(name)
-        if part is not None and part.memory.is_read:
-            return torch.empty(shape, dtype=dtype, device=device)
-        if part is None or (*part.tensor.shape, dtype) != (*shape, part.tensor.dtype):
-            tensor = torch.empty(shape, dtype=dtype, device=device)
-            part = self._parts[slot][name] = _Part.like(tensor)
-            self._memory.declare_storages((id(self), slot, name), [tensor.untyped_storage()], slot)
+        kind = name, tuple(shape), dtype, str(device)
+        slot = self._slot(microbatch, kind) if begins else self._slots.get(microbatch)
+        part = None if slot is None else self._parts[slot].get(kind)
+        if part is not None and not part.memory.is_read:
+            return part.tensor.detach()
+        tensor = torch.empty(shape, dtype=dtype, device=device)
+        if slot is None or part is not None or not tensor.numel():
+            return tensor
+        if sum(other[0] == name for other in self._parts[slot]) == self._most:
+            return tensor  # of so many kinds that recordings of the first would go
+        part = self._parts[slot][kind] = _Part.like(tensor)
+        self._memory.declare_storages((id(self), slot, kind), [tensor.untyped_storage()], slot)
         return part.tensor.detach()
 
-    def _slot(self, microbatch: Hashable) -> int | None:
+    def _slot(self, microbatch: Hashable, kind: _Kind) -> int | None:
         """The slot in which a microbatch lies, or the first of which nobody reads anything."""
         slot = self._slots.get(microbatch)
         if slot is not None:
-            return slot
+            part = self._parts[slot].get(kind)
+            if part is None or not part.memory.is_read:
+                return slot
         for free, parts in enumerate(self._parts):
             if any(part.memory.is_read for part in parts.values()):
                 continue
@@ -103,6 +113,6 @@ class InputMemory:
 
     def _end(self) -> None:
         for slot, parts in enumerate(self._parts):
-            for name in parts:
-                self._memory.declare((id(self), slot, name), ())
+            for kind in parts:
+                self._memory.declare((id(self), slot, kind), ())
         self._parts, self._slots = [], {}

@@ -21,7 +21,7 @@ it is the newer of the two, or in the next slot where that goes on and on.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from partita._torch.containers.pytree import flatten, unflatten
-from partita._torch.tensors.storage import storage_span
+from partita._torch.tensors.storage import on_one_memory
 from partita.cudagraphs.facts.fixed_addresses import StableMemory
 from partita.cudagraphs.facts.written_inputs import find_input_mutations
 from partita.cudagraphs.recording.recorder import GraphRecorder
@@ -69,8 +69,8 @@ class CudaGraphModule(nn.Module):
             saves for backward; they are not copied as long as that is so.
         memory: shared by all regions of a model.
         max_recordings: more recordings than this in a slot evict the one unused for longest. After as many in
-            a row that were never replayed again, the region gives up, and runs as it is. There are at most as
-            many slots.
+            a row that were never replayed again, the region gives up, and runs as it is. So many microbatches
+            under way together have slots.
         run: runs the graph, by default ``gm`` itself; a compiled version, for example.
         name: for messages.
 
@@ -110,7 +110,7 @@ class CudaGraphModule(nn.Module):
         self._saved = frozenset(saved_outputs)
         self._memory = memory if memory is not None else StableMemory()
         self._cache = RecordingCache(max_recordings, self._memory)
-        self._kept_bytes = 0
+        self._copied_from: int | None = None
         self._calls_modules = any(node.op == "call_module" for node in gm.graph.nodes)
         self._attributes = _attributes(gm)
 
@@ -166,11 +166,15 @@ class CudaGraphModule(nn.Module):
         # 3. Else: what this call has in common with others, a kind, and on what addresses it works.
         values, spec = flatten(args)
         self._check_grad(values, state)
-        call = self._described(values)
+
+        def kind_of(call: CallSignature) -> Hashable:
+            return call.kind, spec, settings, _kinds(state)
+
+        call = self._described(values, kind_of)
         if isinstance(call, str) or self._shares_written(args, values, call, state):
             return self._as_it_is(args)
         self._declare_static(values)
-        kind = (call.kind, spec, settings, _kinds(state))
+        kind = kind_of(call)
         key = (kind, call.addresses, tuple(tensor.data_ptr() for tensor in state))
 
         # 4. A recording of such a call is replayed, in the first slot where that overwrites nothing that
@@ -190,6 +194,10 @@ class CudaGraphModule(nn.Module):
         # 5. Else this call is the first of its kind, which warms up, or is recorded and replayed.
         if not cache.is_warm(kind):
             return self._warm_up(kind, args)
+        if cache.unused >= cache.max_size and call.lies_in_slots:
+            # called on what it has returned, it finds that at another place each time
+            self._copied_from, cache.unused = 0, 0
+            return self(*args)
         if cache.unused >= cache.max_size:
             self._give_up(
                 f"its last {cache.unused} recordings were not used a second time: shapes, numbers or "
@@ -204,16 +212,19 @@ class CudaGraphModule(nn.Module):
         cache.keep(key, entry)
         return self._replay(entry, values)
 
-    def _described(self, values: Sequence[Any]) -> CallSignature | str:
+    def _described(
+        self, values: Sequence[Any], kind_of: Callable[[CallSignature], Hashable]
+    ) -> CallSignature | str:
         """The signature of a call. A slot of its own takes the memory of what a recording returns once more.
         So where that is more than the inputs that lie in slots, these are copied, for one recording.
         """
         assert self.recorder is not None
         about = values, self.recorder.device_type, self._static, self._memory
-        call = describe_call(*about)
-        if isinstance(call, str) or call.slot_bytes >= self._kept_bytes or not call.slot:
+        call = describe_call(*about, copied_from=self._copied_from)
+        if isinstance(call, str) or not call.slot:
             return call
-        return describe_call(*about, copies_slots=True)
+        returned = self._cache.returned_bytes(kind_of(call), saved=not self._saved)
+        return describe_call(*about, copied_from=1) if returned > call.slot_bytes else call
 
     def _declare_static(self, values: Sequence[Any]) -> None:
         """Inputs that keep their addresses lie there for other regions too."""
@@ -241,14 +252,14 @@ class CudaGraphModule(nn.Module):
         assert self.recorder is not None
         result = self.recorder.warm_up(lambda: self._as_it_is(args))
         results = flatten(result)[0]
-        in_place = self._transient | self._saved
-        kept = [value for number, value in enumerate(results) if _is_tensor(value) and number not in in_place]
-        self._kept_bytes = sum(value.nbytes for value in kept)
+        sizes = {number: value.nbytes for number, value in enumerate(results) if _is_tensor(value)}
+        saved = sum(size for number, size in sizes.items() if number in self._saved)
+        kept = sum(size for number, size in sizes.items() if number not in self._transient) - saved
         if any(_is_tensor(value) and not value.is_leaf for value in results):
             self._give_up(
                 "it switches gradients on, and a replay has no history: keep no_grad around all of it"
             )
-        self._cache.note_warm(kind)
+        self._cache.note_warm(kind, kept, saved)
         return result
 
     def _record(
@@ -352,7 +363,7 @@ class CudaGraphModule(nn.Module):
         inputs = [(number, value) for number, value in enumerate(values) if _is_tensor(value)]
         return any(
             not copied.isdisjoint(numbers) and (-1 in numbers or not written.isdisjoint(numbers))
-            for numbers in _on_one_memory([*((-1, tensor) for tensor in state), *inputs])
+            for numbers in on_one_memory([*((-1, tensor) for tensor in state), *inputs])
         )
 
     def _give_up(self, why: str) -> None:
@@ -374,25 +385,6 @@ def _attributes(gm: GraphModule) -> list[Node]:
 
 def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
-
-
-def _on_one_memory(tensors: Sequence[tuple[int, torch.Tensor]]) -> list[list[int]]:
-    """The numbers of tensors whose storages overlap, in bytes (what is handed out, or comes from elsewhere,
-    has a storage of its own on the same memory).
-    """
-    spans = []
-    for number, tensor in tensors:
-        start, stop = storage_span(tensor)
-        if start < stop:
-            spans.append((start, stop, number))
-    groups: list[list[int]] = []
-    end = 0
-    for start, stop, number in sorted(spans):
-        if not groups or start >= end:
-            groups.append([])
-        groups[-1].append(number)
-        end = max(end, stop)
-    return [numbers for numbers in groups if len(numbers) > 1]
 
 
 def _kinds(state: Sequence[torch.Tensor]) -> tuple[Any, ...]:

@@ -47,7 +47,7 @@ class RecordingCache:
     gave_up: str = ""
     _entries: OrderedDict[tuple[Hashable, int], RegionRecording] = field(default_factory=OrderedDict)
     _repeated: OrderedDict[tuple[Hashable, int], RepeatedCall] = field(default_factory=OrderedDict)
-    _warm: OrderedDict[Hashable, None] = field(default_factory=OrderedDict)
+    _warm: OrderedDict[Hashable, tuple[int, int]] = field(default_factory=OrderedDict)
     _renewed: OrderedDict[tuple[Hashable, int], None] = field(default_factory=OrderedDict)
 
     def fresh(self) -> RecordingCache:
@@ -113,9 +113,16 @@ class RecordingCache:
         """Return whether a call of that kind has been run as it is."""
         return kind in self._warm
 
-    def note_warm(self, kind: Hashable) -> None:
-        """Note that a call of that kind has been run as it is."""
-        self._warm[kind] = None
+    def returned_bytes(self, kind: Hashable, *, saved: bool) -> int:
+        """Return how many bytes a call of that kind returns, as far as known; with or without those saved."""
+        kept, saved_bytes = self._warm.get(kind, (0, 0))
+        return kept + saved_bytes if saved else kept
+
+    def note_warm(self, kind: Hashable, kept: int = 0, saved: int = 0) -> None:
+        """Note that a call of that kind has been run as it is, and how many bytes it has returned: for good,
+        and for backward.
+        """
+        self._warm[kind] = kept, saved
         if len(self._warm) > 4 * self.max_size:
             self._warm.popitem(last=False)
 

@@ -1,4 +1,4 @@
-"""Is a call the same as the one before? Seen at a glance, without describing it.
+"""Is a call the same as an earlier one? Seen at a glance, without describing it.
 
 The signature of a call (`partita.cudagraphs.replaying.call_signature`) reads shape, strides, dtype and
 address of each input in Python, which for a model of some hundred parameters takes longer than the launches
@@ -24,7 +24,7 @@ import torch
 from partita._torch.tensors.storage import storage_span
 from partita._torch.tensors.tensor_layouts import TensorLayouts
 from partita.cudagraphs.facts.fixed_addresses import StableMemory
-from partita.cudagraphs.replaying.call_signature import CallSignature
+from partita.cudagraphs.replaying.call_signature import CallSignature, is_copied
 from partita.cudagraphs.replaying.entry import RegionRecording
 
 __all__ = ["RepeatedCall", "repeated_call"]
@@ -34,7 +34,7 @@ _NUMBERS = frozenset({bool, int, float, complex, str, type(None)})
 
 @dataclass(frozen=True, slots=True)
 class RepeatedCall:
-    """The call that was replayed last.
+    """A call that was replayed, the last one of its recording.
 
     Attributes:
         key: of its recording in the cache.
@@ -46,7 +46,7 @@ class RepeatedCall:
         addresses: of the inputs that are used where they lie, by index.
         state_addresses: of what the graph holds.
         copied: indices of the inputs that are copied.
-        copies_slots: whether what lies in slots behind the first is among them.
+        copied_from: see `CallSignature`.
         kept_apart: spans of memory that no copied input may lie in.
     """
 
@@ -59,7 +59,7 @@ class RepeatedCall:
     addresses: tuple[tuple[int, int], ...]
     state_addresses: tuple[int, ...]
     copied: tuple[int, ...]
-    copies_slots: bool
+    copied_from: int | None
     kept_apart: frozenset[tuple[int, int]]
 
     def is_repeated_by(
@@ -89,7 +89,7 @@ class RepeatedCall:
     def _lies_elsewhere(self, value: torch.Tensor, memory: StableMemory) -> bool:
         """Whether an input that was copied may not be, or need not be."""
         start, stop = storage_span(value)
-        if start in memory and not (self.copies_slots and memory.slot_of(start)):
+        if start in memory and not is_copied(memory.slot_of(start), self.copied_from):
             return True
         return any(first < stop and start < last for first, last in self.kept_apart)
 
@@ -134,6 +134,6 @@ def repeated_call(
         tuple(addresses),
         tuple(tensor.data_ptr() for tensor in state),
         call.copied,
-        call.copies_slots,
+        call.copied_from,
         frozenset(apart),
     )

@@ -18,6 +18,7 @@ from torch import Tensor
 from partita._torch.autograd.compiled_node import asked, hide_missing, leave, site_of_node
 from partita._torch.compile.aot import AotGraph, Boxed
 from partita._torch.tensors.example_tensors import zeros_like_example
+from partita._torch.tensors.storage import storage_key
 from partita.pipelining.compiled.backward_cut import INPUTS, WEIGHTS, cut_backward
 from partita.pipelining.compiled.backward_graph import gradients_of
 from partita.pipelining.compiled.missing_gradients import without_gradients
@@ -120,6 +121,7 @@ class _Variant:
         self._count = len(gradients)
         self._without = [edge for edge, place in enumerate(graph.forward_tensors) if gradients[place] is None]
         self._whole: Boxed | None = None
+        self._aliases: tuple[int, ...] | None = None
         self._halves: dict[frozenset[int], _Halves] = {}
 
     def whole(self, values: list[Any]) -> Sequence[Any]:
@@ -127,7 +129,16 @@ class _Variant:
         if self._whole is None:
             self._whole = self._compile(self._graph)
         hide_missing(self._without)
-        return self._whole(self._taken(values))
+        taken_values = self._taken(values)
+        inputs = list(taken_values) if self._aliases is None else []
+        results = self._whole(taken_values)
+        if self._aliases is None:
+            self._aliases = _aliases(inputs, results)
+        if not self._aliases:
+            return results
+        # autograd keeps each as ``.grad`` and adds the next one in place: into that of another parameter, or
+        # into what is being sent
+        return [value.clone() if place in self._aliases else value for place, value in enumerate(results)]
 
     def first_half(self, values: list[Any], edges: frozenset[int]) -> Sequence[Any]:
         """I; W is left with the node."""
@@ -187,6 +198,19 @@ class _Variant:
         if piece is None:
             return None, (), ()
         return self._compile(self._graph.piece(piece.module, returned)), piece.inputs, piece.outputs
+
+
+def _aliases(inputs: Sequence[Any], results: Sequence[Any]) -> tuple[int, ...]:
+    """The positions of the results that lie in memory of an input, or of a result before them."""
+    seen = {storage_key(value) for value in inputs if isinstance(value, Tensor)}
+    aliases = []
+    for place, value in enumerate(results):
+        if isinstance(value, Tensor):
+            key = storage_key(value)
+            if key in seen:
+                aliases.append(place)
+            seen.add(key)
+    return tuple(aliases)
 
 
 def _second_half(halves: _Halves, kept: dict[str, Any]) -> Iterator[tuple[int, Tensor]]:
