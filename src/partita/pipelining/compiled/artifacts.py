@@ -26,8 +26,8 @@ class Artifacts:
 
     Attributes:
         options: what it was compiled with.
-        hands_on: whether what its graphs return is let go of when the microbatch has been through the stage; a
-            hint for a `PieceRunner`.
+        hands_on: whether what its graphs return is let go of when the microbatch has been through the stage:
+            a hint for a `PieceRunner`.
         compiled: how many graphs were compiled; equal ones count once.
         functions: the functions of stages, by their hashes.
     """
