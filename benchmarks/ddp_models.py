@@ -8,14 +8,16 @@ pass (torch 2.13), and a comparison with eager mode would be one of that.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import FunctionType
 from typing import Any
 
 import torch
 from torch import nn
 
-__all__ = ["MODELS", "Blocks", "Sizes", "make_model"]
+__all__ = ["MODELS", "Blocks", "Sizes", "make_model", "own_code", "with_own_code"]
 
 
 @dataclass(frozen=True)
@@ -48,11 +50,11 @@ MODELS = {
 
 
 class Blocks(nn.Module):
-    """Equal blocks, one after the other."""
+    """Equal blocks, one after the other; ``block`` makes one."""
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, count: int, block: Callable[[], nn.Module]) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(_block(sizes) for _ in range(sizes.blocks))
+        self.blocks = nn.ModuleList(block() for _ in range(count))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:
@@ -66,9 +68,23 @@ def make_model(sizes: Sizes) -> Blocks:
     Dynamo keeps what it has compiled by code: else one way of training would run the graphs of another.
     """
     torch.manual_seed(0)
-    shared: Any = Blocks.forward
-    own = FunctionType(shared.__code__.replace(), shared.__globals__, shared.__name__)
-    return type(Blocks.__name__, (Blocks,), {"forward": own})(sizes)
+    return with_own_code(Blocks)(sizes.blocks, partial(_block, sizes))
+
+
+def with_own_code(kind: Any) -> Any:
+    """Derive a class whose ``forward`` has code of its own."""
+    return type(kind.__name__, (kind,), {"forward": own_code(kind.forward)})
+
+
+def own_code(function: Any) -> Any:
+    """Copy a function: Dynamo keeps what it has compiled by code, so equal code would share graphs."""
+    return FunctionType(
+        function.__code__.replace(),
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
 
 
 def _block(sizes: Sizes) -> nn.Module:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -17,10 +16,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.ddp_models import Sizes, make_model
+from benchmarks.ddp_models import Sizes, make_model, own_code
 from partita.ddp import partita_ddp, replicate, use_partita_ddp_optimizer
 
-__all__ = ["CAP_MB", "PLANNED", "WAYS", "Setting", "Step", "own_code", "trainer"]
+__all__ = ["CAP_MB", "PLANNED", "WAYS", "Setting", "Step", "trainer"]
 
 Step = Callable[[], None]
 
@@ -65,17 +64,6 @@ class Setting:
     def wrapped(self) -> DistributedDataParallel:
         """Make the model in torch's DDP."""
         return DistributedDataParallel(self.model(), bucket_cap_mb=CAP_MB)
-
-
-def own_code(function: Any) -> Any:
-    """Copy a function: Dynamo keeps what it has compiled by code, so equal code would share graphs."""
-    return FunctionType(
-        function.__code__.replace(),
-        function.__globals__,
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
 
 
 def trainer(module: Any, batch: torch.Tensor) -> Step:

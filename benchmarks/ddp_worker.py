@@ -19,7 +19,7 @@ from benchmarks.ddp_ways import CAP_MB, PLANNED, WAYS, Setting, Step, trainer
 from benchmarks.harness import first_line
 from partita.ddp import replicate
 
-__all__ = ["REFERENCES", "main", "tasks", "turns", "warm"]
+__all__ = ["REFERENCES", "main", "print_line", "print_nothing", "tasks", "turns", "warm"]
 
 REFERENCES = ("alone", "alone in eager mode", "forward", "network")
 """References that are no way of training: no communication, or nothing else."""
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
     sizes, backend = MODELS[settings["model"]], settings["backend"]
-    done = _print_line if rank == 0 else _print_nothing
+    done = print_line if rank == 0 else print_nothing
     replica: Any = replicate(make_model(sizes), inner=backend)
     setting = Setting(sizes, sizes.batch(rank), backend, replica)
     references = _references(setting)
@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> None:
         _warm_up(step)
     done()
     steps, problems = warm(_ways(settings), lambda way: WAYS[way](setting), done)
-    alone = turns({"alone": references["alone"]}, settings["rounds"], _print_nothing)["alone"]
+    alone = turns({"alone": references["alone"]}, settings["rounds"], print_nothing)["alone"]
     compute_s = statistics.median(alone)
     done()
     parameters = sum(p.numel() * p.element_size() for p in make_model(sizes).parameters())
@@ -117,12 +117,13 @@ def _warm_up(step: Step) -> None:
         step()
 
 
-def _print_line() -> None:
+def print_line() -> None:
+    """Tell the process that shows the progress that one task is done."""
     print(flush=True)
 
 
-def _print_nothing() -> None:
-    pass
+def print_nothing() -> None:
+    """Of the ranks but the first."""
 
 
 def _plan(module: Any, step: Step) -> None:

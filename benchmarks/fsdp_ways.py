@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from benchmarks.compiled_pipeline import Gated, TransformerBlock
-from benchmarks.ddp_ways import own_code
+from benchmarks.ddp_models import Blocks, with_own_code
 from partita.fsdp import annotate_modules_for_dynamo
 
 __all__ = ["EAGER", "MODELS", "UNMARKED", "WAYS", "Setting", "Sizes", "make_model"]
@@ -47,30 +47,14 @@ class Sizes:
 MODELS = {"llama": Sizes(6, 384, rows=4, tokens=128), "tiny": Sizes(2, 16, rows=1, tokens=4)}
 
 
-class Blocks(nn.Module):
-    """Equal blocks, one after the other; ``block`` makes one."""
-
-    def __init__(self, sizes: Sizes, block: Callable[[], nn.Module]) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(block() for _ in range(sizes.blocks))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x
-
-
 def make_model(sizes: Sizes) -> Any:
     """Make a model, the same on every rank, with code of its own.
 
     Dynamo keeps what it has compiled by code: else one way of training would run the graphs of another.
     """
     torch.manual_seed(0)
-    root, inner = (
-        type(kind.__name__, (kind,), {"forward": own_code(kind.forward)})
-        for kind in (Blocks, TransformerBlock)
-    )
-    return root(sizes, lambda: inner(sizes.width, Gated(sizes.width), rotary=True))
+    root, inner = with_own_code(Blocks), with_own_code(TransformerBlock)
+    return root(sizes.blocks, lambda: inner(sizes.width, Gated(sizes.width), rotary=True))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from benchmarks.ddp_network import sent_bytes, set_rate
 from benchmarks.ddp_ways import Step, trainer
-from benchmarks.ddp_worker import turns, warm
+from benchmarks.ddp_worker import print_line, print_nothing, turns, warm
 from benchmarks.fsdp_ways import MODELS, WAYS, Setting, Sizes, make_model
 
 __all__ = ["ALONE", "NETWORK", "UNLIMITED", "checked_step", "main", "mean_gradients", "tasks"]
@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> None:
     settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
-    done = _print_line if rank == 0 else _nothing
+    done = print_line if rank == 0 else print_nothing
     setting = Setting(MODELS[settings["model"]], init_device_mesh("cpu", (size,)), settings["backend"])
     batch = setting.sizes.batch(rank)
     expected = mean_gradients(setting.sizes, batch)
@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> None:
     alone = trainer(torch.compile(make_model(setting.sizes), backend=setting.backend), batch)
     for _ in range(4):
         alone()
-    compute_s = statistics.median(turns({ALONE: alone}, settings["rounds"], _nothing)[ALONE])
+    compute_s = statistics.median(turns({ALONE: alone}, settings["rounds"], print_nothing)[ALONE])
     done()
     rates = _rates(setting.sizes, size, settings["relations"], compute_s)
     network = _network(setting.sizes, size)
@@ -131,14 +131,6 @@ def _network(sizes: Sizes, ranks: int) -> Callable[[], None]:
             dist.reduce_scatter_tensor(shard, whole)
 
     return step
-
-
-def _print_line() -> None:
-    print(flush=True)
-
-
-def _nothing() -> None:
-    pass
 
 
 if __name__ == "__main__":

@@ -35,8 +35,14 @@ __all__ = [
 _WATCH = -1
 """Not the number of any other hook: torch counts from 0."""
 
-_forgotten = threading.local()
-"""``hooks``: how many were made while a compiler ran, in each thread, for others may make some meanwhile."""
+
+class _Forgotten(threading.local):
+    """Counts the hooks that compilers have made in a thread, for others may make some meanwhile."""
+
+    hooks = 0
+
+
+_forgotten = _Forgotten()
 
 _NEVER_IN_PART = ("NativeGroupNormBackward0",)
 """Asked for the gradients of the weights alone, with an input that is channels-last, it crashes the process
@@ -98,14 +104,14 @@ def hooks_made() -> int:
     """Return a number that grows with each hook that Python code registers anywhere, but for those of
     compilers (`forget_hooks`).
     """
-    return RemovableHandle.next_id - getattr(_forgotten, "hooks", 0)
+    return RemovableHandle.next_id - _forgotten.hooks
 
 
 def forget_hooks(before: int) -> None:
     """Do not count, in this thread, the hooks made since `hooks_made` was ``before``: a compiler made them
     for itself.
     """
-    _forgotten.hooks = getattr(_forgotten, "hooks", 0) + hooks_made() - before
+    _forgotten.hooks += hooks_made() - before
 
 
 def is_opaque(node: Node) -> bool:
