@@ -21,6 +21,7 @@ __all__ = [
     "SET_GRAD",
     "OpenRegions",
     "autocast_nesting",
+    "is_any_autocast_enabled",
     "is_barrier_function",
     "leave_open",
     "level_change",
@@ -154,6 +155,11 @@ def EMPTY_CACHE() -> None:  # noqa: N802
     torch.autocast_increment_nesting()
     if torch.autocast_decrement_nesting() == _SCOPES.open:
         torch.clear_autocast_cache()
+
+
+def is_any_autocast_enabled() -> bool:
+    """Return whether autocast is on for some device; costs a fraction of asking for a tensor's."""
+    return torch._C._is_any_autocast_enabled()
 
 
 def autocast_nesting() -> int:

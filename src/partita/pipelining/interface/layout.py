@@ -7,7 +7,7 @@ gaps. Most values have none (they are *compact*); the others are put in place wh
 
     sent      x[:, 8:] of x [2, 16, 4]      shape [2, 8, 4], stride [64, 4, 1], 128 bytes into x
     data      its 64 numbers
-    trailer   strided, its storage, its offset there, 64, 4, 1
+    trailer   0 (not all values are compact), strided, its storage, its offset there, 64, 4, 1
     rebuilt   memory from its first to its last number, as_strided, copy_
 
 Values of one message that share a storage, such as the pieces of one ``chunk``, share one at the receiver
@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 import torch
 from torch import Tensor
@@ -27,7 +27,17 @@ from torch import Tensor
 from partita._torch.tensors.tensor_text import short_name
 from partita.errors import ExecutionError
 
-__all__ = ["copied", "empty_trailer", "is_compact", "laid_out", "packed", "trailer_length", "trailer_of"]
+__all__ = [
+    "are_compact",
+    "compact_trailer",
+    "copied",
+    "empty_trailer",
+    "is_compact",
+    "laid_out",
+    "packed",
+    "trailer_length",
+    "trailer_of",
+]
 
 _ALIGNED = 64
 """The alignment in bytes of what torch allocates on a CPU. Matrix products of MKL and oneDNN were seen to
@@ -35,8 +45,9 @@ differ for other offsets."""
 
 _MISSING, _COMPACT, _STRIDED = 0, 1, 2
 _FIXED = 3
-"""A trailer has for each value one of the kinds above, the number of its storage, its offset there, and its
-strides. For missing and compact values the kind is repeated instead."""
+"""A trailer begins with 1 where all values are compact, else with 0. Then it has for each value one of the
+kinds above, the number of its storage, its offset there, and its strides. For missing and compact values the
+kind is repeated instead."""
 
 
 def is_compact(tensor: Tensor) -> bool:
@@ -54,7 +65,7 @@ def trailer_length(data: Sequence[Tensor]) -> int:
     Args:
         data: tensors of the values' shapes.
     """
-    length = 0
+    length = 1
     for tensor in data:
         length += _FIXED + tensor.dim()
     return length
@@ -73,8 +84,26 @@ def empty_trailer(data: Sequence[Tensor]) -> Tensor:
     return torch.empty(length, dtype=torch.int64, device="cpu")
 
 
+def are_compact(values: Sequence[Tensor | None]) -> TypeGuard[Sequence[Tensor]]:
+    """Whether all values of a message are there and compact, so that `compact_trailer` is its trailer."""
+    for value in values:
+        if value is None or value.layout is not torch.strided or not is_compact(value):
+            return False
+    return True
+
+
+@lru_cache(maxsize=1024)
+def compact_trailer(dims: tuple[int, ...]) -> Tensor:
+    """Return the trailer of a message whose values are all compact. It is shared: don't write to it.
+
+    Args:
+        dims: how many dimensions each value has.
+    """
+    return _as_tensor((_COMPACT,) * (1 + sum(_FIXED + dim for dim in dims)))
+
+
 def trailer_of(values: Sequence[Tensor | None], data: Sequence[Tensor]) -> Tensor:
-    """Return the trailer of a message. It may be shared with other messages: don't write to it.
+    """Return the trailer of any message. It may be shared with other messages: don't write to it.
 
     Args:
         values: what is sent; None for a value that is missing.
@@ -83,15 +112,14 @@ def trailer_of(values: Sequence[Tensor | None], data: Sequence[Tensor]) -> Tenso
     Returns:
         int64, on the CPU.
     """
-    for value in values:
-        if value is None or not is_compact(value):
-            return _as_tensor(_numbers(values, data))
-    return _as_tensor((_COMPACT,) * trailer_length(data))
+    if are_compact(values):
+        return compact_trailer(tuple(tensor.dim() for tensor in data))
+    return _as_tensor(_numbers(values, data))
 
 
 def _numbers(values: Sequence[Tensor | None], data: Sequence[Tensor]) -> tuple[int, ...]:
     places = _places([None if value is None or is_compact(value) else value for value in values])
-    numbers: list[int] = []
+    numbers = [0]
     for value, place, sent in zip(values, places, data, strict=True):
         if value is not None and place is not None:
             numbers += (_STRIDED, place.storage, place.offset, *value.stride())
@@ -131,11 +159,11 @@ def laid_out(trailer: Tensor, data: Sequence[Tensor]) -> list[Tensor | None]:
         None for a value that is missing.
     """
     numbers = trailer.tolist()
-    if numbers.count(_COMPACT) == len(numbers):
+    if numbers[0]:
         return [*data]
     values: list[Tensor | None] = []
     moved: dict[int, list[_Moved]] = {}
-    end = 0
+    end = 1
     for number, received in enumerate(data):
         start, end = end, end + _FIXED + received.dim()
         kind, storage, offset = numbers[start : start + _FIXED]

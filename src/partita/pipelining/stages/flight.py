@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from partita._torch.autograd.region_switches import is_any_autocast_enabled
 from partita._torch.containers.pytree import tree_map
 from partita.errors import ExecutionError
 from partita.pipelining.recompute.checkpointed_pass import CheckpointedPass
@@ -50,7 +51,8 @@ def leaf_of(value: Tensor, *, wants_gradient: bool, leaf_uncut: bool = False) ->
     leaf = value.detach()
     if not wants_gradient:
         return leaf
-    if not leaf_uncut and leaf.layout is torch.strided and torch.is_autocast_enabled(leaf.device.type):
+    is_cast = is_any_autocast_enabled() and torch.is_autocast_enabled(leaf.device.type)
+    if is_cast and not leaf_uncut and leaf.layout is torch.strided:
         with torch.no_grad():
             leaf = leaf.view_as(leaf)
     return leaf.requires_grad_()

@@ -11,6 +11,7 @@ __all__ = [
     "all_copied_back",
     "as_bytes",
     "copied_back",
+    "is_sendable",
     "staged_for_receiving",
     "staged_for_sending",
 ]
@@ -18,14 +19,14 @@ __all__ = [
 
 def staged_for_sending(tensor: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return `tensor` itself where it is contiguous, on the device and of the dtype; else a copy that is."""
-    if _is_dense(tensor) and tensor.device == device and tensor.dtype == dtype and not tensor.requires_grad:
+    if tensor.device == device and tensor.dtype == dtype and is_sendable(tensor):
         return tensor
     return tensor.detach().to(device, dtype).resolve_conj().resolve_neg().contiguous()
 
 
 def staged_for_receiving(buffer: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return `buffer` where it can be filled as it is; else a new tensor, which `copied_back` copies."""
-    if not _is_dense(buffer) or buffer.device != device:
+    if buffer.device != device or not is_sendable(buffer.detach()):
         return torch.empty(buffer.shape, dtype=buffer.dtype, device=device)
     return buffer.detach() if buffer.requires_grad else buffer
 
@@ -37,13 +38,10 @@ def copied_back(tensor: torch.Tensor, staged: torch.Tensor) -> Callable[[], None
     return partial(_copy, tensor, staged)
 
 
-def all_copied_back(
-    tensors: Sequence[torch.Tensor], staged: Sequence[torch.Tensor]
-) -> Callable[[], None] | None:
-    """Return a function that copies each of `staged` to its tensor; None where all have the same memory."""
-    pairs = [(to, one) for to, one in zip(tensors, staged, strict=True) if to is not one]
-    needed = [copy for to, one in pairs if (copy := copied_back(to, one)) is not None]
-    return partial(_run_all, needed) if needed else None
+def all_copied_back(tensors: Sequence[torch.Tensor], staged: Sequence[torch.Tensor]) -> Callable[[], None]:
+    """Return a function that copies each of `staged` to its tensor, where that has other memory."""
+    pairs = zip(tensors, staged, strict=True)
+    return partial(_run_all, [copy for to, one in pairs if (copy := copied_back(to, one)) is not None])
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -51,9 +49,11 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(-1).view(torch.uint8)
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the tensor's memory, read in order, is its value (a lazy conjugate's is not)."""
-    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+def is_sendable(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's memory, read in order, is its value (a lazy conjugate's is not), and no gradient
+    is wanted.
+    """
+    return tensor.is_contiguous() and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg())
 
 
 def _run_all(functions: Sequence[Callable[[], None]]) -> None:

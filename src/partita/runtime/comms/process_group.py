@@ -299,7 +299,7 @@ class ProcessGroupComm:
             raise self._detector.failure.to_error()
         if self._closed:
             raise ExecutionError(f"rank {self.rank} uses a comm that it has closed: make a new one")
-        if not self._is_own:
+        if os.getpid() != self._process:
             raise ExecutionError(_forked_by(self.rank))
 
     # Failure.

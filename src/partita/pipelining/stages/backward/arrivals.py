@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from operator import setitem
 
 from torch import Tensor
 
@@ -28,19 +29,20 @@ class Arrivals:
 
     def __init__(self, leaves: Sequence[Tensor]) -> None:
         self._leaves = leaves
-        self._other_layout: dict[int, Tensor] = {}
+        self._other_layout: dict[int, Tensor | None] = {}
         for number, leaf in enumerate(leaves):
-            watch_gradient(leaf, partial(_keep_other_layout, self._other_layout, number, is_compact(leaf)))
+            keep = _keep_other_layout if is_compact(leaf) else setitem
+            watch_gradient(leaf, partial(keep, self._other_layout, number))
 
     def gradients(self) -> list[Tensor | None]:
         """The gradient of each leaf; None where none arrived."""
         other_layout = self._other_layout
+        if not other_layout:
+            return [leaf.grad for leaf in self._leaves]
         return [other_layout.get(number, leaf.grad) for number, leaf in enumerate(self._leaves)]
 
 
-def _keep_other_layout(
-    gradients: dict[int, Tensor], number: int, leaf_is_compact: bool, gradient: Tensor | None
-) -> None:
+def _keep_other_layout(gradients: dict[int, Tensor | None], number: int, gradient: Tensor | None) -> None:
     """Keep only what ``.grad`` may not have as it is: a reference to another would make autograd copy it."""
-    if gradient is not None and not (leaf_is_compact and is_compact(gradient)):
+    if gradient is not None and not is_compact(gradient):
         gradients[number] = gradient

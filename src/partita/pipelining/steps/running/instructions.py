@@ -11,7 +11,13 @@ from torch import Tensor
 from partita._torch.autograd.engine import hooks_made
 from partita.errors import ExecutionError, PartitaError, SignatureMismatch
 from partita.pipelining.blocks.transfer import receive_bundle, send_bundle
-from partita.pipelining.interface.layout import empty_trailer, packed, trailer_of
+from partita.pipelining.interface.layout import (
+    are_compact,
+    compact_trailer,
+    empty_trailer,
+    packed,
+    trailer_of,
+)
 from partita.pipelining.interface.values import Value
 from partita.pipelining.stages.flight import detached
 from partita.pipelining.stages.stage import Stage
@@ -172,6 +178,11 @@ class Send(_Transfer):
     answered: tuple[Send, ...] = ()
     unanswered: tuple[Send, ...] = ()
     handles: list[Handle] = field(default_factory=list)
+    _trailer: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        super(Send, self).__post_init__()
+        self._trailer = compact_trailer(tuple(len(value.shape) for value in self._tensors))
 
     def run(self) -> None:
         for earlier in self.answered:
@@ -185,13 +196,16 @@ class Send(_Transfer):
             self.handles += send_bundle(comm, outbox[name], self.rank, tag)
         if self._tensors:
             tensors = [outbox.get(name) for name in self._names]
-            data = [
-                self._blank(value) if tensor is None else packed(tensor)
-                for value, tensor in zip(self._tensors, tensors, strict=True)
-            ]
-            data.append(trailer_of(tensors, data))
-            self.handles.append(comm.send_together(data, self.rank, self._tags))
+            message = (*tensors, self._trailer) if are_compact(tensors) else self._packed(tensors)
+            self.handles.append(comm.send_together(message, self.rank, self._tags))
         outbox.clear()
+
+    def _packed(self, tensors: Sequence[Tensor | None]) -> list[Tensor]:
+        data = [
+            self._blank(value) if tensor is None else packed(tensor)
+            for value, tensor in zip(self._tensors, tensors, strict=True)
+        ]
+        return [*data, trailer_of(tensors, data)]
 
     def _blank(self, value: Value) -> Tensor:
         """A message has all of its values: zeros stand for what is not there."""

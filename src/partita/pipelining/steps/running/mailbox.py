@@ -49,11 +49,12 @@ class Inbox:
         if self.handles:
             self.wait()
         values, self.values = self.values, {}
-        for names, trailer, data in self.messages:
-            for name, value in zip(names, laid_out(trailer, data), strict=True):
-                if value is not None:
-                    values[name] = value
-        self.messages.clear()
+        if self.messages:
+            for names, trailer, data in self.messages:
+                for name, value in zip(names, laid_out(trailer, data), strict=True):
+                    if value is not None:
+                        values[name] = value
+            self.messages.clear()
         return values
 
     def clear(self) -> None:

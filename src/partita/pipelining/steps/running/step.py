@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -100,7 +100,7 @@ class StepState:
         stage = action.stage
         if self.inputs.routes:
             value = self.inputs.routes[microbatch].values[value.name]
-        shape = cast("tuple[int, ...]", value.shape)  # the sizes of a microbatch are numbers
+        shape: Any = value.shape  # the sizes of a microbatch are numbers
         memory = self._stages[stage].input_memory
         if memory is None or action.is_send:
             return torch.empty(shape, dtype=value.dtype, device=self.devices[stage])
