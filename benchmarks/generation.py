@@ -28,6 +28,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from benchmarks.harness import MIN_ROUNDS, Ratio, progress_bar, ratio, write_json
+from partita.cli.models.hugging_face_config import import_transformers
 from partita.runtime import ProcessGroupComm
 
 __all__ = ["Row", "main", "measure"]
@@ -87,7 +88,11 @@ def main(*, quick: bool = False, json_path: Path | None = None, console: Console
 
     Args:
         quick: tiny models, few tokens, one round: whether it runs, not how fast.
+
+    Raises:
+        UsageError: transformers is not installed.
     """
+    import_transformers()  # before processes are started that would end without it
     console = console or Console()
     if quick:
         cases = [
@@ -206,6 +211,8 @@ def _on_processes(case: Case) -> _Answer:
             if not here.poll(_LIMIT_S):
                 raise RuntimeError(f"{case.stages} ranks still run after {_LIMIT_S:g} s: try --quick")
             answer: _Answer = here.recv()
+        except EOFError:
+            raise RuntimeError("a rank ended without an answer: its error stands above") from None
         finally:
             for process in processes:
                 process.join(_GRACE_S)

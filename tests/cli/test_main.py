@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 from partita import __version__
-from partita.cli.main import main
+from partita.cli import main as main_module
 
 
 def partita(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -128,7 +129,7 @@ def test_what_is_typed_wrongly_is_one_line(
     """These stood in a box of five lines, and in no line that a log could be searched for."""
     monkeypatch.setattr(sys, "argv", ["partita", *arguments.split()])
     with pytest.raises(SystemExit, match=r"^2$"):
-        main()
+        main_module.main()
     printed = capsys.readouterr()
     assert printed.err.startswith(line)
     assert (printed.out, printed.err.count("\n")) == ("", 1)
@@ -139,7 +140,21 @@ def test_without_a_command_the_help_is_shown(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["partita"])
     with pytest.raises(SystemExit, match=r"^2$"):
-        main()
+        main_module.main()
     printed = capsys.readouterr()
     assert "Usage: partita [OPTIONS] COMMAND" in printed.out + printed.err
     assert "Error" not in printed.out + printed.err
+
+
+def test_an_error_about_a_file_that_ends_too_early_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Typer takes every EOFError for the end of what is typed, and says nothing."""
+    app = typer.Typer()
+
+    @app.command()
+    def read_half() -> None:
+        raise EOFError("half a file")
+
+    monkeypatch.setattr(main_module, "app", app)
+    monkeypatch.setattr(sys, "argv", ["partita"])
+    with pytest.raises(EOFError, match="half a file"):
+        main_module.main()

@@ -101,7 +101,9 @@ def main() -> None:
             where = f" See {error.ctx.command_path} --help" if error.ctx is not None else ""
             _print_error("UsageError", f"{message if message[-1] in '.?' else f'{message}.'}{where}")
         sys.exit(error.exit_code)
-    except typer.Abort:
+    except typer.Abort as error:
+        if isinstance(error.__cause__, EOFError):  # no end of input: something that was read ended too early
+            raise error.__cause__ from None
         sys.exit(_INTERRUPTED)
     sys.exit(status if isinstance(status, int) else 0)
 
