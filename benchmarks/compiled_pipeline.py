@@ -23,6 +23,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 from torch.nn import functional
 
 from benchmarks.harness import MIN_ROUNDS, Ratio, in_turn, ratio, write_json
@@ -299,7 +300,8 @@ def _held(weights: Any) -> Iterator[Tensor]:
     """The tensors that the second half of a backward pass holds."""
     for node in weights._compiled:  # noqa: SLF001 - likewise
         yield from (value for value in node.partita_second.args[1].values() if isinstance(value, Tensor))
-    queue = [root.node for root, _ in weights._roots]  # noqa: SLF001 - likewise
+    # a root that is no edge is a parameter, whose gradient I has computed
+    queue = [root.node for root, _ in weights._roots if isinstance(root, GradientEdge)]  # noqa: SLF001
     yield from (seed for _, seed in weights._roots)  # noqa: SLF001 - likewise
     for catch, _ in (*weights._private, *weights._shared):  # noqa: SLF001 - likewise
         _, gradients = catch.starts()

@@ -76,6 +76,17 @@ def test_custom_functions_compute_all_gradients_at_once_and_operators_do_not() -
     assert not is_opaque(nn.Linear(3, 3)(x[None]).grad_fn)
 
 
+def test_kernels_that_compute_all_gradients_at_once_are_known() -> None:
+    x = torch.ones(2, 3, requires_grad=True)
+    norm = nn.BatchNorm1d(3)
+    assert is_opaque(norm(x).grad_fn)
+    assert not is_opaque(norm.eval()(x).grad_fn)  # which reads the batch for the weights alone
+    assert not is_opaque(nn.LayerNorm(3)(x).grad_fn)
+    assert is_opaque(nn.PReLU()(x).grad_fn)
+    query = x[None, None]
+    assert is_opaque(nn.functional.scaled_dot_product_attention(query, query, query).grad_fn)
+
+
 def test_a_saved_tensor_with_a_hook_is_seen() -> None:
     x, linear = torch.ones(2, 3, requires_grad=True), nn.Linear(3, 3)
     assert is_opaque(checkpoint(linear, x, use_reentrant=False).grad_fn)

@@ -49,6 +49,23 @@ _NEVER_IN_PART = ("NativeGroupNormBackward0",)
 (torch 2.13, CPU).
 """
 
+_AT_ONCE = frozenset(
+    {
+        # means over the batch, which the gradient of the input needs, are the gradients of the weights
+        *("NativeBatchNormBackward0", "NativeBatchNormLegitBackward0", "NativeBatchNormLegitBackward1"),
+        *("BatchNormWithUpdateBackward0", "CudnnBatchNormBackward0", "MiopenBatchNormBackward0"),
+        # all inputs, whatever is asked; recurrent layers of cuDNN and MIOpen go back through the inputs first
+        *("CudnnRnnBackward0", "LstmMpsBackward0", "MiopenRnnBackward0", "MkldnnRnnLayerBackward0"),
+        *("PreluKernelBackward0", "ThnnFusedGruCellBackward0", "ThnnFusedLstmCellBackward0"),
+        *("ScaledDotProductCudnnAttentionBackward0", "ScaledDotProductEfficientAttentionBackward0"),
+        *("ScaledDotProductFlashAttentionBackward0", "ScaledDotProductFlashAttentionForCpuBackward0"),
+        "ScaledDotProductFusedAttentionOverrideableBackward0",
+    }
+)
+"""Nodes that compute the gradients of some inputs in the time that those of all take (see torch's formulas
+of derivatives, and its kernels).
+"""
+
 
 class AsSaved:
     """For ``torch.autograd.graph.saved_tensors_hooks``: gives back what `pack` has packed, so it may run
@@ -118,11 +135,14 @@ def is_opaque(node: Node) -> bool:
     """Whether running the node twice, each time for some of its inputs, costs more than running it once, or
     can't be done.
 
-    It costs more where Python code (a custom ``autograd.Function``, what ``torch.compile`` made) or
-    unknown C++ computes the gradients of all inputs together, and where unpacking a saved tensor runs a hook:
-    a checkpoint computes its forward again, an offloaded tensor is fetched.
+    It costs more where Python code (a custom ``autograd.Function``, what ``torch.compile`` made), unknown C++
+    or one kernel computes the gradients of all inputs together, and where unpacking a saved tensor runs a
+    hook: a checkpoint computes its forward again, an offloaded tensor is fetched.
     """
-    if isinstance(node, BackwardCFunction) or type(node).__name__ in ("CppFunction", *_NEVER_IN_PART):
+    name = type(node).__name__
+    if isinstance(node, BackwardCFunction) or name in ("CppFunction", *_NEVER_IN_PART):
+        return True
+    if name in _AT_ONCE and getattr(node, "_saved_training", True):  # in evaluation there are no means
         return True
     return any(_is_hooked(getattr(node, name)) for name in _saved_names(type(node)))
 

@@ -10,8 +10,13 @@ from torch.fx import Node
 __all__ = ["ask_for_results", "has_output_mask", "operator_name"]
 
 _MASK = "output_mask"
-_NEVER_IN_PART = ("aten::native_group_norm_backward",)
-"""Asked for the gradients of weights alone it may crash the process (torch 2.13, CPU, channels-last)."""
+_NEVER_IN_PART = (
+    "aten::native_group_norm_backward",  # for weights alone it may crash the process (2.13, channels-last)
+    *(
+        "aten::native_batch_norm_backward",
+        "aten::batch_norm_backward",
+    ),  # takes as long for the input as for all
+)
 
 
 def operator_name(node: Node) -> str:

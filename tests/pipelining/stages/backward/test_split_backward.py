@@ -290,6 +290,45 @@ def test_the_halves_run_what_the_whole_runs(make: Callable[[], nn.Module]) -> No
     assert second["aten.mm"] == whole["aten.mm"] // 2  # the weights' half, shared or not
 
 
+class Latents(nn.Module):
+    """Attention whose queries are parameters: those of the keys and values go back in I."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries, self.mix = nn.Parameter(torch.randn(1, 2, 4, 8)), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        keys = self.mix(x).unflatten(0, (1, 2, -1))
+        return nn.functional.scaled_dot_product_attention(self.queries, keys, keys)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lstm(x)[0]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.PReLU(), nn.Linear(8, 8)),
+        Latents,
+        Recurrent,
+    ],
+    ids=["batch norm", "attention", "recurrent"],
+)
+def test_kernels_that_compute_all_gradients_at_once_run_once(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    whole, first, second = _counts(make(), torch.randn(6, 8, requires_grad=True))
+    kernels = {name for name in whole if name.endswith("backward")}
+    assert kernels
+    for name in kernels:
+        assert (first[name], second[name]) == (whole[name], 0), name
+
+
 def test_a_checkpointed_region_is_computed_again_once() -> None:
     model, calls = nn.Linear(WIDTH, WIDTH), []
 
