@@ -17,8 +17,9 @@ Some weights' gradients are *early*: computed in I, added to ``.grad`` in W. The
 - of a parameter that several nodes of the upper row use directly (a normalisation that is called twice):
   their shares must be added up in the order of the upper row;
 - what a node computes that would cost more if it ran twice: a custom ``autograd.Function``, a graph that the
-  user has compiled (one of ``Stage.compile`` has two halves of its own), a region that is checkpointed; or
-  what torch can't compute alone: those of a group normalisation;
+  user has compiled (one of ``Stage.compile`` has two halves of its own), a region that is checkpointed, a
+  kernel that computes all gradients at once (of batch normalisation, recurrent layers, attention); or what
+  torch can't compute alone: those of a group normalisation;
 - all, where hooks were registered in the forward pass: those on activations must run once.
 
 A reentrant checkpoint hides its parameters from the graph. There, all is done in I, and W has nothing to do.
