@@ -68,9 +68,23 @@ def test_what_computes_gradients_of_both_is_asked_by_each_for_its_own() -> None:
         for piece in (cut.pieces[INPUTS], cut.pieces[WEIGHTS])
     ]
     assert masks == [[True, False, False], [False, True, True]]
+    assert "w_1" not in cut.pieces[WEIGHTS].inputs  # whose shape is enough for its gradient
     values = _in_halves(cut, args)
     for name, expected in zip(cut.outputs, gm(*args), strict=True):
         assert torch.equal(values[name], expected)
+
+
+def test_a_batch_normalisation_is_not_asked_in_part() -> None:
+    """It takes as long for the gradient of the input as for all."""
+
+    def backward(g: Tensor, x: Tensor, w: Tensor, mean: Tensor, rstd: Tensor) -> tuple[Any, ...]:
+        mask = [True, True, True]
+        return tuple(aten.native_batch_norm_backward(g, x, w, None, None, mean, rstd, True, 1e-5, mask))
+
+    x, w = torch.randn(2, 4, 3, 3), torch.randn(4)
+    _, mean, rstd = aten.native_batch_norm(x, w, w, None, None, True, 0.1, 1e-5)
+    cut = cut_backward(_traced(backward, torch.randn_like(x), x, w, mean, rstd), {0})
+    assert list(cut.pieces) == [INPUTS]
 
 
 def test_a_group_normalisation_is_not_asked_in_part() -> None:
@@ -104,6 +118,27 @@ def test_an_elementwise_result_is_repeated_only_where_that_costs_nothing() -> No
     assert len(cut_backward(gm, {0}).pieces[WEIGHTS].inputs) == 3
     fused = cut_backward(gm, {0}, fuses=True).pieces[WEIGHTS]
     assert set(fused.inputs) == {"x_1", "g_1"}
+
+
+def test_of_two_ways_that_keep_as_much_w_repeats_less() -> None:
+    def backward(x: Tensor, w: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        h = (aten.mm(g, w) * 2).tanh()
+        return aten.mm(h, w), aten.mm(aten.t(h), x)
+
+    gm = _traced(backward, torch.randn(3, 4), torch.randn(4, 4), torch.randn(3, 4))
+    nodes = cut_backward(gm, {0}, fuses=True).pieces[WEIGHTS].module.graph.nodes
+    assert [node.target for node in nodes if node.op == "call_function"] == [aten.t.default, aten.mm.default]
+    assert all(node.users for node in nodes if node.op != "output")
+
+
+def test_what_has_several_results_is_not_repeated() -> None:
+    def backward(x: Tensor, w: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        values, places = aten.sort(g)
+        return aten.mm(values, w), aten.mm(aten.t(values), x) * places
+
+    gm = _traced(backward, torch.randn(4, 4), torch.randn(4, 4), torch.randn(4, 4))
+    second = cut_backward(gm, {0}, fuses=True).pieces[WEIGHTS]
+    assert not second.module.graph.find_nodes(op="call_function", target=aten.sort.default)
 
 
 def test_what_draws_random_numbers_runs_in_i() -> None:

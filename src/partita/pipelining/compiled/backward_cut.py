@@ -25,7 +25,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from partita._torch.operators.output_mask import ask_for_results, has_output_mask
-from partita.graph.effects import analyse
+from partita.graph.effects import analyse, metadata
 from partita.pipelining.compiled.backward_graph import copied, gradients_of
 from partita.pipelining.compiled.crossing import cheapest_crossing
 from partita.splitter import Piece, split
@@ -33,6 +33,8 @@ from partita.splitter import Piece, split
 __all__ = ["INPUTS", "WEIGHTS", "BackwardCut", "cut_backward"]
 
 INPUTS, WEIGHTS = "input", "weight"
+_WEIGHT = 2
+"""The position of the weight among the arguments of ``convolution_backward``."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,28 @@ def _ask_in_part(gm: GraphModule, first: set[Node]) -> None:
             ask_for_results(copy, {int(user.args[1]) for user in own})  # type: ignore[arg-type]
         for user in others:
             user.replace_input_with(node, twin)
+        _forget_weight(gm, twin)
+
+
+def _forget_weight(gm: GraphModule, node: Node) -> None:
+    """Let a convolution's gradient of the weight take memory of the weight's shape: it reads no more of it,
+    and the weight may be a copy in another layout, which W would keep.
+    """
+    if node.target is not torch.ops.aten.convolution_backward.default:
+        return
+    weight: Any = node.args[_WEIGHT]
+    mask: Any = node.args[-1]
+    value = metadata(weight)
+    if mask[0] or any(isinstance(size, torch.SymInt) for size in (*value.shape, *value.stride())):
+        return
+    with gm.graph.inserting_before(node):
+        blank = gm.graph.call_function(
+            torch.ops.aten.empty_strided.default,
+            (list(value.shape), list(value.stride())),
+            {"dtype": value.dtype, "device": value.device},
+        )
+    blank.meta = dict(weight.meta)
+    node.update_arg(_WEIGHT, blank)
 
 
 def _repeat(gm: GraphModule, first: set[Node], again: Collection[Node]) -> None:

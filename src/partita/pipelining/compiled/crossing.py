@@ -49,11 +49,12 @@ def cheapest_crossing(
     def repeatable(node: Node) -> bool:
         if node in fixed or not node.op.startswith("call_"):
             return False
-        if node in views or operator_name(node) in _CASTS or not isinstance(metadata(node), torch.Tensor):
+        if node in views or operator_name(node) in _CASTS or not _has_tensors(node):
             return node.target is not operator.getitem or repeatable(node.all_input_nodes[0])
         return fuses and torch.Tag.pointwise in getattr(node.target, "tags", ())
 
-    # From the second half backwards, so that of equal cuts the one is found that repeats least.
+    # Towards the second half, since networkx gives the least that can reach the sink: of equal cuts the one
+    # that repeats least, and nothing that the second half does not need.
     flow = networkx.DiGraph()
     queue, seen = list(demanded), set[Node]()
     while queue:
@@ -62,20 +63,20 @@ def cheapest_crossing(
             continue
         seen.add(node)
         costs_nothing = node.op == "get_attr" or node.name in free
-        flow.add_edge((node, "out"), (node, "in"), capacity=0 if costs_nothing else _bytes(node))
+        flow.add_edge((node, "in"), (node, "out"), capacity=0 if costs_nothing else _bytes(node))
         if node in demanded:
-            flow.add_edge("second", (node, "out"))
+            flow.add_edge((node, "out"), "second")
         if not repeatable(node):
-            flow.add_edge((node, "in"), "first")
+            flow.add_edge("first", (node, "in"))
             continue
         for operand in node.all_input_nodes:
-            flow.add_edge((node, "in"), (operand, "out"))
+            flow.add_edge((operand, "out"), (node, "in"))
             queue.append(operand)
         if not node.all_input_nodes:
-            flow.add_edge((node, "in"), "first", capacity=0)  # made from nothing
+            flow.add_edge("first", (node, "in"), capacity=0)  # made from nothing
     if not seen:
         return set()
-    _, (near_second, _) = networkx.minimum_cut(flow, "second", "first")
+    _, (_, near_second) = networkx.minimum_cut(flow, "first", "second")
     return {node for node in seen if (node, "in") in near_second}
 
 
@@ -84,6 +85,11 @@ def _demanded(gm: GraphModule, first: Collection[Node]) -> Iterator[Node]:
     for node in gm.graph.nodes:
         if node.op.startswith("call_") and node not in first:
             yield from (operand for operand in node.all_input_nodes if _is_outside(operand, first))
+
+
+def _has_tensors(node: Node) -> bool:
+    value = metadata(node)
+    return isinstance(value, (torch.Tensor, tuple, list))
 
 
 def _is_outside(node: Node, first: Collection[Node]) -> bool:
