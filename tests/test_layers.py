@@ -64,7 +64,7 @@ ROOMS = {
         ("export",),
     ),
     "planning": (
-        ("_check", "_json"),
+        ("_check", "_garbage", "_json"),
         ("hardware", "schedules"),
         ("costs",),
         ("plan",),

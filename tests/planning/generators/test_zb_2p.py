@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partita.errors import ScheduleError
 from partita.planning import Cluster, Schedule, StageCost, get_schedule, simulate, validate
+from partita.planning.generators.zb_h1 import zb_h1
 
 seconds = st.floats(0.25, 4.0)
 ZB2P = get_schedule("ZB2p")
@@ -138,3 +141,21 @@ def test_each_rank_has_its_own_memory() -> None:
     costs = [StageCost(1.0, 2.0, activation_bytes=1)] * 2
     schedule = ZB2P(2, 8, costs=costs, cluster=Cluster(2, memories=(2, 5)))
     assert simulate(schedule, costs).peak_bytes[0] <= 2
+
+
+def test_schedules_made_by_hand_are_made_once_for_several_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Two times of the same stages: a third of what ZB2p took was to make the same three schedules again.
+    module = importlib.import_module("partita.planning.generators.zb_2p")
+    module._handmade.cache_clear()
+    calls = []
+
+    def counted(*args: object, **kwargs: object) -> Schedule:
+        calls.append(args)
+        return zb_h1(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "zb_h1", counted)
+    for input_s in (0.5, 1.5):
+        costs = [StageCost(1.0, input_s + 1.0, input_s, 1.0)] * 3
+        ZB2P(3, 5, costs=costs)
+    module._handmade.cache_clear()
+    assert len(calls) == 1

@@ -62,20 +62,19 @@ class Planned:
 
     def _row(self, candidate: Candidate) -> CandidateRow:
         plan = candidate.plan
-        step = self.simulation if plan is self.plan else simulate_plan(plan)
         limits = (self.request.cluster.memory(rank) for rank in range(plan.ranks))
         fits = all(
-            limit is None or peak <= limit for peak, limit in zip(step.peak_bytes, limits, strict=True)
+            limit is None or peak <= limit for peak, limit in zip(candidate.peak_bytes, limits, strict=True)
         )
         again = [words for index in range(len(plan.stages)) if (words := recomputed_words(plan, index))]
         return CandidateRow(
             plan.schedule,
             len(plan.stages),
-            step.makespan_s,
-            step.bubble,
-            step.span_s,
-            step.span_bubble,
-            max(step.peak_bytes),
+            candidate.makespan_s,
+            candidate.bubble,
+            candidate.span_s,
+            candidate.span_bubble,
+            max(candidate.peak_bytes),
             fits,
             f"{len(again)} of {len(plan.stages)}" if again else "",
         )

@@ -19,6 +19,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from partita.errors import ScheduleError
+from partita.planning._garbage import no_garbage_collection
 from partita.planning.costs.stage_cost import StageCost
 from partita.planning.generators.interleaved_zero_bubble import interleaved_zero_bubble
 from partita.planning.generators.making.arguments import place
@@ -29,7 +30,7 @@ from partita.planning.generators.zb_h1 import zb_h1
 from partita.planning.generators.zb_h2 import zb_h2
 from partita.planning.hardware.cluster import Cluster
 from partita.planning.schedules.schedule import Schedule
-from partita.planning.simulating.simulate import simulate
+from partita.planning.simulating.summary import step_summary
 
 __all__ = ["zb_2p"]
 
@@ -81,7 +82,8 @@ def zb_2p(
         raise ScheduleError(
             f"ZB2p on {max(stage_ranks) + 1} ranks, with a cluster of {cluster.ranks}: give it as many"
         )
-    return _schedule(stage_ranks, microbatches, tuple(costs), cluster, memory_bytes)
+    with no_garbage_collection():
+        return _schedule(stage_ranks, microbatches, tuple(costs), cluster, memory_bytes)
 
 
 @lru_cache(maxsize=4)
@@ -97,15 +99,23 @@ def _schedule(
     limits = [memory_bytes] * (max(stage_ranks) + 1)
     if memory_bytes is None and cluster is not None:
         limits = [cluster.memory(rank) for rank in range(len(limits))]
-    for handmade in (zb_h1, zb_h2, interleaved_zero_bubble):
-        schedule = handmade(len(stage_ranks), microbatches, placement=stage_ranks)
-        result = simulate(schedule, costs, cluster)
+    for schedule in _handmade(stage_ranks, microbatches):
+        result = step_summary(schedule, costs, cluster)
         fits = all(
             limit is None or peak <= limit for peak, limit in zip(result.peak_bytes, limits, strict=True)
         )
         if fits and result.span_s < span_s * (1 - 1e-9):
             queues, span_s = [[list(schedule.actions(rank))] for rank in range(schedule.ranks)], result.span_s
     return Schedule("ZB2p", stage_ranks, microbatches, laid_out(queues, len(stage_ranks), "ZB2p"))
+
+
+@lru_cache(maxsize=1)
+def _handmade(stage_ranks: tuple[int, ...], microbatches: int) -> tuple[Schedule, ...]:
+    """The schedules for equal costs, which a search asks for with one cut after the other."""
+    return tuple(
+        handmade(len(stage_ranks), microbatches, placement=stage_ranks)
+        for handmade in (zb_h1, zb_h2, interleaved_zero_bubble)
+    )
 
 
 def _problem(

@@ -94,6 +94,10 @@ class Schedule:
 
     def in_flight(self) -> tuple[int, ...]:
         """For each stage, the most microbatches that it holds at once (all 0 without a backward pass)."""
+        return self._in_flight
+
+    @cached_property
+    def _in_flight(self) -> tuple[int, ...]:
         if not self.has_backward:
             return (0,) * self.stages
         current, most = [0] * self.stages, [0] * self.stages

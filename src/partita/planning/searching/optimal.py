@@ -21,7 +21,8 @@ from partita.planning.hardware.cluster import Cluster
 from partita.planning.hardware.placement import check_placement
 from partita.planning.schedules.schedule import Schedule
 from partita.planning.searching.orders.clock import Rows, make_schedule, rows_of, run_rows
-from partita.planning.simulating.simulate import peak_bytes, simulate
+from partita.planning.simulating._clock import step_times
+from partita.planning.simulating.memory import peak_bytes
 
 __all__ = ["OptimalSchedule", "optimal_schedule"]
 
@@ -116,7 +117,7 @@ def optimal_schedule(
         peaks = peak_bytes(schedule, costs)
         if any(limit is not None and peak > limit for peak, limit in zip(peaks, limits, strict=True)):
             continue
-        makespan_s = simulate(schedule, costs, cluster).makespan_s
+        makespan_s = step_times(schedule, costs, cluster).makespan_s
         if best is None or makespan_s < best[0]:
             best = makespan_s, schedule
     if best is None:

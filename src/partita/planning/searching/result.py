@@ -14,7 +14,7 @@ from partita.planning.schedules.schedule import Schedule
 from partita.planning.searching.layouts import Layout
 from partita.planning.searching.orders.clock import make_schedule, run_rows
 from partita.planning.searching.trial import Case, Trial
-from partita.planning.simulating.simulate import simulate
+from partita.planning.simulating.summary import step_summary
 
 __all__ = ["Candidate", "candidate_of"]
 
@@ -43,12 +43,12 @@ class Candidate:
 def candidate_of(case: Case, trial: Trial) -> Candidate:
     """The plan of a trial, simulated.
 
-    Where ranks share links or passes run together, only `simulate` knows the times; else the clock of the
+    Where ranks share links or passes run together, only the simulator knows the times; else the clock of the
     search has the same ones.
     """
     plan = _plan(case, trial)
     if _needs_simulation(case, trial):
-        result = simulate(schedule_of(plan), plan)
+        result = step_summary(schedule_of(plan), plan)
         return Candidate(
             plan, result.makespan_s, result.bubble, result.peak_bytes, result.span_s, result.span_bubble
         )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from partita.planning._check import require_count, require_part
+from partita.planning._garbage import no_garbage_collection
 from partita.planning.costs.cost_model import CostModel
 from partita.planning.generators.making.arguments import check_step_size
 from partita.planning.generators.registry import get_schedule, schedule_names
@@ -89,12 +90,13 @@ def search(
     shortage = too_little_memory(case, trains=request.trains)
     if shortage is not None:
         raise infeasible(request, shortage)
-    explorer = explore(case, kinds, stages_per_rank, with_lists=with_lists, progress=progress)
-    fitting = [trial for trial in explorer.ranked() if trial.fits]
-    if not fitting:
-        raise nothing_fits(request, explorer)
-    candidates = [candidate_of(case, trial) for trial in fitting]
-    candidates.sort(key=lambda one: (one.makespan_s, max(one.peak_bytes)))
-    best = candidates[0]
-    reasons = explain_cuts(costs, best.plan)
+    with no_garbage_collection():
+        explorer = explore(case, kinds, stages_per_rank, with_lists=with_lists, progress=progress)
+        fitting = [trial for trial in explorer.ranked() if trial.fits]
+        if not fitting:
+            raise nothing_fits(request, explorer)
+        candidates = [candidate_of(case, trial) for trial in fitting]
+        candidates.sort(key=lambda one: (one.makespan_s, max(one.peak_bytes)))
+        best = candidates[0]
+        reasons = explain_cuts(costs, best.plan)
     return [replace(best, plan=replace(best.plan, cuts=reasons)), *candidates[1:]]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from partita.errors import PlanError
 from partita.planning import _json
+from partita.planning._garbage import no_garbage_collection
 from partita.planning.costs.stage_cost import StageCost
 from partita.planning.hardware.cluster import Cluster
 from partita.planning.plan import Plan, StagePlan
@@ -178,22 +177,8 @@ def simulate(
         cluster = costs.cluster if cluster is None else cluster
         costs = stage_costs(costs)
     cluster = Cluster(schedule.ranks) if cluster is None else cluster
-    with _no_garbage_collection():
+    with no_garbage_collection():
         return _simulation(schedule, costs, cluster, step_times(schedule, costs, cluster, edges))
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Hundreds of thousands of spans are made, none of which refers to itself by any way: to look through
-    them for those that do takes as long as to make them.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _simulation(
