@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops import while_loop
 
 from partita._torch.fake.shapes import UnknownNumber, fake_values
 from partita.capture import capture
@@ -105,3 +106,19 @@ def test_a_number_that_is_only_asserted_need_not_be_known() -> None:
     assert isinstance(values["item"], UnknownNumber)
     assert values["max_1"].shape == ()
     assert values["add"].shape == (3,)
+
+
+class Loops(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        start = torch.zeros((), dtype=torch.int64), x.detach().clone()
+        with torch.no_grad():
+            _, y = while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 0.5), start)
+        return x + y
+
+
+def test_a_loop_whose_length_depends_on_data_has_the_shapes_of_what_it_carries() -> None:
+    # torch's while_loop asks the mode for a place for open sizes: "'NoneType' object has no attribute ...".
+    x = torch.ones(2, 3)
+    values = fake_values(capture(Loops(), (x,)).module, [x])
+    assert values["add"].shape == (2, 3)
+    assert all(type(size) is int for size in values["add"].shape)

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
 from partita._torch.operators.roofline import FixedSpeeds
+from partita.errors import PlanError
 from partita.pipelining import measure_units
 from partita.pipelining.measuring.costed_for import costed_for, most_common_dtype
 from partita.planning import CostedFor, get_device
@@ -16,6 +18,17 @@ def test_costs_say_which_device_they_are_for() -> None:
     costs = measure_units(model, (batch,), device=get_device("A100"))
     assert costs.costed_for == CostedFor("A100", "bfloat16", 312e12)
     assert measure_units(model, (batch,)).costed_for is None
+
+
+def test_a_device_is_given_by_its_name_too() -> None:
+    # The text had no speeds: "'str' object has no attribute ...", raised while units were measured.
+    with torch.device("meta"):
+        model, batch = nn.Linear(8, 8), torch.empty(4, 8)
+    assert measure_units(model, (batch,), device="a100") == measure_units(
+        model, (batch,), device=get_device("A100")
+    )
+    with pytest.raises(PlanError, match="there is no device 'A101': use A10"):
+        measure_units(model, (batch,), device="A101")
 
 
 def test_a_device_without_a_name_is_called_by_its_class() -> None:

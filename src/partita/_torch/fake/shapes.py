@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.fx import GraphModule, Interpreter, Node
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from partita._torch.export.open_sizes import only_checked
 from partita._torch.export.users_code import is_users
@@ -56,7 +57,11 @@ def fake_values(
     Raises:
         CaptureError: a shape or number depends on data; names the node and its line.
     """
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.set_grad_enabled(grad):
+    # torch's while_loop asks for a place for open sizes. All sizes are closed here: what depends on data is
+    # refused as without one.
+    sizes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+    tracing = FakeTensorMode(allow_non_fake_inputs=True, shape_env=sizes, static_shapes=True)
+    with tracing as mode, torch.set_grad_enabled(grad):
         fakes = [mode.from_tensor(value) if isinstance(value, torch.Tensor) else value for value in args]
         run = _Recorder(gm, mode, taken_after)
         run.run(*fakes, enable_io_processing=False)

@@ -53,7 +53,7 @@ from partita.pipelining.interface.compile_options import CompileArgument, Compil
 from partita.pipelining.interface.loss import LossSpec
 from partita.pipelining.interface.two_modes import ModeCut, TwoModes
 from partita.pipelining.measuring.link_times import links_between
-from partita.planning import Cluster, CostModel, Plan
+from partita.planning import Cluster, CostModel, Plan, get_device
 from partita.planning.hardware._sizes import read_bytes
 from partita.planning.searching.stages import too_many_stages
 
@@ -284,7 +284,7 @@ def measure_units(
     *,
     stages: int | None = None,
     repeats: int = REPEATS,
-    device: Speeds | None = None,
+    device: Speeds | str | None = None,
     loss_fn: Callable[..., Tensor] | None = None,
     target: Any = None,
     progress: Callable[[float], None] | None = None,
@@ -304,8 +304,9 @@ def measure_units(
         stages: how many stages are wanted: where there are fewer than four large units for each, smaller
             ones are taken.
         repeats: how many runs count, after one that does not.
-        device: what to work the seconds out for, such as ``partita.planning.get_device("H100")``. Without it,
-            a model on the meta device gets the seconds of no particular device, good for ratios only.
+        device: what to work the seconds out for: the name of a device, such as ``"H100"``, or one with speeds
+            of your own (`partita.planning.Device`). Without it, a model on the meta device gets the seconds
+            of no particular device, good for ratios only.
         loss_fn: the loss that the schedule will compute, called with what the model returns and ``target``:
             it is a part of the last unit. Without it the loss costs nothing.
         target: of one microbatch.
@@ -319,7 +320,9 @@ def measure_units(
     Raises:
         ArgumentError: ``compile`` with a ``device`` or a model on the meta device, where nothing runs.
         InfeasiblePlan: more stages than there are of the smallest units, before any is measured.
+        PlanError: the name of a device that is unknown.
     """
+    speeds = get_device(device) if isinstance(device, str) else device
     on_meta = not all(map(has_memory, module.parameters()))
     compiled_with = compile_options(compile)
     if compiled_with is not None and (device is not None or on_meta):
@@ -342,7 +345,7 @@ def measure_units(
         ends,
         captured.signature.flatten(mb_args, mb_kwargs or {}),
         repeats=repeats,
-        speeds=device,
+        speeds=speeds,
         loss=loss,
         progress=progress,
         compile_options=compiled_with,

@@ -237,6 +237,25 @@ def test_a_model_that_raises_without_gradients_is_refused_and_cut_for_training(
         pipeline(model, (x,), frontend="modules", modes="train", split_spec=within)
 
 
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return self.last(torch.cond(x.sum() > 0, lambda v: v * 2, lambda v: v - 1, (x,)))
+
+
+def test_what_torch_compiles_by_itself_is_refused_with_the_reason_and_cut_as_a_graph() -> None:
+    # It was said that the model does not take its example.
+    model, x = Branches(), torch.randn(2, 4)
+    message = r"Branches calls what torch compiles \(torch.cond, .*leave frontend= out"
+    with pytest.raises(CaptureError, match=message):
+        pipeline(model, (x,), stages=2, frontend="modules")
+    assert pipeline(model, (x,), stages=2, prove=False).num_stages == 2
+
+
 def test_an_example_that_the_model_does_not_take_is_refused() -> None:
     with pytest.raises(
         CaptureError, match=r"raises RuntimeError on the example in training .*give an example"

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from partita._torch.compile.refusal import is_refusal
 from partita._torch.containers.pytree import tree_map
 from partita._torch.fake.ghosts import referenced_by_python, undisturbed
 from partita._torch.modules.calls import (
@@ -310,6 +311,13 @@ def record(
 
 
 def _does_not_run(model: nn.Module, error: Exception, *, training: bool, grad: bool) -> CaptureError:
+    if is_refusal(error):
+        return CaptureError(
+            f"{type(model).__name__} calls what torch compiles (torch.cond, scan, map, while_loop, or a "
+            "function under torch.compile with fullgraph=True), and torch can't compile it while "
+            'frontend="modules" watches each call: leave frontend= out, which cuts the captured graph, or '
+            "branch in Python"
+        )
     mode = "training" if training else f"evaluation {'with' if grad else 'without'} gradients"
     only_training = "" if training else ", or modes='train' if it is called in training only"
     return CaptureError(
