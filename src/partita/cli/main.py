@@ -13,6 +13,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from partita._version import __version__
+from partita.cli.output.python_advice import python_advice
 from partita.cli.output.stdout import refuse_full_disk, take_any_character
 from partita.errors import ArgumentError, InfeasiblePlan, PartitaError, PlanError
 
@@ -92,7 +93,8 @@ def main() -> None:
     except BrokenPipeError:
         sys.exit(1)
     except PartitaError as error:
-        _print_error(type(error).__name__, str(error))
+        advice = python_advice(str(error))
+        _print_error(type(error).__name__, f"{error}\n({advice})" if advice else str(error))
         is_input = isinstance(error, ArgumentError | PlanError) and not isinstance(error, InfeasiblePlan)
         sys.exit(2 if is_input else 1)
     except _TYPED_WRONGLY as error:

@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 
 import partita
 from partita._torch.operators.roofline import FixedSpeeds
-from partita.errors import ArgumentError, NotProven, PlanError
+from partita.errors import ArgumentError, CaptureError, NotProven, PlanError
 from partita.graph.liveness import borders
 from partita.pipelining import measure_units, pipeline
 from partita.pipelining.frontends.graph.units.costs import _window_minima, cost_model, narrow_borders
@@ -378,3 +378,21 @@ def test_a_model_that_can_only_infer_is_told_how_it_is_cut() -> None:
         pipeline(model, (x,), stages=2)
     pipe = pipeline(model.requires_grad_(False), (x,), stages=2)
     assert torch.equal(pipe(x), model(x))
+
+
+class Chosen(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return self.last(x[x.sum(1) > 0])  # type: ignore[no-any-return]
+
+
+def test_on_the_meta_device_what_depends_on_data_is_named() -> None:
+    # `partita plan --devices` ended in torch's "register_meta function for torch.nonzero() raises ...".
+    with torch.device("meta"):
+        model, x = Chosen(), torch.empty(6, 4)
+    with pytest.raises(CaptureError, match=r"what 'index' returns depends on .* \(at return self\.last"):
+        measure_units(model, (x,), device="H100")

@@ -12,7 +12,9 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from partita._torch.autograd.region_switches import REGION_SWITCHES
+from partita._torch.fake.shapes import fake_values
 from partita._torch.operators.roofline import Speeds
+from partita._torch.tensors.storage import has_memory
 from partita.capture.open_sizes.sizes import Sizes
 from partita.capture.tracing.module_paths import module_path
 from partita.errors import PlanError
@@ -21,7 +23,7 @@ from partita.graph.levels import inside_levels
 from partita.graph.liveness import Border, borders
 from partita.pipelining.frontends.cuts.cuts import COMPUTES_NOTHING
 from partita.pipelining.frontends.graph.branches import branch_nodes
-from partita.pipelining.frontends.graph.units.unit_runs import GraphLoss, graph_units
+from partita.pipelining.frontends.graph.units.unit_runs import GraphLoss, GraphUnit, graph_units
 from partita.pipelining.frontends.graph.writes import uncut_positions
 from partita.pipelining.interface.compile_options import CompileOptions
 from partita.pipelining.measuring.costed_for import costed_for
@@ -104,11 +106,12 @@ def cost_model(
 
     Raises:
         PlanError: a unit can't be run, as one whose backward pass raises.
+        CaptureError: on the meta device, a shape or number depends on data; names the node and its line.
     """
     tensors = [value for value in (*gm.parameters(), *gm.buffers(), *args) if isinstance(value, Tensor)]
     devices = sorted({tensor.device for tensor in tensors if tensor.device.type == "cuda"}, key=str)
     with torch.random.fork_rng(devices), torch.enable_grad():
-        units = graph_units(gm, ends, args, loss)
+        units = _runnable_units(gm, ends, args, loss)
         runs = list({id(unit.run): unit.run for unit in units if unit.run is not None}.values())
         memories = {id(run): _memory_of(run) for run in runs}
         if compile_options is not None:
@@ -144,6 +147,18 @@ def cost_model(
         tied=_tied(parameters),
         costed_for=None if speeds is None else costed_for(gm.parameters(), speeds),
     )
+
+
+def _runnable_units(
+    gm: GraphModule, ends: Sequence[int], args: Sequence[Any], loss: GraphLoss | None
+) -> list[GraphUnit]:
+    """The units, each of which has run once."""
+    try:
+        return graph_units(gm, ends, args, loss)
+    except RuntimeError:
+        if not all(has_memory(arg) for arg in (*gm.parameters(), *args) if isinstance(arg, Tensor)):
+            fake_values(gm, args, grad=False)  # names what depends on data, which the meta device has not
+        raise
 
 
 def _memory_of(run: UnitRun) -> PassMemory:
