@@ -16,12 +16,14 @@ from torch import nn
 from torch.nn import functional
 
 from partita.ddp import replicate
-from partita.pipelining import PipelineStage, get_schedule_class
+from partita.pipelining import PipelineStage, Schedule1F1B, get_schedule_class
 from partita.runtime import Comm
 
 LONG = bool(os.environ.get("PARTITA_FUZZ_EXAMPLES"))
 SETTLED, STEPS = (800, 6000) if LONG else (50, 100)
 """After how many steps is counted what is there, and again."""
+REMADE = (2, 6)
+"""The same for what is made anew in each step, and connects the ranks each time."""
 MOST_BYTES = 1_000_000
 COUNTED = ("descriptors", "threads", "python threads", "shared memory")
 
@@ -51,11 +53,11 @@ def _there() -> dict[str, int]:
     }
 
 
-def _more(step: Callable[[], object]) -> dict[str, int]:
+def _more(step: Callable[[], object], settled: int = SETTLED, steps: int = STEPS) -> dict[str, int]:
     """What is there after the last step and was not when it had settled."""
     before: dict[str, int] = {}
-    for number in range(STEPS):
-        if number == SETTLED:
+    for number in range(steps):
+        if number == settled:
             _there()  # malloc treats the first list in another way than those after it
             before = _there()
         step()
@@ -82,6 +84,21 @@ def _replica(comm: Comm, kind: str) -> dict[str, int]:
     run: Any = torch.compile(replica, backend="partita_ddp") if kind == "compiled" else replica
     batch = torch.randn(8, 4)
     return _more(lambda: run(batch).sum().backward())
+
+
+def _schedules(comm: Comm) -> dict[str, int]:
+    torch.set_num_threads(1)
+    stage = PipelineStage(nn.Linear(4, 4), comm.rank, comm.size, torch.device("cpu"))
+    batch = torch.randn(8, 4)
+    return _more(lambda: Schedule1F1B(stage, 4, functional.mse_loss).step(batch, target=batch), *REMADE)
+
+
+def _replicas(_: Comm) -> dict[str, int]:
+    def remake() -> None:
+        replicate(nn.Linear(4, 4), inner="aot_eager")
+        gc.collect()  # a replicated module and its hooks hold each other
+
+    return _more(remake, *REMADE)
 
 
 def _assert_nothing(found: list[Any]) -> None:
@@ -112,3 +129,10 @@ def test_steps_of_a_pipeline_leave_nothing(kind: str) -> None:
 def test_steps_of_replicas_leave_nothing(kind: str) -> None:
     with patience(350.0):
         _assert_nothing(endings(2, _replica, kind))
+
+
+@pytest.mark.parametrize("remade", [_schedules, _replicas])
+def test_what_is_made_anew_and_never_closed_leaves_nothing(remade: Callable[[Comm], dict[str, int]]) -> None:
+    for ending in endings(2, remade):
+        assert ending.error is None, ending.text
+        assert all(ending.result[name] <= 0 for name in COUNTED), ending.result

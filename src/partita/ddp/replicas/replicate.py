@@ -114,6 +114,8 @@ def replicate(
             initial=initial,
             tracer=tracer,
         )
+        if isinstance(comm, ProcessGroupComm) and comm is not process_group:
+            comm.used_by(replication)
     name = type(module).__name__
     turn_into(replica_class, module, replication)
     _LOG.info("buckets of %s:\n%s", name, replication)

@@ -124,8 +124,9 @@ class PipelineSchedule:
         for stage in own_stages:
             stage.step_count = self._count
         with doing("making a schedule"):
-            self.comm: Comm = own_stages[0].comm or ProcessGroupComm.from_group(own_stages[0].group)
-        self._actions = Actions(self.stages, self.comm, loss_fn or own_stages[0].loss_fn)
+            first = own_stages[0]
+            self.comm: Comm = first.comm or ProcessGroupComm.from_group(first.group).used_by(self)
+        self._actions = Actions(self.stages, self.comm, loss_fn or first.loss_fn)
         with closed_on_error(self.comm, "making a schedule", _ALIKE) if self._owns_comm else nullcontext():
             self._join(own_stages)
 
@@ -212,7 +213,7 @@ class PipelineSchedule:
         self._count.steps = state["steps"]
 
     def close(self) -> None:
-        """Close the communicator, if the schedule made it. Done at exit if not called."""
+        """Close the comm, if the schedule made it. If not called: when the schedule is gone, or at exit."""
         if self._owns_comm:
             self.comm.close()
 

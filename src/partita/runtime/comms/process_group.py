@@ -36,6 +36,7 @@ from partita.runtime.comms._objects import HEADER_BYTES, as_tensor, pack, rest_b
 from partita.runtime.comms._operation import Operation, wait_all
 from partita.runtime.comms._starter import Starter
 from partita.runtime.comms.comm import MAX_TAG, Handle, check_peer, check_ranks, gather_through_rank_0
+from partita.runtime.comms.left_open import close_after, close_left_open
 from partita.runtime.comms.operation_errors import OperationErrors
 from partita.runtime.comms.own_groups import OwnGroups
 from partita.runtime.comms.rendezvous import meet_all
@@ -162,7 +163,15 @@ class ProcessGroupComm:
                 "that all hosts share"
             ) from error
         comm.barrier()  # a rank that has nothing to say must not leave while others still connect to it
+        close_left_open()
         return comm
+
+    def used_by(self, user: object) -> ProcessGroupComm:
+        """Close by itself when ``user``, the only one, is gone and the process makes its next comm. Returns
+        the comm.
+        """
+        close_after(user, self)
+        return self
 
     def connect(self, pairs: Iterable[tuple[int, int]], device: torch.device | None = None) -> None:
         """On NCCL, open one communicator for each directed pair; gloo is connected already."""
@@ -258,6 +267,13 @@ class ProcessGroupComm:
 
     def close(self) -> None:
         """Wait a few seconds for the others to close too, so that the store stays up until all are done."""
+        self._close(_CLOSE_GRACE_S)
+
+    def release(self) -> None:
+        """Close without waiting for the others, which need not know that this rank is done with it."""
+        self._close(0.0)
+
+    def _close(self, grace_s: float) -> None:
         if self._closed:
             return
         self._closed = True
@@ -268,11 +284,12 @@ class ProcessGroupComm:
             self._flush_objects()
             self._detector.leave(ending=False)
             self._groups.abort()
-            self._detector.wait_until_all_left(_CLOSE_GRACE_S)
+            self._detector.wait_until_all_left(grace_s)
         self._detector.stop()
         self._end_waits()
         self._groups.by_name.clear()
         self.launched.clear()
+        del self._starter.data  # a group's thread ends with it, and not when the collector comes
 
     def __enter__(self) -> ProcessGroupComm:
         return self

@@ -1,0 +1,52 @@
+"""Comms whose user is gone: closed when the process makes its next one, whatever other ranks still hold."""
+
+from __future__ import annotations
+
+import gc
+
+from tests.runtime.worlds import endings
+
+from partita.errors import PeerFailed
+from partita.runtime import Comm, ProcessGroupComm
+
+
+class _User:
+    def __init__(self) -> None:
+        self.comm = ProcessGroupComm.from_group().used_by(self)
+
+
+def _one_rank_keeps_its_own(comm: Comm) -> tuple[list[bool], str]:
+    users = [_User()]
+    first = users.pop().comm if comm.rank == 0 else users[0].comm
+    gc.collect()
+    closed = [first.has_failed]  # nothing is closed before ranks meet
+    users.append(_User())
+    closed.append(first.has_failed)
+    users[-1].comm.barrier()
+    if comm.rank == 0:
+        return closed, ""
+    try:
+        first.barrier()
+    except PeerFailed as error:
+        return closed, str(error)
+    return closed, "no error"
+
+
+def test_a_rank_that_still_holds_its_comm_hears_that_another_has_left_it() -> None:
+    gone, held = endings(2, _one_rank_keeps_its_own)
+    assert gone.error is None, gone.text
+    assert held.error is None, held.text
+    assert gone.result == ([False, True], "")
+    assert held.result[0] == [False, False]
+    assert "rank 0 left" in held.result[1]
+
+
+def _closed_before(_: Comm) -> bool:
+    user = _User()
+    user.comm.close()
+    del user
+    return _User().comm.has_failed
+
+
+def test_what_was_closed_by_hand_is_left_alone() -> None:
+    assert [ending.result for ending in endings(2, _closed_before)] == [False, False]
