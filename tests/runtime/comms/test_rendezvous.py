@@ -13,7 +13,8 @@ import pytest
 import torch.distributed as dist
 
 from partita._torch.distributed.groups import Store
-from partita.errors import DeadlockError, ExecutionError, PeerFailed
+from partita.errors import DeadlockError, ExecutionError, PeerFailed, SignatureMismatch
+from partita.runtime.comms import rendezvous
 from partita.runtime.comms.rendezvous import meet_all
 from partita.runtime.failures import interruptible as waiting
 from partita.runtime.failures.connections import Address, Listener
@@ -21,7 +22,7 @@ from partita.runtime.failures.failure import FailureRecord, Kind
 from partita.runtime.failures.failure_detector import Team
 from partita.runtime.failures.processes import own_machine
 from partita.runtime.failures.stalls import STALLS
-from partita.runtime.failures.thread_activity import WAITING
+from partita.runtime.failures.thread_activity import WAITING, doing
 
 LIMIT_S = 60.0
 PROCESSES = (9000, 9001, 9002)
@@ -115,6 +116,35 @@ def test_who_does_not_come_in_time_is_named(clock: Clock) -> None:
     with pytest.raises(ExecutionError, match=r"rank 0 has waited 60 s for ranks \[2\], which did not come"):
         meet_all(cast(Store, store), _team(0), LIMIT_S)
     listener.close()
+
+
+def test_the_log_says_early_for_whom_a_rank_waits_and_where(
+    clock: Clock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous, "_QUIET_S", -1.0)
+    store, listener = Asked("watch/2", clock.run), Listener(3)
+    store.set("watch/1", listener.address.to_json())
+    with doing("saving"), pytest.raises(ExecutionError, match=r"\(saving\): .* give the group"):
+        meet_all(cast(Store, store), _team(0), LIMIT_S)
+    assert "for ranks [2], which did not come (saving): let every rank" in caplog.text
+    assert len(caplog.records) == 1
+    listener.close()
+
+
+def test_ranks_that_meet_in_different_calls_hear_of_both() -> None:
+    """One took what the other had sent for its own: "cannot unpack non-iterable NoneType object"."""
+    store, purposes = _store(), ("saving", "saving", "making a schedule")
+
+    def error_of(rank: int) -> str:
+        with doing(purposes[rank]), pytest.raises(SignatureMismatch) as caught:
+            meet_all(store, _team(rank), LIMIT_S)
+        return str(caught.value)
+
+    with ThreadPoolExecutor(3) as threads:
+        first, second, third = threads.map(error_of, range(3))
+    assert first.startswith("rank 0 is in saving and rank 2 in making a schedule, where they meet each other")
+    assert second.startswith("rank 1 is in saving and rank 2 in making a schedule")
+    assert third.startswith("rank 2 is in making a schedule and rank ")
 
 
 def test_where_nobody_comes_in_time_the_store_may_be_the_reason(clock: Clock) -> None:

@@ -122,6 +122,7 @@ class ProcessGroupComm:
 
         Raises:
             ArgumentError: there is no default group, this process is not in `group`, or a limit is too small.
+            SignatureMismatch: the other ranks make a comm for another call.
             DeadlockError: the other ranks wait for this one elsewhere.
             PeerFailed: another rank ended before it came.
             ExecutionError: the ranks could not be connected, or some did not come in time; or a forked child

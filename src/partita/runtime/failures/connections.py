@@ -45,6 +45,7 @@ class Address:
         token: what to send first; other connections are refused.
         machine: equal for processes that can watch each other; empty for one that can't be watched.
         process: the process id on that machine.
+        purpose: what the rank makes the comm for, in words; empty where it has not said.
     """
 
     host: str
@@ -52,6 +53,7 @@ class Address:
     token: str
     machine: str
     process: int
+    purpose: str = ""
 
     def to_json(self) -> str:
         """Return one line of JSON."""
