@@ -94,6 +94,18 @@ def test_a_data_parallel_model_is_refused_and_the_advice_works() -> None:
         del wrapped
 
 
+@pytest.mark.parametrize("front_end", FRONT_ENDS.values(), ids=FRONT_ENDS)
+def test_what_torch_compile_returned_is_refused_and_the_advice_works(front_end: Callable[..., Any]) -> None:
+    """The graph was said to be another model, since Inductor rounds otherwise, after half a minute of
+    attempts.
+    """
+    model = _Two()
+    with pytest.raises(CaptureError, match=r"what torch\.compile returned.*pipeline\(\.\.\., compile=True\)"):
+        front_end(torch.compile(model, backend="aot_eager"), (X,))
+    pipe = pipeline(model, (X,), split_spec={"b": SplitPoint.BEGINNING}, compile="aot_eager")
+    assert torch.equal(pipe(X), model(X))
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("front_end", FRONT_ENDS.values(), ids=FRONT_ENDS)
 def test_a_model_without_python_code_is_refused(front_end: Callable[..., Any]) -> None:

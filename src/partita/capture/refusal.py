@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from partita._torch.distributed.gradient_sync import data_parallel_part
 from partita._torch.export.export import Way
+from partita._torch.modules.compiled import inside_compiled
 from partita._torch.modules.contents import has_backward_hooks
 from partita.capture.proving.proof import Disproof
 from partita.capture.tracing.blame import users_line
@@ -50,8 +51,8 @@ def check_call(model: nn.Module, args: tuple[Any, ...]) -> None:
     """Refuse what nothing can be made of, before anything is tried.
 
     Raises:
-        CaptureError: ``model`` is no module of Python code, has parameters without a shape, or reduces
-            gradients by itself; or ``args`` is no tuple.
+        CaptureError: ``model`` is no module of Python code, is compiled, has parameters without a shape, or
+            reduces gradients by itself; or ``args`` is no tuple.
     """
     if not isinstance(model, nn.Module):
         raise CaptureError(
@@ -61,6 +62,12 @@ def check_call(model: nn.Module, args: tuple[Any, ...]) -> None:
         raise CaptureError(
             f"the model is a {type(model).__name__} of torch.jit, whose Python code is gone: give the module "
             "that it was made from"
+        )
+    if inside_compiled(model) is not None:
+        raise CaptureError(
+            "the model is what torch.compile returned, whose kernels no stage would run, and which round "
+            "otherwise than the graph of a stage: give the module that was compiled, and compile its stages, "
+            "pipeline(..., compile=True) or stage.compile()"
         )
     if not isinstance(args, tuple):
         raise CaptureError(

@@ -20,8 +20,10 @@ def _node(*paths: str) -> Node:
         (("", "blocks.0"), ["", "blocks.0"]),
         (("L['self']", "L['self'].blocks.0"), ["", "blocks.0"]),
         (("", "a@1"), ["", "a"]),
+        (("", "a._orig_mod"), ["", "a", "a._orig_mod"]),
+        (("", "a", "a._orig_mod"), ["", "a", "a._orig_mod"]),
     ],
-    ids=["unknown", "plain", "strict mode", "called again"],
+    ids=["unknown", "plain", "strict mode", "called again", "compiled", "compiled and traced"],
 )
 def test_paths_are_plain_names_of_modules(paths: tuple[str, ...], expected: list[str]) -> None:
     node = _node(*paths)

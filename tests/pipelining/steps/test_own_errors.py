@@ -104,3 +104,57 @@ def test_a_result_that_can_not_be_sent() -> None:
 
     with pytest.raises(ExecutionError, match="output of stage 0 holds function, which can't be sent"):
         _alone(build, 0, BATCH)
+
+
+class _Penalised(nn.Module):
+    """A critic, and the penalty on its gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.critic = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        with torch.enable_grad():
+            at = hidden.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(self.critic(at).sum(), at, create_graph=True)
+        return torch.cat([self.critic(hidden), gradient.square()], 1)
+
+
+def test_a_gradient_that_goes_out_of_the_last_stage_is_refused_and_the_advice_works(pipe: Pipe) -> None:
+    """Torch's "appears to not have been used in the graph" came out of the step."""
+    batch = torch.randn(8, 4)
+
+    def penalty(output: Tensor, inputs: Tensor) -> Tensor:
+        (gradient,) = torch.autograd.grad(output.sum(), inputs.requires_grad_(), create_graph=True)
+        return gradient.square().mean()
+
+    def body(comm: Comm) -> None:
+        stage = pipe.build_stage(comm.rank, comm=comm)
+        Schedule1F1B(stage, 4, penalty).step(batch, target=batch.clone())
+
+    with pytest.raises(
+        ExecutionError, match=r"loss_fn takes the gradient of a tensor that the last stage do"
+    ):
+        InProcessWorld(2).run(body)
+
+    model = _Penalised()
+    where = {"critic": SplitPoint.BEGINNING}
+    advised = pipeline(model, (batch[:2],), split_spec=where, frontend="modules")
+
+    def advised_body(comm: Comm) -> dict[str, Tensor]:
+        stage = advised.build_stage(comm.rank, comm=comm)
+        Schedule1F1B(stage, 4, lambda output, _: output.mean()).step(batch, target=batch)
+        return {
+            name: weight.grad for name, weight in stage.module.named_parameters() if weight.grad is not None
+        }
+
+    gradients = {
+        name: value.clone() for part in InProcessWorld(2).run(advised_body) for name, value in part.items()
+    }
+    model.zero_grad()
+    for part in batch.split(2):
+        (model(part).mean() / 4).backward()
+    for name, weight in model.named_parameters():
+        assert weight.grad is not None
+        assert torch.equal(gradients[name], weight.grad), name

@@ -6,6 +6,8 @@ from torch.fx import Node
 
 __all__ = ["module_calls", "module_path", "module_paths"]
 
+_COMPILED = "._orig_mod"
+
 
 def module_paths(node: Node) -> list[str]:
     """Return the names of the modules in whose ``forward`` the node was traced, outermost first.
@@ -16,9 +18,20 @@ def module_paths(node: Node) -> list[str]:
 
 
 def module_calls(node: Node) -> list[tuple[str, int]]:
-    """Return the same with the number of the call: 0 for a module's first call, 1 for its second."""
+    """Return the same with the number of the call: 0 for a module's first call, 1 for its second.
+
+    A submodule that ``torch.compile`` returned has the name of its place too, though only what is inside of
+    it is traced.
+    """
     stack = node.meta.get("nn_module_stack") or {}
-    return [(_qualified_name(str(entry[0])), _number(str(key))) for key, entry in stack.items()]
+    calls: list[tuple[str, int]] = []
+    for key, entry in stack.items():
+        path, number = _qualified_name(str(entry[0])), _number(str(key))
+        place = path.removesuffix(_COMPILED)
+        if place != path and (not calls or calls[-1][0] != place):
+            calls.append((place, number))
+        calls.append((path, number))
+    return calls
 
 
 def module_path(node: Node) -> str:

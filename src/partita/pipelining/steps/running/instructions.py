@@ -263,11 +263,23 @@ class StageCall:
             hook()
 
 
+_OUT_OF_REACH = "appears to not have been used in the graph"
+
+
 def _loss_of(loss_fn: Callable[..., Tensor], output: Any, target: Any, keywords: Mapping[str, Any]) -> Tensor:
-    """The loss. Where ``loss_fn`` fails because output and target differ in shape, the error says so."""
+    """The loss. Where ``loss_fn`` fails because output and target differ in shape, or because it asks for
+    gradients of what other stages compute with, the error says so.
+    """
     try:
         return loss_fn(output, target, **keywords)
     except (RuntimeError, ValueError) as error:
+        if _OUT_OF_REACH in str(error):
+            raise ExecutionError(
+                "loss_fn takes the gradient of a tensor that the last stage does not compute with: the graph "
+                "behind an output goes back to what that stage was handed, and no further. Compute such a "
+                "gradient (a penalty on it) in the model's forward, in a stage that holds all that it goes "
+                'through, with frontend="modules"'
+            ) from error
         is_about_sizes = "size" in str(error) or "shape" in str(error)
         if isinstance(error, PartitaError) or not is_about_sizes or not _differ(output, target):
             raise
