@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import update_bn
 
 from partita.pipelining import SplitPoint, pipeline
 
@@ -23,3 +26,21 @@ def test_a_stage_loads_a_plain_dict_of_its_own_state() -> None:
         assert all(torch.equal(value, values[name]) for name, value in module.state_dict().items())
         with pytest.raises(RuntimeError, match=r"Unexpected key\(s\) in state_dict: \"2\.weight\"\."):
             module.load_state_dict(values | {"2.weight": torch.ones(4)})
+
+
+def test_layers_of_other_stages_are_reset_there_and_statistics_can_be_computed_anew() -> None:
+    """`update_bn` ended in "'NoneType' object has no attribute 'zero_'"."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 4), nn.BatchNorm1d(4))
+    split_spec = {"2": SplitPoint.BEGINNING}
+    example = (torch.randn(2, 4),)
+    pipe = pipeline(copy.deepcopy(model), example, split_spec=split_spec, frontend="modules")
+    batches = [torch.randn(8, 4) for _ in range(3)]
+    for module in (pipe, model):
+        module(batches[0])
+        update_bn(batches, module)
+    for index in range(2):
+        stage = pipe.get_stage_module(index)
+        assert all(torch.equal(value, model.state_dict()[name]) for name, value in stage.state_dict().items())
+        for layer in copy.deepcopy(stage).modules():
+            if isinstance(layer, nn.Linear):
+                layer.reset_parameters()

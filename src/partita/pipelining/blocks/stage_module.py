@@ -52,6 +52,9 @@ class StageModule(nn.Module):
         self._own_calls = overridden_calls(root)
         ghost_ids = {id(ghost) for ghost in ghosts}
         for module in root.modules():
+            tensors = {id(tensor) for table in named_tables(module) for tensor in table.values()}
+            if tensors & ghost_ids and not tensors - ghost_ids - {id(None)}:
+                _leave_state_alone(module)
             for table in named_tables(module):
                 of_others = {name: tensor for name, tensor in table.items() if id(tensor) in ghost_ids}
                 if of_others:
@@ -146,6 +149,19 @@ class StageModule(nn.Module):
         """Put None in their places: torch counts it as no parameter, and the order of the others stays."""
         for table, ghosts in self._tables:
             table.update(dict.fromkeys(ghosts))
+
+
+def _leave_state_alone(module: nn.Module) -> None:
+    """Let nothing happen where a loop over modules resets a layer of another stage, in which None stands for
+    each tensor (``reset_parameters()``, ``torch.optim.swa_utils.update_bn``).
+    """
+    for name in ("reset_parameters", "reset_running_stats"):
+        if hasattr(module, name):
+            vars(module)[name] = _elsewhere
+
+
+def _elsewhere() -> None:
+    """The tensors are those of another stage, which resets them."""
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from partita._torch.modules.held_norms import hold_norms
 from partita._torch.operators.roofline import Speeds
 from partita._torch.tensors.storage import has_memory
 from partita.capture import Captured, Modes, capture
@@ -218,6 +219,8 @@ def pipeline(
     pipe.recompute |= again.whole_stages(pipe.num_stages)
     if other is not None or captured_mode(whole) is not None:
         _follow_flags(module, pipe)
+    for index in range(pipe.num_stages):
+        hold_norms(module, pipe.get_stage_module(index))
     check_state(module, [pipe.get_stage_module(index) for index in range(pipe.num_stages)])
     warn_of_caches(module, pipe, captured.signature.flatten(mb_args, mb_kwargs or {}))
     if compiled_with is not None:
