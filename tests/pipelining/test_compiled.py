@@ -149,6 +149,29 @@ class Convolutions(_Four):
         return self.d(self.c(self.b(self.a(x))).mean((2, 3)))
 
 
+class Tokens(nn.Module):
+    """Patches, normed and laid out as tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch, self.norm = nn.Conv2d(3, WIDTH, 3, padding=1), nn.BatchNorm2d(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.patch(x)).flatten(2).transpose(1, 2)
+
+
+class Transposed(_Four):
+    """The gradient of the first stage's output arrives in another layout than the output has. It was copied
+    into the output's, and the normalisation's backward pass added up in another order.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(a=Tokens())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.d(self.c(self.b(self.a(x)).relu()).mean(1))
+
+
 class Reused(_Four):
     """A value and a parameter that several stages use, each of them several times: of their gradients the
     order of three or more addends is seen in the last bits.
@@ -212,6 +235,7 @@ def _images(samples: int) -> tuple[tuple[Tensor], dict[str, Any], Tensor]:
         Case("operators", Operators),
         Case("lora", Lora),
         Case("convolutions", Convolutions, batch=_images),
+        Case("transposed", Transposed, batch=_images),
         Case("reused", Reused),
         Case("counts", Counts),
         Case("branches", Branches, batch=_mask),

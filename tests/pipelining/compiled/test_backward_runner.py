@@ -40,7 +40,7 @@ class Checked(nn.Module):
         return (torch.linalg.cholesky(h @ h.mT + torch.eye(3)),)
 
 
-def _compiled(model: nn.Module, compiled: list[int]) -> Any:
+def _compiled(model: nn.Module, compiled: list[int], *, by_operator: bool = False) -> Any:
     def piece(graph: AotGraph) -> Boxed:
         compiled.append(len(graph.gm.graph.nodes))
         return boxed_graph(graph.gm.forward)
@@ -51,7 +51,7 @@ def _compiled(model: nn.Module, compiled: list[int]) -> Any:
         return takes_a_list(BackwardRunner(graph, piece, fuses=False))
 
     def backend(gm: Any, inputs: Sequence[Any]) -> Any:
-        return compile_ahead(gm, inputs, compile_graph)
+        return compile_ahead(gm, inputs, compile_graph, by_operator=by_operator)
 
     return torch.compile(model, backend=backend, fullgraph=True)
 
@@ -144,3 +144,21 @@ def test_gradients_that_lie_in_one_memory_are_added_up_apart() -> None:
     assert torch.equal(model.first.grad, reference.first.grad)
     assert torch.equal(model.second.grad, reference.second.grad)
     assert all(torch.equal(*pair) for pair in sent)
+
+
+class Flattened(nn.Module):
+    """The gradient of the input is a view of that of the result, where that lies in plain order."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x + 1).view(4, 4)
+
+
+def test_a_gradient_that_lies_in_one_memory_in_one_layout_and_not_in_another_is_kept_apart_in_both() -> None:
+    compiled = _compiled(Flattened(), [], by_operator=True)
+    for gradient in (torch.randn(4, 4).t(), torch.randn(4, 4)):
+        x = torch.randn(2, 8, requires_grad=True)
+        sent = gradient.clone()
+        compiled(x).backward(gradient)
+        assert torch.equal(x.grad, sent.reshape(2, 8))
+        x.grad.zero_()
+        assert torch.equal(gradient, sent)

@@ -62,6 +62,7 @@ def compile_training(
     inner: CompileGraph | None = None,
     settings: Mapping[str, Any] = MappingProxyType({}),
     static_positions: Sequence[int] = (),
+    by_operator: bool = False,
 ) -> Callable[..., Any]:
     """Compile a graph of Dynamo's for training and inference.
 
@@ -71,6 +72,7 @@ def compile_training(
         inner: that compiler; Inductor by default.
         settings: of Inductor's configuration, for all of its graphs.
         static_positions: of the inputs that are parameters or buffers, besides those that Dynamo sees.
+        by_operator: see `compile_ahead`; of ``inner``.
 
     Returns:
         A function of the same inputs.
@@ -90,6 +92,7 @@ def compile_training(
             inputs,
             lambda graph: compile_graph(graph, _graph_compiler(graph, compiler, None)),
             static_positions,
+            by_operator=by_operator,
         )
 
 

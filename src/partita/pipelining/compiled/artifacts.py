@@ -54,6 +54,7 @@ class Artifacts:
             inner=resolve_inner(self.options.backend),
             settings=self.options.settings(),
             static_positions=state,
+            by_operator=self.options.backend == "aot_eager",
         )
 
     def _compile(self, graph: AotGraph, compiler: GraphCompiler) -> Boxed:

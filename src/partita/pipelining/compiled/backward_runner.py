@@ -121,7 +121,9 @@ class _Variant:
         self._count = len(gradients)
         self._without = [edge for edge, place in enumerate(graph.forward_tensors) if gradients[place] is None]
         self._whole: Boxed | None = None
-        self._aliases: tuple[int, ...] | None = None
+        tangents = (place for place, name in enumerate(self._names) if name.startswith("tangents"))
+        self._arriving = tuple(tangents)
+        self._aliases: dict[tuple[Any, ...], tuple[int, ...]] = {}
         self._halves: dict[frozenset[int], _Halves] = {}
 
     def whole(self, values: list[Any]) -> Sequence[Any]:
@@ -130,15 +132,18 @@ class _Variant:
             self._whole = self._compile(self._graph)
         hide_missing(self._without)
         taken_values = self._taken(values)
-        inputs = list(taken_values) if self._aliases is None else []
+        # what is a view of a gradient in one layout is a copy in another
+        layout = tuple(taken_values[place].stride() for place in self._arriving)
+        aliases = self._aliases.get(layout)
+        inputs = list(taken_values) if aliases is None else []
         results = self._whole(taken_values)
-        if self._aliases is None:
-            self._aliases = _aliases(inputs, results)
-        if not self._aliases:
+        if aliases is None:
+            aliases = self._aliases[layout] = _aliases(inputs, results)
+        if not aliases:
             return results
         # autograd keeps each as ``.grad`` and adds the next one in place: into that of another parameter, or
         # into what is being sent
-        return [value.clone() if place in self._aliases else value for place, value in enumerate(results)]
+        return [value.clone() if place in aliases else value for place, value in enumerate(results)]
 
     def first_half(self, values: list[Any], edges: frozenset[int]) -> Sequence[Any]:
         """I; W is left with the node."""
