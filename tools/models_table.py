@@ -4,6 +4,7 @@
     python -m tools.models_table --only llama --only t5     some; prints, writes nothing
     python -m tools.models_table --part 2 --cut 2    those of the second part, cut in 2 only; writes nothing
     python -m tools.models_table --json rows.json    keep the rows as data; goes on where a run was stopped
+    python -m tools.models_table --compiled          puts the column of compiled stages into the page
 
 Each architecture has a process of its own with a time limit, so that a crash is a row and not the end.
 
@@ -20,6 +21,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
@@ -30,8 +32,10 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from tools.models.architecture import Architecture
+from tools.models.column import with_compiled
+from tools.models.forks import compiled_in_fork
 from tools.models.page import page
-from tools.models.row import CELLS, STAGES, Row
+from tools.models.row import CELLS, COMPILED_WORDS, STAGES, Row
 from tools.models.zoo import PARTS, ZOO
 
 __all__ = ["main"]
@@ -40,20 +44,23 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "models.md"
 
 
-def run_row(
-    architecture: Architecture, limit: float, stages: Sequence[int] = STAGES, *, compiled: bool = False
-) -> Row:
+_SETTINGS = {
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TRANSFORMERS_VERBOSITY": "error",
+}
+
+
+def run_row(architecture: Architecture, limit: float, stages: Sequence[int] = STAGES) -> Row:
     """Make the row of one architecture, in a process of its own.
 
     Args:
         limit: seconds; what is not compared by then says so in its cell.
         stages: into how many it is cut, one after the other.
-        compiled: only the column of compiled stages.
     """
-    what = ["compiled"] if compiled else map(str, stages)
-    command = [sys.executable, "-m", "tools.models.row", architecture.name, *what]
-    settings = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    environment = os.environ | settings
+    command = [sys.executable, "-m", "tools.models.row", architecture.name, *map(str, stages)]
+    environment = os.environ | _SETTINGS
     try:
         done = subprocess.run(
             command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=limit, check=False
@@ -73,6 +80,15 @@ def run_row(
     return row
 
 
+def run_compiled(architecture: Architecture, limit: float) -> Row:
+    """Make the row of one architecture with nothing in it but the column of compiled stages."""
+    started = time.monotonic()
+    row = Row(architecture.name, architecture.family, architecture.model)
+    row.compiled = compiled_in_fork(architecture, limit)
+    row.seconds = time.monotonic() - started
+    return row
+
+
 def _last_line(text: str) -> str:
     lines = text.strip().splitlines()
     return lines[-1] if lines else ""
@@ -88,7 +104,7 @@ def main(
     part: Annotated[int | None, typer.Option(help="Of the page: 1 or 2.")] = None,
     cut: Annotated[list[int] | None, typer.Option(help="Into so many stages; 2 and 4 otherwise.")] = None,
     compiled: Annotated[
-        bool, typer.Option(help="Only the column of compiled stages; writes nothing.")
+        bool, typer.Option(help="Only the column of compiled stages, which is put into the page.")
     ] = False,
     jobs: Annotated[int, typer.Option(help="How many at a time.")] = 2,
     limit: Annotated[float, typer.Option(help="Seconds for one architecture.")] = 600.0,
@@ -106,24 +122,35 @@ def main(
     listed = PARTS[0] if compiled else ZOO if part is None else PARTS[part - 1]
     stages = tuple(cut or STAGES)
     chosen = [architecture for architecture in listed if not only or architecture.name in only]
+    os.environ.update(_SETTINGS)  # before anything is forked
     rows = _kept(json_file)
     waiting = [architecture for architecture in chosen if architecture.name not in rows]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress, ThreadPoolExecutor(jobs) as pool:
         task = progress.add_task("architectures", total=len(waiting))
         for future in as_completed(
-            [pool.submit(run_row, architecture, limit, stages, compiled=compiled) for architecture in waiting]
+            [
+                pool.submit(run_compiled, architecture, limit)
+                if compiled
+                else pool.submit(run_row, architecture, limit, stages)
+                for architecture in waiting
+            ]
         ):
             row = future.result()
             rows[row.name] = row
             _keep(rows, json_file)
             progress.advance(task)
-            progress.console.print(f"{row.name}: {row.compiled[:300]}" if compiled else _summary(row, stages))
+            progress.console.print(
+                f"{row.name}: {row.compiled[:300]} ({row.seconds:.0f} s)"
+                if compiled
+                else _summary(row, stages)
+            )
     ordered = [rows[architecture.name] for architecture in chosen]
-    target = out or (None if only or part or cut or compiled else PAGE)
+    target = out or (None if only or part or cut else PAGE)
     if target is not None:
-        target.write_text(page(ordered), encoding="utf-8")
-    passed = sum(row.compiled == "equal" if compiled else row.passed_in(stages) for row in ordered)
+        text = with_compiled(PAGE.read_text(encoding="utf-8"), rows) if compiled else page(ordered)
+        target.write_text(text, encoding="utf-8")
+    passed = sum(row.compiled in COMPILED_WORDS if compiled else row.passed_in(stages) for row in ordered)
     console.print(f"{passed} of {len(ordered)} equal to the uncut model in everything that was compared")
 
 

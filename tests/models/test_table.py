@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tools import models_table
 from tools.models import page as pages
+from tools.models.column import with_compiled
 from tools.models.row import CELLS, Row
 from tools.models.zoo import PARTS, ZOO
 
@@ -52,8 +53,28 @@ def test_the_page_says_why_compiled_stages_are_not_equal() -> None:
     row.compiled = "AssertionError: ZBVZeroBubble: loss: differs"
     text = pages.page([row, _row(FIRST[1])])
     assert "| equal | **no** | equal |" in text
-    assert "2 of 2 are equal in everything, 1 compiled" in text
+    assert "2 of 2 are equal in everything, 1 with compiled stages (0 of them to the uncut" in text
     assert f"- **{FIRST[0]}** (compiled): `AssertionError: ZBVZeroBubble: loss: differs`" in text
+
+
+@pytest.mark.usefixtures("_versions")
+def test_the_column_of_compiled_stages_is_put_into_a_page_and_replaced_there() -> None:
+    rows = [_row(FIRST[0]), _row(FIRST[1], **{"4 eval": "ValueError: odd"}), _row(SECOND[0])]
+    words = ["equal", "AssertionError: loss: differs"]
+    old = pages.page(rows)
+    for row, word in zip(rows, words, strict=False):
+        row.compiled = word
+    made = with_compiled(old, {row.name: row for row in rows})
+    expected = pages.page(rows)
+    legend = f"{pages.compiled_text()}. Made with {pages.versions()} |"
+    assert made == expected.replace(f"{pages.compiled_text()} |", legend)
+    assert with_compiled(made, {row.name: row for row in rows}) == made
+    unknown = with_compiled(made, {FIRST[0]: rows[0]})
+    assert (
+        f"| {FIRST[1]} | `Model` | export | equal | equal | equal | equal | **no** | equal | not run |"
+        in unknown
+    )
+    assert "1 with compiled stages (0 of them to the uncut model compiled), of 1 that were run" in unknown
 
 
 @pytest.mark.usefixtures("_versions")

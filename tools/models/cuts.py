@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -43,16 +44,25 @@ class Cuts:
 
     Where the model can't be cut in one mode, it is tried again in the other.
 
+    Args:
+        inputs: the example.
+        for_training: whether only the graph of training is cut, and not compared with the model first.
+
     Attributes:
         frontend: the one of `FRONTENDS` that cut the model: the first that can; none until it is cut.
+        refused: what the first one said where it could not.
     """
 
-    def __init__(self, model: nn.Module, inputs: dict[str, Any], stages: int) -> None:
+    def __init__(
+        self, model: nn.Module, inputs: dict[str, Any], stages: int, *, for_training: bool = False
+    ) -> None:
         self.model = model
         self.inputs = inputs
         self.stages = stages
+        self.for_training = for_training
         self.frontend = ""
         self._pipe: Pipe | None = None
+        self.refused: PartitaError | None = None
         self._refused: dict[bool, PartitaError] = {}
 
     def in_mode(self, training: bool) -> Pipe:
@@ -79,13 +89,15 @@ class Cuts:
                     stages=self.stages,
                     microbatches=MICROBATCHES,
                     frontend=frontend,
+                    modes="train" if self.for_training else "both",
+                    prove=not self.for_training,
                 )
             except PartitaError as error:
                 first = first or error
                 continue
             if pipe.num_stages != self.stages:
                 raise AssertionError(f"{pipe.num_stages} stages, not {self.stages}")
-            self.frontend = frontend
+            self.frontend, self.refused = frontend, first
             return pipe
         assert first is not None
         raise first
@@ -107,26 +119,38 @@ class Cuts:
 
     def compare_steps(self, batch: dict[str, Any]) -> None:
         """Compare a 1F1B step of ranks with the uncut graph over the same microbatches."""
-        _compare_with_graph(self.in_mode(True), batch)
+        pipe = self.in_mode(True)
+        _step_of_ranks(pipe, batch, {}).compare(_uncut_step(pipe, batch))
 
-    def compare_compiled_steps(self, batch: dict[str, Any]) -> None:
-        """Compare steps of compiled stages, on two ranks, with the uncut graph, and where they differ, with
-        the uncut graph compiled as a whole.
+    def compare_compiled_steps(self, batch: dict[str, Any]) -> Literal["equal", "as compiled"]:
+        """Compare steps of compiled stages, on two ranks, with the uncut graph ("equal"), and where they
+        differ, with the uncut model in one compiled stage ("as compiled").
 
         Raises:
             AssertionError: both differ, or a stage runs uncompiled.
         """
         pipe = self.in_mode(True)
         if self.frontend != "export":
-            raise AssertionError("there is no graph to compile")
+            raise AssertionError(f"there is no graph to compile: {self.refused}")
+        uncut, compiled = _uncut_step(pipe, batch), None
         for schedule in COMPILED:
+            done = _step_of_ranks(pipe, batch, {}, schedule, "aot_eager")
+            done.check_compiled()
             try:
-                _compare_with_graph(pipe, batch, schedule, "aot_eager")
+                done.compare(uncut)
             except AssertionError as error:
+                compiled = compiled or self._compiled_uncut(batch)
                 try:
-                    _compare_with_graph(pipe, batch, schedule, "aot_eager", compiled=True)
-                except Exception:
-                    raise AssertionError(f"{schedule}: {error}") from error
+                    done.compare(compiled)
+                except AssertionError as other:
+                    raise AssertionError(f"{schedule}: {error}; uncut compiled: {other}") from error
+        return "equal" if compiled is None else "as compiled"
+
+    def _compiled_uncut(self, batch: dict[str, Any]) -> _Step:
+        whole = Cuts(self.model, self.inputs, 1, for_training=True).in_mode(True)
+        done = _step_of_ranks(whole, batch, {}, backend="aot_eager")
+        done.check_compiled()
+        return done
 
 
 class EagerCuts(Cuts):
@@ -163,7 +187,44 @@ class EagerCuts(Cuts):
         outputs, losses = _eager_step(whole, microbatches)
         specs = {name: Replicate() if name in shared else TensorChunkSpec(0) for name in microbatches[0]}
         specs = {name: spec for name, spec in specs.items() if isinstance(microbatches[0][name], Tensor)}
-        _same_step(pipe, whole, merge(outputs), losses, _joined(microbatches, shared), specs)
+        done = _step_of_ranks(pipe, _joined(microbatches, shared), specs)
+        done.compare(_Step(merge(outputs), losses, [whole]))
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What a step leaves.
+
+    Attributes:
+        output: merged.
+        losses: of the microbatches.
+        modules: of all stages; the whole model, where it is uncut.
+    """
+
+    output: Any
+    losses: list[Tensor]
+    modules: list[nn.Module]
+
+    def compare(self, uncut: _Step) -> None:
+        """Compare a step of stages with an uncut one, bit for bit."""
+        [whole] = uncut.modules
+        state, gradients = _state(whole), _gradients(whole)
+        _same(self.output, uncut.output, "output")
+        _same(self.losses, uncut.losses, "loss")
+        for module in self.modules:
+            stage_state, grads = _state(module), _gradients(module)
+            _same(stage_state, {name: state[name] for name in stage_state}, "state")
+            _same(grads, {name: gradients[name] for name in grads}, "gradient")
+        missing = set(state).difference(*map(_state, self.modules))
+        if missing:
+            raise AssertionError(f"no stage holds {', '.join(sorted(missing)[:3])}")
+
+    def check_compiled(self) -> None:
+        """Raise AssertionError where a stage runs uncompiled."""
+        for module in self.modules:
+            refused = getattr(vars(module).get("forward"), "refused", "")
+            if refused:
+                raise AssertionError(f"a stage runs uncompiled: {refused}")
 
 
 def _eager_step(model: nn.Module, microbatches: Sequence[dict[str, Any]]) -> tuple[list[Any], list[Tensor]]:
@@ -191,75 +252,49 @@ def _joined(microbatches: Sequence[dict[str, Any]], shared: Sequence[str]) -> di
     }
 
 
-def _compare_with_graph(
-    pipe: Pipe,
-    batch: dict[str, Any],
-    schedule: str = "1F1B",
-    backend: str | None = None,
-    *,
-    compiled: bool = False,
-) -> None:
-    """Compare a step of ranks with the uncut graph, as it is or compiled as a whole."""
+def _uncut_step(pipe: Pipe, batch: dict[str, Any]) -> _Step:
+    """A step of the uncut graph."""
     whole = copy.deepcopy(pipe.whole)
-    if compiled:
-        whole.compile(backend="aot_eager")
     losses: list[Tensor] = []
-    outputs = UncutReference(whole, MICROBATCHES, loss).step(target=_nothing(), losses=losses, **batch)
-    _same_step(pipe, whole, outputs, losses, batch, {}, schedule, backend)
+    output = UncutReference(whole, MICROBATCHES, loss).step(target=_nothing(), losses=losses, **batch)
+    return _Step(output, losses, [whole])
 
 
-def _same_step(
+def _step_of_ranks(
     pipe: Pipe,
-    whole: nn.Module,
-    outputs: Any,
-    losses: list[Tensor],
     batch: dict[str, Any],
     specs: dict[str, Any],
     schedule: str = "1F1B",
     backend: str | None = None,
-) -> None:
-    """Compare a step of ranks with ``outputs``, ``losses``, gradients and state of ``whole``.
+) -> _Step:
+    """A step of ranks in one process.
 
     Args:
+        specs: how arguments are cut into microbatches, where not along their first dimension.
         schedule: one stage a rank under 1F1B, and else two.
         backend: stages are compiled with it.
     """
-    state, gradients = _state(whole), _gradients(whole)
     ranks = pipe.num_stages if schedule == "1F1B" else pipe.num_stages // 2
     placement = get_schedule(schedule)(pipe.num_stages, MICROBATCHES, ranks).stage_ranks
 
-    def body(comm: Comm) -> tuple[Any, list[Tensor], dict[int, nn.Module]]:
+    def body(comm: Comm) -> tuple[Any, list[Tensor], list[nn.Module]]:
         own = copy.deepcopy(pipe)
-        stages = {
-            index: own.build_stage(index, comm=comm)
-            for index, rank in enumerate(placement)
-            if rank == comm.rank
-        }
-        for stage in stages.values():
+        stages = [
+            own.build_stage(index, comm=comm) for index, rank in enumerate(placement) if rank == comm.rank
+        ]
+        for stage in stages:
             if backend is not None:
                 stage.compile(backend)
-        stage_losses: list[Tensor] = []
-        kind, every = get_schedule_class(schedule), list(stages.values())
-        argument: Any = every[0] if schedule == "1F1B" else every
+        losses: list[Tensor] = []
+        kind = get_schedule_class(schedule)
+        argument: Any = stages[0] if schedule == "1F1B" else stages
         runner = kind(argument, MICROBATCHES, loss, kwargs_chunk_spec=specs or None)
-        output = runner.step(target=_nothing(), losses=stage_losses, **batch)
-        return output, stage_losses, {index: stage.module for index, stage in stages.items()}
+        output = runner.step(target=_nothing(), losses=losses, **batch)
+        return output, losses, [stage.module for stage in stages]
 
     results = InProcessWorld(ranks).run(body)
-    last = placement[-1]
-    _same(results[last][0], outputs, "output")
-    _same(results[last][1], losses, "loss")
-    modules = {index: module for _, _, on_rank in results for index, module in on_rank.items()}
-    for module in modules.values():
-        stage_state, grads = _state(module), _gradients(module)
-        _same(stage_state, {name: state[name] for name in stage_state}, "state")
-        _same(grads, {name: gradients[name] for name in grads}, "gradient")
-        refused = getattr(vars(module).get("forward"), "refused", "")
-        if refused:
-            raise AssertionError(f"a stage runs uncompiled: {refused}")
-    missing = set(state).difference(*map(_state, modules.values()))
-    if missing:
-        raise AssertionError(f"no stage holds {', '.join(sorted(missing)[:3])}")
+    output, losses, _ = results[placement[-1]]
+    return _Step(output, losses, [module for _, _, modules in results for module in modules])
 
 
 def loss(output: Any, _target: Any) -> Tensor:

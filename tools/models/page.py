@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from tools.models.cuts import COMPILED, MICROBATCHES, SAMPLES
-from tools.models.row import CELLS, STAGES, Row
+from tools.models.row import CELLS, COMPILED_WORDS, STAGES, Row
 from tools.models.zoo import PARTS, ZOO
 
-__all__ = ["page"]
+__all__ = [
+    "COMPILED_COLUMN",
+    "SECOND_PART",
+    "compiled_cell",
+    "compiled_count",
+    "compiled_reasons",
+    "compiled_text",
+    "page",
+    "versions",
+]
+
+COMPILED_COLUMN = "compiled"
 
 _LIBRARIES = ("torch", "transformers", "timm", "diffusers", "x-transformers", "peft", "partita")
 
@@ -32,15 +43,17 @@ _FIRST = """
 |---|---|
 | train, eval | a local call of the `Pipe` with a call of the model itself, in that mode, by `partita.verify`: outputs (type and structure too), gradients of all parameters, buffers, torch's random state afterwards, dropout on in train mode |
 | step | a 1F1B step of ranks in one process, {microbatches} microbatches of {samples}, with `UncutReference` (where the model's own code is cut, with the model itself, dropout at 0): merged output, losses, gradients, parameters and buffers of every stage |
-| compiled | steps of stages compiled with `aot_eager`, four of them on 2 ranks in one process, under {schedules}: as in "step", with the uncut graph, or with the uncut graph compiled as a whole where compiling changes its last bits |
+| compiled | {compiled_text} |
 | torch | `torch.distributed.pipelining.pipeline` on the same model, cut in two before its middle block, in evaluation mode: whether it cuts at all, and whether the tensors that come out are equal |
 
-**{passed} of {total} are equal in everything, {compiled} compiled; torch's own `pipeline`, cutting in 2 only, gives equal outputs for {torch}.**
+**{passed} of {total} are equal in everything, {compiled}; torch's own `pipeline`, cutting in 2 only, gives equal outputs for {torch}.**
 """
 
-_SECOND = """
-# Second part: more libraries, other inputs, the eager model
+SECOND_PART = "# Second part: more libraries, other inputs, the eager model"
 
+_SECOND = (
+    f"\n{SECOND_PART}\n"
+    + """
 None of these is in the first part. Everything is compared with the **eager** model, on inputs that are not the example that it was cut with.
 
 | column | what is compared |
@@ -53,6 +66,7 @@ A cell is **equal**, or **refused** (an error said so before any number came out
 
 **{passed} of {total} are equal in everything.**
 """
+)
 
 _TAIL = """
 # What the rows say
@@ -78,9 +92,9 @@ def page(rows: Sequence[Row]) -> str:
     by_part = [
         [row for row in rows if row.name in {architecture.name for architecture in part}] for part in PARTS
     ]
-    text = _HEAD.format(stages=" and in ".join(str(stages) for stages in STAGES), versions=_versions())
+    text = _HEAD.format(stages=" and in ".join(str(stages) for stages in STAGES), versions=versions())
     for head, extra, part in zip(
-        (_FIRST, _SECOND), (("compiled", "torch"), ("batch",)), by_part, strict=True
+        (_FIRST, _SECOND), ((COMPILED_COLUMN, "torch"), ("batch",)), by_part, strict=True
     ):
         if part:
             text += _part(head, extra, part)
@@ -99,20 +113,52 @@ def _part(head: str, extra: Sequence[str], rows: Sequence[Row]) -> str:
         passed=sum(row.passed for row in rows),
         total=len(rows),
         torch=sum(row.torch_own == "equal" for row in rows),
-        compiled=sum(row.compiled == "equal" for row in rows),
-        schedules=" and ".join(COMPILED),
+        compiled=compiled_count(rows),
+        compiled_text=compiled_text(),
     )
     families = dict.fromkeys(row.family for row in rows)
     for family in families:
         table = _table([row for row in rows if row.family == family], extra)
         text += f"\n## {family[0].upper()}{family[1:]}\n\n{table}"
-    failed = [row for row in rows if not row.passed or (row.compiled and row.compiled != "equal")]
-    if failed:
-        text += "\n## Why not\n\n" + "\n".join(_reasons(failed)) + "\n"
+    reasons = [*_reasons(row for row in rows if not row.passed), *compiled_reasons(rows)]
+    if reasons:
+        text += "\n## Why not\n\n" + "\n".join(reasons) + "\n"
     return text
 
 
-def _versions() -> str:
+def compiled_text() -> str:
+    """What stands in the column of compiled stages."""
+    return (
+        "steps of stages compiled with `aot_eager`, four of them on 2 ranks in one process, under "
+        f'{" and ".join(COMPILED)}: what "step" compares, with the uncut eager graph; where compiling itself changes '
+        'last bits, with the uncut model compiled as one stage ("as compiled")'
+    )
+
+
+def compiled_count(rows: Sequence[Row]) -> str:
+    """How many are equal with compiled stages."""
+    words = [row.compiled for row in rows]
+    eager, whole = map(words.count, COMPILED_WORDS)
+    count = f"{eager + whole} with compiled stages ({whole} of them to the uncut model compiled)"
+    return count if all(words) else f"{count}, of {sum(map(bool, words))} that were run"
+
+
+def compiled_cell(row: Row) -> str:
+    """The word of a row in the column of compiled stages."""
+    if not row.compiled:
+        return "not run"
+    return row.compiled if row.compiled in COMPILED_WORDS else "**no**"
+
+
+def compiled_reasons(rows: Iterable[Row]) -> Iterator[str]:
+    """Why compiled stages are not equal, a line each."""
+    for row in rows:
+        if row.compiled and row.compiled not in COMPILED_WORDS:
+            yield f"- **{row.name}** ({COMPILED_COLUMN}): `{_short(row.compiled)}`"
+
+
+def versions() -> str:
+    """With which libraries the page is made."""
     named = ", ".join(f"{name} {number}" for name in _LIBRARIES if (number := _version(name)))
     return f"{named}, Python {platform.python_version()}, one thread, {platform.machine()} CPU"
 
@@ -130,7 +176,7 @@ def _table(rows: Iterable[Row], extra: Sequence[str]) -> str:
     for row in rows:
         cells = [_cell(row.cells[cell], "torch" in extra) for cell in CELLS]
         words = {"torch": _torch_word(row.torch_own), "batch": row.batch.split(":")[0]}
-        words["compiled"] = "equal" if row.compiled == "equal" else "**no**"
+        words[COMPILED_COLUMN] = compiled_cell(row)
         last = [words[column] for column in extra]
         lines.append(f"| {' | '.join([row.name, f'`{row.model}`', row.frontend, *cells, *last])} |")
     return "\n".join(lines) + "\n"
@@ -158,8 +204,6 @@ def _reasons(rows: Iterable[Row]) -> Iterable[str]:
         for cell in CELLS:
             if row.cells[cell]:
                 by_text.setdefault(_short(row.cells[cell]), []).append(cell)
-        if row.compiled not in ("", "equal"):
-            by_text.setdefault(_short(row.compiled), []).append("compiled")
         for text, cells in by_text.items():
             yield f"- **{row.name}** ({', '.join(cells)}): `{text}`"
 

@@ -26,12 +26,15 @@ from torch import Tensor, nn
 
 from partita.errors import PartitaError, VerificationFailed
 
-__all__ = ["CELLS", "STAGES", "Row", "make_row"]
+__all__ = ["CELLS", "COMPILED_WORDS", "STAGES", "Row", "compiled_word", "make_row"]
 
 STAGES = (2, 4)
 
 CELLS = tuple(f"{stages} {what}" for stages in STAGES for what in ("train", "eval", "step"))
 """What is compared: a local call of the pipe in each mode, and a step of a pipeline of ranks."""
+
+COMPILED_WORDS = ("equal", "as compiled")
+"""See `Cuts.compare_compiled_steps`."""
 
 Check = Callable[[], None]
 
@@ -47,7 +50,7 @@ class Row:
         parameters: how many it has, as configured here.
         cells: by name; the empty string where all was equal, else what went wrong, in one line.
         torch_own: what torch's own ``pipeline`` makes of it: "equal", or what went wrong. First part only.
-        compiled: likewise of steps of compiled stages. First part only.
+        compiled: of steps of compiled stages: one of `COMPILED_WORDS`, or what went wrong. First part only.
         batch: whether the batch size stays open: "open", or why not. Second part only.
         frontend: which one cut it.
         masks: how many arguments are masks. Second part only.
@@ -114,10 +117,13 @@ def make_row(
 
 
 def compiled_word(architecture: Architecture, model: nn.Module, config: Any) -> str:
-    """Whether steps of compiled stages, in four on two ranks, are equal, or what went wrong."""
-    cuts = Cuts(model, make_inputs(architecture, config, SAMPLES), STAGES[-1])
+    """How steps of compiled stages, four on two ranks, are equal (`COMPILED_WORDS`), or what went wrong."""
+    cuts = Cuts(model, make_inputs(architecture, config, SAMPLES), STAGES[-1], for_training=True)
     batch = make_inputs(architecture, config, SAMPLES * MICROBATCHES)
-    return _outcome(lambda: cuts.compare_compiled_steps(batch)) or "equal"
+    try:
+        return cuts.compare_compiled_steps(batch)
+    except Exception as error:
+        return _line(error)
 
 
 def _checks_on_example(architecture: Architecture, config: Any, cuts: EagerCuts) -> dict[str, Check]:
@@ -238,15 +244,11 @@ def main() -> None:
     torch.set_num_threads(1)
     name, *stages = sys.argv[1:]
     [architecture] = [candidate for candidate in ZOO if candidate.name == name]
-    if stages == ["compiled"]:
-        row = Row(architecture.name, architecture.family, architecture.model)
-        row.compiled = compiled_word(architecture, *make_model(architecture))
-    else:
-        row = make_row(
-            architecture,
-            lambda row: print(json.dumps(asdict(row)), flush=True),
-            tuple(map(int, stages)) or STAGES,
-        )
+    row = make_row(
+        architecture,
+        lambda row: print(json.dumps(asdict(row)), flush=True),
+        tuple(map(int, stages)) or STAGES,
+    )
     print(json.dumps(asdict(row)))
 
 
