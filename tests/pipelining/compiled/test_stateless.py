@@ -66,3 +66,14 @@ def test_what_is_read_may_write_to_memory_of_its_own(written: str) -> None:
     assert tuple(function.conditions(x_value)) == (False,)
     assert torch.equal(function.module(False, x_value)[1], torch.tensor([1.0, 0.0]))
     assert torch.equal(x_value, torch.tensor([-1.0, 0.0]))
+
+
+def test_what_the_host_reads_for_nothing_is_left_out() -> None:
+    """A size that the model computes as a tensor (Longformer's chunks): its stage ran uncompiled."""
+    graph = Graph()
+    x = graph.placeholder("x")
+    graph.call_function(torch.ops.aten.item.default, (x,))
+    used = graph.call_function(torch.ops.aten.item.default, (x,))
+    graph.output((used,))
+    function = stateless(GraphModule(nn.Module(), graph), nn.Module())
+    assert len(function.module.graph.find_nodes(op="call_function", target=torch.ops.aten.item.default)) == 1

@@ -128,6 +128,7 @@ def stateless(graph: GraphModule, owner: nn.Module, shared: Collection[str] = ()
     repeated_inputs = _repeat_inputs(copy, start, len(state), shared)
     for part in graphs:
         _count_by_function(part)
+        _leave_out_unused_reads(part)
     first = _renumber_sites(graphs)
     conditions = _read_conditions_before(module, start)
     key = structural_hash(copy, module)
@@ -238,6 +239,16 @@ def _count_by_function(graph: Graph) -> None:
     """
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.sym_numel.default):
         node.target = torch.numel
+
+
+def _leave_out_unused_reads(graph: Graph) -> None:
+    """Leave out, in place, what the host reads from tensors for nothing: a size that the model computes as a
+    tensor (``x.view(n, torch.div(x.size(1), 8, rounding_mode="trunc"), 8)``) is a number in the graph, and
+    the read stays behind. A compiler would have to break the graph there.
+    """
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.item.default):
+        if not node.users:
+            graph.erase_node(node)
 
 
 def _renumber_sites(graphs: Sequence[torch.fx.Graph]) -> int:
