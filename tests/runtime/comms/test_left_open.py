@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 
+import torch.distributed as dist
 from tests.runtime.worlds import endings
 
 from partita.errors import PeerFailed
@@ -11,8 +12,8 @@ from partita.runtime import Comm, ProcessGroupComm
 
 
 class _User:
-    def __init__(self) -> None:
-        self.comm = ProcessGroupComm.from_group().used_by(self)
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self.comm = ProcessGroupComm.from_group(group).used_by(self)
 
 
 def _one_rank_keeps_its_own(comm: Comm) -> tuple[list[bool], str]:
@@ -39,6 +40,21 @@ def test_a_rank_that_still_holds_its_comm_hears_that_another_has_left_it() -> No
     assert gone.result == ([False, True], "")
     assert held.result[0] == [False, False]
     assert "rank 0 left" in held.result[1]
+
+
+def _next_one_of_some(comm: Comm) -> bool:
+    group = dist.new_group([0, 1])
+    user = _User()
+    first = user.comm
+    del user
+    gc.collect()
+    if comm.rank < 2:
+        _User(group)
+    return first.has_failed
+
+
+def test_a_meeting_of_some_ranks_closes_no_comm_of_more() -> None:
+    assert [ending.result for ending in endings(3, _next_one_of_some)] == [False, False, False]
 
 
 def _closed_before(_: Comm) -> bool:

@@ -85,7 +85,8 @@ class ProcessGroupComm:
         self.waiters = Waiters()
         self.collectives: set[Operation] = set()
         self.launched: dict[RawGroup, Operation] = {}
-        team = Team(self.name, rank, processes or tuple(range(size)), lost_after_s)
+        self.processes = processes or tuple(range(size))
+        team = Team(self.name, rank, self.processes, lost_after_s)
         self._detector = FailureDetector(team, *meet_all(store, team, timeout_s), self._abort)
         self.errors = OperationErrors(self._detector, timeout_s, self.fail)
         self._groups = OwnGroups(
@@ -164,12 +165,14 @@ class ProcessGroupComm:
                 "that all hosts share"
             ) from error
         comm.barrier()  # a rank that has nothing to say must not leave while others still connect to it
-        close_left_open()
+        close_left_open(processes)
         return comm
 
     def used_by(self, user: object) -> ProcessGroupComm:
-        """Close by itself when ``user``, the only one, is gone and the process makes its next comm. Returns
-        the comm.
+        """Close by itself when ``user``, the only one, is gone and all ranks have met for another comm.
+
+        Returns:
+            The comm itself.
         """
         close_after(user, self)
         return self
