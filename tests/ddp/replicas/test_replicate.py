@@ -69,6 +69,35 @@ def test_a_module_that_can_not_be_replicated_stays_as_it_was() -> None:
     InProcessWorld(2).run(body)
 
 
+@pytest.mark.parametrize(
+    ("loaded_on", "again", "refused"),
+    [((0,), False, True), ((1,), False, True), ((0, 1), False, False), ((0,), True, False)],
+    ids=["on rank 0", "on rank 1", "on both", "and put back"],
+)
+def test_weights_that_one_rank_alone_has_loaded_are_refused(
+    loaded_on: tuple[int, ...], again: bool, refused: bool
+) -> None:
+    """Gradients were averaged, and each rank trained a model of its own, without a word."""
+
+    def body(comm: Any) -> str:
+        module = replicate(nn.Linear(2, 2), comm)
+        before = {name: value.clone() for name, value in module.state_dict().items()}
+        if comm.rank in loaded_on:
+            module.load_state_dict({"weight": torch.ones(2, 2), "bias": torch.ones(2)})
+        if again and comm.rank in loaded_on:
+            module.load_state_dict(before)
+        try:
+            for _ in range(2):
+                module(torch.ones(1, 2)).sum().backward()
+                torch.optim.SGD(module.parameters(), 0.1).step()
+        except SignatureMismatch as error:
+            return str(error)
+        return ""
+
+    for text in InProcessWorld(2).run(body):
+        assert ("of rank 1 have other values than those of rank 0: load the same" in text) == refused, text
+
+
 def test_copies_and_pickles_are_plain_modules() -> None:
     def body(comm: Any) -> None:
         original = seeded(models.WithUnused)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,17 +83,24 @@ class Proposal:
         step: which synchronised backward pass this is for it, from 0.
         order: the order in which it expects gradients to get ready, by parameter index.
         graphs: what it has compiled so far, without repetitions.
+        written: how often its parameters were written to before the first pass; 0 in later ones.
     """
 
     step: int
     order: tuple[int, ...]
     graphs: tuple[GraphFingerprint, ...]
+    written: int = 0
 
 
-def agree(comm: Comm, proposal: Proposal, *, check_graphs: bool) -> tuple[Proposal, str]:
+def agree(
+    comm: Comm, proposal: Proposal, *, check_graphs: bool, check_weights: Callable[[], None] | None = None
+) -> tuple[Proposal, str]:
     """Return rank 0's proposal, and how the graphs of another rank differ from its own, in words.
 
     Collective.
+
+    Args:
+        check_weights: called on every rank where some have written to their parameters and others have not.
 
     Raises:
         SignatureMismatch: ranks are in different steps, or, where ``check_graphs`` is set, have different
@@ -111,6 +118,8 @@ def agree(comm: Comm, proposal: Proposal, *, check_graphs: bool) -> tuple[Propos
         theirs = [graph for graph in other.graphs if not graph.fits(first.graphs)]
         if mine or theirs:
             difference = difference or _graphs_differ(mine, rank, theirs)
+    if check_weights is not None and len({other.written for other in proposals}) > 1:
+        check_weights()
     if difference and check_graphs:
         raise SignatureMismatch(
             f"{difference}\nSee that no branch of the model depends on the rank or on its data, or leave out "

@@ -7,7 +7,7 @@ something new, which a flag in the last bucket of the pass before has told to al
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -31,10 +31,14 @@ class Consensus:
     Attributes:
         step: how many synchronised passes have ended.
         order: in which gradients are expected to get ready, by parameter index; the same on all ranks.
+        times_written: how often this rank's parameters have been written to since all were equal.
+        check_weights: is called in the first pass, on all ranks, where they differ in that.
     """
 
     def __init__(self, comm: Comm, count: int, *, check_graphs: bool) -> None:
         self.step = 0
+        self.times_written: Callable[[], int] = int
+        self.check_weights: Callable[[], None] | None = None
         self.order = tuple(reversed(range(count)))
         self._comm = comm
         self._check_graphs = check_graphs
@@ -67,7 +71,8 @@ class Consensus:
             Whether `order` has changed.
 
         Raises:
-            SignatureMismatch: ranks are in different steps, or have compiled different graphs.
+            SignatureMismatch: ranks are in different steps, have compiled different graphs, or have other
+                weights in the first pass.
         """
         news = self._news is not None and bool(self._news.item())
         if self.step >= _LEARNING_STEPS and not news:
@@ -75,8 +80,11 @@ class Consensus:
         if self.step == 1:
             expected = tuple(self._observed)
         order = dict.fromkeys((*expected, *self.order))
-        proposal = Proposal(self.step, tuple(order), tuple(self._graphs))
-        agreed, difference = agree(self._comm, proposal, check_graphs=self._check_graphs)
+        written = 0 if self.step else self.times_written()
+        proposal = Proposal(self.step, tuple(order), tuple(self._graphs), written)
+        agreed, difference = agree(
+            self._comm, proposal, check_graphs=self._check_graphs, check_weights=self.check_weights
+        )
         if difference not in self._logged:
             self._logged.add(difference)
             _LOG.warning("%s\nThe gradients are reduced rightly all the same", difference)

@@ -164,6 +164,10 @@ class Reducer:
         self._buckets.lay_out(self._consensus.order, plan)
         self._plan = plan
 
+    def compare_weights(self, times_written: Callable[[], int], check: Callable[[], None]) -> None:
+        """Call ``check`` in the first pass, on all ranks, where ``times_written`` is not the same on all."""
+        self._consensus.times_written, self._consensus.check_weights = times_written, check
+
     # --- called by the forward pass
 
     def finish_last_pass(self) -> None:

@@ -97,7 +97,8 @@ class StateBroadcast:
             if dtype_name is not None:
                 raise SignatureMismatch(
                     f"parameters or buffers ({dtype_name}, {len(names)} in all) of rank {rank} have other "
-                    "values than those of rank 0: load the same checkpoint, or pass initial='broadcast'"
+                    "values than those of rank 0: load the same checkpoint on all ranks, or on rank 0 before "
+                    "replicate(..., initial='broadcast')"
                 )
 
 

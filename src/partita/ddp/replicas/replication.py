@@ -13,6 +13,7 @@ from torch import nn
 
 from partita._torch.autograd.running_pass import current_pass
 from partita._torch.tensors.tensor_text import short_name
+from partita._torch.tensors.versions import times_written
 from partita.ddp.buckets.bucket_report import BucketRow, PassTimes, bucket_rows, bucket_table
 from partita.ddp.buckets.settings import ReducerSettings, describe_plan
 from partita.ddp.reducing.agreement import check_same_replicas
@@ -98,9 +99,21 @@ class Replication:
         except BaseException:
             self.reducer.detach()
             raise
+        self._written_at_first = self._times_written()
+        self.reducer.compare_weights(self._times_written_since, self._check_weights)
         for index, parameter in enumerate(trained.values()):
             REPLICATIONS.claim(parameter, self, index)
         REPLICATIONS.note_use(self)
+
+    def _times_written(self) -> int:
+        return sum(map(times_written, self.reducer.parameters))
+
+    def _times_written_since(self) -> int:
+        return self._times_written() - self._written_at_first
+
+    def _check_weights(self) -> None:
+        """Weights that one rank alone has loaded would stay its own for good: gradients are equal."""
+        StateBroadcast(self.comm, self.reducer.parameters).check(self.reducer.names)
 
     def on_close(self, undo: Callable[[], None]) -> None:
         """Call ``undo`` when replication ends."""
