@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from partita.errors import CaptureError
 from partita.pipelining import Schedule1F1B, SplitPoint, UncutReference, pipeline
 from partita.runtime import Comm, InProcessWorld
+from partita.verification import verify
 
 SPEC = {"head": SplitPoint.BEGINNING}
 Update = Callable[[Tensor, Tensor], object]
@@ -261,3 +262,21 @@ def test_an_example_that_the_model_does_not_take_is_refused() -> None:
         CaptureError, match=r"raises RuntimeError on the example in training .*give an example"
     ):
         pipeline(AsBuffers(), (torch.randn(2, 5),), split_spec=SPEC, frontend="modules")
+
+
+class Converting(nn.Module):
+    """Converts a layer to the dtype that it has, as the router of Switch Transformers does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.layer = self.layer.to(torch.float32)
+        return self.layer(x).relu()
+
+
+def test_a_parameter_whose_data_is_set_to_itself_is_not_written_to() -> None:
+    model, x = nn.Sequential(Converting(), Converting()), torch.randn(2, 4)
+    pipe = pipeline(model, (x,), stages=2, frontend="modules")
+    assert verify(pipe, model, (x,)).ok
