@@ -9,8 +9,8 @@ import warnings
 from multiprocessing.connection import Connection
 
 import torch
-from tools.models.architecture import Architecture, make_model
-from tools.models.row import compiled_word
+from tools.models.architecture import Architecture
+from tools.models.row import called_model, compiled_word
 from tools.models.zoo import ZOO
 
 __all__ = ["compiled_in_fork"]
@@ -47,7 +47,7 @@ def _send_word(name: str, sender: Connection) -> None:
     torch.set_num_threads(1)
     [architecture] = [candidate for candidate in ZOO if candidate.name == name]
     try:
-        word = compiled_word(architecture, *make_model(architecture))
+        word = compiled_word(architecture, *called_model(architecture))
     except Exception as error:
         word = f"{type(error).__name__}: {error}"
     sender.send(word)

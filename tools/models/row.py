@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from partita.errors import PartitaError, VerificationFailed
 
-__all__ = ["CELLS", "COMPILED_WORDS", "STAGES", "Row", "compiled_word", "make_row"]
+__all__ = ["CELLS", "COMPILED_WORDS", "STAGES", "Row", "called_model", "compiled_word", "make_row"]
 
 STAGES = (2, 4)
 
@@ -90,11 +90,9 @@ def make_row(
     """
     started = time.monotonic()
     row = Row(architecture.name, architecture.family, architecture.model)
-    model, config = make_model(architecture)
+    model, config = called_model(architecture)
     row.parameters = sum(parameter.numel() for parameter in model.parameters())
     inputs = make_inputs(architecture, config, SAMPLES)
-    with torch.no_grad():
-        model.eval()(**inputs)  # in their first call some models set attributes of their own (Swin's windows)
     for count in stages:
         first = architecture in PARTS[0]
         cuts = EagerCuts(model, make_inputs(architecture, config, SAMPLES), count)
@@ -114,6 +112,16 @@ def make_row(
         row.torch_own = _outcome(lambda: cut_by_torch(copy.deepcopy(model), inputs)) or "equal"
     row.seconds = time.monotonic() - started
     return row
+
+
+def called_model(architecture: Architecture) -> tuple[nn.Module, Any]:
+    """A model, and its configuration. It has been called once: then some set attributes of their own, as Swin
+    does its windows.
+    """
+    model, config = make_model(architecture)
+    with torch.no_grad():
+        model.eval()(**make_inputs(architecture, config, SAMPLES))
+    return model, config
 
 
 def compiled_word(architecture: Architecture, model: nn.Module, config: Any) -> str:
