@@ -445,6 +445,8 @@ def test_what_can_not_cross_is_refused() -> None:
         _odd(lambda h: (h, h), output_args=torch.empty(2, WIDTH))
     with pytest.raises(SignatureMismatch, match="stage 0 returns 600 tensors: return fewer than 512"):
         _odd(lambda h: [h] * 600)
+    with pytest.raises(ExecutionError, match=r"a tensor \(2, 8\) of layout sparse_coo is to be sent"):
+        _odd(lambda h: (h, h.detach().to_sparse()))
 
 
 class Reuses(nn.Module):
@@ -477,6 +479,27 @@ def test_a_buffer_that_is_handed_out_is_copied() -> None:
 
     expected = _whole(make, body, loss=functional.mse_loss)
     _assert_same(_staged(make, body, loss=functional.mse_loss, kind=ScheduleGPipe), expected)
+
+
+class OfGraph(nn.Module):
+    """Mixes features along the edges of a graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("edges", torch.eye(WIDTH).flip(0).to_sparse())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.edges @ self.lin(x).t()).t()
+
+
+def test_a_stage_may_have_sparse_buffers() -> None:
+    def make() -> list[nn.Module]:
+        torch.manual_seed(0)
+        return [OfGraph(), nn.Linear(WIDTH, WIDTH)]
+
+    expected = _whole(make, _two_steps, loss=functional.mse_loss)
+    _assert_same(_staged(make, _two_steps, loss=functional.mse_loss), expected)
 
 
 @pytest.mark.parametrize(

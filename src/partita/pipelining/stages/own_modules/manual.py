@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import Module
 
 from partita._torch.containers.pytree import flatten
+from partita._torch.tensors.storage import storage_of
 from partita.errors import ArgumentError
 from partita.pipelining.interface.layout import copied
 from partita.pipelining.interface.routes import TRAILER, Routes, StageBorder, Tied
@@ -44,8 +45,8 @@ class PipelineStage(ValueStage):
     """A stage around a module of the user's own, in a chain: what one returns, the next one takes.
 
     A tuple or list becomes several positional arguments, anything else (a tensor, a dict, None) a single
-    one. Tensors may be of any dtype and layout; whatever else is returned (numbers, strings, None) is sent
-    ahead of the data, and so must not depend on it. Positional arguments of ``step()`` go to the first
+    one. Tensors are dense, of any dtype and strides; whatever else is returned (numbers, strings, None) is
+    sent ahead of the data, and so must not depend on it. Positional arguments of ``step()`` go to the first
     stage; keyword arguments go to all stages of the rank that is given them. The last stage's result is the
     pipeline's.
 
@@ -160,7 +161,7 @@ class PipelineStage(ValueStage):
         self._incoming, self._outgoing, self._keywords = incoming, outgoing, keywords
         slots = tensor_slots(self._inner)
         own = (tensor for *_, tensor in slots if not isinstance(tensor, nn.Parameter))
-        self._own_memory = frozenset(tensor.untyped_storage().data_ptr() for tensor in own) - {0}
+        self._own_memory = frozenset(map(_address, own)) - {0}
         self.crossing = crossing
         self.follow(crossing[0])
 
@@ -184,7 +185,7 @@ class PipelineStage(ValueStage):
         """A tensor as it may be sent: copied where it lies in a buffer, which the next microbatch may write
         to, and requiring a gradient where other stages will send one.
         """
-        if tensor.untyped_storage().data_ptr() in self._own_memory:
+        if _address(tensor) in self._own_memory:
             tensor = copied(tensor)
         if requires_grad and torch.is_grad_enabled() and not tensor.requires_grad:
             tensor = tensor.detach().requires_grad_()
@@ -238,3 +239,9 @@ def _state(module: nn.Module, device: torch.device) -> Any:
         autocast,
         torch.get_default_dtype(),
     )
+
+
+def _address(tensor: Tensor) -> int:
+    """Of a tensor's memory; 0 for one that has none of its own, such as a sparse one."""
+    storage = storage_of(tensor)
+    return 0 if storage is None else storage.data_ptr()
