@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import gc
 from contextlib import suppress
 from typing import Any
 
 import pytest
 import torch
+from tests.group_of_one import group_of_one
 from tests.pipelining.models import PLAIN
 from tests.pipelining.running import assert_equal, cut, keyed
 from torch import Tensor, nn
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 from partita.errors import ExecutionError, SignatureMismatch
 from partita.pipelining import GradScaler, Schedule1F1B, UncutReference
 from partita.pipelining.training import LossWeights
-from partita.runtime import Comm, InProcessWorld
+from partita.runtime import Comm, InProcessWorld, ProcessGroupComm
 
 SETTINGS = {"init_scale": 1024.0, "growth_interval": 2}
 OVERFLOWS = (1,)
@@ -110,6 +112,19 @@ def test_a_rank_that_trains_nothing_agrees_too() -> None:
         return scaler.get_scale(), all(torch.equal(before[n], v) for n, v in _state(stage.module).items())
 
     assert InProcessWorld(2).run(body) == [(512.0, True), (512.0, True)]
+
+
+def test_a_scaler_works_when_its_schedule_is_held_by_nobody_else() -> None:
+    args, _, target = PLAIN.data(8)
+    with group_of_one():
+        schedule = Schedule1F1B(cut(PLAIN, 1).build_stage(0), 4, PLAIN.loss)
+        optimizer = _optimizer([schedule.stages[0].module], "fused")
+        scaler = GradScaler(schedule, "cpu")
+        schedule.step(*args, target=target)
+        del schedule
+        gc.collect()
+        with ProcessGroupComm.from_group():
+            scaler.step(optimizer)
 
 
 def test_a_scaler_that_is_off_does_nothing() -> None:

@@ -62,7 +62,7 @@ class GradScaler(torch.amp.GradScaler):
         enabled: bool = True,
     ) -> None:
         super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
-        self._comm = schedule.comm
+        self._schedule = schedule  # whose comm is closed when nobody has the schedule
         self._unscaled: set[int] = set()
         settings = {
             "init_scale": init_scale,
@@ -73,7 +73,7 @@ class GradScaler(torch.amp.GradScaler):
         }
         with doing("making a gradient scaler"):
             check_same(
-                self._comm, {f"the gradient scaler's {name}": repr(it) for name, it in settings.items()}
+                schedule.comm, {f"the gradient scaler's {name}": repr(it) for name, it in settings.items()}
             )
         if self.is_enabled():
             schedule.loss_scale = self.get_scale
@@ -89,14 +89,15 @@ class GradScaler(torch.amp.GradScaler):
             return
         self.scale(torch.ones(()))  # torch makes its scale at the first call; not every rank has a loss
         what = "unscaling gradients"
-        with one_at_a_time(self._comm, what), publish_errors(self._comm, what):
+        comm = self._schedule.comm
+        with one_at_a_time(comm, what), publish_errors(comm, what):
             if optimizer is not None:
                 super().unscale_(optimizer)
             mine = (len(self._unscaled), optimizer is not None and found_inf(self, optimizer))
-            counts = self._comm.all_gather_object(mine)
+            counts = comm.all_gather_object(mine)
             if {number for number, _ in counts} != {mine[0]}:
                 raise ExecutionError(
-                    f"rank {self._comm.rank} unscales its optimizer number {mine[0]} since update(), but the "
+                    f"rank {comm.rank} unscales its optimizer number {mine[0]} since update(), but the "
                     f"ranks say {[number for number, _ in counts]}: call unscale_(), step() and update() in "
                     "the same order on every rank, with None for a rank that has no optimizer"
                 )
