@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+from threading import Thread
 
 import torch.distributed as dist
 from tests.runtime.worlds import endings
 
 from partita.errors import PeerFailed
 from partita.runtime import Comm, ProcessGroupComm
+from partita.runtime.comms.left_open import close_after, close_left_open
 
 
 class _User:
@@ -66,3 +68,31 @@ def _closed_before(_: Comm) -> bool:
 
 def test_what_was_closed_by_hand_is_left_alone() -> None:
     assert [ending.result for ending in endings(2, _closed_before)] == [False, False]
+
+
+class _Nobody:
+    pass
+
+
+class _Meets:
+    """While it is closed, another thread makes a comm."""
+
+    processes = (7,)
+
+    def __init__(self) -> None:
+        self.releases = 0
+
+    def release(self) -> None:
+        other = Thread(target=close_left_open, args=(self.processes,))
+        other.start()
+        other.join()
+        self.releases += 1
+
+
+def test_two_threads_that_make_comms_close_each_once() -> None:
+    comms = [_Meets() for _ in range(3)]
+    for comm in comms:
+        close_after(_Nobody(), comm)
+    gc.collect()
+    close_left_open((7, 8))
+    assert [comm.releases for comm in comms] == [1, 1, 1]

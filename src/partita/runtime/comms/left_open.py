@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import suppress
 from typing import Protocol
 
 __all__ = ["close_after", "close_left_open"]
@@ -33,9 +34,16 @@ def close_after(user: object, comm: _Released) -> None:
 
 def close_left_open(processes: Collection[int]) -> None:
     """Close comms whose user is gone, of no others than these processes, which have met for another."""
-    for _ in range(len(_left_open)):
-        comm = _left_open.popleft()
+    of_others = []
+    for comm in _taken():
         if set(comm.processes) <= set(processes):
             comm.release()
         else:
-            _left_open.append(comm)
+            of_others.append(comm)
+    _left_open.extend(of_others)
+
+
+def _taken() -> Iterator[_Released]:
+    with suppress(IndexError):  # none is left, or another thread has taken the last one
+        while True:
+            yield _left_open.popleft()
