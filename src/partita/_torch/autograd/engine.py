@@ -140,7 +140,7 @@ def is_opaque(node: Node) -> bool:
     hook: a checkpoint computes its forward again, an offloaded tensor is fetched.
     """
     name = type(node).__name__
-    if isinstance(node, BackwardCFunction) or name in ("CppFunction", *_NEVER_IN_PART):
+    if isinstance(node, BackwardCFunction) or name == "CppFunction" or name in _NEVER_IN_PART:
         return True
     if name in _AT_ONCE and getattr(node, "_saved_training", True):  # in evaluation there are no means
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from torch import nn
@@ -52,9 +53,10 @@ def _refuse(what: str) -> NoReturn:
     )
 
 
-def hold_norms(model: nn.Module, captured: nn.Module) -> None:
-    """Let the modules of a captured model that hold what a batch norm of ``model`` holds say so."""
+def hold_norms(model: nn.Module, stages: Iterable[nn.Module]) -> None:
+    """Let the modules of captured stages that hold what a batch norm of ``model`` holds say so."""
     norms = {name for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
-    for name, module in captured.named_modules():
-        if name in norms and type(module) is nn.Module:
-            module.__class__ = _HeldNorm
+    for stage in stages:
+        for name, module in stage.named_modules():
+            if name in norms and type(module) is nn.Module:
+                module.__class__ = _HeldNorm

@@ -12,10 +12,8 @@ __all__ = ["ask_for_results", "has_output_mask", "operator_name"]
 _MASK = "output_mask"
 _NEVER_IN_PART = (
     "aten::native_group_norm_backward",  # for weights alone it may crash the process (2.13, channels-last)
-    *(
-        "aten::native_batch_norm_backward",
-        "aten::batch_norm_backward",
-    ),  # takes as long for the input as for all
+    "aten::native_batch_norm_backward",  # takes as long for the input as for all
+    "aten::batch_norm_backward",  # likewise
 )
 
 

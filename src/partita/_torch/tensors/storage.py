@@ -8,7 +8,15 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-__all__ = ["WeakStorage", "has_memory", "on_one_memory", "storage_key", "storage_of", "storage_span"]
+__all__ = [
+    "WeakStorage",
+    "has_memory",
+    "is_same_view",
+    "on_one_memory",
+    "storage_key",
+    "storage_of",
+    "storage_span",
+]
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
@@ -51,6 +59,18 @@ def storage_span(tensor: torch.Tensor) -> tuple[int, int]:
     """
     storage = tensor.untyped_storage()
     return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+
+
+def is_same_view(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether both are the same elements of the same storage, in the same order.
+
+    >>> x = torch.zeros(4)
+    >>> is_same_view(x, x.view(4)), is_same_view(x[:2], x[2:])
+    (True, False)
+    """
+    same = tensor.dtype == other.dtype and tensor.shape == other.shape and tensor.stride() == other.stride()
+    offsets = tensor.storage_offset(), other.storage_offset()
+    return same and storage_key(tensor) == storage_key(other) and offsets[0] == offsets[1]
 
 
 def on_one_memory(tensors: Sequence[tuple[int, torch.Tensor]]) -> list[list[int]]:

@@ -219,9 +219,9 @@ def pipeline(
     pipe.recompute |= again.whole_stages(pipe.num_stages)
     if other is not None or captured_mode(whole) is not None:
         _follow_flags(module, pipe)
-    for index in range(pipe.num_stages):
-        hold_norms(module, pipe.get_stage_module(index))
-    check_state(module, [pipe.get_stage_module(index) for index in range(pipe.num_stages)])
+    stage_modules = [pipe.get_stage_module(index) for index in range(pipe.num_stages)]
+    hold_norms(module, stage_modules)
+    check_state(module, stage_modules)
     warn_of_caches(module, pipe, captured.signature.flatten(mb_args, mb_kwargs or {}))
     if compiled_with is not None:
         pipe.compile_with(compiled_with)

@@ -65,10 +65,7 @@ def trailer_length(data: Sequence[Tensor]) -> int:
     Args:
         data: tensors of the values' shapes.
     """
-    length = 1
-    for tensor in data:
-        length += _FIXED + tensor.dim()
-    return length
+    return compact_trailer(tuple(tensor.dim() for tensor in data)).numel()
 
 
 def empty_trailer(data: Sequence[Tensor]) -> Tensor:

@@ -14,7 +14,7 @@ from partita.planning.schedules._program import describe_key
 from partita.planning.schedules.schedule import Schedule
 from partita.planning.simulating._step_program import COLLECTIVE, COMPUTE, StepProgram, step_program
 
-__all__ = ["StepTimes", "step_times"]
+__all__ = ["StepTimes", "bubble_of", "step_times"]
 
 _NEVER = -1.0
 """The time of what has not happened."""
@@ -53,6 +53,11 @@ class StepTimes:
             passes = [at for at, (operation, _) in enumerate(row) if operation.role == COMPUTE]
             spans.append(ends[passes[-1]] - starts[passes[0]] if passes else 0.0)
         return tuple(spans)
+
+
+def bubble_of(busy_s: Sequence[float], seconds: float) -> float:
+    """The fraction of that time, of all ranks, in which they do not compute."""
+    return 1.0 - sum(busy_s) / (len(busy_s) * seconds) if seconds else 0.0
 
 
 def step_times(

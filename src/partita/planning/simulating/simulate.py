@@ -14,7 +14,7 @@ from partita.planning.hardware.cluster import Cluster
 from partita.planning.plan import Plan, StagePlan
 from partita.planning.schedules.actions import Action, ActionKind
 from partita.planning.schedules.schedule import Schedule
-from partita.planning.simulating._clock import StepTimes, step_times
+from partita.planning.simulating._clock import StepTimes, bubble_of, step_times
 from partita.planning.simulating._step_program import COLLECTIVE, COMPUTE, TimedEdge
 from partita.planning.simulating.critical_path import Causes, IdleTime
 from partita.planning.simulating.memory import MemoryStep, memory_over_time, peak_bytes
@@ -123,7 +123,7 @@ class Simulation:
     @property
     def span_bubble(self) -> float:
         """`bubble` with the longest span in place of the makespan."""
-        return 1.0 - sum(self.busy_s) / (len(self.busy_s) * self.span_s) if self.span_s else 0.0
+        return bubble_of(self.busy_s, self.span_s)
 
     def to_json(self) -> str:
         """JSON text that `from_json` reads back into an equal simulation."""
@@ -184,11 +184,10 @@ def simulate(
 def _simulation(
     schedule: Schedule, costs: Sequence[StageCost], cluster: Cluster, times: StepTimes
 ) -> Simulation:
-    makespan = times.makespan_s
     return Simulation(
-        makespan_s=makespan,
+        makespan_s=times.makespan_s,
         busy_s=times.busy_s,
-        bubble=1.0 - sum(times.busy_s) / (schedule.ranks * makespan) if makespan else 0.0,
+        bubble=bubble_of(times.busy_s, times.makespan_s),
         peak_bytes=peak_bytes(schedule, costs),
         spans=_in_order(_spans(times, COMPUTE)),
         transfers=_in_order(_transfers(times, schedule)),

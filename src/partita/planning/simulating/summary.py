@@ -10,7 +10,7 @@ from partita.planning.costs.stage_cost import StageCost
 from partita.planning.hardware.cluster import Cluster
 from partita.planning.plan import Plan
 from partita.planning.schedules.schedule import Schedule
-from partita.planning.simulating._clock import step_times
+from partita.planning.simulating._clock import bubble_of, step_times
 from partita.planning.simulating.memory import peak_bytes
 from partita.planning.simulating.simulate import stage_costs
 
@@ -46,11 +46,10 @@ def step_summary(
     with no_garbage_collection():
         times = step_times(schedule, costs, cluster)
     makespan_s, span_s = times.makespan_s, max(times.rank_span_s, default=0.0)
-    busy_s, ranks = sum(times.busy_s), schedule.ranks
     return StepSummary(
         makespan_s=makespan_s,
-        bubble=1.0 - busy_s / (ranks * makespan_s) if makespan_s else 0.0,
+        bubble=bubble_of(times.busy_s, makespan_s),
         peak_bytes=peak_bytes(schedule, costs),
         span_s=span_s,
-        span_bubble=1.0 - busy_s / (ranks * span_s) if span_s else 0.0,
+        span_bubble=bubble_of(times.busy_s, span_s),
     )

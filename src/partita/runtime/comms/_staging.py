@@ -11,7 +11,6 @@ __all__ = [
     "all_copied_back",
     "as_bytes",
     "copied_back",
-    "is_sendable",
     "staged_for_receiving",
     "staged_for_sending",
 ]
@@ -19,16 +18,18 @@ __all__ = [
 
 def staged_for_sending(tensor: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return `tensor` itself where it is contiguous, on the device and of the dtype; else a copy that is."""
-    if tensor.device == device and tensor.dtype == dtype and is_sendable(tensor):
+    if tensor.device == device and tensor.dtype == dtype and _is_sendable(tensor):
         return tensor
     return tensor.detach().to(device, dtype).resolve_conj().resolve_neg().contiguous()
 
 
 def staged_for_receiving(buffer: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return `buffer` where it can be filled as it is; else a new tensor, which `copied_back` copies."""
-    if buffer.device != device or not is_sendable(buffer.detach()):
-        return torch.empty(buffer.shape, dtype=buffer.dtype, device=device)
-    return buffer.detach() if buffer.requires_grad else buffer
+    if buffer.requires_grad:
+        buffer = buffer.detach()
+    if buffer.device == device and _is_sendable(buffer):
+        return buffer
+    return torch.empty(buffer.shape, dtype=buffer.dtype, device=device)
 
 
 def copied_back(tensor: torch.Tensor, staged: torch.Tensor) -> Callable[[], None] | None:
@@ -49,7 +50,7 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(-1).view(torch.uint8)
 
 
-def is_sendable(tensor: torch.Tensor) -> bool:
+def _is_sendable(tensor: torch.Tensor) -> bool:
     """Whether the tensor's memory, read in order, is its value (a lazy conjugate's is not), and no gradient
     is wanted.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -14,7 +15,6 @@ from partita.runtime.comms._staging import (
     all_copied_back,
     as_bytes,
     copied_back,
-    is_sendable,
     staged_for_receiving,
     staged_for_sending,
 )
@@ -25,6 +25,7 @@ from partita.runtime.failures.failure_detector import FailureDetector
 __all__ = ["Starter"]
 
 _CPU = torch.device("cpu")
+_IS_CPU = attrgetter("is_cpu")
 
 
 class Starter:
@@ -68,9 +69,7 @@ class Starter:
             sends = zip(tensors, tags, strict=True)
             return SentTogether([self.send(tensor, dst, tag) for tensor, tag in sends])
         self._check_usable()
-        staged = [
-            it if it.is_cpu and is_sendable(it) else staged_for_sending(it, it.dtype, _CPU) for it in tensors
-        ]
+        staged = [staged_for_sending(tensor, tensor.dtype, _CPU) for tensor in tensors]
         return self._sent(staged, dst, tags)
 
     def recv_together(self, buffers: Sequence[torch.Tensor], src: int, tags: Sequence[int]) -> Handle:
@@ -79,11 +78,10 @@ class Starter:
             *others, last = [self.recv(to, src, tag) for to, tag in zip(buffers, tags, strict=True)]
             return ReceivedTogether(others, last)
         self._check_usable()
-        for buffer in buffers:
-            if not buffer.is_cpu:
-                staged = [staged_for_receiving(to, _CPU) for to in buffers]
-                return self._received(staged, src, tags, all_copied_back(buffers, staged))
-        return self._received(buffers, src, tags, None)
+        if all(map(_IS_CPU, buffers)):
+            return self._received(buffers, src, tags, None)
+        staged = [staged_for_receiving(to, _CPU) for to in buffers]
+        return self._received(staged, src, tags, all_copied_back(buffers, staged))
 
     def send(self, tensor: torch.Tensor, dst: int, tag: int) -> Operation:
         self._check_usable()

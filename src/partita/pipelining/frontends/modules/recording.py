@@ -23,7 +23,7 @@ from partita._torch.modules.calls import (
     overridden_calls,
     watch_calls,
 )
-from partita._torch.tensors.storage import storage_key
+from partita._torch.tensors.storage import is_same_view, storage_key
 from partita._torch.tensors.versions import times_written
 from partita.capture.merging.modes import in_mode
 from partita.errors import CaptureError, PartitaError
@@ -181,7 +181,8 @@ class _Recorder(StagePass):
     def _call(self, func: Callable[..., Any], name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         recording = self.recording
         tensors = [*tensors_in(args), *tensors_in(kwargs)]
-        replaced = args[0] if name == _REPLACES_DATA and not _is_same_memory(*args[:2]) else None
+        # ``module.to(dtype)`` in the dtype that it has sets data to itself
+        replaced = args[0] if name == _REPLACES_DATA and not is_same_view(*args[:2]) else None
         if isinstance(replaced, nn.Parameter) and id(replaced) in self._state:
             raise written_parameter(self._state[id(replaced)])
         before = [times_written(tensor) for tensor in tensors]
@@ -368,13 +369,6 @@ def _own_parameter(parameter: nn.Parameter) -> nn.Parameter:
     for name, value in vars(parameter).items():
         vars(own).setdefault(name, value)
     return own
-
-
-def _is_same_memory(tensor: Tensor, data: Tensor) -> bool:
-    """Whether ``tensor.data = data`` changes nothing: so ``module.to(dtype)`` does in the dtype it has."""
-    same = tensor.dtype == data.dtype and tensor.shape == data.shape and tensor.stride() == data.stride()
-    offsets = tensor.storage_offset(), data.storage_offset()
-    return same and storage_key(tensor) == storage_key(data) and offsets[0] == offsets[1]
 
 
 def written_parameter(name: str) -> CaptureError:

@@ -49,12 +49,11 @@ class Inbox:
         if self.handles:
             self.wait()
         values, self.values = self.values, {}
-        if self.messages:
-            for names, trailer, data in self.messages:
-                for name, value in zip(names, laid_out(trailer, data), strict=True):
-                    if value is not None:
-                        values[name] = value
-            self.messages.clear()
+        for names, trailer, data in self.messages:
+            for name, value in zip(names, laid_out(trailer, data), strict=True):
+                if value is not None:
+                    values[name] = value
+        self.messages.clear()
         return values
 
     def clear(self) -> None:
