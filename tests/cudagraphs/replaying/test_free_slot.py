@@ -14,7 +14,7 @@ class Entry:
     """A recording whose results are in use, or not."""
 
     def __init__(self, pools: MemoryPools, slot: int) -> None:
-        self.slot, self.number = slot, pools[slot].next_number()
+        self.key, self.slot, self.number = "a", slot, pools[slot].next_number()
         self.recording = SimpleNamespace(result=[torch.zeros(1)])
         self.in_place = SimpleNamespace(in_use=False)
         self.gave_up = 0
@@ -31,7 +31,7 @@ def world(slots: int = 2) -> tuple[RecordingCache, MemoryPools, list[Any]]:
     cache, pools = RecordingCache(slots), MemoryPools()
     entries: list[Any] = [Entry(pools, slot) for slot in range(slots)]
     for entry in entries:
-        cache.keep("a", entry)
+        cache.keep(entry)
     return cache, pools, entries
 
 
@@ -65,6 +65,6 @@ def test_what_would_overwrite_a_newer_result_is_recorded_anew_once() -> None:
     cache.drop("a", 1)
     assert free_slot(cache, pools, "a", 0) == 0
     assert cache.find("a", 0) is None
-    cache.keep("a", first)  # too old again
+    cache.keep(first)  # too old again
     assert free_slot(cache, pools, "a", 0) == 1
     assert cache.counts.reordered == 1

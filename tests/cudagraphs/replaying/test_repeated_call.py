@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -157,3 +158,29 @@ def test_dropped_recordings_are_not_replayed() -> None:
         assert region.cache_info().size == 0
         assert torch.equal(region(torch.ones(2)), torch.ones(2).sin())
     assert region.cache_info().uncaptured == 2
+
+
+def _calls_of_a_hit(parameters: int) -> int:
+    """How many functions are called to replay a call of a region with so many parameters."""
+    region = region_of(lambda x, *weights: x + weights[0], static_inputs=range(1, parameters + 1))
+    args = [torch.ones(2) for _ in range(parameters + 1)]
+    count = 0
+
+    def counted(_frame: Any, event: str, _argument: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    with torch.no_grad():
+        for _ in range(4):
+            region(*args)
+        sys.setprofile(counted)
+        try:
+            region(*args)
+        finally:
+            sys.setprofile(None)
+    return count
+
+
+def test_a_glance_at_a_call_takes_a_few_calls_a_parameter() -> None:
+    """Else it would take longer than the launches that are saved: what it is found by is hashed but once."""
+    assert _calls_of_a_hit(60) - _calls_of_a_hit(10) <= 50 * 3

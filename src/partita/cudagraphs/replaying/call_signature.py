@@ -7,7 +7,7 @@ run. All of it is the key of a recording.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,27 @@ import torch
 from partita._torch.tensors.subclasses import is_plain_tensor
 from partita.cudagraphs.facts.fixed_addresses import StableMemory
 
-__all__ = ["CallSignature", "describe_call", "is_copied", "modes"]
+__all__ = ["CallKey", "CallSignature", "describe_call", "is_copied", "modes"]
+
+
+class CallKey:
+    """What a recording is found by: equal for the calls that it fits.
+
+    It is looked up at each call, and of a model with some hundred parameters it is long: so its hash is worked
+    out once.
+    """
+
+    __slots__ = ("_hash", "_parts")
+
+    def __init__(self, parts: Hashable) -> None:
+        self._parts = parts
+        self._hash = hash(parts)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, CallKey) and self._parts == other._parts)
 
 
 @dataclass(frozen=True, slots=True)

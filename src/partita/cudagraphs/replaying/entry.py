@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,11 +45,12 @@ class CacheInfo:
     gave_up: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RegionRecording:
     """One recording with all that a replay needs. To the memory pool it is what was handed out.
 
     Attributes:
+        key: what it is found by, in its slot.
         slot: where it was recorded, see `partita.cudagraphs.recording.pool`.
         number: of the recording in the pool of that slot.
         buffers: the inputs that are copied, by index, and where to.
@@ -60,6 +61,7 @@ class RegionRecording:
         give_up: what the pool calls where they are in the way for too long.
     """
 
+    key: Hashable
     slot: int
     number: int
     recording: Recording

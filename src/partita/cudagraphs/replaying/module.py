@@ -33,12 +33,12 @@ from partita._torch.tensors.storage import on_one_memory
 from partita.cudagraphs.facts.fixed_addresses import StableMemory
 from partita.cudagraphs.facts.written_inputs import find_input_mutations
 from partita.cudagraphs.recording.recorder import GraphRecorder
-from partita.cudagraphs.replaying.call_signature import CallSignature, describe_call, modes
+from partita.cudagraphs.replaying.call_signature import CallKey, CallSignature, describe_call, modes
 from partita.cudagraphs.replaying.entry import CacheInfo, RegionRecording, fill_all
 from partita.cudagraphs.replaying.free_slot import free_slot, is_free
 from partita.cudagraphs.replaying.outputs import placed, plan_outputs
 from partita.cudagraphs.replaying.recording_cache import RecordingCache
-from partita.cudagraphs.replaying.repeated_call import repeated_call
+from partita.cudagraphs.replaying.repeated_call import RepeatedCall, repeated_call
 from partita.errors import ExecutionError
 from partita.graph.attributes import lookup
 
@@ -111,13 +111,14 @@ class CudaGraphModule(nn.Module):
         self._memory = memory if memory is not None else StableMemory()
         self._cache = RecordingCache(max_recordings, self._memory)
         self._copied_from: int | None = None
+        self._declared_by: RepeatedCall | None = None
         self._calls_modules = any(node.op == "call_module" for node in gm.graph.nodes)
         self._attributes = _attributes(gm)
 
     def __getstate__(self) -> dict[str, Any]:
         """All but what belongs to this process and this object."""
         cache = self._cache.fresh()
-        parts = {"_cache": cache, "_memory": cache.memory, "_run": None}
+        parts = {"_cache": cache, "_memory": cache.memory, "_run": None, "_declared_by": None}
         return {**super().__getstate__(), **parts}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -157,8 +158,10 @@ class CudaGraphModule(nn.Module):
             if is_free(entry, self.recorder.pools) and earlier.is_repeated_by(
                 args, state, settings, self._memory
             ):
-                self._declare_static(args)
-                cache.find(earlier.key, entry.slot)
+                if earlier is not self._declared_by:
+                    self._declare_static(args)
+                    self._declared_by = earlier
+                cache.find(entry.key, entry.slot)
                 cache.note_repeated(earlier)
                 cache.counts.hits += 1
                 return self._replay(entry, args)
@@ -175,7 +178,7 @@ class CudaGraphModule(nn.Module):
             return self._as_it_is(args)
         self._declare_static(values)
         kind = kind_of(call)
-        key = (kind, call.addresses, tuple(tensor.data_ptr() for tensor in state))
+        key = CallKey((kind, call.addresses, tuple(tensor.data_ptr() for tensor in state)))
 
         # 4. A recording of such a call is replayed, in the first slot where that overwrites nothing that
         # somebody still has.
@@ -185,7 +188,7 @@ class CudaGraphModule(nn.Module):
         recorded = cache.find(key, slot)
         if recorded is not None:
             written = self._written(args, len(values))
-            repeated = repeated_call(key, recorded, args, call, state, settings, written)
+            repeated = repeated_call(recorded, args, call, state, settings, written)
             if repeated is not None:
                 cache.note_repeated(repeated)
             cache.counts.hits += 1
@@ -205,11 +208,11 @@ class CudaGraphModule(nn.Module):
             )
             return self._as_it_is(args)
         try:
-            entry = self._record(call, values, spec, state, slot)
+            entry = self._record(key, call, values, spec, state, slot)
         except ExecutionError as error:
             self._give_up(str(error))
             return self._as_it_is(args)
-        cache.keep(key, entry)
+        cache.keep(entry)
         return self._replay(entry, values)
 
     def _described(
@@ -228,6 +231,7 @@ class CudaGraphModule(nn.Module):
 
     def _declare_static(self, values: Sequence[Any]) -> None:
         """Inputs that keep their addresses lie there for other regions too."""
+        self._declared_by = None
         if self._static:
             tensors = (values[number] for number in self._static if _is_tensor(values[number]))
             self._memory.declare(id(self), (tensor.untyped_storage().data_ptr() for tensor in tensors))
@@ -264,6 +268,7 @@ class CudaGraphModule(nn.Module):
 
     def _record(
         self,
+        key: CallKey,
         call: CallSignature,
         values: Sequence[Any],
         spec: Any,
@@ -291,6 +296,7 @@ class CudaGraphModule(nn.Module):
         if self._saved:
             in_place = plan_outputs(results, inputs, call.copied, state, self._transient, self._saved)
         return RegionRecording(
+            key,
             slot,
             number,
             recording,

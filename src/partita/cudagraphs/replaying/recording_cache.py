@@ -46,7 +46,7 @@ class RecordingCache:
     unused: int = 0
     gave_up: str = ""
     _entries: OrderedDict[tuple[Hashable, int], RegionRecording] = field(default_factory=OrderedDict)
-    _repeated: OrderedDict[tuple[Hashable, int], RepeatedCall] = field(default_factory=OrderedDict)
+    _repeated: OrderedDict[RegionRecording, RepeatedCall] = field(default_factory=OrderedDict)
     _warm: OrderedDict[Hashable, tuple[int, int]] = field(default_factory=OrderedDict)
     _renewed: OrderedDict[tuple[Hashable, int], None] = field(default_factory=OrderedDict)
 
@@ -62,23 +62,22 @@ class RecordingCache:
             self.unused = 0
         return entry
 
-    def keep(self, key: Hashable, entry: RegionRecording) -> None:
+    def keep(self, entry: RegionRecording) -> None:
         """Keep a new recording; the one unused for longest goes where there are too many in its slot."""
         self.counts.recorded += 1
         if not entry.slot:  # in the others microbatches are recorded that are under way together
             self.unused += 1
-        self._entries[key, entry.slot] = entry
+        self._entries[entry.key, entry.slot] = entry
         results = flatten(entry.recording.result)[0]
         storages = [value.untyped_storage() for value in results if isinstance(value, torch.Tensor)]
-        self.memory.declare_storages((id(self), key, entry.slot), storages, entry.slot)
+        self.memory.declare_storages((id(self), entry.key, entry.slot), storages, entry.slot)
         alike = [place for place in self._entries if place[1] == entry.slot]
         if len(alike) > self.max_size:
             self.drop(*alike[0])
 
     def drop(self, key: Hashable, slot: int = 0) -> None:
         """Drop the recording under a key and a slot."""
-        del self._entries[key, slot]
-        self._repeated.pop((key, slot), None)
+        self._repeated.pop(self._entries.pop((key, slot)), None)
         self.memory.declare((id(self), key, slot), ())
         self.counts.evicted += 1
 
@@ -100,8 +99,8 @@ class RecordingCache:
 
     def note_repeated(self, call: RepeatedCall) -> None:
         """Note what tells whether a later call is the same as this one."""
-        self._repeated[call.key, call.entry.slot] = call
-        self._repeated.move_to_end((call.key, call.entry.slot))
+        self._repeated[call.entry] = call
+        self._repeated.move_to_end(call.entry)
 
     def repeated_calls(self) -> list[RepeatedCall]:
         """Return what earlier calls are told by, the one unused for longest first: the microbatches of a

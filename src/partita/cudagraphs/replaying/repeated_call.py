@@ -15,7 +15,7 @@ CPU tensor), it is described in full, and finds its recording, or none, that way
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +37,6 @@ class RepeatedCall:
     """A call that was replayed, the last one of its recording.
 
     Attributes:
-        key: of its recording in the cache.
         entry: that recording.
         settings: modes and flags.
         numbers: class and text of the inputs that are no tensors, by index.
@@ -50,7 +49,6 @@ class RepeatedCall:
         kept_apart: spans of memory that no copied input may lie in.
     """
 
-    key: Hashable
     entry: RegionRecording
     settings: Any
     numbers: tuple[tuple[int, type[Any], str], ...]
@@ -95,7 +93,6 @@ class RepeatedCall:
 
 
 def repeated_call(
-    key: Hashable,
     entry: RegionRecording,
     args: Sequence[Any],
     call: CallSignature,
@@ -125,7 +122,6 @@ def repeated_call(
     others = set(tensors if copied_back else written).difference(call.copied)
     apart = [storage_span(value) for value in (*state, *(args[at] for at in others))] if call.copied else []
     return RepeatedCall(
-        key,
         entry,
         settings,
         tuple(numbers),
