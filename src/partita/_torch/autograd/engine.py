@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
 
@@ -31,6 +31,9 @@ __all__ = [
     "watch_gradient",
 ]
 
+
+_MAY_BE_NONE: set[tuple[type, str]] = set()
+"""What some nodes of a kind have saved as None, which is asked first: the error of freeing it takes long."""
 
 _WATCH = -1
 """Not the number of any other hook: torch counts from 0."""
@@ -117,6 +120,34 @@ def run_backward(
     )
 
 
+def run_nodes(
+    calls: Sequence[tuple[Node, tuple[Tensor | None, ...]]], wanted: Sequence[GradientEdge]
+) -> list[tuple[Tensor | None, ...]]:
+    """Run each of some nodes by itself, all in one run of the engine, which takes as long as small kernels.
+
+    No hooks run, neither theirs nor those of what comes after them, and they may run again.
+
+    Args:
+        calls: nodes, each with the gradients that arrive there.
+        wanted: the edges from any of them whose gradients are computed, and no others.
+
+    Returns:
+        For each node the gradient of each of its edges, as it leaves the node: it may have another dtype than
+        what comes after it, or more dimensions. None where it is not wanted, or there is none.
+    """
+    results: list[tuple[Tensor | None, ...]] = []
+
+    def run(_: Tensor) -> None:
+        results.extend(node(*gradients) for node, gradients in calls)  # type: ignore[operator]
+
+    # A node computes what the run that it belongs to wants: this one, which is to end at the wanted edges, but
+    # starts somewhere else and never gets there.
+    start = torch.zeros((), requires_grad=True)
+    start._backward_hooks = OrderedDict({_WATCH: run})
+    run_backward([start], [torch.ones(())], [start, *wanted], accumulate=False)
+    return results
+
+
 def hooks_made() -> int:
     """Return a number that grows with each hook that Python code registers anywhere, but for those of
     compilers (`forget_hooks`).
@@ -157,18 +188,25 @@ def free_when_run(node: Node) -> None:
     if not names:
         return
     # The node holds the hook: without a reference to the saved tensors' owner there is no cycle.
-    saved = [getattr(node, name) for name in names]
-    node.register_hook(partial(_free, saved))
+    kind = type(node)
+    saved = [
+        (name, getattr(node, name))
+        for name in names
+        if (kind, name) not in _MAY_BE_NONE or getattr(node, name.removeprefix("_raw")) is not None
+    ]
+    node.register_hook(partial(_free, kind, saved))
 
 
-def _free(saved: list[Any], *_: object) -> None:
-    for item in saved:
+def _free(kind: type, saved: list[tuple[str, Any]], *_: object) -> None:
+    for name, item in saved:
         for one in item if isinstance(item, (tuple, list)) else (item,):
             hook = getattr(one, "unpack_hook", None)
             if hook is None:
                 # what is freed already, or was None, says so in this way only
-                with suppress(RuntimeError):
+                try:
                     one.register_hooks(_nothing, _freed)
+                except RuntimeError:
+                    _MAY_BE_NONE.add((kind, name))
             elif isinstance(hook, AsSaved):
                 hook.let_go(one.data)
 

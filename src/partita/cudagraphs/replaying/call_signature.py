@@ -22,8 +22,8 @@ __all__ = ["CallKey", "CallSignature", "describe_call", "is_copied", "modes"]
 class CallKey:
     """What a recording is found by: equal for the calls that it fits.
 
-    It is looked up at each call, and of a model with some hundred parameters it is long: so its hash is worked
-    out once.
+    It is looked up at each call, and of a model with some hundred parameters it is long: so its hash is
+    worked out once.
     """
 
     __slots__ = ("_hash", "_parts")

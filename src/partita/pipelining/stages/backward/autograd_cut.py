@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
@@ -120,11 +121,14 @@ class AutogradCut:
             if child is not None and self.leads[child]
         )
 
-    def branches(self, node: Node) -> list[GradientEdge]:
-        """The edges, each once, from a node on the frontier to what W runs."""
-        weight_children = set(self._weight_children[node])
-        edges = dict.fromkeys(edge for edge in node.next_functions if edge[0] in weight_children)
-        return [GradientEdge(child, number) for child, number in edges if child is not None]
+    def catch(self, node: Node) -> Catch:
+        """Let I keep the gradients that arrive at a node on the frontier."""
+        edges = [
+            (position, GradientEdge(child, number))
+            for position, (child, number) in enumerate(node.next_functions)
+            if child is not None and not self.leads[child]
+        ]
+        return Catch(node, edges, self.private.get(node))
 
     def _find_leads(self) -> None:
         order, targets = self._graph.order, self._wanted | self._early.keys()
@@ -224,19 +228,48 @@ class Catch:
 
     Where the node has hooks of its own, they have run by then; when it runs again in W, what they make of it
     is replaced by what they made the first time.
+
+    Args:
+        node: on the frontier.
+        edges: those that lead to what W runs, each with its position among the node's.
+        parameters: those that they lead to, where no other node does; else None.
     """
 
-    __slots__ = ("_arrived", "node")
+    __slots__ = ("_recorder", "edges", "node", "parameters")
 
-    def __init__(self, node: Node) -> None:
+    def __init__(
+        self,
+        node: Node,
+        edges: Sequence[tuple[int, GradientEdge]] = (),
+        parameters: Sequence[Tensor] | None = None,
+    ) -> None:
         self.node = node
-        self._arrived: list[tuple[Tensor | None, ...]] = []
-        node.register_prehook(_Recorder(self._arrived))
+        self.edges = edges
+        self.parameters = parameters
+        self._recorder = _Recorder()
+        node.register_prehook(self._recorder)
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether any gradient has arrived."""
+        return any(gradient is not None for gradient in self.arrived)
+
+    @property
+    def is_on_this_stream(self) -> bool:
+        """Whether the node's kernels were started where those of now are: there they see its gradients."""
+        return self._recorder.stream is None or self._recorder.stream == torch.accelerator.current_stream(
+            self._recorder.stream.device
+        )
+
+    @property
+    def arrived(self) -> tuple[Tensor | None, ...]:
+        """What has arrived, one gradient for each output of the node; empty where I has not come there."""
+        return self._recorder.arrived
 
     def starts(self) -> tuple[list[GradientEdge], list[Tensor]]:
         """The edges that W starts from, and the gradient of each; empty where none arrived."""
         edges, gradients = [], []
-        for number, gradient in enumerate(self._arrived[0] if self._arrived else ()):
+        for number, gradient in enumerate(self.arrived):
             if gradient is not None:
                 edges.append(GradientEdge(self.node, number))
                 gradients.append(gradient)
@@ -246,13 +279,17 @@ class Catch:
 class _Recorder:
     """A hook that keeps the gradients of its first call. It has no reference to its node: no cycle."""
 
-    __slots__ = ("_arrived",)
+    __slots__ = ("arrived", "stream")
 
-    def __init__(self, arrived: list[tuple[Tensor | None, ...]]) -> None:
-        self._arrived = arrived
+    def __init__(self) -> None:
+        self.arrived: tuple[Tensor | None, ...] = ()
+        self.stream: torch.Stream | None = None
 
     def __call__(self, gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
-        if self._arrived:
-            return self._arrived[0]
-        self._arrived.append(gradients)
+        if self.arrived:
+            return self.arrived
+        self.arrived = gradients
+        gradient = next((it for it in gradients if it is not None), None)
+        if gradient is not None and not gradient.is_cpu:
+            self.stream = torch.accelerator.current_stream(gradient.device)
         return None

@@ -36,7 +36,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from partita._torch.autograd.compiled_node import ask, second_half
-from partita._torch.autograd.engine import hooks_paused, leaf_of, run_backward
+from partita._torch.autograd.engine import hooks_paused, leaf_of, run_backward, run_nodes
 from partita.pipelining.stages.backward.arrivals import Arrivals
 from partita.pipelining.stages.backward.autograd_cut import AutogradCut, AutogradGraph, Catch
 
@@ -44,53 +44,88 @@ __all__ = ["InputPass", "WeightPass", "input_pass"]
 
 _Root = tuple[Tensor | GradientEdge, Tensor]
 
+_TOGETHER_BYTES = 2**20
+"""How large the gradients are that may be there at a time, where one of them alone is not larger."""
+
 
 class WeightPass:
     """The backward pass of weights; run once.
 
+    Nodes with large parameters of their own run one by one, so that one gradient is there at a time. The
+    others run together, since each run of the engine takes as long as some small kernels.
+
     Args:
-        private: nodes of the upper row with the parameters that only they lead to.
-        shared: nodes of the upper row with the edges to what other nodes lead to as well.
+        catches: nodes of the upper row.
         roots: what else W starts from, each with its gradient.
         compiled: nodes of compiled stages, which have a second half of their own.
     """
 
     def __init__(
-        self,
-        private: Sequence[tuple[Catch, list[Tensor]]] = (),
-        shared: Sequence[tuple[Catch, list[GradientEdge]]] = (),
-        roots: Sequence[_Root] = (),
-        compiled: Sequence[Node] = (),
+        self, catches: Sequence[Catch] = (), roots: Sequence[_Root] = (), compiled: Sequence[Node] = ()
     ) -> None:
-        self._private = private
-        self._shared = shared
+        self._catches = catches
         self._roots = roots
         self._compiled = compiled
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to do."""
-        return not (self._private or self._shared or self._roots or self._compiled)
+        return not (self._catches or self._roots or self._compiled)
 
     def run(self) -> None:
         """Add to ``.grad`` of the parameters."""
-        for catch, parameters in self._private:
-            starts, seeds = catch.starts()
-            if starts and parameters:
-                run_backward(starts, seeds, parameters, accumulate=True)
-        roots = [*self._roots]
-        for catch, branches in self._shared:
-            starts, seeds = catch.starts()
-            if starts:
-                leaves = [leaf for edge in branches if (leaf := leaf_of(edge.node)) is not None]
-                with hooks_paused(leaves):
-                    gradients = run_backward(starts, seeds, branches, accumulate=False)
-                roots += [(edge, it) for edge, it in zip(branches, gradients, strict=True) if it is not None]
+        together: list[Catch] = []
+        size = 0
+        for catch in self._catches:
+            own = 0 if catch.parameters is None else sum(map(_nbytes, catch.parameters))
+            if own > _TOGETHER_BYTES:
+                starts, seeds = catch.starts()
+                run_backward(starts, seeds, catch.parameters or (), accumulate=True)
+                continue
+            if size + own > _TOGETHER_BYTES:
+                # what several nodes lead to is for the last run, which adds up all of its shares
+                _accumulate(_gradients([it for it in together if it.parameters is not None]))
+                together, size = [it for it in together if it.parameters is None], 0
+            together.append(catch)
+            size += own
+        roots = [*self._roots, *_gradients(together)]
         for node in self._compiled:
             roots += second_half(node)
-        if roots:
-            run_backward([root for root, _ in roots], [seed for _, seed in roots], accumulate=True)
-        self._private, self._shared, self._roots, self._compiled = (), (), (), ()
+        _accumulate(roots)
+        self._catches, self._roots, self._compiled = (), (), ()
+
+
+def _nbytes(tensor: Tensor) -> int:
+    return tensor.nbytes
+
+
+def _accumulate(roots: Sequence[_Root]) -> None:
+    if roots:
+        run_backward([root for root, _ in roots], [seed for _, seed in roots], accumulate=True)
+
+
+def _gradients(catches: Sequence[Catch]) -> list[_Root]:
+    """The gradients of the weights' edges of nodes, and these edges."""
+    if torch.is_anomaly_enabled() or not all(catch.is_on_this_stream for catch in catches):
+        return [root for catch in catches for root in _gradients_in_engine(catch)]
+    wanted = [edge for catch in catches for _, edge in catch.edges]
+    results = run_nodes([(catch.node, catch.arrived) for catch in catches], wanted) if catches else []
+    return [
+        (edge, gradient)
+        for catch, gradients in zip(catches, results, strict=True)
+        for position, edge in catch.edges
+        if (gradient := gradients[position]) is not None
+    ]
+
+
+def _gradients_in_engine(catch: Catch) -> list[_Root]:
+    """The same of one node, on the stream of its forward pass, with what the engine checks."""
+    starts, seeds = catch.starts()
+    edges = list(dict.fromkeys(edge for _, edge in catch.edges))
+    leaves = [leaf for edge in edges if (leaf := leaf_of(edge.node)) is not None]
+    with hooks_paused(leaves):
+        gradients = run_backward(starts, seeds, edges, accumulate=False)
+    return [(edge, it) for edge, it in zip(edges, gradients, strict=True) if it is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +168,7 @@ def input_pass(
         return _whole_pass(roots, seeds, leaves, shared)
     # I: what the leaves depend on, and the weights whose gradients are early
     cut = AutogradCut(graph, [*leaves, *shared], hooked=hooked)
-    catches = [Catch(node) for node in cut.frontier]
+    catches = [cut.catch(node) for node in cut.frontier]
     if catches:  # else the graph goes with I
         cut.free_when_run()
     for node, edges in cut.compiled.items():
@@ -159,9 +194,8 @@ def input_pass(
         if not cut.leads[start]
     ]
     later += [(weight, it) for weight, it in zip(sooner, remaining, strict=True) if it is not None]
-    private = [(catch, cut.private[catch.node]) for catch in catches if catch.node in cut.private]
-    merging = [(catch, cut.branches(catch.node)) for catch in catches if catch.node not in cut.private]
-    return InputPass(gradients, shares, WeightPass(private, merging, later, tuple(cut.compiled)))
+    reached = [catch for catch in catches if catch.is_reached and catch.parameters != []]
+    return InputPass(gradients, shares, WeightPass(reached, later, tuple(cut.compiled)))
 
 
 def _whole_pass(
