@@ -356,3 +356,31 @@ def test_each_device_has_recordings_of_its_own() -> None:
             x = batch(step)
             assert torch.equal(compiled(x), across(x))
     assert {str(region.device) for region in backend.graphs[0].plan.regions} == {"cuda:0", "cuda:1"}
+
+
+class DroppingAttention(nn.Module):
+    """The seed of what attention drops goes from its forward pass to its backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.out = nn.Linear(64, 192), nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (part.reshape(1, 4, -1, 16) for part in self.mix(x).chunk(3, -1))
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=0.25)
+        return self.out(mixed.reshape(-1, 64).relu())
+
+
+def test_attention_that_drops_out_is_trained_on_between_the_regions() -> None:
+    torch.manual_seed(0)
+    reference = DroppingAttention().to(DEVICE)
+    model, backend = copy.deepcopy(reference), capturing()
+    compiled = torch.compile(model, backend=backend)
+    for step in range(6):
+        for module in (compiled, reference):
+            torch.manual_seed(step)
+            losses = [module(batch(10 * step + number)).square().mean() for number in range(2)]
+            for loss in losses:
+                loss.backward()
+    assert_same(model, reference)
+    assert hits(backend) > 2

@@ -1,4 +1,4 @@
-"""Data parallel on a real GPU: both ranks on the same one over gloo, and one rank over NCCL."""
+"""Data parallel on a real GPU: both ranks on the same one, and one rank over NCCL."""
 
 from __future__ import annotations
 
@@ -73,9 +73,10 @@ def _like_torchs(comm: Comm) -> list[str]:
     return list(HOWS)
 
 
-def test_two_processes_on_one_gpu_train_as_torchs_ddp_does() -> None:
+@pytest.mark.parametrize("backend", ["gloo", "cpu:gloo,cuda:nccl"])
+def test_two_processes_on_one_gpu_train_as_torchs_ddp_does(backend: str) -> None:
     with patience(150.0):
-        assert ProcessWorld(2).run(_like_torchs) == [list(HOWS)] * 2
+        assert ProcessWorld(2, backend).run(_like_torchs) == [list(HOWS)] * 2
 
 
 @pytest.mark.parametrize("how", HOWS)

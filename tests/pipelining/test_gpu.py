@@ -75,7 +75,8 @@ def _first_step(runner: Any, modules: Sequence[nn.Module], case: Case, record: R
 def test_stages_that_inductor_compiles_are_near_the_uncut_model() -> None:
     there = ON_THE_GPU[NORMED.name]
     kind, expected = "ZBVZeroBubble", uncut(there, run=_first_step)
-    pipe = cut(there, 4, compile="inductor")
+    # without the option Inductor draws other numbers than eager mode
+    pipe = cut(there, 4, compile={"backend": "inductor", "options": {"fallback_random": True}})
     for record in piped(pipe, there, get_schedule_class(kind), 4, PLACEMENTS[kind], _first_step):
         for name, gradient in record.gradients.items():
             torch.testing.assert_close(gradient, expected.gradients[name], rtol=1e-3, atol=1e-5)
@@ -130,7 +131,7 @@ def test_a_scaler_finds_what_is_not_finite_and_lowers_its_scale() -> None:
     assert all(value.isfinite().all() for value in (*ours, *others))
 
 
-# --- over processes, with messages through the host, since NCCL wants a GPU for each rank ---
+# --- over processes: gloo's messages go through the host, NCCL's from one part of the GPU to another ---
 
 
 def _piped(comm: Comm, kind: str) -> bytes:
@@ -144,10 +145,11 @@ def _piped(comm: Comm, kind: str) -> bytes:
     return pickle.dumps(moved([record.outputs, record.losses, record.gradients, record.state], "cpu"))
 
 
+@pytest.mark.parametrize("backend", ["gloo", "cpu:gloo,cuda:nccl"])
 @pytest.mark.parametrize("kind", ["Interleaved1F1B", "ZBVZeroBubble"])
-def test_processes_on_one_gpu(kind: str) -> None:
+def test_processes_on_one_gpu(kind: str, backend: str) -> None:
     with patience(120.0):
-        results = ProcessWorld(2).run(_piped, kind)
+        results = ProcessWorld(2, backend).run(_piped, kind)
     expected = uncut(ON_THE_GPU[TRANSFORMER.name])
     whole = Record(*moved([expected.outputs, expected.losses, expected.gradients, expected.state], "cpu"))
     assert_same([Record(*pickle.loads(data)) for data in results], whole)

@@ -20,6 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from partita.runtime import ProcessGroupComm
@@ -27,7 +28,8 @@ from partita.runtime import ProcessGroupComm
 LIMIT_S = 30.0
 """After this many seconds a test kills what is left and fails."""
 
-_CONTEXT = multiprocessing.get_context("forkserver")
+_ON_GPU = os.environ.get("CUDA_VISIBLE_DEVICES") != "" and torch.cuda.is_available()
+_CONTEXT: Any = multiprocessing.get_context("spawn" if _ON_GPU else "forkserver")
 # Processes are forked off a server that has the imports done.
 _CONTEXT.set_forkserver_preload(
     [
@@ -85,12 +87,21 @@ class Ending:
 
 
 def _body(
-    rank: int, size: int, path: str, started: float, pipe: Any, fn: Callable[..., Any], args: tuple[Any, ...]
+    rank: int,
+    size: int,
+    path: str,
+    started: float,
+    pipe: Any,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    backend: str = "gloo",
 ) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
+    # NCCL refuses two ranks on one GPU of a host: so each says that it is on another one.
+    os.environ.update(NCCL_HOSTID=f"host of rank {rank}", NCCL_P2P_DISABLE="1", NCCL_SHM_DISABLE="1")
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     try:
-        dist.init_process_group("gloo", store=dist.FileStore(path, size), rank=rank, world_size=size)
+        dist.init_process_group(backend, store=dist.FileStore(path, size), rank=rank, world_size=size)
         with ProcessGroupComm.from_group() as comm:
             result = fn(comm, *args)
         pipe.send(Ending(0, result=result, at_s=time.monotonic() - started))
@@ -160,6 +171,8 @@ def _stands_at(process: Any, stacks: Path) -> str:
 @cache
 def _warm_up() -> None:
     """Have the server's imports done before any clock starts: on a busy machine they take half a minute."""
+    if _ON_GPU:
+        return
     process = _CONTEXT.Process()  # of which nothing is asked
     process.start()
     process.join()
@@ -215,13 +228,18 @@ def _collect(here: Any, process: Any, started: float) -> Ending:
 
 
 class ProcessWorld:
-    """`InProcessWorld` with a process a rank."""
+    """`InProcessWorld` with a process a rank.
 
-    def __init__(self, size: int) -> None:
+    Args:
+        backend: of the default group.
+    """
+
+    def __init__(self, size: int, backend: str = "gloo") -> None:
         self.size = size
+        self.backend = backend
 
     def run(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
-        ends = endings(self.size, fn, *args)
+        ends = endings_of(self.size, _body, fn, args, self.backend)
         for ending in ends:
             if ending.error is not None:
                 raise ending.error

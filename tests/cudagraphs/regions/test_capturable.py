@@ -122,6 +122,19 @@ def test_operators_that_no_tag_gives_away_are_known(target: Any, args: tuple[Any
     assert reason in refused(lambda b, x: b.call(target, x, *args))
 
 
+@pytest.mark.parametrize("dropout_p", [0.0, 0.5])
+def test_attention_is_captured_where_nothing_is_dropped(dropout_p: float) -> None:
+    def function(b: Builder, x: Node) -> Node:
+        heads = b.call(aten.view.default, x, [1, 1, 4, 4], value=b.fake(1, 1, 4, 4))
+        attention = aten.scaled_dot_product_attention.default
+        return b.call(attention, heads, heads, heads, None, dropout_p, value=b.fake(1, 1, 4, 4))
+
+    if dropout_p:
+        assert "attention with dropout" in refused(function)
+    else:
+        assert not find_regions(build(function), rules=CaptureRules()).refusals
+
+
 def test_sparse_tensors_are_refused() -> None:
     sparse = torch.eye(4).to_sparse()
     text = refused(lambda b, x: b.call(aten.neg.default, x, value=sparse), device_type="cpu")

@@ -28,6 +28,7 @@ __all__ = [
     "leaf_of",
     "run_backward",
     "sequence_number",
+    "stream_of",
     "watch_gradient",
 ]
 
@@ -108,8 +109,8 @@ def run_backward(
     Returns:
         The gradient of each input, None for one that no root depends on; nothing where it accumulates.
     """
-    engine = torch.autograd.Variable._execution_engine
-    return engine.run_backward(
+    run = partial(
+        torch.autograd.Variable._execution_engine.run_backward,
         tuple(roots),
         tuple(seeds),
         keep_graph,
@@ -118,12 +119,18 @@ def run_backward(
         allow_unreachable=True,
         accumulate_grad=accumulate,
     )
+    if not seeds or seeds[0].is_cpu:
+        return run()
+    # On a GPU the engine has a thread of its own for the device. To go there and back takes as long as some
+    # small kernels, and Python's lock goes back and forth between the threads with each hook.
+    with torch.autograd.set_multithreading_enabled(False):
+        return run()
 
 
 def run_nodes(
     calls: Sequence[tuple[Node, tuple[Tensor | None, ...]]], wanted: Sequence[GradientEdge]
 ) -> list[tuple[Tensor | None, ...]]:
-    """Run each of some nodes by itself, all in one run of the engine, which takes as long as small kernels.
+    """Run each of some nodes by itself, but in one run of the engine: each takes as long as small kernels.
 
     No hooks run, neither theirs nor those of what comes after them, and they may run again.
 
@@ -140,12 +147,25 @@ def run_nodes(
     def run(_: Tensor) -> None:
         results.extend(node(*gradients) for node, gradients in calls)  # type: ignore[operator]
 
-    # A node computes what the run that it belongs to wants: this one, which is to end at the wanted edges, but
+    # A node computes what the run that it belongs to wants: that is one which is to end at these edges, but
     # starts somewhere else and never gets there.
     start = torch.zeros((), requires_grad=True)
     start._backward_hooks = OrderedDict({_WATCH: run})
     run_backward([start], [torch.ones(())], [start, *wanted], accumulate=False)
     return results
+
+
+def stream_of(tensor: Tensor) -> torch.Stream | None:
+    """Return where the kernels of a tensor's device are started now; None for a device without streams."""
+    if tensor.is_cpu or tensor.device.type != _accelerator():
+        return None
+    return torch.accelerator.current_stream(tensor.device)
+
+
+@cache
+def _accelerator() -> str | None:
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return None if accelerator is None else accelerator.type
 
 
 def hooks_made() -> int:

@@ -88,6 +88,9 @@ class CaptureFacts:
         pointwise: it takes a 0-d CPU tensor beside tensors on the device, by value.
         indexes: it takes a list of index tensors.
         launches: it starts work on the device; False for views.
+        dropout_at: the position of its argument ``dropout_p``; None where it has none. Attention that drops
+            out hands the seed of its random numbers to its backward pass: on the host, or, where it is
+            captured, on the device. Where only one of the two is captured, the wrong memory is read.
     """
 
     name: str
@@ -100,6 +103,7 @@ class CaptureFacts:
     pointwise: bool = False
     indexes: bool = False
     launches: bool = True
+    dropout_at: int | None = None
 
 
 def operator_of(node: Node) -> Any:
@@ -143,6 +147,9 @@ def capture_facts(target: Any) -> CaptureFacts:
         pointwise=torch.Tag.pointwise in tags,
         indexes=indexes,
         launches=not all(map(_is_view, overloads)),
+        dropout_at=next(
+            (at for at, it in enumerate(overloads[0]._schema.arguments) if it.name == "dropout_p"), None
+        ),
     )
 
 

@@ -196,6 +196,8 @@ class CaptureRulings:
                 f"{facts.name} changes a tensor's shape or memory in place",
                 "use the version that returns a tensor",
             )
+        if facts.dropout_at is not None and _argument(node, facts.dropout_at, "dropout_p") != 0:
+            return _ATTENTION_DROPOUT
         if node.kwargs.get("generator") is not None:
             return "it draws from a generator of its own", "use the device's default generator"
         return None
@@ -297,6 +299,11 @@ def _name(node: Node) -> str:
     return str(getattr(node.target, "__name__", ""))
 
 
+def _argument(node: Node, position: int, name: str) -> Any:
+    """A number that an operator is called with; 0 where it is left out."""
+    return node.kwargs.get(name, node.args[position] if len(node.args) > position else 0)
+
+
 def _text(node: Node) -> str:
     if node.op != "call_function":
         return f"{node.op} {node.target}"
@@ -323,6 +330,11 @@ _MASK = (
 )
 _REGISTER = "register it with torch.library.custom_op and pass its name in allow=(...)"
 _INLINE = "write the branch with torch.where, or leave it between the regions"
+_ATTENTION_DROPOUT = (
+    "attention with dropout hands its backward pass the seed on the host, or on the device where it is "
+    "recorded, and both would have to be recorded at once",
+    "set its dropout_p to 0, or drop out with torch.nn.functional.dropout, outside of the attention",
+)
 _SEEDS = (
     "it seeds the generators for one microbatch, so that a mask does not depend on the cut",
     "nothing to do: the random call behind it is captured, in a region that starts there",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import chain
 from typing import Any, final
 
 import torch
@@ -51,16 +50,9 @@ class BlockStage(Stage):
     def __init__(
         self, module: nn.Module, index: int, routes: Routes, device: torch.device, *, comm: Comm | None = None
     ) -> None:
-        super().__init__(module, index, routes, comm=comm)
-        self._device = device
+        super().__init__(module, index, routes, device, comm=comm)
         self._output_bundle = bundle_name(index)
         self._input_bundle = bundle_name(index - 1)
-
-    @property
-    def device(self) -> torch.device:
-        """Where its parameters or buffers are; the ``device`` that it was made with where it has neither."""
-        tensors = chain(self._inner.parameters(), self._inner.buffers())
-        return next((tensor.device for tensor in tensors), self._device)
 
     def compile_with(self, options: CompileOptions) -> None:  # noqa: ARG002 - those of any stage
         """Warn that it stays as it is."""

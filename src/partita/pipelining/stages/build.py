@@ -63,7 +63,8 @@ def build_stage(
     own = with_own_memory(inner, comm, wrapped=inner is not stage_module)
     if inner is stage_module:
         stage_module = own
-    stage = GraphStage(own, stage_index, pipe_info.routes, pipe_info.signature, comm=comm)
+    home = _home(pipe_info) if device is None else torch.device(device)
+    stage = GraphStage(own, stage_index, pipe_info.routes, pipe_info.signature, home, comm=comm)
     stage.module = stage_module
     stage.group = group
     stage.loss_fn = pipe_info.loss
@@ -71,3 +72,9 @@ def build_stage(
     if pipe_info.compile_options is not None:
         stage.compile_with(pipe_info.compile_options)
     return stage
+
+
+def _home(pipe_info: PipeInfo) -> torch.device:
+    """Where a stage without tensors of its own runs: where the model's tensors were when it was captured."""
+    homes = sorted((home for home in pipe_info.homes if home.type not in ("cpu", "meta")), key=str)
+    return homes[0] if homes else torch.device("cpu")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
+import torch
 from torch import Tensor, nn
 
 from partita._torch.distributed.gradient_sync import converted_dtype
@@ -36,10 +37,11 @@ class GraphStage(ValueStage):
         index: int,
         routes: Routes,
         signature: Signature,
+        device: torch.device,
         *,
         comm: Comm | None = None,
     ) -> None:
-        super().__init__(module, index, routes, comm=comm)
+        super().__init__(module, index, routes, device, comm=comm)
         self.signature = signature
 
     def accept(self, flat: Sequence[Any], microbatch: int, *, train: bool) -> dict[str, Tensor]:

@@ -71,9 +71,11 @@ class Stage(CopiedInItsProcess, ABC):
         module: nn.Module,
         index: int,
         routes: Routes,
+        device: torch.device,
         *,
         comm: Comm | None = None,
     ) -> None:
+        self._device = device
         self._inner, self._saved = module, SavedBuffers(module)  # the same when the user wraps `module`
         self.module = module
         self.index = index
@@ -157,9 +159,11 @@ class Stage(CopiedInItsProcess, ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where its parameters (or, without any, its buffers) are; the CPU where it has neither."""
+        """Where its parameters (or, without any, its buffers) are; where none has memory, the ``device`` that
+        it was made for.
+        """
         tensors = chain(self._inner.parameters(), self._inner.buffers())
-        return next((tensor.device for tensor in tensors), torch.device("cpu"))
+        return next((tensor.device for tensor in tensors if not tensor.is_meta), self._device)
 
     def parameter(self, group: Tied) -> nn.Parameter:
         """This stage's copy of a tied parameter."""

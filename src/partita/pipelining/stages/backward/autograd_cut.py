@@ -17,6 +17,7 @@ from partita._torch.autograd.engine import (
     is_opaque,
     leaf_of,
     sequence_number,
+    stream_of,
 )
 
 __all__ = ["AutogradCut", "AutogradGraph", "Catch"]
@@ -257,8 +258,8 @@ class Catch:
     @property
     def is_on_this_stream(self) -> bool:
         """Whether the node's kernels were started where those of now are: there they see its gradients."""
-        return self._recorder.stream is None or self._recorder.stream == torch.accelerator.current_stream(
-            self._recorder.stream.device
+        return all(
+            gradient is None or stream_of(gradient) == self._recorder.stream for gradient in self.arrived
         )
 
     @property
@@ -290,6 +291,5 @@ class _Recorder:
             return self.arrived
         self.arrived = gradients
         gradient = next((it for it in gradients if it is not None), None)
-        if gradient is not None and not gradient.is_cpu:
-            self.stream = torch.accelerator.current_stream(gradient.device)
+        self.stream = None if gradient is None else stream_of(gradient)
         return None

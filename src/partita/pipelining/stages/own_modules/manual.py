@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -111,25 +111,19 @@ class PipelineStage(ValueStage):
             )
         if group is not None and comm is not None:
             raise ArgumentError("a stage talks through a process group or a comm, not both: give one of them")
-        super().__init__(submodule, stage_index, routes or draft_routes(num_stages), comm=comm)
+        there = torch.device(device)
+        super().__init__(submodule, stage_index, routes or draft_routes(num_stages), there, comm=comm)
         self.bind = bind
         self.recompute = recompute
         self._site = stage_index
         self.dw_builder = dw_builder
         self.group = group
-        self._device = torch.device(device)
         self._declared: Declared | None = declared_outputs(input_args, output_args)
         self._crossings: dict[Any, tuple[Crossing, tuple[bool, ...]]] = {}
         self._incoming: Sequence[Crossing] = ()
         self._outgoing: Sequence[Crossing] = ()
         self._keywords: Sequence[Mapping[str, Any]] = ()
         self._own_memory: frozenset[int] = frozenset()
-
-    @property
-    def device(self) -> torch.device:
-        """Where its parameters or buffers are; the ``device`` argument where none has memory."""
-        tensors = chain(self._inner.parameters(), self._inner.buffers())
-        return next((tensor.device for tensor in tensors if not tensor.is_meta), self._device)
 
     def outgoing(self, incoming: Crossing, keywords: Mapping[str, Any]) -> tuple[Crossing, tuple[bool, ...]]:
         """What it returns for such inputs, and for each of their leaves (keyword arguments last) whether the
