@@ -303,6 +303,8 @@ def test_torch_skips_the_whole_model_where_one_node_is_on_the_host() -> None:
 
 
 def test_recordings_share_one_pool_and_free_it() -> None:
+    square = torch.ones(8, 8, device="cuda")
+    square @ square  # what cuBLAS works in is there from now on, in this stream
     gc.collect()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
