@@ -17,7 +17,9 @@ from partita._torch.autograd.engine import (
     is_opaque,
     leaf_of,
     run_backward,
+    run_nodes,
     sequence_number,
+    stream_of,
     watch_gradient,
 )
 
@@ -46,6 +48,32 @@ def test_a_run_of_the_engine_accumulates_or_returns() -> None:
     run_backward([edge], [torch.ones(3)], accumulate=True)
     assert torch.equal(weight.grad, torch.full((3,), 3.0))
     assert torch.equal(x.grad, torch.ones(3))
+
+
+def test_nodes_run_by_themselves_for_the_edges_that_are_wanted() -> None:
+    layers = nn.Linear(3, 2), nn.Linear(2, 2, bias=False)
+    x, seed = torch.randn(4, 3, requires_grad=True), torch.randn(4, 2)
+    for layer in layers:
+        layer.weight.register_hook(lambda gradient: 2 * gradient)  # hooks are for those who go on from there
+    first, second = layers[0](x).grad_fn, layers[1](torch.randn(4, 2)).grad_fn
+    bias, to_x, weight = (GradientEdge(*edge) for edge in first.next_functions)
+    (other,) = (GradientEdge(*edge) for edge in second.next_functions if edge[0] is not None)
+    for _ in range(2):
+        results = run_nodes([(first, (seed,)), (second, (seed,))], [bias, weight, other])
+        of_bias, of_x, of_weight = results[0]
+        assert of_x is None
+        assert torch.equal(of_bias, seed), "not yet summed to the shape of the bias"
+        assert torch.equal(of_weight.t(), seed.t() @ x)
+    assert [gradient is None for gradient in results[1]].count(False) == 1
+    assert run_nodes([(first, (seed,))], [to_x])[0][1].shape == x.shape
+    assert layers[0].weight.grad is layers[1].weight.grad is x.grad is None
+    with pytest.raises(TypeError):
+        run_nodes([(first, ("no tensor",))], [bias])  # type: ignore[arg-type]
+
+
+def test_what_is_on_the_host_has_no_stream() -> None:
+    assert stream_of(torch.ones(2)) is None
+    assert stream_of(torch.ones(2, device="meta")) is None
 
 
 def test_hooks_that_are_made_are_counted() -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from tests.pipelining.models import PLAIN, TRANSFORMER
 from tests.pipelining.running import assert_equal, cut
 from torch import nn
 
-from partita.pipelining import Schedule1F1B, build_stage
+from partita.pipelining import Schedule1F1B, SplitPoint, build_stage, pipeline
 from partita.pipelining.stages import PipeInfo
 from partita.runtime import Comm, InProcessWorld
 
@@ -67,3 +69,22 @@ def test_what_can_not_be_built_is_refused() -> None:
     InProcessWorld(1).run(both)
     with pytest.raises(IndexError, match="there is no stage 2: this pipe has stages 0 to 1"):
         build_stage(pipe.get_stage_module(0), 2, pipe.info(), "cpu")
+
+
+@pytest.mark.parametrize("frontend", ["export", "modules"])
+def test_a_stage_without_tensors_of_its_own_is_where_it_was_built_for(frontend: Any) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5), nn.Linear(2, 2))
+    spec = {"0": SplitPoint.END, "1": SplitPoint.END}
+    pipe = pipeline(model, (torch.zeros(1, 2),), split_spec=spec, frontend=frontend)
+    assert pipe.build_stage(1).device == torch.device("cpu")
+    assert pipe.build_stage(1, "meta").device == torch.device("meta")
+
+
+def test_a_stage_without_tensors_of_its_own_is_on_the_models_device() -> None:
+    pipe = pipeline(nn.Sequential(nn.Linear(2, 2), nn.Tanh()), (torch.zeros(1, 2),), stages=1)
+    module, info = pipe.get_stage_module(0), pipe.info()
+    gpu, meta = torch.device("cuda:1"), torch.device("meta")
+    homes = ({gpu, torch.device("cpu")}, {meta}, set[torch.device]())
+    there = [build_stage(nn.Tanh(), 0, replace(info, homes=frozenset(places))).device for places in homes]
+    assert there == [gpu, torch.device("cpu"), torch.device("cpu")]
+    assert build_stage(module, 0, replace(info, homes=frozenset(homes[0]))).device == torch.device("cpu")

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -17,9 +18,11 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from partita._torch.autograd.engine import AsSaved, hooks_made
+from partita._torch.autograd.engine import AsSaved, hooks_made, run_backward
 from partita._torch.tensors.live_bytes import LiveBytes
 from partita.errors import ExecutionError
+from partita.pipelining.stages.backward import split_backward
+from partita.pipelining.stages.backward.autograd_cut import Catch
 from partita.pipelining.stages.backward.split_backward import input_pass
 
 WIDTH = 4
@@ -217,16 +220,50 @@ def same(actual: Any, expected: Any) -> bool:
     return actual == expected
 
 
-@settings(max_examples=150, deadline=None)
-@given(programs(), st.tuples(st.booleans(), st.booleans()))
-def test_input_and_weight_passes_equal_the_whole_pass(program: Any, wants: tuple[bool, bool]) -> None:
+@settings(max_examples=200, deadline=None)
+@given(
+    programs(),
+    st.tuples(st.booleans(), st.booleans()),
+    st.sampled_from([2**20, 2**20, 100, 0]),
+    st.sampled_from([True, True, False]),
+)
+def test_input_and_weight_passes_equal_the_whole_pass(
+    program: Any, wants: tuple[bool, bool], together: int, same_stream: bool
+) -> None:
+    """Whether W runs nodes together, a few at a time, or one by one; and on the stream of I, or another."""
     torch.manual_seed(0)
     model = Running(*program)
     inputs = [torch.randn(3, WIDTH, requires_grad=want) for want in wants]
     other = copy.deepcopy(model)
     expected = run(other, inputs, split=False)
-    actual = run(model, inputs, split=True)
+    with (
+        patch.object(split_backward, "_TOGETHER_BYTES", together),
+        patch.object(Catch, "is_on_this_stream", same_stream),
+    ):
+        actual = run(model, inputs, split=True)
     assert same(actual, expected), (actual, expected)
+
+
+def test_small_weights_are_run_together_and_large_ones_one_by_one() -> None:
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+    runs: list[int] = []
+
+    def counted(roots: Any, *args: Any, **options: Any) -> Any:
+        runs.append(len(roots))
+        return run_backward(roots, *args, **options)
+
+    def weights() -> Any:
+        x = torch.randn(4, 8, requires_grad=True)
+        output = model(x)
+        return input_pass([output], [torch.ones_like(output)], [x]).weights
+
+    first, second = weights(), weights()
+    with patch.object(split_backward, "run_backward", counted):
+        first.run()
+        assert runs == [8], "the weight and the bias of each of four layers"
+        with patch.object(split_backward, "_TOGETHER_BYTES", 2 * 9 * 8 * 4 - 1):
+            second.run()
+    assert runs == [8, 2, 2, 2, 2]
 
 
 # --- nothing is computed twice, and each half computes its own ---
