@@ -35,7 +35,7 @@ def arrived(bundle: Packet | Gradients) -> Packet | Gradients:
     def body(comm: Comm) -> Packet | Gradients | None:
         handles: list[Handle] = []
         if comm.rank == 0:
-            handles, received = send_bundle(comm, bundle, 1, tag=3), None
+            handles, received = send_bundle(comm, bundle, 1, tag=3, device=CPU), None
         else:
             received = receive_bundle(comm, 0, 3, CPU, handles)
         for handle in handles:
@@ -68,10 +68,30 @@ def test_arguments_arrive_with_what_is_no_tensor() -> None:
 def test_what_can_not_be_pickled_is_an_error_that_says_so() -> None:
     packet = first_packet((threading.Lock(),), {}, live=False)
     with pytest.raises(ExecutionError, match="give the model arguments that can be pickled"):
-        InProcessWorld(1).run(lambda comm: send_bundle(comm, packet, 0, tag=0))
+        InProcessWorld(1).run(lambda comm: send_bundle(comm, packet, 0, tag=0, device=CPU))
 
 
 def test_tensors_that_share_memory_are_told() -> None:
     base = torch.arange(4.0)
     values = {0: base[:2], 1: torch.ones(2), 2: base[2:], 3: torch.empty(0), 4: torch.empty(0)}
     assert sharing_memory(values) == {0, 2}
+
+
+@pytest.mark.parametrize("size", [3, 5000])
+def test_what_lies_on_the_host_beside_a_stage_elsewhere_is_received_there(size: int) -> None:
+    """The meta device stands for a GPU."""
+    meta = torch.device("meta")
+
+    def body(comm: Comm, sender: torch.device) -> Packet | Gradients | None:
+        handles: list[Handle] = []
+        if comm.rank == 0:
+            handles, received = send_bundle(comm, Gradients({0: torch.ones(size)}), 1, 3, sender), None
+        else:
+            received = receive_bundle(comm, 0, 3, meta if sender == meta else CPU, handles)
+        for handle in handles:
+            handle.wait()
+        return received
+
+    for sender in (meta, CPU):
+        received = InProcessWorld(2).run(body, sender)[1]
+        assert torch.equal(received.values[0], torch.ones(size))

@@ -27,6 +27,7 @@ from partita.runtime import Comm, Handle
 
 __all__ = ["Bundle", "receive_bundle", "send_bundle"]
 
+_CPU = torch.device("cpu")
 _HEAD = 2**15
 _LENGTH = 8
 """Bytes of the first message, and of the length in it."""
@@ -47,13 +48,16 @@ class Bundle(Protocol):
         ...
 
 
-def send_bundle(comm: Comm, bundle: Bundle, rank: int, tag: int) -> list[Handle]:
+def send_bundle(comm: Comm, bundle: Bundle, rank: int, tag: int, device: torch.device) -> list[Handle]:
     """Start sending; wait for the handles.
+
+    Args:
+        device: of the stage that sends. What lies on the CPU although this does not is received there too.
 
     Raises:
         ExecutionError: something in it can't be pickled.
     """
-    layouts = {number: _Layout.of(tensor) for number, tensor in bundle.values.items()}
+    layouts = {number: _Layout.of(tensor, device) for number, tensor in bundle.values.items()}
     small = {
         number: layouts[number].content(tensor)
         for number, tensor in bundle.values.items()
@@ -84,7 +88,7 @@ def receive_bundle(comm: Comm, rank: int, tag: int, device: torch.device, handle
     """Wait for the description of the message, and start receiving its tensors.
 
     Args:
-        device: where the tensors are allocated.
+        device: where the tensors are allocated, but for those that are to lie on the CPU.
         handles: gets the handles to wait for before the tensors may be read.
     """
     head = bytearray(_HEAD)
@@ -120,13 +124,16 @@ class _Layout:
     stride: tuple[int, ...]
     dtype: torch.dtype
     requires_grad: bool
+    on_host: bool = False
 
     @classmethod
-    def of(cls, tensor: Tensor) -> _Layout:
-        return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.requires_grad)
+    def of(cls, tensor: Tensor, device: torch.device) -> _Layout:
+        on_host = tensor.is_cpu and device.type != "cpu"
+        return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.requires_grad, on_host)
 
     def empty(self, device: torch.device) -> Tensor:
-        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device)
+        there = _CPU if self.on_host else device
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=there)
 
     def packed(self, tensor: Tensor) -> Tensor:
         """A view of the elements to send: each once, in the order in which they lie in memory."""
@@ -144,12 +151,12 @@ class _Layout:
 
     def filled(self, content: bytes, device: torch.device) -> Tensor:
         """Return a tensor of that `content`."""
-        tensor = self.empty(torch.device("cpu"))
+        tensor = self.empty(_CPU)
         if content:
             packed = self.packed(tensor)
             elements = torch.frombuffer(bytearray(content), dtype=torch.uint8).view(self.dtype)
             packed.copy_(elements.view(packed.shape))
-        return tensor.to(device).requires_grad_(self.requires_grad)
+        return tensor.to(_CPU if self.on_host else device).requires_grad_(self.requires_grad)
 
 
 @dataclass(eq=False, repr=False)

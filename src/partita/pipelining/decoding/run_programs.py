@@ -197,7 +197,8 @@ class _Ring:
         so it has been received.
         """
         wait_all(self._sends.pop(turn.program, []))
-        self._sends[turn.program] = send_bundle(self.comm, turn, (self.comm.rank + 1) % self.comm.size, _TAG)
+        next_rank = (self.comm.rank + 1) % self.comm.size
+        self._sends[turn.program] = send_bundle(self.comm, turn, next_rank, _TAG, self.device)
 
     def finish(self) -> None:
         """Wait until all that was sent has been received."""

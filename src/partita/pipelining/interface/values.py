@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from partita._torch.tensors.tensor_text import dtype_and_shape
 from partita.capture.open_sizes.sizes import Size, Sizes, evaluated
 from partita.errors import SignatureMismatch
 
-__all__ = ["Constant", "Value", "accept", "describe"]
+__all__ = ["Constant", "Value", "accept", "describe", "with_host_values"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,7 @@ class Value:
         requires_grad: whether a gradient comes back for it.
         fixed: for an input of the model, why its sizes are not open.
         bundle: it stands for several tensors, whose shapes come with the message.
+        on_host: it lies on the CPU, in a model that is on other devices.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Value:
     requires_grad: bool
     fixed: str = field(default="", compare=False)
     bundle: bool = False
+    on_host: bool = False
 
     @classmethod
     def of(cls, name: str, tensor: Tensor, sizes: Sizes | None = None) -> Value:
@@ -76,6 +78,24 @@ class Constant:
     def fits(self, value: object) -> bool:
         """Whether ``value`` is the one that the model was captured with."""
         return type(value) is type(self.value) and bool(value == self.value)
+
+
+def with_host_values(
+    crossing: Mapping[str, Value], examples: Mapping[str, object], devices: Collection[torch.device]
+) -> dict[str, Value]:
+    """Return what crosses, with a mark on what is on the CPU although the model's tensors are on others.
+
+    Args:
+        examples: what the model computed for its example, by name.
+        devices: those of the model's parameters and buffers.
+    """
+    is_elsewhere = any(device.type not in ("cpu", "meta") for device in devices)
+
+    def is_host(name: str) -> bool:
+        example = examples.get(name)
+        return is_elsewhere and isinstance(example, Tensor) and example.device.type == "cpu"
+
+    return {name: replace(value, on_host=is_host(name)) for name, value in crossing.items()}
 
 
 def accept(expected: Sequence[Value | Constant], flat: Sequence[Any], who: str) -> None:

@@ -29,7 +29,7 @@ from partita.pipelining.interface.loss import LossSpec
 from partita.pipelining.interface.model_structure import structure_of
 from partita.pipelining.interface.routes import Named, Routes, StageBorder, make_routes
 from partita.pipelining.interface.two_modes import ModeCut, graphs_in, joined
-from partita.pipelining.interface.values import accept
+from partita.pipelining.interface.values import accept, with_host_values
 from partita.pipelining.stages.build import build_stage
 from partita.pipelining.stages.compile_module import compile_module
 from partita.pipelining.stages.graph_stage import GraphStage
@@ -213,7 +213,8 @@ def _routes(
         sizes,
     )
     parameters = tuple(name for name, _ in whole.named_parameters(remove_duplicate=False))
-    return replace(routes, parameters=parameters, structure=structure_of(whole)), values
+    crossing = with_host_values(routes.values, values, devices_of(whole))
+    return replace(routes, values=crossing, parameters=parameters, structure=structure_of(whole)), values
 
 
 def _sent_after(whole: GraphModule, pieces: tuple[Piece, ...]) -> dict[str, tuple[str, ...]]:

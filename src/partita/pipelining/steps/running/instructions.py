@@ -193,9 +193,11 @@ class Send(_Transfer):
             earlier.clear()
         outbox, comm = self.outbox, self.comm
         for name, tag in self._bundles:
-            self.handles += send_bundle(comm, outbox[name], self.rank, tag)
+            device = self.step.devices[self.action.stage]
+            self.handles += send_bundle(comm, outbox[name], self.rank, tag, device)
         if self._tensors:
             tensors = [outbox.get(name) for name in self._names]
+            tensors = self.step.placed(self.action.stage, tensors, self._tensors)
             message = (*tensors, self._trailer) if are_compact(tensors) else self._packed(tensors)
             self.handles.append(comm.send_together(message, self.rank, self._tags))
         outbox.clear()

@@ -68,6 +68,7 @@ class StepState:
         self.loss_leaves = LossLeaves(stages.values())
         self.inputs = StepInputs(None, None, (), 0, 0)
         self.devices: dict[int, torch.device] = {}
+        self._is_on_host = True
         self.outputs: dict[int, Any] = {}
         self.losses: dict[int, Tensor] = {}
         self._keys: dict[int, RandomKey] = {}
@@ -79,6 +80,7 @@ class StepState:
         self._keys = {}
         self._seeds = {}
         self.devices = {index: stage.device for index, stage in self._stages.items()}
+        self._is_on_host = all(device.type == "cpu" for device in self.devices.values())
 
     def key(self, microbatch: int) -> RandomKey:
         """What the random numbers of a microbatch depend on."""
@@ -95,6 +97,18 @@ class StepState:
             seed = self._seeds[key] = torch.full_like(loss, key[0])
         return seed
 
+    def placed(self, stage: int, tensors: list[Any], values: Sequence[Value]) -> list[Any]:
+        """Return what a stage sends where its receivers expect it: on the device, but for what is on the host
+        in the uncut model. Over NCCL the two ends would wait for each other elsewhere.
+        """
+        if self._is_on_host:
+            return tensors
+        device = self.devices[stage]
+        return [
+            tensor if tensor is None or not tensor.is_cpu or value.on_host else tensor.detach().to(device)
+            for tensor, value in zip(tensors, values, strict=True)
+        ]
+
     def empty_like_value(self, action: Action, microbatch: int, value: Value) -> Tensor:
         """Memory for a value, or its gradient, that a stage sends or receives."""
         stage = action.stage
@@ -102,6 +116,8 @@ class StepState:
             value = self.inputs.routes[microbatch].values[value.name]
         shape: Any = value.shape  # the sizes of a microbatch are numbers
         memory = self._stages[stage].input_memory
+        if value.on_host:
+            return torch.empty(shape, dtype=value.dtype, device="cpu")
         if memory is None or action.is_send:
             return torch.empty(shape, dtype=value.dtype, device=self.devices[stage])
         place = microbatch, (action.kind, value.name)
