@@ -53,7 +53,21 @@ class Windows(nn.Module):
         return hidden * window
 
 
+class Gated(nn.Module):
+    """What a layer returns is needed by I of the unit behind, and not by its W."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x) * x.sigmoid()
+        return x
+
+
 ACROSS = Case("across", Across)
+GATED = Case("gated", Gated)
 DEEP = Case(
     "deep",
     lambda: nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(WIDTH, WIDTH), nn.GELU()))),
@@ -66,8 +80,14 @@ class Values:
     outputs: tuple[str, ...]
 
 
-def memory(keeps: tuple[bool, ...], *outputs: OutputMemory | None, own: int = 0, left: int = 0) -> PassMemory:
-    return PassMemory(own, keeps, outputs, left, 0, 0, 0, 0)
+def memory(
+    keeps: tuple[bool, ...],
+    *outputs: OutputMemory | None,
+    own: int = 0,
+    left: int = 0,
+    leaves: tuple[bool, ...] | None = None,
+) -> PassMemory:
+    return PassMemory(own, keeps, outputs, left, keeps if leaves is None else leaves, 0, 0, 0, 0)
 
 
 def test_a_value_counts_once_with_the_first_unit_that_keeps_it() -> None:
@@ -84,7 +104,7 @@ def test_a_value_counts_once_with_the_first_unit_that_keeps_it() -> None:
     assert kept.activations == (100, 1, 10 + 7)  # nobody keeps y, but it is there until B of the last stage
     assert kept.entry == (100, 100)
     assert kept.exit == (0, 10)
-    assert kept.left == (0, 2, 0)
+    assert kept.left == (100, 2, 10)  # W of the units 1 and 2 needs them
 
 
 def test_the_models_inputs_are_the_callers_where_they_are_not_sent_on() -> None:
@@ -247,7 +267,7 @@ def _as_long_as_others(unit: Unit) -> Unit:
 @pytest.mark.parametrize(
     ("case", "stages", "tolerance"),
     # Whether the last few values of a stage hang on nodes that W holds, costs do not say.
-    [(DEEP, 3, 0.01), (TRANSFORMER, 3, 0.25)],
+    [(DEEP, 3, 0.01), (GATED, 3, 0.01), (TRANSFORMER, 3, 0.25)],
     ids=lambda value: getattr(value, "name", value),
 )
 def test_units_add_up_to_what_i_leaves_to_w(case: Case, stages: int, tolerance: float) -> None:

@@ -34,17 +34,29 @@ def test_a_linear_layer_keeps_its_input_and_w_needs_the_gradient_that_i_caught(d
     assert memory.keeps_input == (True,)
     assert memory.outputs == (OutputMemory(0, 16 * 32 * 4, None, False, wants_gradient=True),)
     assert memory.left_bytes == 16 * 32 * 4
+    assert memory.leaves_input == (True,)
     assert memory.forward_workspace_bytes == 0  # there is nothing else than the output
     assert memory.backward_workspace_bytes >= 16 * 32 * 4 + 16 * 64 * 4
 
 
 @DEVICES
-def test_an_activation_keeps_its_output_and_leaves_it_until_w_of_the_stage(device: str) -> None:
+def test_an_activation_keeps_its_output_and_i_frees_it(device: str) -> None:
     memory = pass_memory(unit(torch.relu, x(device, 8, 8)))
     assert (memory.own_bytes, memory.keeps_input) == (0, (False,))
     assert memory.outputs == (OutputMemory(0, 256, None, True, wants_gradient=True),)
-    assert memory.left_bytes == 256
-    assert pass_memory(unit(torch.relu, x(device, 8, 8), is_last=True)).left_bytes == 0
+    assert (memory.left_bytes, memory.leaves_input) == (0, (False,))
+
+
+@DEVICES
+def test_w_needs_of_its_inputs_those_that_its_weights_are_multiplied_with(device: str) -> None:
+    layer = nn.Linear(8, 8, device=device)
+
+    def gated(one: Tensor, other: Tensor) -> Tensor:
+        return layer(one) * other
+
+    memory = pass_memory(unit(gated, x(device, 4, 8), x(device, 4, 8), module=layer))
+    assert memory.keeps_input == (True, True)
+    assert memory.leaves_input == (True, False)
 
 
 @DEVICES

@@ -70,7 +70,7 @@ class _Memory:
     Attributes:
         maker: the unit that makes it; -1 for the model's inputs.
         keeper: the first unit whose backward pass needs it; None: no unit's.
-        last_keeper: the last one; -1: no unit's.
+        last_in_w: the last unit whose W needs it; -1: no unit's.
         last: the last unit that is given it.
         writer: the last unit that writes to it.
         users: the units that are given it.
@@ -81,7 +81,7 @@ class _Memory:
     size: int
     maker: int
     keeper: int | None = None
-    last_keeper: int = -1
+    last_in_w: int = -1
     last: int = -1
     writer: int = -1
     users: list[int] = field(default_factory=list)
@@ -139,7 +139,8 @@ def kept_memory(
         if memory is None:
             continue
         own[number], left[number] = memory.own_bytes, memory.left_bytes
-        for name, keeps in zip(unit.inputs, memory.keeps_input, strict=True):
+        needs = zip(unit.inputs, memory.keeps_input, memory.leaves_input, strict=True)
+        for name, keeps, leaves in needs:
             storage = storages.get(name)
             if storage is None:  # a number
                 continue
@@ -149,7 +150,8 @@ def kept_memory(
                 storage.writer = number
             if keeps:
                 storage.keeper = number if storage.keeper is None else storage.keeper
-                storage.last_keeper = number
+            if leaves:
+                storage.last_in_w = number
         own_outputs: dict[int, _Memory] = {}
         for name, output in zip(unit.outputs, memory.outputs, strict=True):
             if output is None:
@@ -164,7 +166,9 @@ def kept_memory(
             storage.views.append(views[name])
             storage.has_gradient |= output.wants_gradient
             if output.is_kept:
-                storage.keeper = storage.last_keeper = number
+                storage.keeper = number
+            if output.is_left:
+                storage.last_in_w = number
         crossing += own_outputs.values()
         if number == len(units) - 1:
             results = {*results, *unit.outputs}
@@ -178,7 +182,7 @@ def kept_memory(
     for storage in crossing:
         if storage.keeper is not None and storage.maker >= 0:
             own[storage.keeper] += storage.size
-            if storage.keeper != storage.maker and left[storage.keeper]:
+            if storage.last_in_w >= 0:
                 left[storage.keeper] += storage.size
     borders = range(len(units) - 1)
     return KeptMemory(
@@ -189,7 +193,7 @@ def kept_memory(
             for border in borders
         ),
         tuple(
-            sum(it.size for it in crossing if _enters(it, border) and it.last_keeper > border)
+            sum(it.size for it in crossing if _enters(it, border) and it.last_in_w > border)
             for border in borders
         ),
         tuple(sum(it.size for it in crossing if _leaves(it, border)) for border in borders),

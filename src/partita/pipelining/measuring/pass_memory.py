@@ -10,8 +10,8 @@ own attributes, a gradient that I caught for W. So memory is not asked for but w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
@@ -40,6 +40,7 @@ class OutputMemory:
             what is sent of it.
         of_input: the input whose memory it is; None where the unit made it.
         is_kept: whether the unit's backward pass needs it.
+        is_left: whether its W does.
         wants_gradient: whether it has one.
     """
 
@@ -49,6 +50,7 @@ class OutputMemory:
     is_kept: bool
     wants_gradient: bool = False
     shown: int | None = None
+    is_left: bool = False
 
     @property
     def sent_bytes(self) -> int:
@@ -64,7 +66,8 @@ class PassMemory:
         own_bytes: kept from F to B, of what is neither an input nor an output.
         keeps_input: for each input whether it is kept.
         outputs: one an output; None for what is no tensor.
-        left_bytes: of what the unit made and caught, what is left between I and W.
+        left_bytes: what is left between I and W, of what is neither an input nor an output.
+        leaves_input: for each input whether it is left.
         forward_workspace_bytes: alive at most in F, beyond what is there when it ends.
         backward_workspace_bytes: alive at most in B, beyond what is kept.
         input_workspace_bytes: alive at most in I, beyond what is kept; what I catches for W counts.
@@ -75,6 +78,7 @@ class PassMemory:
     keeps_input: tuple[bool, ...]
     outputs: tuple[OutputMemory | None, ...]
     left_bytes: int
+    leaves_input: tuple[bool, ...]
     forward_workspace_bytes: int
     backward_workspace_bytes: int
     input_workspace_bytes: int
@@ -88,19 +92,22 @@ def pass_memory(unit: UnitRun) -> PassMemory:
         with FusedAttention():
             own_bytes, keeps_input, outputs, forward_workspace = _kept(unit)
             whole_workspace = _whole_workspace(unit)
-            kept = own_bytes + _kept_outputs(outputs)
-            left_bytes, input_workspace, weight_workspace = _halves(unit, kept)
+            halves = _halves(unit)
     finally:
         unit.drop_gradients()
     return PassMemory(
         own_bytes,
         keeps_input,
-        outputs,
-        left_bytes,
+        tuple(
+            output if output is None else replace(output, is_left=is_left)
+            for output, is_left in zip(outputs, halves.leaves_output, strict=True)
+        ),
+        halves.left_bytes,
+        halves.leaves_input,
         forward_workspace,
         whole_workspace,
-        input_workspace,
-        weight_workspace,
+        halves.input_workspace_bytes,
+        halves.weight_workspace_bytes,
     )
 
 
@@ -158,19 +165,28 @@ def _whole_workspace(unit: UnitRun) -> int:
         return live.most - before
 
 
-def _halves(unit: UnitRun, kept: int) -> tuple[int, int, int]:
-    """What is left between I and W, and what each of them needs beyond what is there when it starts.
+class _Halves(NamedTuple):
+    """What is left between I and W, and what each of them needs beyond what is there when it starts."""
 
-    Args:
-        kept: what F keeps, of what the unit makes.
-    """
+    left_bytes: int
+    leaves_input: tuple[bool, ...]
+    leaves_output: tuple[bool, ...]
+    input_workspace_bytes: int
+    weight_workspace_bytes: int
+
+
+def _halves(unit: UnitRun) -> _Halves:
     leaves, arguments = unit.leaves()
+    # Copies with a history, as in `_kept`.
+    arguments = [tree_map(_copied, argument) for argument in arguments]
+    watched = [[WeakStorage(tensor) for tensor in _tensors(argument)] for argument in arguments]
     with LiveBytes() as live:
         outputs = unit.call(*arguments)
+        keys = [_memory_of(output)[0] for output in outputs]
         before = live.start_anew()
         roots, seeds = unit.roots(outputs)
         if not roots:
-            return 0, 0, 0
+            return _Halves(0, (False,) * len(watched), (False,) * len(keys), 0, 0)
         # In a stage W of the units behind this one holds on to the nodes that they start from, and through
         # these to all that is in front.
         behind = [] if unit.is_last else [get_gradient_edge(root) for root in roots]
@@ -178,21 +194,22 @@ def _halves(unit: UnitRun, kept: int) -> tuple[int, int, int]:
         input_workspace = live.most - before
         weights = half.weights
         del outputs, arguments, roots, seeds, half, leaves
-        left = kept if weights.is_empty and behind else live.now()
+        alive = live.alive()
+        leaves_input = tuple(any(storage.is_alive() for storage in storages) for storages in watched)
         before = live.start_anew()
         weights.run()
         del behind
-        return left, input_workspace, live.most - before
+        return _Halves(
+            sum(size for key, size in alive.items() if key not in keys),
+            leaves_input,
+            tuple(key in alive for key in keys),
+            input_workspace,
+            live.most - before,
+        )
 
 
 def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
-
-
-def _kept_outputs(outputs: Sequence[OutputMemory | None]) -> int:
-    """The bytes of the outputs that are kept and that the unit made, those that share memory once."""
-    own_outputs = [it for it in outputs if it is not None and it.is_kept and it.of_input is None]
-    return sum({it.number: it.size for it in own_outputs}.values())
 
 
 def _tensors(tree: Any) -> Sequence[Tensor]:
