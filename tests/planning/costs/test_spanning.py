@@ -7,6 +7,7 @@ import pytest
 from partita.errors import PlanError
 from partita.planning import CostModel, Unit
 from partita.planning.costs.spanning import NOTHING_SHARED, SpanningValue, SpanningView
+from partita.planning.costs.workspaces import workspaces
 
 
 def across(keeper: int | None = 0) -> CostModel:
@@ -61,13 +62,13 @@ def test_the_first_stage_sends_the_models_inputs_on() -> None:
 
 def test_gradients_of_what_goes_past_a_unit_are_there_while_its_backward_pass_runs() -> None:
     costs = across()
-    alone, first_half, second_half = (costs.workspaces(*ends)[1] for ends in ((1, 2), (0, 2), (1, 3)))
+    alone, first_half, second_half = (workspaces(costs, *ends)[1] for ends in ((1, 2), (0, 2), (1, 3)))
     assert alone == 18  # unit 1 has 19, and what unit 2 keeps is no longer there
     assert first_half == 18 + 100  # sent by the stage behind
     assert second_half == 18 + 100 - 10  # computed by unit 3
     kept_by_nobody = across(None)
-    assert kept_by_nobody.workspaces(0, 3)[0] == 100 - 10
-    assert kept_by_nobody.workspaces(0, 2)[0] == 0  # the exit of the border counts it
+    assert workspaces(kept_by_nobody, 0, 3)[0] == 100 - 10
+    assert workspaces(kept_by_nobody, 0, 2)[0] == 0  # the exit of the border counts it
 
 
 def test_spanning_values_survive_json_and_are_checked() -> None:

@@ -50,6 +50,9 @@ class KeptMemory:
         entry_left: one number a border: what of its entry is needed by a unit behind it, so that I may leave
             it to W; a stage lets go of the rest of its entry and of its exit when I has run.
         exit: what the stage in front of a border keeps of what crosses, beyond its units' own.
+        passing: one number a border: of what is made in front of it, what no unit keeps and none but the one
+            right behind is given.
+        returned: one number a unit: of what a stage that ends with it returns, what units in front keep.
         spanning: the values that go past units.
         gradients: one number a border: of the gradients that cross it, in the backward pass.
     """
@@ -59,6 +62,8 @@ class KeptMemory:
     entry: tuple[int, ...]
     entry_left: tuple[int, ...]
     exit: tuple[int, ...]
+    passing: tuple[int, ...] = ()
+    returned: tuple[int, ...] = ()
     spanning: tuple[SpanningValue, ...] = ()
     gradients: tuple[int, ...] = ()
 
@@ -74,6 +79,7 @@ class _Memory:
         last: the last unit that is given it.
         writer: the last unit that writes to it.
         users: the units that are given it.
+        is_result: whether the model returns it.
         has_gradient: whether there is a gradient of it.
         views: what is sent of it, one for each name that has it.
     """
@@ -85,6 +91,7 @@ class _Memory:
     last: int = -1
     writer: int = -1
     users: list[int] = field(default_factory=list)
+    is_result: bool = False
     has_gradient: bool = False
     views: list[_View] = field(default_factory=list)
 
@@ -175,6 +182,7 @@ def kept_memory(
     # 2. Results stay until the end, with whoever made them.
     for name in results:
         if (storage := storages.get(name)) is not None:
+            storage.is_result = True
             storage.last = views[name].last = len(units) - 1
             if storage.keeper is None and storage.maker >= 0:
                 storage.keeper = storage.maker
@@ -197,6 +205,11 @@ def kept_memory(
             for border in borders
         ),
         tuple(sum(it.size for it in crossing if _leaves(it, border)) for border in borders),
+        tuple(
+            sum(it.size for it in crossing if _leaves(it, border) and _passes(it, border))
+            for border in borders
+        ),
+        tuple(sum(it.size for it in crossing if _is_returned(it, end)) for end in range(len(units))),
         tuple(_spanning(it) for it in crossing if it.last - it.maker > 1),
         tuple(
             sum(
@@ -239,6 +252,17 @@ def _leaves(storage: _Memory, border: int) -> bool:
     """Whether it is made in front of the border and sent across, and no unit in front keeps it."""
     crosses = 0 <= storage.maker <= border < storage.last
     return crosses and (storage.keeper is None or storage.keeper > border)
+
+
+def _is_returned(storage: _Memory, end: int) -> bool:
+    """Whether a stage that ends with a unit returns it, and a unit of the model up to there keeps it."""
+    is_returned = storage.last > end or storage.is_result
+    return is_returned and storage.keeper is not None and 0 <= storage.maker <= storage.keeper <= end
+
+
+def _passes(storage: _Memory, border: int) -> bool:
+    """Whether no unit keeps it, and the one behind the border is the last that is given it."""
+    return storage.keeper is None and storage.last == border + 1
 
 
 def _size(tensor: Tensor) -> int:

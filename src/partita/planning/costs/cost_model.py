@@ -34,6 +34,10 @@ class CostModel:
         exit_bytes: the same for the stage before the border.
         entry_left_bytes: of `entry_bytes`, what I of the stage after the border leaves to W; None where that
             is not known: all of it, and of `exit_bytes`.
+        passing_bytes: one number a border: of what crosses it, what no unit keeps and none but the one behind
+            it is given; it is there until that unit has run. None where that is nothing.
+        returned_bytes: one number a unit: of what a stage that ends with it returns, what its units keep; it
+            is there until B or I is over. None where that is nothing.
         spanning: the values that go past units. Of what crosses a border, a stage is sent, keeps and sends
             on only what it makes or uses itself; the rest goes past it, from its maker to its users.
         tied: parameters that several units count as their own.
@@ -55,6 +59,8 @@ class CostModel:
     entry_bytes: tuple[int, ...] | None = None
     exit_bytes: tuple[int, ...] | None = None
     entry_left_bytes: tuple[int, ...] | None = None
+    passing_bytes: tuple[int, ...] | None = None
+    returned_bytes: tuple[int, ...] | None = None
     spanning: tuple[SpanningValue, ...] = ()
     tied: tuple[TiedUnits, ...] = ()
     costed_for: CostedFor | None = None
@@ -73,14 +79,15 @@ class CostModel:
             "entry_bytes",
             "exit_bytes",
             "entry_left_bytes",
+            "passing_bytes",
+            "returned_bytes",
         ):
             sizes = getattr(self, what)
             if sizes is None:
                 continue
-            if len(sizes) != between:
-                raise PlanError(
-                    f"{what} has {len(sizes)} numbers for {len(self.units)} units: give {between}"
-                )
+            count = between + (what == "returned_bytes")
+            if len(sizes) != count:
+                raise PlanError(f"{what} has {len(sizes)} numbers for {len(self.units)} units: give {count}")
             for index, size in enumerate(sizes):
                 require_amount(size, f"{what}[{index}]")
         for border in self.borders or ():
@@ -103,7 +110,7 @@ class CostModel:
                 )
 
     @cached_property
-    def _across(self) -> tuple[tuple[SpanningValue, ...], ...]:
+    def across(self) -> tuple[tuple[SpanningValue, ...], ...]:
         """For each border, the spanning values that cross it; whatever else does is made right before it, and
         used right behind.
         """
@@ -119,7 +126,7 @@ class CostModel:
         """
         if not first:
             return []
-        across = self._across[first - 1]
+        across = self.across[first - 1]
         return [it for it in across if it.last > last and not it.is_used_in(first, last)]
 
     def parameter_bytes(self, first: int, last: int) -> int:
@@ -198,7 +205,7 @@ class CostModel:
 
     def left_bytes(self, first: int, last: int) -> int:
         """What I of a stage of the units from `first` to `last` leaves to W, in bytes of one microbatch."""
-        if self._all_in_w(first, last):
+        if self.all_in_w(first, last):
             return self.kept_bytes(first, last)
         units = self.units[first : last + 1]
         left = sum(unit.weight_bytes for unit in units)
@@ -213,62 +220,6 @@ class CostModel:
         if not first or self.entry_bytes is None or self.entry_left_bytes is None:
             return 0
         return self.entry_bytes[first - 1] - self.entry_left_bytes[first - 1]
-
-    def half_workspaces(self, first: int, last: int) -> tuple[int, int] | None:
-        """What I and W of a stage of the units from `first` to `last` need at most, in bytes beyond what is
-        there when they start; None where a unit has none. What I of the units behind has caught is there, and
-        what W of them had is not.
-
-        >>> units = tuple(
-        ...     Unit(name, 1.0, 2.0, activation_bytes=5, weight_activation_bytes=7, input_workspace_bytes=4,
-        ...          weight_workspace_bytes=9) for name in "ab")
-        >>> CostModel(units, (1,)).half_workspaces(0, 1)
-        (6, 9)
-        """
-        if self._all_in_w(first, last):
-            return 0, self.workspaces(first, last)[1]
-        caught = done = inputs = weights = 0
-        for number in range(last, first - 1, -1):
-            unit = self.units[number]
-            if unit.input_workspace_bytes is None or unit.weight_workspace_bytes is None:
-                return None
-            inputs = max(inputs, unit.input_workspace_bytes + caught + self._beside(number, first, last)[1])
-            weights = max(weights, unit.weight_workspace_bytes - done)
-            caught += unit.weight_bytes - unit.activation_bytes
-            done += unit.weight_bytes
-        return inputs, weights
-
-    def workspaces(self, first: int, last: int) -> tuple[int, int]:
-        """What F and B of a stage of the units from `first` to `last` need at most beyond what it keeps, in
-        bytes. While a unit runs, what the units behind it keep is not there yet, or no longer.
-
-        >>> units = (Unit("a", 1.0, 2.0, activation_bytes=5, backward_workspace_bytes=9),
-        ...          Unit("b", 1.0, 2.0, activation_bytes=4, backward_workspace_bytes=6))
-        >>> CostModel(units, (1,)).workspaces(0, 1)
-        (0, 6)
-        """
-        behind = forward = backward = 0
-        for number in range(last, first - 1, -1):
-            unit = self.units[number]
-            values, gradients = self._beside(number, first, last)
-            forward = max(forward, unit.forward_workspace_bytes + values - behind)
-            backward = max(backward, unit.backward_workspace_bytes + gradients - behind)
-            behind += unit.activation_bytes
-        return forward, backward
-
-    def _beside(self, unit: int, first: int, last: int) -> tuple[int, int]:
-        """What is alive while a unit of a stage runs, of values that go past the unit: in F those that nobody
-        keeps yet; in B the gradients that units behind it have computed, or later stages have sent.
-        """
-        values = gradients = 0
-        for it in self._across[unit] if unit + 1 < len(self.units) else ():
-            if it.maker == unit:
-                continue
-            if it.maker >= first and it.last <= last and (it.keeper is None or it.keeper > unit):
-                values += it.bytes
-            if it.maker >= first or it.is_used_in(unit + 1, last):
-                gradients += it.gradient_bytes
-        return values, gradients
 
     def shared_on_rank(self, cuts: Sequence[int], stage_ranks: Sequence[int]) -> list[SharedOnRank]:
         """For each stage, what it and other stages of its rank hand over, which is there once and no message.
@@ -293,7 +244,7 @@ class CostModel:
     def _shared(self, first: int, last: int, on_rank: Sequence[tuple[int, int]]) -> SharedOnRank:
         entering = sent = received = 0
         if first:
-            across = self._across[first - 1]
+            across = self.across[first - 1]
             if any(there == first - 1 for _, there in on_rank):
                 entering = self.crossing_bytes[first - 1] - sum(it.sent_bytes(first - 1) for it in across)
                 sent = self.gradient_bytes[first - 1]
@@ -306,7 +257,7 @@ class CostModel:
                     entering += it.sent_bytes(first - 1)
                     sent += it.sent_gradient_bytes(first - 1)
         if last + 1 < len(self.units):
-            across = self._across[last]
+            across = self.across[last]
             if any(here == last + 1 for here, _ in on_rank):
                 received = self.gradient_bytes[last] - sum(it.sent_gradient_bytes(last) for it in across)
             for it in across:
@@ -345,13 +296,13 @@ class CostModel:
         ((0.0, 4.0), (1.5, 1.0))
         """
         units = self.units[first : last + 1]
-        if self._all_in_w(first, last):
+        if self.all_in_w(first, last):
             return 0.0, sum(unit.backward_s for unit in units)
         inputs = [unit.backward_input_s for unit in units if unit.backward_input_s is not None]
         weights = [unit.backward_weight_s for unit in units if unit.backward_weight_s is not None]
         return (sum(inputs), sum(weights)) if len(inputs) == len(units) else None
 
-    def _all_in_w(self, first: int, last: int) -> bool:
+    def all_in_w(self, first: int, last: int) -> bool:
         """Whether a stage computes all of its gradients in W: nothing that enters the model needs one."""
         units = self.units[first : last + 1]
         measured = all(unit.backward_input_s is not None for unit in units)

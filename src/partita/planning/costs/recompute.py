@@ -24,6 +24,7 @@ from partita.planning.costs.cost_model import CostModel
 from partita.planning.costs.spanning import NOTHING_SHARED, SharedOnRank
 from partita.planning.costs.stage_cost import StageCost
 from partita.planning.costs.units import Unit
+from partita.planning.costs.workspaces import half_workspaces, workspaces
 
 __all__ = ["Regions", "recompute_options", "recomputed_cost"]
 
@@ -98,8 +99,8 @@ def recomputed_cost(
 def _cost_once(costs: CostModel, first: int, last: int, parameter_copies: float, messages: int) -> StageCost:
     units = costs.units[first : last + 1]
     split = costs.split_backward_s(first, last)
-    forward_workspace, backward_workspace = costs.workspaces(first, last)
-    halves = costs.half_workspaces(first, last)
+    forward_workspace, backward_workspace = workspaces(costs, first, last)
+    halves = half_workspaces(costs, first, last)
     return StageCost(
         forward_s=sum(unit.forward_s for unit in units),
         backward_s=sum(unit.backward_s for unit in units),

@@ -143,6 +143,8 @@ def cost_model(
         entry_bytes=kept.entry,
         entry_left_bytes=kept.entry_left,
         exit_bytes=kept.exit,
+        passing_bytes=kept.passing,
+        returned_bytes=kept.returned,
         spanning=kept.spanning,
         tied=_tied(parameters),
         costed_for=None if speeds is None else costed_for(gm.parameters(), speeds),

@@ -1,0 +1,125 @@
+"""What the passes of a stage need at most while they run, beyond what it keeps, worked out from its units."""
+
+from __future__ import annotations
+
+from partita.planning.costs.cost_model import CostModel
+
+__all__ = ["half_workspaces", "workspaces"]
+
+
+def workspaces(costs: CostModel, first: int, last: int) -> tuple[int, int]:
+    """What F and B of a stage of the units from `first` to `last` need at most beyond what it keeps, in
+    bytes. While a unit runs, what the units behind it keep is not there yet, or no longer.
+
+    >>> from partita.planning import Unit
+    >>> units = (Unit("a", 1.0, 2.0, activation_bytes=5, backward_workspace_bytes=9),
+    ...          Unit("b", 1.0, 2.0, activation_bytes=4, backward_workspace_bytes=6))
+    >>> workspaces(CostModel(units, (1,)), 0, 1)
+    (0, 6)
+    """
+    stage = _Stage(costs, first, last)
+    behind = forward = backward = 0
+    for number in range(last, first - 1, -1):
+        unit = costs.units[number]
+        to_come = behind + (stage.sent_behind(number) if number < last else 0)
+        forward = max(forward, unit.forward_workspace_bytes + stage.values_beside(number) - to_come)
+        freed = behind - (stage.returned_behind(number) if number < last else 0)
+        backward = max(backward, unit.backward_workspace_bytes + stage.gradients_beside(number) - freed)
+        behind += unit.activation_bytes
+    return forward, backward
+
+
+def half_workspaces(costs: CostModel, first: int, last: int) -> tuple[int, int] | None:
+    """What I and W of a stage of the units from `first` to `last` need at most, in bytes beyond what is
+    there when they start; None where a unit has none. What I of the units behind has caught is there, and
+    what W of them had is not.
+
+    >>> from partita.planning import Unit
+    >>> units = tuple(
+    ...     Unit(name, 1.0, 2.0, activation_bytes=5, weight_activation_bytes=7, input_workspace_bytes=4,
+    ...          weight_workspace_bytes=9) for name in "ab")
+    >>> half_workspaces(CostModel(units, (1,)), 0, 1)
+    (6, 9)
+    """
+    if costs.all_in_w(first, last):
+        return 0, workspaces(costs, first, last)[1]
+    stage = _Stage(costs, first, last)
+    caught = done = inputs = weights = 0
+    for number in range(last, first - 1, -1):
+        unit = costs.units[number]
+        if unit.input_workspace_bytes is None or unit.weight_workspace_bytes is None:
+            return None
+        gradients = stage.gradients_beside(number)
+        if number < last:  # what was sent for the last unit's results is most of what that has caught
+            gradients = max(gradients - stage.of_last, 0)
+        inputs = max(inputs, unit.input_workspace_bytes + caught + gradients)
+        weights = max(weights, unit.weight_workspace_bytes - done)
+        caught += unit.weight_bytes - unit.activation_bytes
+        if number == last == len(costs.units) - 1:
+            caught += stage.returned
+        done += unit.weight_bytes
+    return inputs, weights
+
+
+class _Stage:
+    """What is alive in a stage of the units from `first` to `last`, beside what a unit is said to need.
+
+    Attributes:
+        returned: of what the stage returns, what its units keep; it is there until B is over.
+        of_last: of the gradients that are sent to it, those of what the last unit makes and the one behind it
+            alone is given.
+    """
+
+    def __init__(self, costs: CostModel, first: int, last: int) -> None:
+        self._costs, self._first, self._last = costs, first, last
+        across = costs.across[last] if last + 1 < len(costs.units) else ()
+        self.returned = 0 if costs.returned_bytes is None else costs.returned_bytes[last]
+        self._sent = 0 if costs.exit_bytes is None or last + 1 == len(costs.units) else costs.exit_bytes[last]
+        own = [it for it in across if it.maker >= 0]
+        self._in_front = [(it.keeper, it.bytes) for it in own if it.keeper is not None]
+        self._sent_in_front = [(it.maker, it.bytes) for it in own if it.keeper is None or it.keeper > last]
+        self._received = 0 if costs.entry_bytes is None else costs.received_gradient_bytes(first, last)
+        self.of_last = 0
+        if last + 1 < len(costs.units):
+            spanning = sum(it.sent_gradient_bytes(last) for it in across)
+            self.of_last = max(costs.gradient_bytes[last] - spanning, 0)
+
+    def returned_behind(self, unit: int) -> int:
+        """Of these, what the units behind `unit` keep."""
+        return (
+            self.returned - sum(size for keeper, size in self._in_front if keeper <= unit)
+            if self.returned
+            else 0
+        )
+
+    def sent_behind(self, unit: int) -> int:
+        """Of what the stage holds on to only since it has sent it, what the units behind `unit` make."""
+        return (
+            self._sent - sum(size for maker, size in self._sent_in_front if maker <= unit)
+            if self._sent
+            else 0
+        )
+
+    def values_beside(self, unit: int) -> int:
+        """In F: the values that nobody keeps yet, or ever."""
+        costs, first, last = self._costs, self._first, self._last
+        values = costs.passing_bytes[unit - 1] if costs.passing_bytes is not None and unit > first else 0
+        for it in costs.across[unit] if unit + 1 < len(costs.units) else ():
+            is_inside = it.maker >= first and it.maker != unit and it.last <= last
+            if is_inside and (it.keeper is None or it.keeper > unit):
+                values += it.bytes
+        return values
+
+    def gradients_beside(self, unit: int) -> int:
+        """In B: those that units behind it have computed, and all that later stages have sent, which are
+        there until B is over.
+        """
+        costs, last = self._costs, self._last
+        gradients = self._received - (self.of_last if unit == last else 0)
+        for it in costs.across[unit] if unit + 1 < len(costs.units) else ():
+            is_added_up = it.is_used_in(unit + 1, last)
+            if is_added_up and it.maker != unit:
+                gradients += it.gradient_bytes
+            elif it.maker == unit and not is_added_up:  # the unit is said to need it
+                gradients -= it.gradient_bytes
+        return max(gradients, 0)
