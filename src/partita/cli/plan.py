@@ -23,6 +23,7 @@ from partita.cli.options.saved_costs import SavedCosts, refuse_model_options
 from partita.cli.output.output_files import check_outputs, write_outputs
 from partita.cli.output.progress import progress_bar
 from partita.cli.output.stdout import drawing_width, stdout_console
+from partita.cli.pages.large_values import large_value_words
 from partita.cli.pages.plan_page import Planned, gains_of
 from partita.planning import schedule_names
 from partita.reporting import (
@@ -167,6 +168,8 @@ def plan(
         console = stdout_console()
         console.print(_assumptions(assumed), soft_wrap=True)
         _show(console, planned)
+        for words in large_value_words(costs, planned.plan):
+            console.print(words, soft_wrap=True)
     for path in written:
         print(f"wrote {path}", file=sys.stderr if as_json else sys.stdout)
 
