@@ -29,6 +29,7 @@ Each also subclasses the built-in that a caller would reach for, so ``except Val
     └── VerificationFailed (AssertionError)   `Verification.check()` found a difference
 
     CostlyCut (UserWarning)                   a cut sends what nobody needs
+    LongCapture (UserWarning)                 a loop of the model becomes a very large graph
     NotProven (UserWarning)                   what was captured could not be compared with the model
     NotCompiled (UserWarning)                 a stage that was to be compiled runs as it is
 """
@@ -49,6 +50,7 @@ __all__ = [
     "ExecutionError",
     "GraphError",
     "InfeasiblePlan",
+    "LongCapture",
     "MicrobatchError",
     "ModuleNameError",
     "NotCompiled",
@@ -213,6 +215,10 @@ class VerificationFailed(PartitaError, AssertionError):
 
 class CostlyCut(UserWarning):
     """A cut sends values from stage to stage that nobody needs; results are right all the same."""
+
+
+class LongCapture(UserWarning):
+    """Capture goes through a loop of the model step by step, and takes long; its result is right."""
 
 
 class NotCompiled(UserWarning):

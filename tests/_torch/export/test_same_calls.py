@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from partita._torch.export import same_calls
 from partita._torch.export.same_calls import CallLog
+from partita.errors import LongCapture
 
 
 def _log(function: Any) -> CallLog:
@@ -24,6 +26,25 @@ def test_a_second_run_gets_the_results_of_the_first() -> None:
     before = torch.get_rng_state()
     assert log.repeats(lambda: torch.rand(3) + x)
     assert torch.equal(torch.get_rng_state(), before)  # nothing was computed
+
+
+def test_somebody_who_waits_for_a_long_loop_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jamba at 4096 tokens was captured for more than ten minutes without a word."""
+    monkeypatch.setattr(same_calls, "MANY_CALLS", 10)
+    x = torch.randn(3)
+
+    def scan(steps: int) -> Tensor:
+        total = x
+        for _ in range(steps):
+            total = total + x
+        return total
+
+    with pytest.warns(
+        LongCapture, match=r"recorded 10 calls .*now at total = total \+ x  # .* in scan: a loop"
+    ) as told:
+        _log(lambda: scan(30))
+    assert len(told) == 1
+    _log(lambda: scan(9))
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ different: an operator that is called past torch's functions, an argument that c
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -37,8 +38,13 @@ from partita._torch.autograd.region_switches import AUTOCAST_DEVICES, OpenRegion
 from partita._torch.containers.objects import open_objects
 from partita._torch.containers.pytree import same_structure
 from partita._torch.export.alike import COMPARABLE, alike
+from partita._torch.export.open_sizes import users_line
+from partita.errors import LongCapture
 
-__all__ = ["CallLog"]
+__all__ = ["MANY_CALLS", "CallLog"]
+
+MANY_CALLS = 50_000
+"""A trace of so many calls takes a minute or more: somebody who waits for it is told once."""
 
 _SET_GRAD: Any = torch._C._set_grad_enabled
 _SIZES = frozenset({"aten::sym_size", "aten::sym_stride", "aten::sym_numel", "aten::sym_storage_offset"})
@@ -82,6 +88,7 @@ class CallLog:
         self.depth = 0
         """How many logged calls are under way, one within the other."""
         self._calls: list[_Call] = []
+        self._count = 0
         self._marks: dict[int, tuple[Tensor, frozenset[str]]] = {}
         self._sizes: ShapeEnv | None = None
         proxies = get_proxy_mode()
@@ -139,6 +146,9 @@ class CallLog:
         iterates = isinstance(result, Iterator)  # over the rows of a tensor
         whole = tuple(result) if iterates else result
         self._calls.append(_Call(function, operands, regions, self.kept(whole), iterates))
+        self._count += 1
+        if self._count == MANY_CALLS:
+            _tell_of_many()
         return iter(whole) if iterates else whole
 
     def kept(self, value: Any) -> Any:
@@ -188,6 +198,18 @@ class CallLog:
     def _flat(self, result: Any) -> tuple[list[Any], pytree.TreeSpec]:
         leaves, structure = pytree.tree_flatten(open_objects(result))
         return self.kept(leaves), structure
+
+
+def _tell_of_many() -> None:
+    line = users_line()
+    where = f", now at {line}" if line else ""
+    warnings.warn(
+        f"capture has recorded {MANY_CALLS:,} calls of torch and goes on{where}: a loop "
+        "(over time steps, over experts) becomes a graph step by step. Give an example with fewer steps "
+        '(partita plan: a smaller --sequence), or cut the model\'s own code, frontend="modules"',
+        LongCapture,
+        stacklevel=2,
+    )
 
 
 class _Logging(TorchFunctionMode):
