@@ -12,6 +12,8 @@ from torch._guards import TracingContext
 from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
+from partita._torch.compile.eager_draws import calls_native_dropout, draw_as_eager
+
 __all__ = [
     "AotGraph",
     "AotGraphKind",
@@ -122,7 +124,8 @@ def compile_ahead(
         conv ── batch_norm ── transpose ┊ ── linear       the gradient of the transposed output
                                         ┊                 arrives in plain order
 
-    So a graph that runs operator by operator is given its gradients as they lie, too.
+    So a graph that runs operator by operator is given its gradients as they lie, too, and draws as eager mode
+    does (`draw_as_eager`).
 
     Args:
         inputs: those that Dynamo hands to a backend.
@@ -138,6 +141,7 @@ def compile_ahead(
 
     recorder = AotRecords(static_positions)
     anywhere = False
+    draws_as_eager = by_operator and not calls_native_dropout(gm)
 
     def partition(joint: GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
         nonlocal anywhere
@@ -147,6 +151,8 @@ def compile_ahead(
     def compiler(kind: AotGraphKind) -> Callable[[GraphModule, Sequence[Any]], Boxed]:
         def compile_one(gm: GraphModule, examples: Sequence[Any]) -> Boxed:
             copy_where_no_view(gm)
+            if draws_as_eager:
+                draw_as_eager(gm)
             if kind == "forward" and anywhere:
                 _take_gradients_as_they_lie()
             if kind == "backward" and anywhere:
