@@ -24,7 +24,6 @@ COVERED_BY = {
     "_torch/graph_module/block_mask.py": "pipelining/against_torch/test_torchs_names.py",
     "_torch/graph_module/graph_pickle.py": "_torch/graph_module/test_nodes.py",
     "_torch/graph_module/guards_module.py": "_torch/graph_module/test_nodes.py",
-    "_torch/graph_module/lazy_module.py": "_torch/graph_module/test_nodes.py",
     "_torch/graph_module/quick_code.py": "_torch/graph_module/test_nodes.py",
     "_torch/operators/output_mask.py": "pipelining/compiled/test_backward_cut.py",
     "capture/merging/merge_branches.py": "capture/merging/test_branches.py",

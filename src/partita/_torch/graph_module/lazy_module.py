@@ -74,7 +74,7 @@ class LazyGraphModule(_LazyGraphModule):
 
     forward = _lazy_forward
     _partita_quick: Callable[..., Any] | None = None
-    _partita_regions = True
+    _partita_regions: bool | None = None
 
     def _quick_compile(self) -> None:
         cls = type(self)
@@ -93,11 +93,11 @@ class LazyGraphModule(_LazyGraphModule):
     @classmethod
     def recompile(cls) -> None:  # type: ignore[override]  # as the class above it
         """Drop the code after a change of the graph; it is generated anew at the next run."""
-        cls._partita_regions = True  # possibly
+        cls._partita_regions = None
         super().recompile()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self._partita_regions or torch.compiler.is_compiling():
+        if self._partita_regions is False or torch.compiler.is_compiling() or not _opens_regions(self):
             return super().__call__(*args, **kwargs)
         before = OpenRegions.now()
         try:
@@ -174,7 +174,7 @@ def run_by(
     if cls.forward is cls._lazy_forward:
         module._quick_compile()
     forward = cls.forward
-    if not module._partita_regions or torch.compiler.is_compiling():
+    if module._partita_regions is False or torch.compiler.is_compiling() or not _opens_regions(module):
         return forward(runner, *args, **kwargs)
     before = OpenRegions.now()
     try:
@@ -192,6 +192,18 @@ def use_flat_signature(graph: Graph) -> None:
 def mark_impure(module: GraphModule) -> None:
     """Let dead-code elimination keep every call of ``module``, though nobody uses its result."""
     module._is_impure = True  # type: ignore[assignment]
+
+
+def _opens_regions(module: LazyGraphModule) -> bool:
+    """Whether a graph enters regions. Asked also where its own code never runs: of a compiled stage."""
+    cls = type(module)
+    if cls._partita_regions is None:
+        cls._partita_regions = _has_regions(module._graph)
+    return cls._partita_regions
+
+
+# called around a graph that Dynamo compiles, and no part of it
+set_code_exec_strategy(_opens_regions.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
 
 
 def _has_regions(graph: Graph) -> bool:

@@ -1,0 +1,52 @@
+"""What a graph module does around a call of its graph."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch.fx import Graph
+
+from partita._torch.autograd.region_switches import SET_GRAD
+from partita._torch.graph_module import lazy_module as module_under_test
+from partita._torch.graph_module.lazy_module import LazyGraphModule, lazy_module
+
+
+def _negative() -> LazyGraphModule:
+    graph = Graph()
+    x = graph.placeholder("x")
+    graph.output(graph.call_function(torch.neg, (x,)))
+    return lazy_module(graph, "Negative", training=True)
+
+
+def test_a_module_without_regions_never_looks_for_open_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose ``forward`` was replaced (a compiled stage) did so at each call, since its code never ran."""
+    monkeypatch.setattr(module_under_test, "OpenRegions", None)
+    replaced: Any = _negative()
+    replaced.forward = torch.neg
+    for module in (_negative(), copy.deepcopy(_negative()), replaced):
+        assert module(torch.ones(())) == -1
+
+
+def _failing(*, without_gradients: bool) -> LazyGraphModule:
+    graph = Graph()
+    if without_gradients:
+        graph.call_function(SET_GRAD, (False,))
+    graph.output(graph.call_function(torch.zeros, ("no size",)))
+    return lazy_module(graph, "Failing", training=True)
+
+
+def test_a_region_that_an_error_left_open_is_closed_by_a_copy_and_after_a_change_too() -> None:
+    module = copy.deepcopy(_failing(without_gradients=True))
+    changed = _failing(without_gradients=False)
+    with pytest.raises(TypeError):
+        changed()
+    with changed.graph.inserting_before(next(iter(changed.graph.nodes))):
+        changed.graph.call_function(SET_GRAD, (False,))
+    changed.recompile()
+    for one in (module, changed):
+        with pytest.raises(TypeError):
+            one()
+        assert torch.is_grad_enabled()
