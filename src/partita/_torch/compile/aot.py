@@ -307,11 +307,13 @@ def boxed(run: Callable[..., Any]) -> Boxed:
     def run_boxed(values: list[Any]) -> Sequence[Any]:
         taken = tuple(values)
         values.clear()
+        if not torch.is_grad_enabled():  # nearly always: autograd runs its nodes so
+            return run(*taken)
         with torch.no_grad():
-            results: Sequence[Any] = run(*taken)
-        return results
+            return run(*taken)
 
-    return takes_a_list(run_boxed)
+    run_boxed._boxed_call = True  # type: ignore[attr-defined]
+    return run_boxed
 
 
 def takes_a_list(run: Boxed) -> Boxed:

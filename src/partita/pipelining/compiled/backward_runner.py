@@ -7,7 +7,6 @@ does, I and W alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,7 +19,7 @@ from partita._torch.compile.aot import AotGraph, Boxed
 from partita._torch.tensors.example_tensors import zeros_like_example
 from partita._torch.tensors.storage import storage_key
 from partita.pipelining.compiled.backward_cut import INPUTS, WEIGHTS, cut_backward
-from partita.pipelining.compiled.backward_graph import gradients_of
+from partita.pipelining.compiled.backward_graph import gradients_of, leave_out_idle_seeds
 from partita.pipelining.compiled.missing_gradients import without_gradients
 from partita.runtime.rng import sites_from
 from partita.splitter import Piece
@@ -43,17 +42,18 @@ class BackwardRunner:
         self._graph = graph
         self._compile = compile_piece
         self._fuses = fuses
-        self._draws = any(node.target is torch.ops.partita.seed_site.default for node in graph.gm.graph.nodes)
+        self._draws = leave_out_idle_seeds(graph.gm)
         self._variants: dict[tuple[int, ...], _Variant] = {}
 
     def __call__(self, values: list[Any]) -> Sequence[Any]:
-        missing = tuple(place for place, value in enumerate(values) if value is None)
+        missing = tuple([place for place, value in enumerate(values) if value is None])
         variant = self._variants.get(missing)
         if variant is None:
             variant = self._variants[missing] = self._variant(missing)
-        with sites_from(site_of_node()) if self._draws else nullcontext():
-            edges = asked()
-            return variant.whole(values) if edges is None else variant.first_half(values, edges)
+        if not self._draws:
+            return variant.run(values, asked())
+        with sites_from(site_of_node()):
+            return variant.run(values, asked())
 
     def _variant(self, missing: tuple[int, ...]) -> _Variant:
         graph = self._graph
@@ -126,14 +126,18 @@ class _Variant:
         self._aliases: dict[tuple[Any, ...], tuple[int, ...]] = {}
         self._halves: dict[frozenset[int], _Halves] = {}
 
-    def whole(self, values: list[Any]) -> Sequence[Any]:
-        """B."""
+    def run(self, values: list[Any], edges: frozenset[int] | None) -> Sequence[Any]:
+        """B, where no edges are asked for; I for these, where some are."""
+        return self._run_whole(values) if edges is None else self._run_first(values, edges)
+
+    def _run_whole(self, values: list[Any]) -> Sequence[Any]:
         if self._whole is None:
             self._whole = self._compile(self._graph)
-        hide_missing(self._without)
+        if self._without:
+            hide_missing(self._without)
         taken_values = self._taken(values)
         # what is a view of a gradient in one layout is a copy in another
-        layout = tuple(taken_values[place].stride() for place in self._arriving)
+        layout = tuple([taken_values[place].stride() for place in self._arriving])
         aliases = self._aliases.get(layout)
         inputs = list(taken_values) if aliases is None else []
         results = self._whole(taken_values)
@@ -145,7 +149,7 @@ class _Variant:
         # into what is being sent
         return [value.clone() if place in aliases else value for place, value in enumerate(results)]
 
-    def first_half(self, values: list[Any], edges: frozenset[int]) -> Sequence[Any]:
+    def _run_first(self, values: list[Any], edges: frozenset[int]) -> Sequence[Any]:
         """I; W is left with the node."""
         halves = self._halves.get(edges)
         if halves is None:

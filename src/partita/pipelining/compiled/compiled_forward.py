@@ -173,7 +173,7 @@ class CompiledForward:
     def _entry(self) -> _Entry:
         if self._flags is None:
             self._flags = tuple(_flagged(self._module))
-        mode = tuple(module.training for module in self._flags)
+        mode = tuple([module.training for module in self._flags])
         entry = self._entries.get(mode)
         if entry is None:
             entry = self._entries[mode] = self._new_entry()
