@@ -12,9 +12,17 @@ from torch.fx import GraphModule
 
 from partita._torch.tensors.subclasses import innermost_tensors
 
-__all__ = ["check_recurrent", "check_wrappers", "is_refusal", "modes_active", "refusal_text"]
+__all__ = [
+    "check_margin_losses",
+    "check_recurrent",
+    "check_wrappers",
+    "is_refusal",
+    "modes_active",
+    "refusal_text",
+]
 
 _RECURRENT = frozenset(("aten::gru", "aten::lstm", "aten::rnn_relu", "aten::rnn_tanh"))
+_MARGIN_LOSSES = ("multi_margin_loss", "multilabel_margin_loss")
 _TOO_OFTEN = (
     "it was compiled for so many sizes, modes or branches that torch compiles it for no other "
     "(torch._dynamo.config.recompile_limit is {limit}): raise the limit, or compile sizes as symbols "
@@ -64,6 +72,23 @@ def check_recurrent(gm: GraphModule) -> None:
                 )
 
 
+def check_margin_losses(gm: GraphModule) -> None:
+    """Check that a graph of Dynamo's, with those in it, has no margin loss of several classes: AOTAutograd
+    takes them apart. The one with several labels is another number then (2.05 for the example of torch's own
+    documentation, 0.85 in eager mode; torch 2.13), and the other one rounds otherwise.
+
+    Raises:
+        Uncompilable: names the loss.
+    """
+    for part in gm.modules():
+        for node in part.graph.nodes if isinstance(part, GraphModule) else ():
+            if any(name in str(node.target) for name in _MARGIN_LOSSES):
+                raise Uncompilable(
+                    f"it has a margin loss ({node.target}), which a compiler takes apart: it is another "
+                    "number then, or rounds otherwise"
+                )
+
+
 def check_wrappers(module: nn.Module) -> None:
     """Check that no parameter or buffer wraps several tensors: a compiled graph has an input, and a gradient,
     for each of these, and autograd one for all of them.
@@ -88,6 +113,8 @@ def refusal_text(error: BaseException) -> str:
         return f"Dynamo of torch {torch.__version__} can't trace its autocast regions ({_first_line(text)})"
     if isinstance(error, BackendCompilerFailed):
         inner = error.inner_exception
+        if isinstance(inner, Uncompilable):
+            return f"{inner}{_place(text)}"
         return f"{type(inner).__name__}: {_first_line(str(inner))}{_place(str(inner)) or _place(text)}"
     reason = _first_line(text) or type(error).__name__
     about = {name: value for name, _, value in (line.partition(": ") for line in _lines(text)[::-1])}

@@ -11,6 +11,7 @@ import torch
 from torch.fx import GraphModule
 
 from partita._torch.compile.aot import AotGraph, Boxed, reported_strides, takes_a_list
+from partita._torch.compile.refusal import check_margin_losses
 from partita._torch.compile.training_graphs import GraphCompiler, compile_training
 from partita.graph.structure import structural_hash
 from partita.pipelining.compiled.backward_runner import BackwardRunner
@@ -41,6 +42,7 @@ class Artifacts:
 
     def backend(self, gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """The backend for ``torch.compile`` of a stage."""
+        check_margin_losses(gm)
         placeholders = gm.graph.find_nodes(op="placeholder")
         state = [
             place
