@@ -13,12 +13,15 @@ import torch
 from tests.pipelining.models import NORMED, PLAIN, TRANSFORMER, WIDTH
 from tests.pipelining.running import cut
 from torch import Tensor, nn
+from torch._functorch import config as functorch
+from torch._inductor import config as inductor
 from torch.nn.modules.module import register_module_forward_hook
 from torch.testing._internal.two_tensor import TwoTensor
 
 from partita import verify
 from partita.errors import NotCompiled
 from partita.pipelining import PipelineStage, SplitPoint, pipeline
+from partita.pipelining.compiled.artifacts import artifacts_for
 from partita.pipelining.compiled.compiled_forward import CompiledForward
 from partita.pipelining.interface.compile_options import CompileOptions
 from partita.runtime import InProcessWorld, PlainRunner
@@ -190,6 +193,25 @@ def test_equal_modules_of_the_users_share_their_compiled_graphs() -> None:
     for module in modules:
         module(torch.ones(2, WIDTH)).sum().backward()
     assert len(compiled) == forwards[0]._artifacts.compiled == 2
+
+
+def test_what_was_compiled_with_other_settings_of_torch_serves_nobody() -> None:
+    """A stage compiled before ``use_deterministic_algorithms(True)`` kept its kernels, and a pipeline
+    that was cut after a change of Inductor's configuration ran what an older one had compiled.
+    """
+    module = nn.Linear(WIDTH, WIDTH)
+    forward = _compiled(module, CompileOptions(lambda gm, _: gm.forward))
+    try:
+        for deterministic in (False, True):
+            torch.use_deterministic_algorithms(deterministic)
+            module(torch.ones(2, WIDTH)).sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert forward._artifacts.compiled == 4
+    assert artifacts_for(EAGER) is (artifacts := artifacts_for(EAGER))
+    for change in (functorch.patch(activation_memory_budget=0.5), inductor.patch(epilogue_fusion=False)):
+        with change:
+            assert artifacts_for(EAGER) is not artifacts
 
 
 def test_a_stage_divides_its_first_backward_pass_too() -> None:

@@ -9,7 +9,13 @@ import torch
 from torch._guards import TracingContext
 from torch.fx import GraphModule
 
-__all__ = ["compile_with_inductor", "draws_own_numbers", "inductor_settings"]
+__all__ = [
+    "compile_with_inductor",
+    "configuration_hash",
+    "draws_own_numbers",
+    "inductor_settings",
+    "kernel_settings",
+]
 
 _SETTINGS = {
     "triton.cudagraphs": False,  # the region around it is recorded; a graph inside of a graph is an error
@@ -34,6 +40,24 @@ def draws_own_numbers(settings: Mapping[str, Any]) -> bool:
     from torch._inductor import config
 
     return not settings.get("fallback_random", config.fallback_random)
+
+
+def configuration_hash() -> str:
+    """Equal for equal configurations of AOTAutograd and Inductor, which Dynamo does not guard on."""
+    from torch._functorch import config as functorch_config  # as below
+    from torch._inductor import config
+
+    return f"{functorch_config.get_hash().hex()} {config.get_hash().hex()}"
+
+
+def kernel_settings() -> tuple[Any, ...]:
+    """What else in the process decides which kernels a graph is compiled to; Dynamo guards on it."""
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.get_float32_matmul_precision(),
+        torch.get_num_threads(),
+    )
 
 
 def compile_with_inductor(gm: GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:

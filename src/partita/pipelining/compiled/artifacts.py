@@ -11,6 +11,7 @@ import torch
 from torch.fx import GraphModule
 
 from partita._torch.compile.aot import AotGraph, Boxed, reported_strides, takes_a_list
+from partita._torch.compile.inductor import configuration_hash, kernel_settings
 from partita._torch.compile.refusal import check_margin_losses
 from partita._torch.compile.training_graphs import GraphCompiler, compile_training
 from partita.graph.structure import structural_hash
@@ -73,7 +74,13 @@ class Artifacts:
             return compiler(graph)
         names = [node.name for node in graph.gm.graph.find_nodes(op="placeholder")]
         static = tuple(place for place, name in enumerate(names) if name in graph.static_inputs)
-        key = (graph.kind, graph.returned, static, structural_hash(graph.gm.graph, graph.gm))
+        key = (
+            graph.kind,
+            graph.returned,
+            static,
+            structural_hash(graph.gm.graph, graph.gm),
+            kernel_settings(),
+        )
         strides = reported_strides() if graph.kind != "backward" else None
         before = 0 if strides is None else len(strides)
         if key in self._graphs:
@@ -91,14 +98,16 @@ _ALL: weakref.WeakValueDictionary[tuple[Any, ...], Artifacts] = weakref.WeakValu
 
 
 def artifacts_for(options: CompileOptions, *, hands_on: bool = False) -> Artifacts:
-    """The artifacts of this process for such options; those of a `PieceRunner` are new each time.
+    """The artifacts of this process for such options and torch's present configuration; those of a
+    `PieceRunner` are new each time.
 
     Args:
         hands_on: see `Artifacts`.
     """
     if not options.shares:
         return Artifacts(options, hands_on=hands_on)
-    artifacts = _ALL.get(options.key)
+    key = (*options.key, configuration_hash())
+    artifacts = _ALL.get(key)
     if artifacts is None:
-        artifacts = _ALL[options.key] = Artifacts(options)
+        artifacts = _ALL[key] = Artifacts(options)
     return artifacts
