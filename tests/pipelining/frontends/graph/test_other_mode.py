@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import combinations
 
 import pytest
 import torch
 from tests.pipelining.frontends.graph.autoencoder import Autoencoder
 from torch import Tensor, nn
+from torch.fx import GraphModule
 from torch.nn.utils.parametrizations import spectral_norm
 
 from partita.capture import Captured, capture
@@ -102,3 +104,36 @@ def test_an_operation_without_a_twin_goes_to_the_buffers_that_it_uses() -> None:
     for end in ends:
         assignment = stage_assignment(graph, [end])
         check_shared_buffers(graph, assignment, other, matched_assignment(graph, assignment, other))
+
+
+class Taught(nn.Module):
+    """A teacher whose weights follow the student's in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+        self.teacher = nn.Linear(4, 4).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            with torch.no_grad():
+                self.teacher.weight.lerp_(self.student[0].weight, 0.1)
+        return self.student(x) * self.teacher(x)  # type: ignore[no-any-return]
+
+
+def test_a_plan_leaves_weights_that_forward_writes_to_on_one_stage_in_both_modes() -> None:
+    train, evaluation = by_mode(capture(Taught(), (torch.randn(2, 4),), prove=False))
+    assert evaluation is not None
+    graph, other = train.module, evaluation.module
+    *_, every = unit_ends(graph)
+    ends = ends_in_both_modes(graph, every, other)
+    assert ends
+
+    def users(gm: GraphModule, stages: Mapping[str, int]) -> set[int]:
+        nodes = gm.graph.find_nodes(op="get_attr", target="teacher.weight")
+        return {stages[user.name] for node in nodes for user in node.users}
+
+    for end in ends:
+        assignment = stage_assignment(graph, [end])
+        assert len(users(graph, assignment)) == 1
+        assert users(other, matched_assignment(graph, assignment, other)) == users(graph, assignment)

@@ -3,13 +3,14 @@
 The cuts were found in one graph. In the other each operation goes to the stage of its twin: the operation of
 the same kind in the same call of the same module. An operation without a twin (of an auxiliary head) goes
 with those around it, but to the stage that has its buffers in the first graph, or all of its module. What
-follows from the model's state alone goes to the stage that has its buffers in the first graph.
+follows from the model's state alone goes to the stage that has its buffers in the first graph. Parameters
+that a graph writes to (an average of other weights) count as buffers.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import accumulate
 
@@ -22,6 +23,7 @@ from partita.errors import CaptureError
 from partita.graph.ancestors import ancestors
 from partita.graph.attributes import attribute
 from partita.pipelining.frontends.cuts.cuts import stage_assignment
+from partita.pipelining.frontends.graph.writes import written_parameters
 
 __all__ = ["by_mode", "check_shared_buffers", "ends_in_both_modes", "matched_assignment"]
 
@@ -50,7 +52,8 @@ def matched_assignment(
             f"the model takes another path in its other mode, and stage {missing[0]} would have nothing to "
             f"compute there: {_ADVICE}"
         )
-    return _beside_buffers(_buffer_stages(graph, assignment), other, stages)
+    written = _written_state(graph, other)
+    return _beside_buffers(_buffer_stages(graph, assignment, written), other, stages, written)
 
 
 def ends_in_both_modes(graph: GraphModule, ends: Sequence[int], other: GraphModule) -> list[int]:
@@ -75,8 +78,9 @@ def ends_in_both_modes(graph: GraphModule, ends: Sequence[int], other: GraphModu
         {name: groups[unit] for name, unit in nearby.items()},
         groups[-1] + 1,
     )
-    homes = _buffer_stages(graph, {name: groups[unit] for name, unit in units.items()})
-    used = _buffer_stages(other, _beside_buffers(homes, other, stages))
+    written = _written_state(graph, other)
+    homes = _buffer_stages(graph, {name: groups[unit] for name, unit in units.items()}, written)
+    used = _buffer_stages(other, _beside_buffers(homes, other, stages, written), written)
     for name in homes.keys() & used.keys():
         if homes[name] != used[name]:
             both = homes[name] | used[name]
@@ -114,7 +118,7 @@ def _twins(
         homes.setdefault(module_path(node), set()).add(assignment[node.name])
     twins: dict[str, int | None] = {}
     nearby: dict[str, int] = {}
-    of_buffers = _stages_of_buffers(other, _buffer_stages(graph, assignment))
+    of_buffers = _stages_of_buffers(other, _buffer_stages(graph, assignment, _written_state(graph, other)))
     for key, node in _keyed(other):
         twin, home = by_key.get(key), of_buffers.get(node) or homes.get(key[0], set())
         certain = counts[0][key[:2]] == counts[1][key[:2]]
@@ -174,7 +178,7 @@ def _in_order(twins: Mapping[str, int | None], nearby: Mapping[str, int], count:
 
 
 def _beside_buffers(
-    homes: Mapping[str, set[int]], other: GraphModule, stages: Mapping[str, int]
+    homes: Mapping[str, set[int]], other: GraphModule, stages: Mapping[str, int], written: Set[str]
 ) -> dict[str, int]:
     """Move what is computed of state alone, and uses a buffer, to the earlier stage that has the buffer in
     the first graph: a spectral norm reads in evaluation the vectors that it writes in training.
@@ -182,7 +186,7 @@ def _beside_buffers(
     moved = dict(stages)
     of_state = _of_state(other)
     for node in other.graph.find_nodes(op="get_attr"):
-        home = homes.get(str(node.target), set()) if attribute(other, node).kind == "buffer" else set()
+        home = homes.get(str(node.target), set()) if _is_buffer(other, node, written) else set()
         for user in of_state.intersection(node.users) if len(home) == 1 else ():
             first = min(home)
             if moved.get(user.name, first) > first:
@@ -203,27 +207,40 @@ def check_shared_buffers(
     whole: GraphModule, assignment: Mapping[str, int], other: GraphModule, other_assignment: Mapping[str, int]
 ) -> None:
     """Check that each buffer is used by the same stages in both modes, so that each sees what the other
-    writes.
+    writes; likewise each parameter that a graph writes to.
 
     Raises:
         CaptureError: names the buffer and the stages.
     """
-    mine, theirs = _buffer_stages(whole, assignment), _buffer_stages(other, other_assignment)
+    written = _written_state(whole, other)
+    mine = _buffer_stages(whole, assignment, written)
+    theirs = _buffer_stages(other, other_assignment, written)
     for name in mine.keys() & theirs.keys():
         if mine[name] != theirs[name]:
+            kind, which = ("parameter", ", which forward writes to,") if name in written else ("buffer", "")
             raise CaptureError(
-                f"the buffer {name!r} is used by stages {sorted(mine[name])} in one mode and "
+                f"the {kind} {name!r}{which} is used by stages {sorted(mine[name])} in one mode and "
                 f"{sorted(theirs[name])} in the other, which can't share it across processes: {_ADVICE}"
             )
 
 
-def _buffer_stages(gm: GraphModule, assignment: Mapping[str, int]) -> dict[str, set[int]]:
+def _written_state(graph: GraphModule, other: GraphModule) -> frozenset[str]:
+    """The names of the parameters that either graph writes to."""
+    return written_parameters(graph) | written_parameters(other)
+
+
+def _buffer_stages(gm: GraphModule, assignment: Mapping[str, int], written: Set[str]) -> dict[str, set[int]]:
+    """The stages that use each buffer, and each of the parameters ``written``."""
     stages: dict[str, set[int]] = {}
     for node in gm.graph.find_nodes(op="get_attr"):
         users = {assignment[user.name] for user in node.users if user.name in assignment}
-        if users and attribute(gm, node).kind == "buffer":
+        if users and _is_buffer(gm, node, written):
             stages.setdefault(str(node.target), set()).update(users)
     return stages
+
+
+def _is_buffer(gm: GraphModule, node: Node, written: Set[str]) -> bool:
+    return str(node.target) in written or attribute(gm, node).kind == "buffer"
 
 
 def by_mode(captured: Captured) -> tuple[Captured, Captured | None]:

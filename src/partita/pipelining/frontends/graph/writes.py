@@ -11,10 +11,10 @@ from torch.fx import GraphModule, Node
 
 from partita._torch.tensors.storage import storage_key
 from partita.errors import CaptureError
-from partita.graph.attributes import lookup
+from partita.graph.attributes import attribute, lookup
 from partita.graph.effects import Effects, analyse, metadata
 
-__all__ = ["check_writes", "reused_outputs", "uncut_positions", "written_inputs"]
+__all__ = ["check_writes", "reused_outputs", "uncut_positions", "written_inputs", "written_parameters"]
 
 _MOST_LOOKED_AT = 1_000_000
 """A value that most of a model writes to (``x += layer(x)``) may be cut anywhere, and seeing that would take
@@ -211,6 +211,20 @@ def written_inputs(stage: GraphModule) -> frozenset[str]:
     )
 
 
+def written_parameters(gm: GraphModule) -> frozenset[str]:
+    """Return the names of the parameters that a graph writes to."""
+    effects = analyse(gm)
+    if not effects.storages:
+        return frozenset()
+    memory_of = _MemoryOf(effects)
+    written = memory_of.all_written()
+    return frozenset(
+        str(node.target)
+        for node in gm.graph.find_nodes(op="get_attr")
+        if written.intersection(memory_of.value(node)) and attribute(gm, node).kind == "parameter"
+    )
+
+
 def reused_outputs(stage: GraphModule) -> frozenset[int]:
     """Return the positions of the outputs of a stage that lie in a buffer of its own that it writes to."""
     effects = analyse(stage)
@@ -230,7 +244,7 @@ def reused_outputs(stage: GraphModule) -> frozenset[int]:
 
 def _described(gm: GraphModule, operand: Node) -> str:
     if operand.op == "get_attr" and isinstance(lookup(gm, operand), Tensor):
-        return f"the buffer {operand.target!r}"
+        return f"the {attribute(gm, operand).kind} {operand.target!r}"
     if operand.op == "placeholder":
         return f"the model's input {operand.name!r}"
     return f"the value {operand.name!r}"
