@@ -161,12 +161,32 @@ class _Average(nn.Module):
         return cast("Tensor", self.b(self.a(x) * self.mean.mul_(0.5)))
 
 
-def test_a_unit_that_runs_again_does_not_write_to_what_the_next_one_has_saved() -> None:
+class _Table(nn.Module):
+    """Norms the rows of its table that it looks up, and multiplies with the table at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.a = nn.Embedding(8, 8, max_norm=1.0), nn.Linear(8, 8)
+
+    def forward(self, index: Tensor) -> Tensor:
+        weight = self.table.weight.t()
+        return cast("Tensor", self.a(self.table(index)) @ weight)
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "name"),
+    [
+        (nn.Sequential(nn.Linear(8, 8), _Average(), nn.Tanh(), _Average()), torch.randn(3, 8), "mul"),
+        (_Table(), torch.arange(4), "linear"),
+    ],
+    ids=["a buffer", "a parameter"],
+)
+def test_a_unit_that_runs_again_does_not_write_to_what_the_next_one_has_saved(
+    model: nn.Module, x: Tensor, name: str
+) -> None:
     """Measuring was torch's error about a variable that was modified in place."""
-    model = nn.Sequential(nn.Linear(8, 8), _Average(), nn.Tanh(), _Average())
-    x = torch.randn(3, 8)
     whole = capture(model, (x,)).module
     for end in range(len(whole.graph.nodes)):
-        if "mul" in list(whole.graph.nodes)[end].name:
+        if name in list(whole.graph.nodes)[end].name:
             cost_model(whole, [end], (x,), repeats=2)
     assert pipeline(model, (x,), stages=2).proof.holds

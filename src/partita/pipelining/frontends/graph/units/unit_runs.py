@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +15,8 @@ from partita._torch.containers.pytree import tree_map
 from partita._torch.operators.fused_attention import FusedAttention
 from partita._torch.tensors.detached_copy import detached_copy, detached_leaf_copy
 from partita._torch.tensors.storage import storage_key
-from partita.graph.attributes import lookup
-from partita.graph.effects import analyse
 from partita.pipelining.frontends.cuts.cuts import stage_assignment
-from partita.pipelining.frontends.graph.writes import written_inputs
+from partita.pipelining.frontends.graph.writes import written_inputs, written_parameters
 from partita.pipelining.measuring.unit_run import UnitRun
 from partita.splitter import split
 from partita.splitter.result import Piece
@@ -155,7 +153,7 @@ def _own_copy(module: GraphModule) -> GraphModule:
     """A copy whose parameters share memory with those of ``module`` where nothing writes to it, and have
     gradients and hooks of their own; all other tensors are copies.
     """
-    written = {id(value) for value in _written_attributes(module)}
+    written = {id(module.get_parameter(name)) for name in written_parameters(module)}
     memo: dict[int, Any] = {}
     for parameter in module.parameters():
         value = parameter.detach()
@@ -166,33 +164,21 @@ def _own_copy(module: GraphModule) -> GraphModule:
     return copy.deepcopy(module, memo)
 
 
-def _written_attributes(module: GraphModule) -> Iterator[Any]:
-    effects = analyse(module)
-    if not effects.storages:
-        return
-    written = {
-        identity
-        for position in effects.writers
-        for operand in effects.by_position[position].writes
-        for identity in effects.storages[effects.index[operand]]
-    }
-    for node in effects.nodes:
-        if node.op == "get_attr" and written.intersection(effects.storages[effects.index[node]]):
-            yield lookup(module, node)
-
-
 def _outputs(run: UnitRun) -> Sequence[Any]:
-    """What the unit returns, cut off from its history, and from its buffers: it writes to them when it runs
-    again, and the next unit may have saved them for its backward pass.
+    """What the unit returns, cut off from its history, and from its buffers and the parameters that it writes
+    to: it does so when it runs again, and the next unit may have saved them for its backward pass.
     """
     _, arguments = run.leaves()
     with FusedAttention():
         outputs = [_detached(output) for output in run.call(*arguments)]
-    buffers = {storage_key(buffer) for buffer in run.module.buffers()} if run.module is not None else set()
+    own: set[int] = set()
+    if isinstance(module := run.module, GraphModule):
+        written = map(module.get_parameter, written_parameters(module))
+        own.update(map(storage_key, (*module.buffers(), *written)))
 
     def apart(value: Any) -> Any:
-        own = isinstance(value, Tensor) and storage_key(value) in buffers
-        return detached_leaf_copy(value) if own else value
+        is_own = isinstance(value, Tensor) and storage_key(value) in own
+        return detached_leaf_copy(value) if is_own else value
 
     return [tree_map(apart, output) for output in outputs]
 
