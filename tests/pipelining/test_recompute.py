@@ -360,6 +360,13 @@ class WritesLater(nn.Linear):
         return super().forward(x) * self.total
 
 
+class ClampsItsWeight(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.weight.clamp_(-0.1, 0.1)
+        return super().forward(x)
+
+
 _CALLS: list[int] = []
 
 
@@ -395,6 +402,12 @@ def test_an_object_that_can_not_be_put_back() -> None:
 
 def test_a_buffer_that_the_first_microbatch_did_not_write_to() -> None:
     assert "stage 0 writes to total in this forward pass and did not in its first one" in _error(WritesLater)
+
+
+def test_a_parameter_that_forward_writes_to() -> None:
+    """The message was that of a buffer that the first pass did not write to, which this one did."""
+    message = _error(lambda: ClampsItsWeight(WIDTH, WIDTH))
+    assert "stage 0 writes to its parameter weight in its forward pass" in message
 
 
 def test_a_module_that_does_not_compute_the_same() -> None:

@@ -106,10 +106,16 @@ class Checkpointing:
             self._written[modes] = written = frozenset(changed)
         unforeseen = changed - copies.names
         if unforeseen:
+            name = sorted(unforeseen)[0]
+            if isinstance(tensors[name], nn.Parameter):
+                raise ExecutionError(
+                    f"{self._where} writes to its parameter {name} in its forward pass, and none is put back "
+                    f"to run it again: make it a buffer, or take {self._where} out of recompute"
+                )
             raise ExecutionError(
-                f"{self._where} writes to {sorted(unforeseen)[0]} in this forward pass and did not in its "
-                f"first one, so that its value of before is lost: write to it in each pass, or take "
-                f"{self._where} out of recompute"
+                f"{self._where} writes to {name} in this forward pass and did not in its first one, so that "
+                f"its value of before is lost: write to it in each pass, or take {self._where} out of "
+                "recompute"
             )
         if not checkpointed.is_needed:
             return result, None

@@ -12,6 +12,7 @@ from tests.pipelining.running import Record, assert_same, cut, piped, uncut
 from torch import Tensor, nn
 from torch.nn import functional
 
+from partita.errors import ExecutionError
 from partita.pipelining import Schedule1F1B, ScheduleGPipe
 from partita.pipelining.schedules import PipelineSchedule
 from partita.pipelining.stages.backward.saved_buffers import SavedBuffers
@@ -33,15 +34,35 @@ class Remembers(nn.Module):
         return self.d(self.c(self.b(h) * self.seen[:1] * self.scale))
 
 
+class Weighs(nn.Module):
+    """Changes the weights that it is about to use, as the layers of EDM2 do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.c.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in (self.a, self.b, self.c, self.d):
+            if self.training:
+                with torch.no_grad():
+                    layer.weight.mul_(0.75)
+            x = layer(x)
+        return x
+
+
 CASE = Case("remembers", Remembers, ("b", "c"))
+CASES = [CASE, Case("weighs", Weighs, ("b", "c"))]
 
 
 @pytest.mark.parametrize("kind", [ScheduleGPipe, Schedule1F1B], ids=lambda kind: kind.kind)
 @pytest.mark.parametrize("stages", [1, 3])
-def test_each_microbatch_goes_back_with_the_buffer_as_it_found_it(
-    kind: type[PipelineSchedule], stages: int
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_each_microbatch_goes_back_with_what_it_found(
+    case: Case, kind: type[PipelineSchedule], stages: int
 ) -> None:
-    assert_same(piped(cut(CASE, stages), CASE, kind), uncut(CASE))
+    """A model that writes to its parameters was torch's error about a variable that was modified in place."""
+    assert_same(piped(cut(case, stages), case, kind), uncut(case))
 
 
 def test_an_evaluation_before_the_first_step_decides_nothing() -> None:
@@ -131,3 +152,30 @@ def test_statistics_that_batch_norm_writes_cost_nothing() -> None:
         with kept.kept():
             result = functional.relu(module(x))
     assert result.grad_fn._raw_saved_result.unpack_hook is None
+
+
+def test_what_is_neither_buffer_nor_parameter_is_refused_where_copies_are_kept_too() -> None:
+    """Where a buffer was kept, autograd did not look at other tensors: gradients came of what a later
+    microbatch had written.
+    """
+
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen = torch.zeros(WIDTH)
+            self.register_buffer("scale", torch.ones(WIDTH))
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                self.seen.add_(1)
+                self.scale.add_(1)
+            return x * self.seen * self.scale
+
+    module, x = Counts(), torch.ones(WIDTH, requires_grad=True)
+    kept, results = SavedBuffers(module), []
+    for _ in range(2):
+        with kept.kept():
+            results.append(module(x).sum())
+    with pytest.raises(ExecutionError, match=r"float32\[8\]\) that a backward pass needs was written to"):
+        torch.autograd.grad(results[0], x)
+    assert torch.equal(torch.autograd.grad(results[1], x)[0], torch.full((WIDTH,), 6.0))

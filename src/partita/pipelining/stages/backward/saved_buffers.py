@@ -1,4 +1,4 @@
-"""Buffers that a microbatch saves for its backward pass and a later one writes to.
+"""Buffers and parameters that a microbatch saves for its backward pass and a later one writes to.
 
 Uncut, each microbatch goes back before the next one comes, and finds the buffer as it left it. With several
 in flight it does not, and autograd refuses::
@@ -6,30 +6,36 @@ in flight it does not, and autograd refuses::
     microbatch 0   F (writes 0, saves the buffer)                  B (needs 0, finds 1)
     microbatch 1                                  F (writes 1)
 
-So a stage whose buffers are both written and saved keeps a copy of what is saved.
+So a stage whose buffers are both written and saved keeps a copy of what is saved; likewise of parameters,
+which some models clamp or norm at the beginning of ``forward`` (the layers of EDM2, critics of a WGAN).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from partita._torch.autograd.engine import AsSaved
+from partita._torch.fake.ghosts import undisturbed
 from partita._torch.tensors.storage import storage_key
+from partita._torch.tensors.tensor_text import short_name
 from partita._torch.tensors.versions import times_written
+from partita.errors import ExecutionError
 from partita.pipelining.interface.layout import copied
 
 __all__ = ["SavedBuffers"]
 
 
 class SavedBuffers:
-    """Copies buffers that autograd saves, where the first forward pass in a mode has shown a need for it.
+    """Copies buffers and parameters that autograd saves, where the first forward pass in a mode has shown a
+    need for it.
 
     Args:
-        module: the owner of the buffers.
+        module: the owner of the buffers and parameters.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -38,41 +44,70 @@ class SavedBuffers:
 
     @property
     def idle(self) -> bool:
-        """Whether `kept` has nothing to do: no saved buffer is written to in this mode, or none is saved."""
+        """Whether `kept` has nothing to do: what is written to in this mode is not saved."""
         return not torch.is_grad_enabled() or self._needed.get(self._module.training) is False
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Run the forward pass of one microbatch so that autograd saves copies of buffers."""
+        """Run the forward pass of one microbatch so that autograd saves copies of what forward writes to."""
         training = self._module.training
         if self.idle:
             yield
             return
         before = dict(self._module.named_buffers())
-        if not before:
+        parameters = [(parameter, times_written(parameter)) for parameter in self._module.parameters()]
+        if not before and not parameters:
             self._needed[training] = False
             yield
             return
         versions = {name: times_written(buffer) for name, buffer in before.items()}
         keys = {storage_key(buffer) for buffer in before.values()}
-        saved: dict[int, list[list[Tensor]]] = {}
+        saved: dict[int, list[list[Any]]] = {}
 
-        def pack(tensor: Tensor) -> list[Tensor]:
-            key = storage_key(tensor)
-            packed = AsSaved.pack(copied(tensor.detach()) if key in keys else tensor)
+        def pack(tensor: Tensor) -> list[Any]:
+            with undisturbed():
+                key = storage_key(tensor)
+                packed = _AsUsed.pack(copied(tensor.detach()) if key in keys else tensor)
             saved.setdefault(key, []).append(packed)
             return packed
 
-        with torch.autograd.graph.saved_tensors_hooks(pack, AsSaved()):
+        with torch.autograd.graph.saved_tensors_hooks(pack, _AsUsed()):
             yield
-        # What has become a buffer meanwhile was saved as it is.
+        # What has become a buffer meanwhile was saved as it is; so were parameters, few of which are written.
         after = {name: storage_key(buffer) for name, buffer in self._module.named_buffers()}
-        for key in set(after.values()) - keys:
+        written = {
+            storage_key(parameter) for parameter, times in parameters if times_written(parameter) != times
+        }
+        for key in (set(after.values()) - keys) | written:
             for packed in saved.get(key, ()):
-                packed[:] = [copied(tensor.detach()) for tensor in packed]
+                if packed and _AsUsed.is_unwritten(packed):
+                    packed[:] = _AsUsed.pack(copied(packed[0].detach()))
         if training not in self._needed:
-            self._needed[training] = any(
+            self._needed[training] = bool(written.intersection(saved)) or any(
                 times_written(buffer) != versions[name]
                 and {storage_key(buffer), after.get(name)}.intersection(saved)
                 for name, buffer in before.items()
             )
+
+
+class _AsUsed(AsSaved):
+    """Gives back what was packed, and refuses, as autograd does without hooks, what was written to since."""
+
+    @staticmethod
+    def pack(tensor: Tensor) -> list[Any]:
+        return [tensor, times_written(tensor)]
+
+    @staticmethod
+    def is_unwritten(packed: list[Any]) -> bool:
+        tensor, times = packed
+        return times_written(tensor) == times
+
+    def __call__(self, packed: Any) -> Tensor:
+        tensor = super().__call__(packed)
+        if not self.is_unwritten(packed):
+            raise ExecutionError(
+                f"a tensor ({short_name(tensor.dtype)}{list(tensor.shape)}) that a backward pass needs was "
+                "written to after its forward pass had used it: register it as a buffer, of which each "
+                "microbatch keeps what it used, or write to a copy (.clone())"
+            )
+        return tensor
