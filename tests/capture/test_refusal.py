@@ -146,6 +146,32 @@ def test_a_part_that_no_trace_takes_is_named_and_the_advice_works(
     assert capture(model, (X,), prove=True).proof.holds
 
 
+class _Meta(nn.Module):
+    """Has a child by a name that `GraphModule` needs."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.add_module(name, nn.Linear(8, 8))
+        self.b = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.b(torch.relu(getattr(self, self.name)(x)))
+        return out
+
+
+def test_a_name_that_a_graph_can_not_have_is_named_and_the_advice_works() -> None:
+    """The message was torch's: "Node meta_weight target meta.weight references nonexistent attribute"."""
+    model = _Meta("meta")
+    with pytest.raises(
+        CaptureError, match=r"has 'meta', and a graph of torch has something else by that name"
+    ):
+        capture(model, (X,))
+    pipe = pipeline(model, (X,), split_spec={"meta": SplitPoint.END}, frontend="modules")
+    assert torch.equal(pipe(X), model(X))
+    assert capture(_Meta("meta_features"), (X,), prove=True).proof.holds
+
+
 def test_a_lazy_model_is_captured_after_a_call() -> None:
     model = _Two(nn.LazyLinear(8))
     model(X)

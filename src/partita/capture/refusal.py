@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.fx import Graph, GraphModule
 from torch.nn.parameter import is_lazy
 
 from partita._torch.distributed.gradient_sync import data_parallel_part
@@ -137,6 +138,18 @@ def _cause(model: nn.Module, *, training: bool) -> str:
     hooked = _paths(model, has_backward_hooks)
     if hooked:
         return f"{_some(hooked)} has a backward hook, which no trace takes. Take it off, or {_AT_BLOCKS}"
+    graph = GraphModule(nn.Module(), Graph())
+    state = (
+        *model.named_children(),
+        *model.named_parameters(recurse=False),
+        *model.named_buffers(recurse=False),
+    )
+    taken = [name for name, _ in state if hasattr(graph, name)]
+    if taken:
+        return (
+            f"The model has {_some(taken)}, and a graph of torch has something else by that name. Rename it, "
+            f"or {_AT_BLOCKS}"
+        )
     averaging = _paths(model, _counts_its_batches) if training else []
     if averaging:
         return (
