@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import pytest
+from tests.group_of_one import group_of_one
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from partita.errors import CaptureError
 from partita.fsdp import annotate_modules_for_dynamo, audit
@@ -29,6 +32,19 @@ def test_ignored_modules_are_listed_with_all_that_is_inside() -> None:
     assert outcome.ignored == ("1", "1.0")
     assert outcome.managed == ("", "0", "2")
     assert outcome.ok
+    outcome.check()
+
+
+def test_modules_of_ignored_parameters_are_not_missed() -> None:
+    """They were called missed, as were all layers without parameters: fully_shard leaves out both."""
+    inner = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    wrapped = nn.Sequential(nn.Linear(2, 2), inner, nn.BatchNorm1d(2))
+    with group_of_one():
+        ignored = {*wrapped[1].parameters(), *wrapped[2].parameters()}
+        fully_shard(wrapped, mesh=init_device_mesh("cpu", (1,)), ignored_params=ignored)
+        outcome = audit(wrapped, ignored_params=ignored)
+    assert outcome.ignored == ("1", "1.0", "1.1")
+    assert outcome.managed == ("", "0", "2")  # fully_shard takes a module with buffers
     outcome.check()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Set
 from dataclasses import dataclass
 
 from torch import nn
@@ -61,7 +61,8 @@ class Audit:
         if self.missed:
             lines.append(
                 f"missed: {listed(self.missed)}: added after wrapping? FSDP neither shards them nor tells "
-                "Dynamo. Add them before wrapping, or name them in ignored_modules"
+                "Dynamo. Add them before wrapping, or name them in ignored_modules (or ignored_params, as "
+                "fully_shard was given them)"
             )
         if self.eager:
             lines.append(
@@ -71,11 +72,17 @@ class Audit:
         return "\n".join(lines)
 
 
-def audit(module: nn.Module, ignored_modules: Collection[nn.Module] = ()) -> Audit:
+def audit(
+    module: nn.Module,
+    ignored_modules: Collection[nn.Module] = (),
+    ignored_params: Collection[nn.Parameter] = (),
+) -> Audit:
     """Return which modules of a model FSDP manages.
 
     Args:
         ignored_modules: those that are ignored on purpose, besides the ones that FSDP1's wrappers ignore.
+        ignored_params: what ``fully_shard`` was given under that name: it leaves out the modules that have no
+            buffers and no other parameters.
 
     Warns:
         UserWarning: some are wrapped with ``use_orig_params=False``; torch itself runs them eagerly without a
@@ -92,6 +99,8 @@ def audit(module: nn.Module, ignored_modules: Collection[nn.Module] = ()) -> Aud
     """
     ignored = {inner for outer in ignored_modules for inner in outer.modules()}
     ignored.update(ignored_by_wrappers(module))
+    if ignored_params:
+        _add_all_ignored(module, set(ignored_params), ignored)
     lists: dict[str, list[str]] = {"managed": [], "ignored": [], "missed": [], "outside": [], "eager": []}
     inside: set[nn.Module] = set()
     for name, inner in module.named_modules():
@@ -113,3 +122,14 @@ def audit(module: nn.Module, ignored_modules: Collection[nn.Module] = ()) -> Aud
     if outcome.eager:
         warnings.warn(str(outcome), UserWarning, stacklevel=2)
     return outcome
+
+
+def _add_all_ignored(module: nn.Module, ignored_params: Set[nn.Parameter], ignored: set[nn.Module]) -> bool:
+    """Add the modules in which ``fully_shard`` has nothing to shard. Return whether this is one of them."""
+    children = [_add_all_ignored(child, ignored_params, ignored) for child in module.children()]
+    parameters = set(module.parameters(recurse=False))
+    has_state = any(True for _ in module.buffers(recurse=False)) or not parameters <= ignored_params
+    if has_state or not all(children):
+        return False
+    ignored.add(module)
+    return True
