@@ -184,10 +184,13 @@ def _copy(number: int) -> Output:
 
 def _view_of_input(result: torch.Tensor, number: int, buffer: torch.Tensor) -> Output:
     """A view at the same place of the caller's tensor as it has in the buffer, in bytes."""
+    recorded = storage_key(result)
     shift = result.storage_offset() * result.element_size() - buffer.storage_offset() * buffer.element_size()
 
     def view(inputs: Sequence[Any], _copies: CopiedOutputs) -> torch.Tensor:
         source = inputs[number]
+        if storage_key(source) == recorded:  # used where it lies
+            return result.detach()
         offset = source.storage_offset() * source.element_size() + shift
         return placed(result, source.untyped_storage(), offset // result.element_size())
 

@@ -42,7 +42,8 @@ class RepeatedCall:
         numbers: class and text of the inputs that are no tensors, by index.
         tensors: indices of the others.
         layouts: of these, and of what the graph holds.
-        addresses: of the inputs that are used where they lie, by index.
+        placed: indices of the inputs that are used where they lie.
+        addresses: theirs.
         state_addresses: of what the graph holds.
         copied: indices of the inputs that are copied.
         copied_from: see `CallSignature`.
@@ -54,8 +55,9 @@ class RepeatedCall:
     numbers: tuple[tuple[int, type[Any], str], ...]
     tensors: tuple[int, ...]
     layouts: TensorLayouts
-    addresses: tuple[tuple[int, int], ...]
-    state_addresses: tuple[int, ...]
+    placed: tuple[int, ...]
+    addresses: list[int]
+    state_addresses: list[int]
     copied: tuple[int, ...]
     copied_from: int | None
     kept_apart: frozenset[tuple[int, int]]
@@ -76,11 +78,9 @@ class RepeatedCall:
             return False
         if not self.layouts.hold_for([*(args[at] for at in self.tensors), *state]):
             return False
-        if any(args[at].data_ptr() != address for at, address in self.addresses):
+        if [args[at].data_ptr() for at in self.placed] != self.addresses:
             return False
-        if any(
-            tensor.data_ptr() != address for tensor, address in zip(state, self.state_addresses, strict=True)
-        ):
+        if [tensor.data_ptr() for tensor in state] != self.state_addresses:
             return False
         return not any(self._lies_elsewhere(args[at], memory) for at in self.copied)
 
@@ -113,8 +113,8 @@ def repeated_call(
             numbers.append((at, type(value), repr(value)))
         else:
             return None
-    addresses = [(at, address) for at, address in enumerate(call.addresses) if address is not None]
-    if len(args) != len(call.addresses) or len(addresses) + len(call.copied) != len(tensors):
+    placed = tuple(at for at, address in enumerate(call.addresses) if address is not None)
+    if len(args) != len(call.addresses) or len(placed) + len(call.copied) != len(tensors):
         return None  # a number in a CPU tensor
     copied_back = set(call.copied).intersection(written)
     if copied_back and len(call.copied) > 1:
@@ -127,8 +127,9 @@ def repeated_call(
         tuple(numbers),
         tuple(tensors),
         TensorLayouts([*(args[at] for at in tensors), *state]),
-        tuple(addresses),
-        tuple(tensor.data_ptr() for tensor in state),
+        placed,
+        [address for address in call.addresses if address is not None],
+        [tensor.data_ptr() for tensor in state],
         call.copied,
         call.copied_from,
         frozenset(apart),
