@@ -14,12 +14,12 @@ from partita._torch.autograd.engine import (
     forget_hooks,
     hooks_made,
     hooks_paused,
+    inputs_of,
     is_opaque,
     leaf_of,
     run_backward,
     run_nodes,
     sequence_number,
-    stream_of,
     watch_gradient,
 )
 
@@ -71,9 +71,10 @@ def test_nodes_run_by_themselves_for_the_edges_that_are_wanted() -> None:
         run_nodes([(first, ("no tensor",))], [bias])  # type: ignore[arg-type]
 
 
-def test_what_is_on_the_host_has_no_stream() -> None:
-    assert stream_of(torch.ones(2)) is None
-    assert stream_of(torch.ones(2, device="meta")) is None
+def test_a_node_takes_a_gradient_for_each_output() -> None:
+    x = torch.ones(4, requires_grad=True)
+    assert inputs_of((x * 2).grad_fn) == 1
+    assert inputs_of(x.split(1)[0].grad_fn) == 4
 
 
 def test_hooks_that_are_made_are_counted() -> None:

@@ -24,11 +24,11 @@ __all__ = [
     "free_when_run",
     "hooks_made",
     "hooks_paused",
+    "inputs_of",
     "is_opaque",
     "leaf_of",
     "run_backward",
     "sequence_number",
-    "stream_of",
     "watch_gradient",
 ]
 
@@ -155,17 +155,9 @@ def run_nodes(
     return results
 
 
-def stream_of(tensor: Tensor) -> torch.Stream | None:
-    """Return where the kernels of a tensor's device are started now; None for a device without streams."""
-    if tensor.is_cpu or tensor.device.type != _accelerator():
-        return None
-    return torch.accelerator.current_stream(tensor.device)
-
-
-@cache
-def _accelerator() -> str | None:
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    return None if accelerator is None else accelerator.type
+def inputs_of(node: Node) -> int:
+    """Return how many gradients a node takes: one for each output of what it goes back through."""
+    return len(node._input_metadata)
 
 
 def hooks_made() -> int:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
@@ -14,10 +13,10 @@ from partita._torch.autograd.compiled_node import in_halves
 from partita._torch.autograd.engine import (
     accumulates_inside,
     free_when_run,
+    inputs_of,
     is_opaque,
     leaf_of,
     sequence_number,
-    stream_of,
 )
 
 __all__ = ["AutogradCut", "AutogradGraph", "Catch"]
@@ -225,18 +224,19 @@ class AutogradCut:
 
 
 class Catch:
-    """Records the gradients that arrive at a node in I: W starts from them.
-
-    Where the node has hooks of its own, they have run by then; when it runs again in W, what they make of it
-    is replaced by what they made the first time.
+    """A node of I at which W starts, with the gradients that arrive there.
 
     Args:
         node: on the frontier.
         edges: those that lead to what W runs, each with its position among the node's.
         parameters: those that they lead to, where no other node does; else None.
+
+    Attributes:
+        arrivals: the edges to the node, whose gradients I is asked for.
+        arrived: these gradients; None where there is none.
     """
 
-    __slots__ = ("_recorder", "edges", "node", "parameters")
+    __slots__ = ("arrivals", "arrived", "edges", "node", "parameters")
 
     def __init__(
         self,
@@ -247,49 +247,16 @@ class Catch:
         self.node = node
         self.edges = edges
         self.parameters = parameters
-        self._recorder = _Recorder()
-        node.register_prehook(self._recorder)
+        self.arrivals = [GradientEdge(node, number) for number in range(inputs_of(node))]
+        self.arrived: tuple[Tensor | None, ...] = ()
 
     @property
     def is_reached(self) -> bool:
         """Whether any gradient has arrived."""
         return any(gradient is not None for gradient in self.arrived)
 
-    @property
-    def is_on_this_stream(self) -> bool:
-        """Whether the node's kernels were started where those of now are: there they see its gradients."""
-        return all(
-            gradient is None or stream_of(gradient) == self._recorder.stream for gradient in self.arrived
-        )
-
-    @property
-    def arrived(self) -> tuple[Tensor | None, ...]:
-        """What has arrived, one gradient for each output of the node; empty where I has not come there."""
-        return self._recorder.arrived
-
     def starts(self) -> tuple[list[GradientEdge], list[Tensor]]:
         """The edges that W starts from, and the gradient of each; empty where none arrived."""
-        edges, gradients = [], []
-        for number, gradient in enumerate(self.arrived):
-            if gradient is not None:
-                edges.append(GradientEdge(self.node, number))
-                gradients.append(gradient)
-        return edges, gradients
-
-
-class _Recorder:
-    """A hook that keeps the gradients of its first call. It has no reference to its node: no cycle."""
-
-    __slots__ = ("arrived", "stream")
-
-    def __init__(self) -> None:
-        self.arrived: tuple[Tensor | None, ...] = ()
-        self.stream: torch.Stream | None = None
-
-    def __call__(self, gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
-        if self.arrived:
-            return self.arrived
-        self.arrived = gradients
-        gradient = next((it for it in gradients if it is not None), None)
-        self.stream = None if gradient is None else stream_of(gradient)
-        return None
+        pairs = zip(self.arrivals, self.arrived, strict=True)
+        starts = [(edge, gradient) for edge, gradient in pairs if gradient is not None]
+        return [edge for edge, _ in starts], [gradient for _, gradient in starts]

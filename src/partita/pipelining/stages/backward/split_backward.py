@@ -106,7 +106,7 @@ def _accumulate(roots: Sequence[_Root]) -> None:
 
 def _gradients(catches: Sequence[Catch]) -> list[_Root]:
     """The gradients of the weights' edges of nodes, and these edges."""
-    if torch.is_anomaly_enabled() or not all(catch.is_on_this_stream for catch in catches):
+    if torch.is_anomaly_enabled():
         return [root for catch in catches for root in _gradients_in_engine(catch)]
     wanted = [edge for catch in catches for _, edge in catch.edges]
     results = run_nodes([(catch.node, catch.arrived) for catch in catches], wanted) if catches else []
@@ -119,7 +119,7 @@ def _gradients(catches: Sequence[Catch]) -> list[_Root]:
 
 
 def _gradients_in_engine(catch: Catch) -> list[_Root]:
-    """The same of one node, on the stream of its forward pass, with what the engine checks."""
+    """The same of one node, with what the engine checks."""
     starts, seeds = catch.starts()
     edges = list(dict.fromkeys(edge for _, edge in catch.edges))
     leaves = [leaf for edge in edges if (leaf := leaf_of(edge.node)) is not None]
@@ -181,19 +181,22 @@ def input_pass(
             computed = run_backward(
                 [roots[number] for number in now],
                 [seeds[number] for number in now],
-                [*leaves, *shared, *sooner],
+                [*leaves, *shared, *sooner, *(edge for catch in catches for edge in catch.arrivals)],
                 accumulate=False,
                 keep_graph=bool(catches),
             )
     remaining = iter(computed)
     gradients, shares = list(islice(remaining, len(leaves))), list(islice(remaining, len(shared)))
+    early = list(islice(remaining, len(sooner)))
+    for catch in catches:
+        catch.arrived = tuple(islice(remaining, len(catch.arrivals)))
     # W: roots that lead to weights alone, weights whose gradients are there already, and the caught nodes
     later: list[_Root] = [
         (get_gradient_edge(root), seed)
         for root, seed, start in zip(roots, seeds, graph.starts, strict=True)
         if not cut.leads[start]
     ]
-    later += [(weight, it) for weight, it in zip(sooner, remaining, strict=True) if it is not None]
+    later += [(weight, it) for weight, it in zip(sooner, early, strict=True) if it is not None]
     reached = [catch for catch in catches if catch.is_reached and catch.parameters != []]
     return InputPass(gradients, shares, WeightPass(reached, later, tuple(cut.compiled)))
 
