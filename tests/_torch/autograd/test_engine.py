@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -12,9 +13,12 @@ from partita._torch.autograd.engine import (
     AsSaved,
     accumulates_inside,
     forget_hooks,
+    free_saved,
+    gradient_nbytes,
     hooks_made,
     hooks_paused,
     inputs_of,
+    is_large,
     is_opaque,
     leaf_of,
     run_backward,
@@ -22,6 +26,7 @@ from partita._torch.autograd.engine import (
     sequence_number,
     watch_gradient,
 )
+from partita.errors import ExecutionError
 
 
 class Double(torch.autograd.Function):
@@ -58,17 +63,44 @@ def test_nodes_run_by_themselves_for_the_edges_that_are_wanted() -> None:
     first, second = layers[0](x).grad_fn, layers[1](torch.randn(4, 2)).grad_fn
     bias, to_x, weight = (GradientEdge(*edge) for edge in first.next_functions)
     (other,) = (GradientEdge(*edge) for edge in second.next_functions if edge[0] is not None)
-    for _ in range(2):
-        results = run_nodes([(first, (seed,)), (second, (seed,))], [bias, weight, other])
-        of_bias, of_x, of_weight = results[0]
-        assert of_x is None
-        assert torch.equal(of_bias, seed), "not yet summed to the shape of the bias"
-        assert torch.equal(of_weight.t(), seed.t() @ x)
+    results = run_nodes([(first, (seed,)), (second, (seed,))], [bias, weight, other])
+    of_bias, of_x, of_weight = results[0]
+    assert of_x is None
+    assert torch.equal(of_bias, seed), "not yet summed to the shape of the bias"
+    assert torch.equal(of_weight.t(), seed.t() @ x)
     assert [gradient is None for gradient in results[1]].count(False) == 1
-    assert run_nodes([(first, (seed,))], [to_x])[0][1].shape == x.shape
+    assert run_nodes([(layers[0](x).grad_fn, (seed,))], [to_x])[0][1].shape == x.shape
     assert layers[0].weight.grad is layers[1].weight.grad is x.grad is None
     with pytest.raises(TypeError):
         run_nodes([(first, ("no tensor",))], [bias])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rows", [2, 2**14])
+def test_nodes_that_have_run_by_themselves_let_go_of_what_they_saved(rows: int) -> None:
+    weight, x = nn.Parameter(torch.ones(3)), torch.ones(rows, 3, requires_grad=True)
+    halved = x / 2
+    product = halved * weight
+    saved = ref(halved)
+    del halved
+    node = product.grad_fn
+    gradients = (torch.ones(rows, 3),)
+    run_nodes([(node, gradients)], [GradientEdge(*node.next_functions[1])])
+    assert is_large(gradients) == (saved() is None) == (rows > 2)
+    free_saved(node)
+    assert saved() is None
+    with pytest.raises(ExecutionError, match="was freed"):
+        product.sum().backward()
+
+
+def test_how_large_the_gradient_along_an_edge_is() -> None:
+    weight = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    of_x, of_weight = (torch.ones(2, 3, requires_grad=True) * weight).grad_fn.next_functions
+    assert gradient_nbytes(GradientEdge(*of_x)) == 2 * 3 * 4
+    assert gradient_nbytes(GradientEdge(*of_weight)) == 3 * 2
+    parts = [torch.ones(2), torch.ones(3)]
+    nested = torch.nested.as_nested_tensor(parts, layout=torch.jagged).requires_grad_()
+    (edge, *_) = (nested * 2).grad_fn.next_functions
+    assert gradient_nbytes(GradientEdge(*edge)) == 0
 
 
 def test_a_node_takes_a_gradient_for_each_output() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, partial
+from math import prod
 from typing import Any
 
 import torch
@@ -21,10 +22,13 @@ __all__ = [
     "AsSaved",
     "accumulates_inside",
     "forget_hooks",
+    "free_saved",
     "free_when_run",
+    "gradient_nbytes",
     "hooks_made",
     "hooks_paused",
     "inputs_of",
+    "is_large",
     "is_opaque",
     "leaf_of",
     "run_backward",
@@ -33,8 +37,7 @@ __all__ = [
 ]
 
 
-_MAY_BE_NONE: set[tuple[type, str]] = set()
-"""What some nodes of a kind have saved as None, which is asked first: the error of freeing it takes long."""
+_SMALL_BYTES = 2**16
 
 _WATCH = -1
 """Not the number of any other hook: torch counts from 0."""
@@ -132,7 +135,8 @@ def run_nodes(
 ) -> list[tuple[Tensor | None, ...]]:
     """Run each of some nodes by itself, but in one run of the engine: each takes as long as small kernels.
 
-    No hooks run, neither theirs nor those of what comes after them, and they may run again.
+    No hooks run, neither theirs nor those of what comes after them. What a node has saved is freed where a
+    large gradient arrives there, and else left for `free_saved`, which takes as long as small kernels too.
 
     Args:
         calls: nodes, each with the gradients that arrive there.
@@ -140,12 +144,19 @@ def run_nodes(
 
     Returns:
         For each node the gradient of each of its edges, as it leaves the node: it may have another dtype than
-        what comes after it, or more dimensions. None where it is not wanted, or there is none.
+        what comes after it and, where it is small, more elements. None where it is not wanted, or there is
+        none.
     """
     results: list[tuple[Tensor | None, ...]] = []
 
     def run(_: Tensor) -> None:
-        results.extend(node(*gradients) for node, gradients in calls)  # type: ignore[operator]
+        for node, gradients in calls:
+            leaving = node(*gradients)  # type: ignore[operator]
+            if is_large(gradients):
+                # what was broadcast leaves as large as the activation: summed now, one is there at a time
+                leaving = tuple(map(_summed, leaving, node.next_functions))
+                free_saved(node)
+            results.append(leaving)
 
     # A node computes what the run that it belongs to wants: that is one which is to end at these edges, but
     # starts somewhere else and never gets there.
@@ -153,6 +164,33 @@ def run_nodes(
     start._backward_hooks = OrderedDict({_WATCH: run})
     run_backward([start], [torch.ones(())], [start, *wanted], accumulate=False)
     return results
+
+
+def is_large(gradients: Sequence[Tensor | None]) -> bool:
+    """Whether there is much in any of them, so that kernels take longer than what is done around them."""
+    return any(gradient is not None and gradient.nbytes > _SMALL_BYTES for gradient in gradients)
+
+
+def free_saved(node: Node) -> None:
+    """Free what a node has saved: it can't run again. See `free_when_run`."""
+    _free(_saved_of(node))
+
+
+def _summed(gradient: Tensor | None, edge: tuple[Node | None, int]) -> Tensor | None:
+    """A gradient as the engine hands it on along an edge, but for its dtype."""
+    node, number = edge
+    if gradient is None or node is None:
+        return gradient
+    metadata = node._input_metadata[number]
+    if metadata.is_nested_tensor or gradient.shape == metadata.shape:
+        return gradient
+    return gradient.sum_to_size(metadata.shape)
+
+
+def gradient_nbytes(edge: GradientEdge) -> int:
+    """Return how large the gradient is that goes along an edge; 0 for a nested tensor's: nobody knows it."""
+    metadata = edge.node._input_metadata[edge.output_nr]
+    return 0 if metadata.is_nested_tensor else prod(metadata.shape) * metadata.dtype.itemsize
 
 
 def inputs_of(node: Node) -> int:
@@ -187,7 +225,7 @@ def is_opaque(node: Node) -> bool:
         return True
     if name in _AT_ONCE and getattr(node, "_saved_training", True):  # in evaluation there are no means
         return True
-    return any(_is_hooked(getattr(node, name)) for name in _saved_names(type(node)))
+    return any(map(_is_hooked, _saved_of(node)))
 
 
 def free_when_run(node: Node) -> None:
@@ -196,31 +234,24 @@ def free_when_run(node: Node) -> None:
 
     The node can't run again. What hooks of others have packed is theirs, and stays.
     """
-    names = _saved_names(type(node))
-    if not names:
-        return
-    # The node holds the hook: without a reference to the saved tensors' owner there is no cycle.
-    kind = type(node)
-    saved = [
-        (name, getattr(node, name))
-        for name in names
-        if (kind, name) not in _MAY_BE_NONE or getattr(node, name.removeprefix("_raw")) is not None
-    ]
-    node.register_hook(partial(_free, kind, saved))
+    saved = _saved_of(node)
+    if saved:  # the node holds the hook: without a reference to the saved tensors' owner there is no cycle
+        node.register_hook(partial(_free, saved))
 
 
-def _free(kind: type, saved: list[tuple[str, Any]], *_: object) -> None:
-    for name, item in saved:
+def _saved_of(node: Node) -> list[Any]:
+    return [getattr(node, name) for name in _saved_names(type(node))]
+
+
+def _free(saved: list[Any], *_: object) -> None:
+    for item in saved:
         for one in item if isinstance(item, (tuple, list)) else (item,):
-            hook = getattr(one, "unpack_hook", None)
-            if hook is None:
-                # what is freed already, or was None, says so in this way only
-                try:
-                    one.register_hooks(_nothing, _freed)
-                except RuntimeError:
-                    _MAY_BE_NONE.add((kind, name))
-            elif isinstance(hook, AsSaved):
+            hook = one.unpack_hook
+            if isinstance(hook, AsSaved):
                 hook.let_go(one.data)
+            elif hook is None and one.data is not None:  # else it is freed already, or was saved as None
+                with suppress(RuntimeError):  # a number, which a dispatch mode does not take for a tensor
+                    one.register_hooks(_nothing, _freed)
 
 
 def _nothing(_: Tensor) -> None:

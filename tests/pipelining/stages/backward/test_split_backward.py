@@ -381,6 +381,24 @@ def test_a_checkpointed_region_is_computed_again_once() -> None:
     assert model.weight.grad is not None
 
 
+def test_a_checkpointed_region_whose_nodes_save_nothing_is_computed_again_once() -> None:
+    """What a node had saved as None in an earlier step was asked for in later ones by unpacking it: which
+    computes a checkpoint again.
+    """
+    model, calls = nn.Linear(WIDTH, WIDTH), []
+
+    def region(x: Tensor) -> Tensor:
+        calls.append(1)
+        return (x * 2).relu()
+
+    for _ in range(3):
+        calls.clear()
+        x = torch.randn(3, WIDTH, requires_grad=True)
+        output = model(checkpoint(region, x, use_reentrant=False)) * torch.rand(WIDTH)
+        input_pass([output], [torch.ones_like(output)], [x]).weights.run()
+        assert len(calls) == 2
+
+
 def test_a_custom_function_goes_back_once() -> None:
     Halve.calls = 0
     weight = nn.Parameter(torch.randn(WIDTH))
@@ -550,3 +568,44 @@ def test_a_graph_of_which_parts_were_freed_says_so() -> None:
     input_pass([output], [torch.ones_like(output)], [x])
     with pytest.raises(ExecutionError, match="go backward through a microbatch's graph once"):
         output.sum().backward()
+
+
+class Scale(nn.Module):
+    """As the last product of a norm or of a layer scale; or of one that a table is looked up for."""
+
+    def __init__(self, width: int, *, expanded: bool) -> None:
+        super().__init__()
+        self.weight, self.expanded = nn.Parameter(torch.ones(width)), expanded
+
+    def forward(self, x: Tensor) -> Tensor:
+        normal = x / 2
+        return normal * (self.weight.expand(x.shape[0], -1) if self.expanded else self.weight)
+
+
+@pytest.mark.parametrize("expanded", [False, True])
+def test_gradients_of_broadcast_weights_are_there_one_at_a_time(expanded: bool) -> None:
+    """They are as large as activations until they are summed."""
+    rows, width, count = 512, 64, 12
+    model = nn.Sequential(*(Scale(width, expanded=expanded) for _ in range(count)))
+    x = torch.randn(rows, width, requires_grad=True)
+    one = 4 * rows * width
+    with LiveBytes() as live, patch.object(split_backward, "_TOGETHER_BYTES", 2 * one):
+        output = model(x)
+        half = input_pass([output], [torch.ones_like(output)], [x])
+        before = live.start_anew()
+        half.weights.run()
+    assert live.most <= before + (4 if expanded else 2) * one
+    assert all(scale.weight.grad is not None for scale in model)
+
+
+def test_the_weight_pass_frees_what_it_needs_although_somebody_keeps_the_output() -> None:
+    rows, width, count = 16, 8, 4
+    model = nn.Sequential(*(Scale(width, expanded=False) for _ in range(count)))
+    x = torch.randn(rows, width, requires_grad=True)
+    with LiveBytes() as live:
+        output = model(x)
+        half = input_pass([output], [torch.ones_like(output)], [x])
+        half.weights.run()
+        after = live.now()
+    gradients = sum(4 * width for _ in range(count)) + half.gradients[0].nbytes
+    assert after <= output.nbytes + gradients

@@ -13,7 +13,9 @@ from partita._torch.autograd.compiled_node import in_halves
 from partita._torch.autograd.engine import (
     accumulates_inside,
     free_when_run,
+    gradient_nbytes,
     inputs_of,
+    is_large,
     is_opaque,
     leaf_of,
     sequence_number,
@@ -255,8 +257,24 @@ class Catch:
         """Whether any gradient has arrived."""
         return any(gradient is not None for gradient in self.arrived)
 
+    @property
+    def nbytes(self) -> int:
+        """How large the gradients are that it leads to, on the way (of what is expanded) or in the end; 0
+        where other nodes lead there too.
+        """
+        if self.parameters is None:
+            return 0
+        own = sum(parameter.nbytes for parameter in self.parameters)
+        return (
+            max(own, sum(gradient_nbytes(edge) for _, edge in self.edges)) if is_large(self.arrived) else own
+        )
+
     def starts(self) -> tuple[list[GradientEdge], list[Tensor]]:
         """The edges that W starts from, and the gradient of each; empty where none arrived."""
         pairs = zip(self.arrivals, self.arrived, strict=True)
         starts = [(edge, gradient) for edge, gradient in pairs if gradient is not None]
         return [edge for edge, _ in starts], [gradient for _, gradient in starts]
+
+    def forget(self) -> None:
+        """Let go of what has arrived: the node lives as long as anybody keeps an output of its graph."""
+        self.arrived = ()

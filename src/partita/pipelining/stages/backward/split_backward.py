@@ -30,13 +30,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from partita._torch.autograd.compiled_node import ask, second_half
-from partita._torch.autograd.engine import hooks_paused, leaf_of, run_backward, run_nodes
+from partita._torch.autograd.engine import (
+    free_saved,
+    hooks_paused,
+    leaf_of,
+    run_backward,
+    run_nodes,
+)
 from partita.pipelining.stages.backward.arrivals import Arrivals
 from partita.pipelining.stages.backward.autograd_cut import AutogradCut, AutogradGraph, Catch
 
@@ -58,11 +65,17 @@ class WeightPass:
         catches: nodes of the upper row.
         roots: what else W starts from, each with its gradient.
         compiled: nodes of compiled stages, which have a second half of their own.
+        outputs: what the whole pass started from. Somebody may keep it, and the graph with it.
     """
 
     def __init__(
-        self, catches: Sequence[Catch] = (), roots: Sequence[_Root] = (), compiled: Sequence[Node] = ()
+        self,
+        catches: Sequence[Catch] = (),
+        roots: Sequence[_Root] = (),
+        compiled: Sequence[Node] = (),
+        outputs: Sequence[ReferenceType[Tensor]] = (),
     ) -> None:
+        self._outputs = outputs
         self._catches = catches
         self._roots = roots
         self._compiled = compiled
@@ -77,7 +90,7 @@ class WeightPass:
         together: list[Catch] = []
         size = 0
         for catch in self._catches:
-            own = 0 if catch.parameters is None else sum(map(_nbytes, catch.parameters))
+            own = catch.nbytes
             if own > _TOGETHER_BYTES:
                 starts, seeds = catch.starts()
                 run_backward(starts, seeds, catch.parameters or (), accumulate=True)
@@ -92,11 +105,12 @@ class WeightPass:
         for node in self._compiled:
             roots += second_half(node)
         _accumulate(roots)
-        self._catches, self._roots, self._compiled = (), (), ()
-
-
-def _nbytes(tensor: Tensor) -> int:
-    return tensor.nbytes
+        is_kept = any(output() is not None for output in self._outputs)
+        for catch in self._catches:
+            catch.forget()
+            if is_kept:  # else the nodes go with their last run
+                free_saved(catch.node)
+        self._catches, self._roots, self._compiled, self._outputs = (), (), (), ()
 
 
 def _accumulate(roots: Sequence[_Root]) -> None:
@@ -198,7 +212,8 @@ def input_pass(
     ]
     later += [(weight, it) for weight, it in zip(sooner, early, strict=True) if it is not None]
     reached = [catch for catch in catches if catch.is_reached and catch.parameters != []]
-    return InputPass(gradients, shares, WeightPass(reached, later, tuple(cut.compiled)))
+    outputs = tuple(map(ref, roots))
+    return InputPass(gradients, shares, WeightPass(reached, later, tuple(cut.compiled), outputs))
 
 
 def _whole_pass(
