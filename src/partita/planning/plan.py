@@ -40,6 +40,9 @@ class StagePlan:
         backward_workspace_bytes: what the backward pass needs at most while it runs, beyond what is kept.
         input_workspace_bytes: what I needs at most, where that is known apart; what it catches for W counts.
         weight_workspace_bytes: what W needs at most, likewise.
+        arriving_bytes: what F is sent by other ranks.
+        arriving_gradient_bytes: what B or I is sent by other ranks.
+        returned_gradient_bytes: what B or I sends back to other ranks.
         recompute: regions of neighbouring units, as (first, last) by index: only what enters a region is
             kept, and the region is computed again in the backward pass. All other numbers here are those
             without recomputation.
@@ -69,6 +72,9 @@ class StagePlan:
     backward_workspace_bytes: int = 0
     input_workspace_bytes: int | None = None
     weight_workspace_bytes: int | None = None
+    arriving_bytes: int = 0
+    arriving_gradient_bytes: int = 0
+    returned_gradient_bytes: int = 0
     recompute: tuple[tuple[int, int], ...] = ()
     recomputed: StageCost | None = None
     time_s: float = 0.0

@@ -147,14 +147,14 @@ def test_json_that_is_no_object_is_an_error() -> None:
         CostModel.from_json("[]")
 
 
-def test_messages_take_memory_where_it_is_known_what_crosses() -> None:
+def test_messages_are_counted_where_it_is_known_what_crosses() -> None:
     units = tuple(Unit(name, 1.0, 2.0) for name in "abc")
     known = CostModel(units, (5, 7), crossing_grad_bytes=(50, 70), entry_bytes=(0, 0), exit_bytes=(0, 0))
-    assert [known.message_bytes(at, at) for at in range(3)] == [50, 5 + 2 * 50 + 70, 7 + 2 * 70]
-    assert known.message_bytes(0, 2) == 0
+    assert [known.messages(at, at) for at in range(3)] == [(0, 0, 50), (5, 50, 70), (7, 70, 0)]
+    assert known.messages(0, 2) == (0, 0, 0)
     shared = [known.shared_on_rank((0, 1, 2, 3), ranks)[1] for ranks in ((0, 0, 1), (0, 1, 1))]
-    assert [known.message_bytes(1, 1, same) for same in shared] == [70, 5 + 2 * 50]
-    assert CostModel(units, (5, 7)).message_bytes(1, 1) == 0
+    assert [known.messages(1, 1, same) for same in shared] == [(0, 0, 70), (5, 50, 0)]
+    assert CostModel(units, (5, 7)).messages(1, 1) == (0, 0, 0)
 
 
 def tied_model() -> CostModel:

@@ -37,10 +37,6 @@ SPLIT = CostModel(
 )
 
 
-MESSAGES = 3 + 3 + 2 * 3
-"""What lies in a middle stage's memory: a value and a gradient that come, two gradients that go."""
-
-
 def test_without_regions_it_is_the_sum_of_the_units() -> None:
     assert recomputed_cost(SPLIT, 1, 2) == StageCost(
         5.0,
@@ -51,8 +47,10 @@ def test_without_regions_it_is_the_sum_of_the_units() -> None:
         send_grad_bytes=3,
         activation_bytes=23,
         weight_activation_bytes=15,
-        forward_workspace_bytes=1 + MESSAGES,
-        backward_workspace_bytes=MESSAGES,
+        forward_workspace_bytes=1,
+        arriving_bytes=3,
+        arriving_gradient_bytes=3,
+        returned_gradient_bytes=3,
     )
 
 
@@ -64,7 +62,7 @@ def test_a_whole_stage_keeps_what_enters_and_its_weights_wait_as_before() -> Non
     assert (cost.seconds(ActionKind.I), cost.seconds(ActionKind.W)) == (11.0, 4.0)
     assert cost.recompute_bytes == 21
     assert cost.weight_bytes == 15
-    assert cost.forward_workspace_bytes == 11 + MESSAGES
+    assert cost.forward_workspace_bytes == 11
 
 
 def test_a_part_of_a_stage_does_its_weights_in_i() -> None:
@@ -147,5 +145,6 @@ def test_what_stages_on_one_rank_hand_over_is_there_once() -> None:
     )
     assert (apart.activation_bytes, together.activation_bytes) == (21, 17)
     assert (apart.weight_bytes, together.weight_bytes) == (21, 17)
-    assert apart.forward_workspace_bytes - together.forward_workspace_bytes == 4 + 2 * 4
+    assert (apart.arriving_bytes, apart.returned_gradient_bytes) == (4, 4)
+    assert (together.arriving_bytes, together.returned_gradient_bytes) == (0, 0)
     assert costs.shared_on_rank((0, 3), (0,)) == [NOTHING_SHARED]

@@ -28,7 +28,7 @@ def test_a_value_that_goes_past_a_stage_is_neither_kept_nor_sent_there() -> None
     assert [costs.sent_gradient_bytes(at, at) for at in range(4)] == [0, 1, 1, 101]
     assert [costs.received_gradient_bytes(at, at) for at in range(4)] == [101, 1, 1, 0]
     assert [costs.entering_bytes(*ends) for ends in ((0, 3), (1, 2), (1, 3))] == [0, 1, 101]
-    assert costs.message_bytes(1, 2) == 1 + 2 * 1 + 1
+    assert costs.messages(1, 2) == (1, 1, 1)
 
 
 def test_of_a_view_that_goes_past_no_more_is_left_out_than_crosses() -> None:
@@ -41,8 +41,8 @@ def test_of_a_view_that_goes_past_no_more_is_left_out_than_crosses() -> None:
     assert [costs.sent_bytes(at, at) for at in range(4)] == [61, 1, 1, 0]
     assert [costs.sent_gradient_bytes(at, at) for at in range(4)] == [0, 1, 1, 21]
     assert [costs.received_gradient_bytes(at, at) for at in range(4)] == [21, 1, 1, 0]
-    assert (costs.entering_bytes(2, 3), costs.message_bytes(2, 2)) == (51, 1 + 2 * 1 + 1)
-    assert costs.shared_on_rank((0, 1, 2, 3, 4), (0, 1, 1, 0))[3][:3] == (50, 20, 0)
+    assert (costs.entering_bytes(2, 3), costs.messages(2, 2)) == (51, (1, 1, 1))
+    assert costs.shared_on_rank((0, 1, 2, 3, 4), (0, 1, 1, 0))[3] == (50, 20, 0)
     assert CostModel.from_json(costs.to_json()) == costs
 
 
@@ -71,20 +71,6 @@ def test_gradients_of_what_goes_past_a_unit_are_there_while_its_backward_pass_ru
     assert workspaces(kept_by_nobody, 0, 2)[0] == 0  # the exit of the border counts it
 
 
-def test_messages_of_all_stages_of_a_rank_lie_there_while_one_of_them_runs() -> None:
-    """Of the two stages of a rank in a loop, only the messages of the one that ran were counted."""
-    costs, cuts = across(), (0, 1, 2, 3, 4)
-    alone = [costs.message_bytes(at, at) for at in range(4)]
-    assert alone == [101, 1 + 2 * 1 + 1, 1 + 2 * 1 + 1, 101 + 2 * 101]
-    loop = costs.shared_on_rank(cuts, (0, 1, 0, 1))
-    # Rank 0 is sent 1 byte and sends its gradient back, and is sent back 101; rank 1 is sent 101, and 1 back.
-    expected = [1 + 2 * 1 + 101, 101 + 2 * 101 + 1]
-    assert [costs.message_bytes(at, at, loop[at]) for at in range(4)] == expected * 2
-    ends_together = costs.shared_on_rank(cuts, (0, 1, 1, 0))
-    assert costs.message_bytes(3, 3, ends_together[3]) == costs.message_bytes(0, 0, ends_together[0])
-    assert costs.message_bytes(0, 0, ends_together[0]) == 1 + 2 * 1 + 1
-
-
 def test_spanning_values_survive_json_and_are_checked() -> None:
     costs = across()
     assert CostModel.from_json(costs.to_json()) == costs
@@ -99,12 +85,14 @@ def test_spanning_values_survive_json_and_are_checked() -> None:
 def test_what_stages_of_a_rank_hand_to_each_other_is_there_once_also_where_others_lie_between() -> None:
     costs, cuts = across(), (0, 1, 2, 3, 4)
     loop = costs.shared_on_rank(cuts, (0, 1, 0, 1))
-    assert [it[:3] for it in loop] == [NOTHING_SHARED[:3]] * 4
+    assert loop == [NOTHING_SHARED] * 4
     ends_together = costs.shared_on_rank(cuts, (0, 1, 1, 0))
-    assert [it[:3] for it in ends_together] == [(0, 0, 100), (0, 0, 1), (1, 1, 0), (100, 100, 0)]
+    assert ends_together == [(0, 0, 100), (0, 0, 1), (1, 1, 0), (100, 100, 0)]
+    assert costs.messages(3, 3, ends_together[3]) == (1, 1, 0)
+    assert costs.messages(0, 0, ends_together[0]) == (0, 0, 1)
     two_users = dataclasses.replace(costs, spanning=(SpanningValue(100, 100, 0, (2, 3), 0),))
     both, one = (two_users.shared_on_rank(cuts, ranks) for ranks in ((0, 1, 0, 0), (0, 1, 0, 2)))
-    assert [it[:3] for it in both] == [(0, 0, 100), (0, 0, 0), (100, 100, 101), (101, 101, 0)]
-    assert [it[:3] for it in one] == [(0, 0, 0), (0, 0, 0), (100, 100, 0), (0, 0, 0)]
+    assert both == [(0, 0, 100), (0, 0, 0), (100, 100, 101), (101, 101, 0)]
+    assert one == [(0, 0, 0), (0, 0, 0), (100, 100, 0), (0, 0, 0)]
     of_input = dataclasses.replace(costs, spanning=(SpanningValue(100, 0, -1, (3,)),))
-    assert of_input.shared_on_rank(cuts, (0, 1, 2, 0))[3][:3] == (100, 0, 0)  # sent from the first stage
+    assert of_input.shared_on_rank(cuts, (0, 1, 2, 0))[3] == (100, 0, 0)  # sent from the first stage

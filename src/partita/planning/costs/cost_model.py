@@ -16,7 +16,6 @@ from partita.planning.costs.spanning import (
     Messages,
     SharedOnRank,
     SpanningValue,
-    most_together,
 )
 from partita.planning.costs.units import TiedUnits, Unit
 
@@ -236,22 +235,15 @@ class CostModel:
 
         >>> costs = CostModel(tuple(Unit(name, 1.0, 2.0) for name in "abc"), (10, 20))
         >>> costs.shared_on_rank((0, 1, 2, 3), (0, 1, 1))[2]
-        SharedOnRank(entering_bytes=20, sent_gradient_bytes=20, received_gradient_bytes=0, message_bytes=0)
+        SharedOnRank(entering_bytes=20, sent_gradient_bytes=20, received_gradient_bytes=0)
         """
         ends = [(start, end - 1) for start, end in pairwise(cuts)]
         on_rank: dict[int, list[tuple[int, int]]] = {}
         for rank, own in zip(stage_ranks, ends, strict=True):
             on_rank.setdefault(rank, []).append(own)
-        shared = [
+        return [
             self._shared(*own, on_rank[rank]) if len(on_rank[rank]) > 1 else NOTHING_SHARED
             for rank, own in zip(stage_ranks, ends, strict=True)
-        ]
-        messages: dict[int, list[Messages]] = {}
-        for rank, own, it in zip(stage_ranks, ends, shared, strict=True):
-            messages.setdefault(rank, []).append(self._messages(*own, it))
-        return [
-            it._replace(message_bytes=most_together(messages[rank])) if len(on_rank[rank]) > 1 else it
-            for rank, it in zip(stage_ranks, shared, strict=True)
         ]
 
     def _shared(self, first: int, last: int, on_rank: Sequence[tuple[int, int]]) -> SharedOnRank:
@@ -280,21 +272,13 @@ class CostModel:
                     received += it.sent_gradient_bytes(last)
         return SharedOnRank(*(max(size, 0) for size in (entering, sent, received)))
 
-    def message_bytes(self, first: int, last: int, shared: SharedOnRank = NOTHING_SHARED) -> int:
-        """What lies in the memory of a stage of the units from `first` to `last` for messages, in bytes.
-
-        The runtime receives the values and the gradient of the next microbatch while it computes this one,
-        and holds two gradients that it has sent until it knows that they are there; on a rank with several
-        stages they may be those of any. Counted where it is known what crosses (`entry_bytes`).
+    def messages(self, first: int, last: int, shared: SharedOnRank = NOTHING_SHARED) -> Messages:
+        """What a stage of the units from `first` to `last` is sent and sends back. Counted where it is known
+        what crosses (`entry_bytes`).
 
         Args:
             shared: what is no message, since it stays on the rank.
         """
-        if shared.message_bytes is not None:
-            return shared.message_bytes
-        return most_together([self._messages(first, last, shared)])
-
-    def _messages(self, first: int, last: int, shared: SharedOnRank) -> Messages:
         if self.entry_bytes is None:
             return Messages(0, 0, 0)
         entering = self.entering_bytes(first, last) - shared.entering_bytes

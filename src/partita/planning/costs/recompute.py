@@ -21,7 +21,7 @@ from itertools import pairwise
 
 from partita.errors import PlanError
 from partita.planning.costs.cost_model import CostModel
-from partita.planning.costs.spanning import NOTHING_SHARED, SharedOnRank
+from partita.planning.costs.spanning import NOTHING_SHARED, Messages, SharedOnRank
 from partita.planning.costs.stage_cost import StageCost
 from partita.planning.costs.units import Unit
 from partita.planning.costs.workspaces import half_workspaces, workspaces
@@ -77,14 +77,14 @@ def recomputed_cost(
                 "stage, in order and apart"
             )
         free = last + 1
-    messages = costs.message_bytes(first_unit, last_unit, shared)
+    messages = costs.messages(first_unit, last_unit, shared)
     once = whole
     if once is None:
         once = _cost_once(costs, first_unit, last_unit, parameter_copies, messages)
     if tuple(regions) == ((first_unit, last_unit),):
-        return _whole(costs, first_unit, last_unit, once, messages)
+        return _whole(costs, first_unit, last_unit, once)
     if regions:
-        return _parts(costs, first_unit, tuple(regions), once, messages)
+        return _parts(costs, first_unit, tuple(regions), once)
     handed = shared.entering_bytes if costs.entry_bytes is not None else 0
     if not handed:
         return once
@@ -96,7 +96,9 @@ def recomputed_cost(
     )
 
 
-def _cost_once(costs: CostModel, first: int, last: int, parameter_copies: float, messages: int) -> StageCost:
+def _cost_once(
+    costs: CostModel, first: int, last: int, parameter_copies: float, messages: Messages
+) -> StageCost:
     units = costs.units[first : last + 1]
     split = costs.split_backward_s(first, last)
     forward_workspace, backward_workspace = workspaces(costs, first, last)
@@ -110,10 +112,13 @@ def _cost_once(costs: CostModel, first: int, last: int, parameter_copies: float,
         send_grad_bytes=costs.sent_gradient_bytes(first, last),
         activation_bytes=costs.kept_bytes(first, last),
         weight_activation_bytes=costs.left_bytes(first, last),
-        forward_workspace_bytes=forward_workspace + messages,
-        backward_workspace_bytes=backward_workspace + messages,
-        input_workspace_bytes=None if halves is None else halves[0] + messages,
-        weight_workspace_bytes=None if halves is None else halves[1] + messages,
+        forward_workspace_bytes=forward_workspace,
+        backward_workspace_bytes=backward_workspace,
+        input_workspace_bytes=None if halves is None else halves[0],
+        weight_workspace_bytes=None if halves is None else halves[1],
+        arriving_bytes=messages.entering,
+        arriving_gradient_bytes=messages.received_back,
+        returned_gradient_bytes=messages.sent_back,
         static_bytes=round(parameter_copies * costs.parameter_bytes(first, last)),
     )
 
@@ -123,7 +128,7 @@ def _passing(units: Sequence[Unit]) -> int:
     return max(unit.activation_bytes + unit.forward_workspace_bytes for unit in units)
 
 
-def _whole(costs: CostModel, first: int, last: int, once: StageCost, messages: int) -> StageCost:
+def _whole(costs: CostModel, first: int, last: int, once: StageCost) -> StageCost:
     entering = costs.entering_bytes(first, last)
     entry = costs.entry_bytes[first - 1] if costs.entry_bytes is not None and first else 0
     return replace(
@@ -131,11 +136,11 @@ def _whole(costs: CostModel, first: int, last: int, once: StageCost, messages: i
         activation_bytes=entering,
         recompute_s=once.forward_s,
         recompute_bytes=max(once.activation_bytes - entry, 0),
-        forward_workspace_bytes=_passing(costs.units[first : last + 1]) + messages,
+        forward_workspace_bytes=_passing(costs.units[first : last + 1]),
     )
 
 
-def _parts(costs: CostModel, first_unit: int, regions: Regions, once: StageCost, messages: int) -> StageCost:
+def _parts(costs: CostModel, first_unit: int, regions: Regions, once: StageCost) -> StageCost:
     inside = [costs.units[first : last + 1] for first, last in regions]
     units = [unit for region in inside for unit in region]
     # The stage's own input is kept whole where its first region starts there, in place of a part of it.
@@ -151,7 +156,7 @@ def _parts(costs: CostModel, first_unit: int, regions: Regions, once: StageCost,
     early_s = min(sum(_weight_s(unit, all_in_w) for unit in units), weight_s)
     left = once.weight_bytes - entry
     left -= sum(unit.activation_bytes if all_in_w else unit.weight_bytes for unit in units)
-    regions_backward = max(unit.backward_workspace_bytes for unit in units) + messages
+    regions_backward = max(unit.backward_workspace_bytes for unit in units)
     inputs = once.input_workspace_bytes
     return replace(
         once,
@@ -161,7 +166,7 @@ def _parts(costs: CostModel, first_unit: int, regions: Regions, once: StageCost,
         weight_activation_bytes=max(left, 0),
         recompute_s=sum(unit.forward_s for unit in units),
         recompute_bytes=max(sum(unit.activation_bytes for unit in region) for region in inside),
-        forward_workspace_bytes=max(once.forward_workspace_bytes, _passing(units) + messages),
+        forward_workspace_bytes=max(once.forward_workspace_bytes, _passing(units)),
         backward_workspace_bytes=max(once.backward_workspace_bytes, regions_backward),
         input_workspace_bytes=None if inputs is None else max(inputs, regions_backward),
     )

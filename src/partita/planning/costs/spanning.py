@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -10,7 +9,7 @@ from typing import NamedTuple
 from partita.errors import PlanError
 from partita.planning._check import require_amount
 
-__all__ = ["NOTHING_SHARED", "Messages", "SharedOnRank", "SpanningValue", "SpanningView", "most_together"]
+__all__ = ["NOTHING_SHARED", "Messages", "SharedOnRank", "SpanningValue", "SpanningView"]
 
 
 @dataclass(frozen=True)
@@ -104,32 +103,21 @@ class SharedOnRank(NamedTuple):
         entering_bytes: of what the stage is given, what an earlier stage of the rank has made or was given.
         sent_gradient_bytes: of the gradients that it hands back, those of these values.
         received_gradient_bytes: of the gradients that it is handed, those that come from the rank alone.
-        message_bytes: what lies on the rank for messages of all its stages while one of them runs; None: for
-            those of the stage itself.
     """
 
     entering_bytes: int = 0
     sent_gradient_bytes: int = 0
     received_gradient_bytes: int = 0
-    message_bytes: int | None = None
 
 
 NOTHING_SHARED = SharedOnRank()
 
 
 class Messages(NamedTuple):
-    """The bytes that a stage is sent, that it sends back, and that it is sent back, for one microbatch."""
+    """The bytes that a stage is sent by other ranks, that it sends back, and that it is sent back, for one
+    microbatch.
+    """
 
     entering: int
     sent_back: int
     received_back: int
-
-
-def most_together(stages: Sequence[Messages]) -> int:
-    """What lies on a rank at most for the messages of its stages.
-
-    >>> most_together([Messages(10, 10, 3), Messages(2, 2, 5)])
-    35
-    """
-    entering, sent_back, received_back = map(max, zip(*stages, strict=True))
-    return entering + 2 * sent_back + received_back

@@ -35,6 +35,9 @@ class StageCost:
         backward_workspace_bytes: what B, I or W needs at most while it runs, beyond what is kept for it.
         input_workspace_bytes: what I needs at most, where that is known apart; what it catches for W counts.
         weight_workspace_bytes: what W needs at most, likewise.
+        arriving_bytes: what F is sent by other ranks.
+        arriving_gradient_bytes: what B or I is sent by other ranks.
+        returned_gradient_bytes: what B or I sends back to other ranks.
         recompute_s: seconds of the forward pass of what is computed again, at the start of B or I.
         recompute_bytes: what that brings back, kept to the end of B (of W, where it is split).
         unshard_s: seconds to gather the parameters of a sharded stage.
@@ -65,6 +68,9 @@ class StageCost:
     reduce_grad_s: float = 0.0
     input_workspace_bytes: int | None = None
     weight_workspace_bytes: int | None = None
+    arriving_bytes: int = 0
+    arriving_gradient_bytes: int = 0
+    returned_gradient_bytes: int = 0
 
     def __post_init__(self) -> None:
         for what in ("forward_s", "backward_s", "recompute_s", "unshard_s", "reduce_grad_s"):
@@ -81,6 +87,9 @@ class StageCost:
             "forward_workspace_bytes",
             "backward_workspace_bytes",
             "recompute_bytes",
+            "arriving_bytes",
+            "arriving_gradient_bytes",
+            "returned_gradient_bytes",
         ):
             require_amount(getattr(self, what), what)
         for what in (
@@ -113,6 +122,12 @@ class StageCost:
         if kind is ActionKind.I:  # it frees as it goes, and may catch more for W than that
             return workspace + max(self.recompute_bytes, self.bytes_after(kind))
         return self.recompute_bytes + workspace
+
+    def arriving(self, kind: ActionKind) -> int:
+        """What an F, I, W or B is sent by other ranks, in bytes."""
+        if kind is ActionKind.F:
+            return self.arriving_bytes
+        return 0 if kind is ActionKind.W else self.arriving_gradient_bytes
 
     def bytes_after(self, kind: ActionKind) -> int:
         """What an F, I, W or B of a training step adds to the memory of its rank from its end on."""

@@ -254,7 +254,8 @@ class Case:
         of_stages = self.stages(layout, cuts, regions)
         for stage, rank in enumerate(layout.stage_ranks):
             costs[rank][stage] = of_stages[stage]
-        if self._knows(rows):
+        with_messages = any(it.arriving_bytes or it.arriving_gradient_bytes for it in of_stages)
+        if with_messages or self._knows(rows):  # else what depends on the order is not known to a problem
             return tuple(peak_of(self._states_of(row), own) for row, own in zip(rows, costs, strict=True))
         always = (sum(cost.static_bytes for cost in own.values()) for own in costs)
         most = most_held(self.problem(layout, cuts, regions), rows)

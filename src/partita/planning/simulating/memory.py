@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from partita.planning.costs.stage_cost import StageCost
 from partita.planning.schedules.actions import Action, ActionKind
 from partita.planning.schedules.schedule import Schedule
+from partita.planning.simulating.messages import beside_passes
 from partita.planning.simulating.span import Span
 
 __all__ = ["MemoryStep", "memory_over_time", "peak_bytes"]
 
+_BACKWARD = (ActionKind.I, ActionKind.B)
 _PASSES = (ActionKind.F, ActionKind.I, ActionKind.W, ActionKind.B)
 
 
@@ -28,13 +30,14 @@ def peak_bytes(schedule: Schedule, costs: Sequence[StageCost]) -> tuple[int, ...
     most = list(current)
     trains = schedule.has_backward
     uses = {kind: [(cost.bytes_during(kind), cost.bytes_after(kind)) for cost in costs] for kind in _PASSES}
-    for rank, part in schedule.passes():
+    passes = list(schedule.passes())
+    for (rank, part), messages in zip(passes, _messages(passes, costs), strict=True):
         during, after = uses[part.kind][part.stage]
-        now = current[rank]
+        now = current[rank] + messages
         if now + during > most[rank]:
             most[rank] = now + during
         if trains:
-            current[rank] = now + after
+            current[rank] += after
     return tuple(most)
 
 
@@ -56,19 +59,42 @@ def memory_over_time(
     current = _static_bytes(stage_ranks, ranks, costs)
     steps = [[MemoryStep(0.0, size)] for size in current]
     trains = any(part.kind is not ActionKind.F for span in spans for part in span.action.passes)
+    passes = [(span.rank, part) for span in spans for part in span.action.passes]
+    messages = iter(_messages(passes, costs))
     for span in spans:
-        most, after = _over(span.action, current[span.rank], costs, trains)
+        most, after = _over(span.action, current[span.rank], costs, messages, trains)
         current[span.rank] = after
         _append(steps[span.rank], span.start_s, most)
         _append(steps[span.rank], span.end_s, after)
     return tuple(map(tuple, steps))
 
 
-def _over(action: Action, now: int, costs: Sequence[StageCost], trains: bool) -> tuple[int, int]:
+def _messages(passes: Sequence[tuple[int, Action]], costs: Sequence[StageCost]) -> list[int]:
+    """What lies on its rank for messages beside each pass; those of a rank are in its order."""
+    if not any(it.arriving_bytes or it.arriving_gradient_bytes for it in costs):
+        return [0] * len(passes)
+    of_rank: dict[int, list[int]] = {}
+    for number, (rank, _) in enumerate(passes):
+        of_rank.setdefault(rank, []).append(number)
+    sizes = [0] * len(passes)
+    for numbers in of_rank.values():
+        parts = [passes[number][1] for number in numbers]
+        arriving = [costs[part.stage].arriving(part.kind) for part in parts]
+        returned = [
+            costs[part.stage].returned_gradient_bytes if part.kind in _BACKWARD else 0 for part in parts
+        ]
+        for number, size in zip(numbers, beside_passes(arriving, returned), strict=True):
+            sizes[number] = size
+    return sizes
+
+
+def _over(
+    action: Action, now: int, costs: Sequence[StageCost], messages: Iterator[int], trains: bool
+) -> tuple[int, int]:
     """The most that a rank holds during an action, and what it holds after it."""
     most = now
     for part in action.passes:
-        most = max(most, now + costs[part.stage].bytes_during(part.kind))
+        most = max(most, now + costs[part.stage].bytes_during(part.kind) + next(messages))
         if trains:
             now += costs[part.stage].bytes_after(part.kind)
     return max(most, now), now

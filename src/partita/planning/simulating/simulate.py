@@ -266,5 +266,8 @@ def _stage_cost(plan: Plan, stage: StagePlan) -> StageCost:
         backward_workspace_bytes=stage.backward_workspace_bytes,
         input_workspace_bytes=stage.input_workspace_bytes,
         weight_workspace_bytes=stage.weight_workspace_bytes,
+        arriving_bytes=stage.arriving_bytes,
+        arriving_gradient_bytes=stage.arriving_gradient_bytes,
+        returned_gradient_bytes=stage.returned_gradient_bytes,
         static_bytes=static_bytes,
     )

@@ -21,11 +21,12 @@ from partita.pipelining.steps.running.instructions import (
 from partita.pipelining.steps.running.mailbox import Delivery, Inbox, Outbox
 from partita.pipelining.steps.running.step import StepResults, StepState
 from partita.planning import Action, ActionKind, Schedule, send_ends
+from partita.planning.simulating.messages import RECEIVED_AHEAD
 from partita.runtime import Comm, wait_all
 
 __all__ = ["AHEAD", "Program", "receives_ahead"]
 
-AHEAD = 2
+AHEAD = RECEIVED_AHEAD
 """How many compute actions ahead of the one that needs its message a receive is posted. Each costs the memory
 of a message."""
 

@@ -190,6 +190,7 @@ def scheduling_problem(
     for rank, cost in zip(stage_ranks, costs, strict=True):
         capacity[rank] -= cost.static_bytes
 
+    beside = _most_messages(costs, stage_ranks)
     down_work, up_work = _handling_s(costs, stage_ranks, cluster)
 
     def seconds(kind: ActionKind) -> tuple[float, ...]:
@@ -198,6 +199,9 @@ def scheduling_problem(
             cost.seconds(kind) / speed + (0.0 if kind is ActionKind.W else handling_s)
             for cost, speed, handling_s in zip(costs, speeds, work, strict=True)
         )
+
+    def extra(kind: ActionKind) -> tuple[int, ...]:
+        return tuple(cost.bytes_during(kind) + size for cost, size in zip(costs, beside, strict=True))
 
     return Problem(
         stage_ranks,
@@ -211,11 +215,23 @@ def scheduling_problem(
         kept_for_weight=tuple(cost.weight_bytes for cost in costs),
         capacity=tuple(capacity),
         whole_s=seconds(ActionKind.B),
-        forward_extra=tuple(cost.forward_workspace_bytes for cost in costs),
-        input_extra=tuple(cost.bytes_during(ActionKind.I) for cost in costs),
-        backward_extra=tuple(cost.bytes_during(ActionKind.B) for cost in costs),
-        weight_extra=tuple(cost.bytes_during(ActionKind.W) for cost in costs),
+        forward_extra=tuple(
+            cost.forward_workspace_bytes + size for cost, size in zip(costs, beside, strict=True)
+        ),
+        input_extra=extra(ActionKind.I),
+        backward_extra=extra(ActionKind.B),
+        weight_extra=extra(ActionKind.W),
     )
+
+
+def _most_messages(costs: Sequence[StageCost], stage_ranks: Sequence[int]) -> list[int]:
+    """For each stage, what lies on its rank for messages at most, whatever the order of the passes."""
+    most = [0] * (max(stage_ranks) + 1)
+    for rank in range(len(most)):
+        own = [cost for cost, at in zip(costs, stage_ranks, strict=True) if at == rank]
+        arriving = max((max(it.arriving_bytes, it.arriving_gradient_bytes) for it in own), default=0)
+        most[rank] = 2 * arriving + 2 * max((it.returned_gradient_bytes for it in own), default=0)
+    return [most[rank] for rank in stage_ranks]
 
 
 def travel_s(

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from partita.planning.costs.stage_cost import StageCost
 from partita.planning.searching.orders.clock import PASS_KINDS, Pass, has_backward
+from partita.planning.simulating.messages import RECEIVED_AHEAD
 
 __all__ = ["State", "peak_of", "row_states"]
 
@@ -21,11 +22,16 @@ class State(NamedTuple):
     Attributes:
         kind: of the pass, F 0, I 1, W 2, B 3.
         stage: of the pass.
+        ahead: kind and stage of the passes behind it, whose messages are being received.
+        sent: the stages of the I and B before it, the last first, each twice at most; two that sent gradients
+            back hold them.
         counts: (stage, microbatches between F and I or B, microbatches between I and W) of each stage.
     """
 
     kind: int
     stage: int
+    ahead: tuple[tuple[int, int], ...]
+    sent: tuple[int, ...]
     counts: tuple[tuple[int, int, int], ...]
 
 
@@ -36,10 +42,16 @@ def row_states(row: Sequence[Pass]) -> list[State]:
     for _, stage, _ in row:
         forward[stage] = backward[stage] = 0
     stages = sorted(forward)
-    seen: dict[tuple[int, int], set[tuple[int, ...]]] = {}
-    for kind, stage, _ in row:
+    sent: tuple[int, ...] = ()
+    places = [(kind, stage) for kind, stage, _ in row]
+    seen: dict[tuple[int, int, tuple[tuple[int, int], ...], tuple[int, ...]], set[tuple[int, ...]]] = {}
+    for position, (kind, stage) in enumerate(places, start=1):
         counts = tuple(count for one in stages for count in (forward[one], backward[one]))
-        seen.setdefault((kind, stage), set()).add(counts)
+        ahead = tuple(places[position : position + RECEIVED_AHEAD])
+        seen.setdefault((kind, stage, ahead, sent), set()).add(counts)
+        if kind in (1, 3):
+            again = [place for place, one in enumerate(sent) if one == stage][1:]
+            sent = (stage, *(one for place, one in enumerate(sent) if place not in again))
         if not trains:
             continue
         if kind == 0:
@@ -50,8 +62,8 @@ def row_states(row: Sequence[Pass]) -> list[State]:
             forward[stage] -= 1
             backward[stage] += kind == 1
     return [
-        State(kind, stage, tuple(zip(stages, counts[::2], counts[1::2], strict=True)))
-        for (kind, stage), all_counts in seen.items()
+        State(kind, stage, ahead, sent, tuple(zip(stages, counts[::2], counts[1::2], strict=True)))
+        for (kind, stage, ahead, sent), all_counts in seen.items()
         for counts in _largest(all_counts)
     ]
 
@@ -76,9 +88,12 @@ def peak_of(states: Sequence[State], costs: Mapping[int, StageCost]) -> int:
     kept = {stage: cost.activation_bytes for stage, cost in costs.items()}
     left = {stage: cost.weight_bytes for stage, cost in costs.items()}
     during = {stage: tuple(map(cost.bytes_during, PASS_KINDS)) for stage, cost in costs.items()}
+    returned = {stage: cost.returned_gradient_bytes for stage, cost in costs.items()}
+    arriving = {stage: tuple(map(cost.arriving, PASS_KINDS)) for stage, cost in costs.items()}
     most = 0
-    for kind, own, counts in states:
-        size = during[own][kind]
+    for kind, own, ahead, sent, counts in states:
+        size = during[own][kind] + sum(arriving[stage][next_kind] for next_kind, stage in ahead)
+        size += sum([returned[stage] for stage in sent if returned[stage]][:2])
         for stage, forward, backward in counts:
             size += forward * kept[stage] + backward * left[stage]
         if size > most:
