@@ -43,7 +43,7 @@ from partita.errors import LongCapture
 
 __all__ = ["MANY_CALLS", "CallLog"]
 
-MANY_CALLS = 50_000
+MANY_CALLS = 20_000
 """A trace of so many calls takes a minute or more: somebody who waits for it is told once."""
 
 _SET_GRAD: Any = torch._C._set_grad_enabled
