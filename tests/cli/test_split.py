@@ -85,7 +85,7 @@ def test_the_terminal_shows_a_table_and_a_drawing() -> None:
     assert any(line.startswith("││            768 B on, 768 B back: ") for line in lines)
     assert any(line.startswith("││            from stage 0: 816 B on, 3.88 KiB back") for line in lines)
     assert any(line.startswith("●└  stage 2") for line in lines)
-    assert "tied: head.weight = embed.weight in stages 0, 2 (3.12 KiB)" in lines
+    assert "tied: embed.weight = head.weight in stages 0, 2 (3.12 KiB)" in lines
     assert all(len(line) <= 100 for line in lines if line.startswith(("│", "●", "┃")))
 
 
@@ -93,7 +93,7 @@ def test_piped_output_has_all_of_what_crosses(monkeypatch: pytest.MonkeyPatch) -
     """It was cut to 80 columns where the output was no terminal."""
     monkeypatch.delenv("COLUMNS")
     (line,) = (line for line in run("model.py:tied", *CUTS).splitlines() if "from stage 0" in line)
-    assert line.endswith("parameter:head.weight: float32[50, 16]")
+    assert line.endswith("parameter:embed.weight: float32[50, 16]")
 
 
 def test_a_page_and_a_picture_are_written() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from partita._torch.modules.registered_state import register_missing
+from partita._torch.modules.registered_state import order_as_in, register_missing
 
 
 def test_what_is_missing_is_registered_as_it_is_and_the_rest_stays() -> None:
@@ -22,3 +22,19 @@ def test_what_is_missing_is_registered_as_it_is_and_the_rest_stays() -> None:
     assert made.tied is source[0].weight
     assert module.state_dict().keys() == source.state_dict().keys()
     assert dict(module.named_buffers()).keys() == {"1.kept", "1.passing"}
+
+
+def test_state_is_put_into_the_order_of_another_module_and_shared_modules_stay() -> None:
+    source = nn.ModuleDict({"a": nn.BatchNorm1d(2), "b": nn.Linear(2, 2), "shared": nn.Linear(2, 2)})
+    module = nn.Module()
+    module.add_module("mine", nn.Tanh())
+    module.add_module("shared", source["shared"])
+    for name in ("b", "a"):
+        child = nn.Module()
+        for key, value in reversed(list(source[name].named_parameters())):
+            child.register_parameter(key, value)
+        module.add_module(name, child)
+    order_as_in(source, module)
+    assert [name for name, _ in module.named_children()] == ["a", "b", "shared", "mine"]
+    assert [name for name, _ in module.named_parameters()] == [name for name, _ in source.named_parameters()]
+    assert module.shared is source["shared"]

@@ -161,7 +161,7 @@ def test_a_model_without_sections_is_found_by_an_empty_key(tmp_path: Path) -> No
     model = CASE.model()
     dcp.save(model.state_dict(), checkpoint_id=tmp_path)
     stages, _ = stages_of(2, seed=5)
-    with pytest.raises(CheckpointError, match=r"but it has 'head.weight': pass model_key=''"):
+    with pytest.raises(CheckpointError, match=r"but it has 'embedding.weight': pass model_key=''"):
         load_checkpoint(tmp_path, stages)
     load_checkpoint(tmp_path, stages, model_key="")
     assert_equal(state_of(stages), dict(model.state_dict()))

@@ -314,7 +314,7 @@ def test_info_tells_parameters_what_crosses_and_what_is_tied() -> None:
     assert "stage 0: " in text
     assert "to stage 1: " in text
     assert "float32[batch, 6, 8], with gradient" in text
-    assert "tied: head.weight = embedding.weight in stages [0, 1]" in text
+    assert "tied: embedding.weight = head.weight in stages [0, 1]" in text
 
 
 class Asserts(nn.Module):

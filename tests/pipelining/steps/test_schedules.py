@@ -514,7 +514,7 @@ def test_a_tied_parameter_frozen_after_the_cut_is_refused() -> None:
 
     for error in errors_of(2, body):
         assert (
-            "the tied parameter 'head.weight' was trained when the pipeline was cut, and is not now"
+            "the tied parameter 'embedding.weight' was trained when the pipeline was cut, and is not now"
             in str(error)
         )
 

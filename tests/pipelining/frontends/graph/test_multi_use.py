@@ -100,7 +100,7 @@ def test_it_can_be_chosen_by_any_of_a_parameters_names() -> None:
     for name in ("embedding.weight", "head.weight"):
         assert _cut(TRANSFORMER, 2, {name: TRANSMIT}).replicated_params == []
     assert _cut(TRANSFORMER, 2, {"embedding.weight": REPLICATE}).replicated_params == [
-        {"submod_pp_0": "head.weight", "submod_pp_1": "head.weight"}
+        {"submod_pp_0": "embedding.weight", "submod_pp_1": "embedding.weight"}
     ]
 
 

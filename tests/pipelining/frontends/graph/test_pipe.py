@@ -49,6 +49,18 @@ def test_a_stage_of_a_tied_model_keeps_the_tied_parameter_once() -> None:
     assert len(list(stage.module.parameters())) == len({id(p) for p in stage.module.parameters()})
 
 
+def test_the_parameters_of_a_stage_have_the_models_names_and_order() -> None:
+    """A tied embedding was ``head.weight`` in every stage, and other parameters came as the graph uses them:
+    groups by name (no weight decay for embeddings) became other groups.
+    """
+    names = [name for name, _ in TRANSFORMER.model().named_parameters()]
+    pipe = cut(TRANSFORMER, 3)
+    for index in range(3):
+        own = [name for name, _ in pipe.get_stage_module(index).named_parameters()]
+        assert own == [name for name in names if name in own]
+    assert "embedding.weight" in own
+
+
 @VARIED
 def test_a_pipe_survives_pickling_and_copying(case: Case) -> None:
     expected = uncut(case)
@@ -159,7 +171,7 @@ def test_a_stage_can_be_pickled_and_copied() -> None:
 
 def test_parameters_of_several_stages_are_listed_by_stage() -> None:
     pipe = cut(TRANSFORMER, 3)
-    assert pipe.replicated_params == [{"submod_pp_0": "head.weight", "submod_pp_2": "head.weight"}]
+    assert pipe.replicated_params == [{"submod_pp_0": "embedding.weight", "submod_pp_2": "embedding.weight"}]
     assert cut(PLAIN, 3).replicated_params == []
     assert not pipe.has_loss_and_backward
 

@@ -14,6 +14,7 @@ from torch.fx import GraphModule, Node
 
 from partita._torch.export.signature import Signature
 from partita._torch.fake.shapes import fake_values
+from partita._torch.modules.registered_state import order_as_in
 from partita.capture.open_sizes.sizes import Sizes, without_sizes
 from partita.capture.proving.proof import UNASKED, Proof
 from partita.errors import CaptureError
@@ -79,6 +80,8 @@ class GraphPipe(Pipe):
         unused = tuple(unused_state(graphs_in(whole), whole))
         add_unused(whole, modules)
         add_aliases(whole, modules)
+        for module in modules:
+            order_as_in(whole, module)
         routes, values = _routes(wholes[0], drafts[0], modules)
         if evaluation is not None and wholes[1] is not None:
             other = replace(_routes(wholes[1], drafts[1], modules)[0], signature=evaluation.signature)
