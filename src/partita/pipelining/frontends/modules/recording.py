@@ -375,9 +375,10 @@ def written_parameter(name: str) -> CaptureError:
     """The error for a model that writes to this parameter, or replaces its data, in ``forward``."""
     return CaptureError(
         f"the model writes to its parameter {name!r} in forward, and microbatches that have yet to go "
-        "backward would find the new values: make it a buffer and write to that with copy_(), or let forward "
-        "compute with a copy of it; where only its first call writes (an initialisation by the data), call "
-        "the model once before you cut it"
+        'backward would find the new values. In a graph they keep their own: leave out frontend="modules" '
+        "where the model can be captured; else make it a buffer and write to that with copy_(), or let "
+        "forward compute with a copy of it; where only its first call writes (an initialisation by the "
+        "data), call the model once before you cut it"
     )
 
 
