@@ -95,8 +95,10 @@ def ghost_of(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype
 
 
 def is_ghostly(tensor: Tensor) -> bool:
-    """Whether a tensor has no memory."""
-    return tensor.is_meta
+    """Whether a tensor has no memory. What torch makes nested tensors with (of jagged rows) has none either,
+    and is its own.
+    """
+    return tensor.is_meta and not tensor.is_nested
 
 
 def become(ghost: Tensor, tensor: Tensor) -> None:

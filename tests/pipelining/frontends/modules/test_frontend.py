@@ -284,6 +284,29 @@ def test_what_lies_between_blocks_may_depend_on_anything(make: Callable[[], nn.M
             assert_equal(pipe.train(mode)(*args), whole.train(mode)(*args))
 
 
+class Ragged(nn.Module):
+    """Takes its rows in their own lengths, as a nested tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inner, self.last = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        rows = [row[: int(length)] for row, length in zip(self.first(x), lengths, strict=True)]
+        nested = torch.nested.nested_tensor(rows, layout=torch.jagged)
+        means = torch.stack([row.mean(0) for row in self.inner(nested).unbind()])
+        return self.last(means)  # type: ignore[no-any-return]
+
+
+def test_a_nested_tensor_stays_in_its_stage() -> None:
+    """It was refused in every cut, as one that an earlier stage had not handed on."""
+    model, args = Ragged(), (torch.randn(2, 4, WIDTH), torch.tensor([3, 2]))
+    pipe = pipeline(model, args, split_spec={"first": SplitPoint.END}, frontend="modules")
+    assert torch.equal(pipe(*args), model(*args))
+    with pytest.raises(CaptureError, match="makes or takes a sparse or nested tensor"):
+        pipeline(model, args, split_spec={"inner": SplitPoint.END}, frontend="modules")
+
+
 def test_a_buffer_may_require_a_gradient() -> None:
     """The copy that the cut was compared with had one that does not."""
 

@@ -61,12 +61,13 @@ class NewTensor:
         """Return a tensor without memory that looks like this.
 
         Raises:
-            ExecutionError: it is sparse, or quantised.
+            ExecutionError: it is sparse, nested or quantised.
         """
         if len(self.stride) != len(self.shape):
             raise ExecutionError(
-                f"the model makes or takes a sparse tensor {self.shape} before a cut, {_NO_STAND_IN}: make "
-                "it a buffer, which each stage has, or dense (to_dense()), or cut before it is made"
+                f"the model makes or takes a sparse or nested tensor {self.shape} before a cut, "
+                f"{_NO_STAND_IN}: make it a buffer, which each stage has, or dense (to_dense(), "
+                "to_padded_tensor()), or cut before it is made"
             )
         if self.dtype in _QUANTISED:
             raise ExecutionError(
