@@ -260,7 +260,7 @@ def _nothing(_: Tensor) -> None:
 
 def _freed(_: object) -> Tensor:
     raise ExecutionError(
-        "a tensor that the backward pass of inputs needed was freed after it: go backward through a "
+        "a tensor that a backward pass needed was freed after it: go backward through a "
         "microbatch's graph once"
     )
 
