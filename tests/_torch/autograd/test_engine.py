@@ -15,6 +15,7 @@ from partita._torch.autograd.engine import (
     forget_hooks,
     free_saved,
     gradient_nbytes,
+    hook_saved,
     hooks_made,
     hooks_paused,
     inputs_of,
@@ -157,6 +158,24 @@ def test_a_saved_tensor_with_a_hook_is_seen() -> None:
         output = linear(x)
     assert not is_opaque(output.grad_fn)
     assert torch.equal(torch.autograd.grad(output.sum(), x)[0], linear.weight.sum(0).expand(2, -1))
+
+
+def test_hooks_get_what_a_node_has_saved_already_unless_it_was_written_to() -> None:
+    def double(node: Any) -> bool:
+        return hook_saved(node, lambda tensor: tensor is weight, lambda tensor: 2 * tensor, lambda it: it)
+
+    x, weight = torch.ones(3, requires_grad=True), torch.ones(3)
+    product = x * weight
+    assert double(product.grad_fn)
+    weight.add_(5)
+    product.sum().backward()
+    assert torch.equal(x.grad, torch.full((3,), 2.0))
+    product = x * weight
+    weight.add_(5)
+    assert double(product.grad_fn)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
+    assert not double((x * 2).grad_fn)
 
 
 def test_a_reentrant_checkpoint_is_told_from_other_functions() -> None:

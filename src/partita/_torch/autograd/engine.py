@@ -25,6 +25,7 @@ __all__ = [
     "free_saved",
     "free_when_run",
     "gradient_nbytes",
+    "hook_saved",
     "hooks_made",
     "hooks_paused",
     "inputs_of",
@@ -237,6 +238,31 @@ def free_when_run(node: Node) -> None:
     saved = _saved_of(node)
     if saved:  # the node holds the hook: without a reference to the saved tensors' owner there is no cycle
         node.register_hook(partial(_free, saved))
+
+
+def hook_saved(
+    node: Node,
+    is_wanted: Callable[[Tensor], bool],
+    pack: Callable[[Tensor], Any],
+    unpack: Callable[[Any], Tensor],
+) -> bool:
+    """Let hooks have some of what a node has saved, as if they had been there in the forward pass. What has
+    been written to since is left to autograd, which refuses it, and what other hooks have packed to them.
+
+    Returns:
+        Whether there is any.
+    """
+    any_wanted = False
+    for name in _saved_names(type(node)):
+        item = getattr(node, name)
+        for one in item if isinstance(item, (tuple, list)) else (item,):
+            if one.unpack_hook is None and one.data is not None and is_wanted(one.data):
+                any_wanted = True
+                with suppress(RuntimeError):
+                    # says so where it has been written to
+                    getattr(node, "saved_tensors" if isinstance(node, BackwardCFunction) else name[4:])
+                    one.register_hooks(pack, unpack)
+    return any_wanted
 
 
 def _saved_of(node: Node) -> list[Any]:

@@ -239,8 +239,10 @@ class Stage(CopiedInItsProcess, ABC):
             return self._called_for_now(call, args, kwargs)
         if self._saved.idle:
             return call(*args, **kwargs)
-        with self._saved.kept():
-            return call(*args, **kwargs)
+        with self._saved.kept() as note:
+            result = call(*args, **kwargs)
+            note(result)
+        return result
 
     def _called_for_now(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The same, when the forward pass will run again before the backward pass."""

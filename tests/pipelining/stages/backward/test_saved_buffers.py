@@ -179,3 +179,24 @@ def test_what_is_neither_buffer_nor_parameter_is_refused_where_copies_are_kept_t
     with pytest.raises(ExecutionError, match=r"float32\[8\]\) that a backward pass needs was written to"):
         torch.autograd.grad(results[0], x)
     assert torch.equal(torch.autograd.grad(results[1], x)[0], torch.full((WIDTH,), 6.0))
+
+
+def test_a_model_whose_code_refuses_hooks_on_saved_tensors_runs() -> None:
+    """As code with ``torch.func.grad`` does."""
+
+    class Forces(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.func.grad(lambda value: value.exp().sum())(self.linear(x))
+
+    module, x = Forces(), torch.ones(2, WIDTH)
+    kept = SavedBuffers(module)
+    for _ in range(2):
+        with kept.kept() as note:
+            result = module(x)
+            note(result)
+        result.sum().backward()
+    assert kept.idle

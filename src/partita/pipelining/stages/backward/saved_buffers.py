@@ -12,20 +12,22 @@ which some models clamp or norm at the beginning of ``forward`` (the layers of E
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from partita._torch.autograd.engine import AsSaved
+from partita._torch.autograd.engine import AsSaved, hook_saved
+from partita._torch.containers.pytree import flatten
 from partita._torch.fake.ghosts import undisturbed
 from partita._torch.tensors.storage import storage_key
 from partita._torch.tensors.tensor_text import short_name
 from partita._torch.tensors.versions import times_written
 from partita.errors import ExecutionError
 from partita.pipelining.interface.layout import copied
+from partita.pipelining.stages.backward.autograd_cut import AutogradGraph
 
 __all__ = ["SavedBuffers"]
 
@@ -48,17 +50,24 @@ class SavedBuffers:
         return not torch.is_grad_enabled() or self._needed.get(self._module.training) is False
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Run the forward pass of one microbatch so that autograd saves copies of what forward writes to."""
+    def kept(self) -> Iterator[Callable[[Any], None]]:
+        """Run the forward pass of one microbatch so that autograd saves copies of what forward writes to.
+
+        Yields:
+            What to call with the result.
+        """
         training = self._module.training
+        results: list[Any] = []
         if self.idle:
-            yield
+            yield results.append
             return
         before = dict(self._module.named_buffers())
         parameters = [(parameter, times_written(parameter)) for parameter in self._module.parameters()]
-        if not before and not parameters:
-            self._needed[training] = False
-            yield
+        if not before and training not in self._needed:
+            # Few models write to parameters, and some refuse hooks: with torch.func.grad in them.
+            yield results.append
+            keys = _written_keys(parameters)
+            self._needed[training] = bool(keys) and _copied_since(results, keys)
             return
         versions = {name: times_written(buffer) for name, buffer in before.items()}
         keys = {storage_key(buffer) for buffer in before.values()}
@@ -72,12 +81,10 @@ class SavedBuffers:
             return packed
 
         with torch.autograd.graph.saved_tensors_hooks(pack, _AsUsed()):
-            yield
+            yield results.append
         # What has become a buffer meanwhile was saved as it is; so were parameters, few of which are written.
         after = {name: storage_key(buffer) for name, buffer in self._module.named_buffers()}
-        written = {
-            storage_key(parameter) for parameter, times in parameters if times_written(parameter) != times
-        }
+        written = _written_keys(parameters)
         for key in (set(after.values()) - keys) | written:
             for packed in saved.get(key, ()):
                 if packed and _AsUsed.is_unwritten(packed):
@@ -88,6 +95,25 @@ class SavedBuffers:
                 and {storage_key(buffer), after.get(name)}.intersection(saved)
                 for name, buffer in before.items()
             )
+
+
+def _written_keys(parameters: Sequence[tuple[nn.Parameter, int]]) -> set[int]:
+    return {storage_key(parameter) for parameter, times in parameters if times_written(parameter) != times}
+
+
+def _copied_since(results: Sequence[Any], keys: Set[int]) -> bool:
+    """Let the graph of a pass keep copies of what lies in some storages; return whether it has saved any."""
+
+    def is_wanted(tensor: Tensor) -> bool:
+        return storage_key(tensor) in keys
+
+    def pack(tensor: Tensor) -> list[Any]:
+        return _AsUsed.pack(copied(tensor.detach()))
+
+    with undisturbed():
+        roots = [it for it in flatten(results)[0] if isinstance(it, Tensor) and it.requires_grad]
+        hooked = [hook_saved(node, is_wanted, pack, _AsUsed()) for node, _ in AutogradGraph.of(roots).order]
+    return any(hooked)
 
 
 class _AsUsed(AsSaved):
