@@ -100,7 +100,7 @@ def test_a_stage_of_a_plain_module_is_torchs_with_that_module() -> None:
     [
         (
             TRANSFORMER,
-            r"'head\.weight' is in stages \[0, 1\], and torch's schedules do not add its gradients up",
+            r"'embedding\.weight' is in stages \[0, 1\], and torch's schedules do not add its gradients up",
         ),
         (
             OUTPUTS,
