@@ -4,7 +4,13 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
 
-from partita._torch.tensors.subclasses import inner_tensors, innermost_tensors, is_plain_tensor, read_like
+from partita._torch.tensors.subclasses import (
+    inner_tensors,
+    innermost_tensors,
+    is_plain_tensor,
+    read_like,
+    untransformed,
+)
 
 
 def test_parameters_and_fakes_are_plain_and_wrappers_are_not() -> None:
@@ -34,3 +40,19 @@ def test_memory_is_read_lazily_conjugate_or_negative_as_another_tensor_reads_it(
     assert read_like(conjugate, x).tolist() == [1 - 2j, 3 + 4j]
     assert read_like(negative, x.imag).tolist() == [-2.0, 4.0]
     assert read_like(x, x) is x
+
+
+def test_what_transforms_have_wrapped_is_the_very_tensor() -> None:
+    weight = torch.nn.Parameter(torch.ones(3, 2))
+    inner = []
+
+    def total(wrapped: torch.Tensor) -> torch.Tensor:
+        inner.append(untransformed(wrapped))
+        return wrapped.sum()
+
+    torch.func.vmap(total)(weight)
+    torch.func.grad(total)(weight)
+    torch.func.grad(lambda outer: torch.func.vmap(total)(outer).sum())(weight)
+    total(weight)
+    assert len(inner) == 4
+    assert all(one is weight for one in inner)

@@ -6,7 +6,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-__all__ = ["inner_tensors", "innermost_tensors", "is_plain_tensor", "read_like"]
+__all__ = ["inner_tensors", "innermost_tensors", "is_plain_tensor", "read_like", "untransformed"]
 
 _TYPES = frozenset({torch.Tensor, torch.nn.Parameter, FakeTensor})
 
@@ -34,3 +34,10 @@ def read_like(like: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
     """``memory`` as ``like`` reads its own: conjugate, or negative, where that one is so lazily."""
     view = memory.conj() if like.is_conj() else memory
     return torch._neg_view(view) if like.is_neg() else view
+
+
+def untransformed(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that transforms of ``torch.func`` (``vmap``, ``grad``) have wrapped; itself outside."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor

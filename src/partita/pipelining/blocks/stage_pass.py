@@ -33,7 +33,8 @@ from partita._torch.fake.ghosts import (
     referenced_by_python,
     undisturbed,
 )
-from partita._torch.modules.calls import Around
+from partita._torch.modules.calls import Around, inside_of_transform
+from partita._torch.tensors.subclasses import untransformed
 from partita._torch.tensors.tensor_text import tensor_text
 from partita._torch.tensors.versions import times_written
 from partita.errors import ExecutionError
@@ -284,9 +285,24 @@ class StagePass(TorchFunctionMode):
         before = self._code_of < self.stage
         if not before and name in _STATE_PROPERTIES and self._is_state_elsewhere(args[0]):
             return self._property_elsewhere(func, name, args[0])
-        for tensor in tensors_in((*args, kwargs) if kwargs else args):
+        for tensor in self._operands(args, kwargs):
             self._check_here(tensor, name)
         return self._replay.answer(name) if before else self._call(func, name, args, kwargs)
+
+    def _operands(self, args: Any, kwargs: dict[str, Any]) -> Iterator[Tensor]:
+        """The tensors that a function is called with; within a transform of ``torch.func`` also those of the
+        pass that it has wrapped.
+        """
+        tensors = tensors_in((*args, kwargs) if kwargs else args)
+        if not inside_of_transform():
+            yield from tensors
+            return
+        for tensor in tensors:
+            yield tensor
+            inner = untransformed(tensor)
+            is_met = id(inner) in self._state or self._tensors.number_of(inner) is not None
+            if inner is not tensor and is_met:
+                yield inner
 
     def _call(self, func: Callable[..., Any], name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         """In the stage: call ``func``, and record what it returns."""

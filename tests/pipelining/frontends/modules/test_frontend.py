@@ -563,6 +563,32 @@ def test_no_cut_lies_within_a_transform() -> None:
         pipeline(model, (x,), stages=4, frontend="modules")
 
 
+class Ensemble(nn.Module):
+    """Runs one layer with the stacked parameters of several, as the tutorial of ``torch.func`` does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        stacked, _ = torch.func.stack_module_state([nn.Linear(WIDTH, WIDTH) for _ in range(3)])
+        self.members = nn.ParameterDict({name: nn.Parameter(one.detach()) for name, one in stacked.items()})
+        self.base = [nn.Linear(WIDTH, WIDTH, device="meta")]  # without memory, and not registered
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        def member(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+            return torch.func.functional_call(self.base[0], parameters, (x,))  # type: ignore[no-any-return]
+
+        every = torch.func.vmap(member, (0, None))(dict(self.members), self.first(x).tanh())
+        return self.last(every.mean(0))  # type: ignore[no-any-return]
+
+
+def test_parameters_that_are_used_within_a_transform_only_go_to_its_stage() -> None:
+    """They went to the last stage, since nobody was seen to use them, and every cut was refused."""
+    model, x = _model(Ensemble), _data(4)[0][0]
+    pipe = pipeline(model, (x,), stages=2, frontend="modules")
+    assert "members.weight" in dict(pipe.get_stage_module(0).named_parameters())
+    partita.verify(pipe, model, (x,)).check()
+
+
 class Discriminates(nn.Module):
     """A generator, and a discriminator that sees its output and the data, one after the other."""
 

@@ -180,7 +180,7 @@ class _Recorder(StagePass):
 
     def _call(self, func: Callable[..., Any], name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         recording = self.recording
-        tensors = [*tensors_in(args), *tensors_in(kwargs)]
+        tensors = list(self._operands(args, kwargs))
         # ``module.to(dtype)`` in the dtype that it has sets data to itself
         replaced = args[0] if name == _REPLACES_DATA and not is_same_view(*args[:2]) else None
         if isinstance(replaced, nn.Parameter) and id(replaced) in self._state:
