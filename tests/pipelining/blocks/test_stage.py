@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from partita.pipelining import ScheduleZBVZeroBubble, SplitPoint, pipeline
+from partita.pipelining import Schedule1F1B, ScheduleZBVZeroBubble, SplitPoint, pipeline
 from partita.pipelining.stages import Stage
 from partita.runtime import Comm, InProcessWorld
 
@@ -55,5 +55,34 @@ def test_a_wrapped_stage_runs_backward_whole_where_the_schedule_cuts_it(
     for x, target in zip(BATCH.split(2), TARGET.split(2), strict=True):
         (functional.mse_loss(expected(x), target) / 2).backward()
     assert len(actual) == 4
+    for here, there in zip(actual, expected.parameters(), strict=True):
+        assert torch.equal(here, _whole(there.grad))
+
+
+class _LetsItsInputRequireGradients(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x.requires_grad = True
+        return self.last(self.first(x)) + x  # type: ignore[no-any-return]
+
+
+def test_an_input_that_forward_lets_require_gradients_has_none_for_the_caller() -> None:
+    """Torch's own error ended the backward pass of stage 0: what the caller has requires no gradient."""
+    model = _LetsItsInputRequireGradients()
+    expected = copy.deepcopy(model)
+    pipe = pipeline(model, (BATCH[:2],), stages=2, frontend="modules")
+
+    def run(comm: Comm) -> list[Tensor]:
+        stage = pipe.build_stage(comm.rank, comm=comm)
+        Schedule1F1B(stage, 2, functional.mse_loss).step(BATCH, target=TARGET)
+        return [_whole(parameter.grad) for parameter in stage.module.parameters()]
+
+    actual = [gradient for of_rank in InProcessWorld(2).run(run) for gradient in of_rank]
+    for x, target in zip(BATCH.split(2), TARGET.split(2), strict=True):
+        (functional.mse_loss(expected(x), target) / 2).backward()
+    assert not BATCH.requires_grad
     for here, there in zip(actual, expected.parameters(), strict=True):
         assert torch.equal(here, _whole(there.grad))

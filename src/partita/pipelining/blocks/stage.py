@@ -74,7 +74,9 @@ class BlockStage(Stage):
         inputs = {f"{_INPUT}{number}": leaf for number, leaf in leaves.items() if leaf.requires_grad}
         sources: dict[str, Tensor] = {}
         if self.is_first:
-            sources = {name: packet.values[int(name.removeprefix(_INPUT))] for name in inputs}
+            arguments = {name: packet.values[int(name.removeprefix(_INPUT))] for name in inputs}
+            # without those that forward has let require gradients: what the caller has does not
+            sources = {name: value for name, value in arguments.items() if value.requires_grad}
         if self.is_last:
             self._result = output
             return Flight(inputs, {}, sources, False), {}
