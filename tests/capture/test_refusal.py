@@ -217,6 +217,47 @@ def test_of_what_no_trace_takes_the_cause_is_said_and_not_torchs_text() -> None:
     assert torch.equal(pipe(x), model(x))
 
 
+class _DiffersByItsInput(_Two):
+    """A derivative of the input of all that comes behind it, as physics-informed networks take it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x.requires_grad_()
+        (slope,) = torch.autograd.grad(self.a(x).sum(), x, create_graph=True)
+        return self.b(slope)  # type: ignore[no-any-return]
+
+
+class _MakesAParameter(_Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale: Any = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.scale is None:
+            self.scale = nn.Parameter(torch.ones(()))
+        return self.b(self.a(x)) * self.scale  # type: ignore[no-any-return]
+
+
+def test_of_a_tensor_that_forward_lets_require_gradients_the_cause_is_said() -> None:
+    """It was called a fake tensor in the constants of an exported program."""
+    with pytest.raises(CaptureError, match=r"lets a tensor require gradients \(requires_grad_\(\)\)"):
+        capture(_DiffersByItsInput(), (X.clone(),))
+    model = _DiffersByItsInput()  # what is advised:
+    at_b = {"b": SplitPoint.BEGINNING}
+    pipe = pipeline(model, (X.clone(),), split_spec=at_b, frontend="modules", modes="train")
+    assert torch.equal(pipe(X.clone()), model(X.clone()))
+
+
+@pytest.mark.parametrize("frontend", ["export", "modules"])
+def test_a_model_that_makes_a_parameter_in_its_first_call_is_to_be_called_before(frontend: Any) -> None:
+    """A cut by modules spoke of the meta device, and a capture of a tensor that the candidate lacks."""
+    model = _MakesAParameter()
+    with pytest.raises(CaptureError, match=r"forward makes a parameter .*call the model once, on an example"):
+        pipeline(model, (X.clone(),), stages=2, frontend=frontend)
+    assert model.scale is None
+    model(X)
+    partita.verify(pipeline(model, (X.clone(),), stages=2, frontend=frontend), model, (X.clone(),)).check()
+
+
 class _GivenAModule(torch.autograd.Function):
     """Takes gradients in backward, by a module that it was handed."""
 

@@ -18,8 +18,12 @@ from partita.capture.proving.proof import Disproof
 from partita.capture.tracing.blame import users_line
 from partita.errors import CaptureError
 
-__all__ = ["check_call", "refusal", "short_refusal"]
+__all__ = ["CREATED_PARAMETER", "check_call", "refusal", "short_refusal"]
 
+CREATED_PARAMETER = (
+    "forward makes a parameter (torch.nn.Parameter), which belongs to no stage. Where it does so in its "
+    "first call only, call the model once, on an example, before it is cut; else make it in __init__"
+)
 _AT_BLOCKS = (
     'cut the model at its blocks and leave its code as it is: pipeline(..., frontend="modules"). The full '
     "text of the first error is attached as its cause"
@@ -44,6 +48,12 @@ _IN_TRACES = {
         "forward takes gradients itself (torch.autograd.grad), which no graph holds. Cut the model's own "
         'code, with all that such a gradient goes back through in a stage: pipeline(..., frontend="modules")'
     ),
+    "requires_grad_() call": (
+        "forward lets a tensor require gradients (requires_grad_()), which no graph holds. Cut the model's "
+        "own code, with all that a gradient which forward takes goes back through in a stage: "
+        'pipeline(..., frontend="modules")'
+    ),
+    "torch.nn.Parameter()": CREATED_PARAMETER,
 }
 """What a trace's error says of what the model does, and what helps."""
 

@@ -26,6 +26,7 @@ from partita._torch.modules.calls import (
 from partita._torch.tensors.storage import is_same_view, storage_key
 from partita._torch.tensors.versions import times_written
 from partita.capture.merging.modes import in_mode
+from partita.capture.refusal import CREATED_PARAMETER
 from partita.errors import CaptureError, PartitaError
 from partita.pipelining.blocks.cut import BlockCut, Event, Site
 from partita.pipelining.blocks.memos import memos_cleared
@@ -299,6 +300,9 @@ def record(
             with calls_watched(overridden_calls(twin)), memos_cleared(), recorder:
                 twin_args, twin_kwargs = recorder.arguments()
                 result = twin(*twin_args, **twin_kwargs)
+                created = [name for name, one in twin.named_parameters() if id(one) not in state]
+                if created:
+                    raise CaptureError(f"{type(model).__name__}, {created[0]!r}: {CREATED_PARAMETER}")
                 buffers = twin.named_buffers()
                 recorder.record_assigned({name: now for name, now in buffers if id(now) not in state})
                 recorder.finish(result)
