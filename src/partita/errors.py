@@ -31,7 +31,7 @@ Each also subclasses the built-in that a caller would reach for, so ``except Val
     CostlyCut (UserWarning)                   a cut sends what nobody needs
     LongCapture (UserWarning)                 a loop of the model becomes a very large graph
     NotProven (UserWarning)                   what was captured could not be compared with the model
-    NotCompiled (UserWarning)                 a stage that was to be compiled runs as it is
+    NotCompiled (UserWarning)                 a stage or graph that was to be compiled runs as it is
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ class LongCapture(UserWarning):
 
 
 class NotCompiled(UserWarning):
-    """A stage that was to be compiled can't be: it runs as it is, with the same results."""
+    """A stage or graph that was to be compiled can't be: it runs as it is, with the same results."""
 
 
 class NotProven(UserWarning):

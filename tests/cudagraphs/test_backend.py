@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.attention.flex_attention import flex_attention
 
 from partita.cudagraphs import CudaGraphsBackend, ReplayRecorder, backend, cudagraphs
-from partita.errors import ArgumentError
+from partita.errors import ArgumentError, NotCompiled
 
 
 @pytest.fixture(autouse=True)
@@ -310,3 +310,15 @@ def test_options_come_through_torch_compile() -> None:
 def test_an_option_that_can_not_be_used_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         CudaGraphsBackend(**options)
+
+
+def test_a_graph_with_a_margin_loss_runs_as_it_is() -> None:
+    """A trace computes another number: 2.05 for the example that torch documents with 0.85."""
+    loss, scores = nn.MultiLabelMarginLoss(), torch.tensor([[0.1, 0.2, 0.4, 0.8]])
+    target = torch.tensor([[3, 0, -1, 1]])
+    used = capturing()
+    run = torch.compile(lambda scores: loss(scores.sin().asin(), target), backend=used)
+    with pytest.warns(NotCompiled, match="a graph runs uncompiled.*multilabel_margin_loss"):
+        result = run(scores)
+    assert torch.equal(result, loss(scores.sin().asin(), target))
+    assert not used.graphs

@@ -35,6 +35,7 @@ from partita.cudagraphs.replaying.entry import CacheInfo
 from partita.cudagraphs.replaying.input_memory import InputMemory
 from partita.cudagraphs.replaying.module import CudaGraphModule
 from partita.graph.effects import metadata
+from partita.runtime.graph_compiler import runs_as_it_is
 from partita.splitter.result import Piece
 
 __all__ = ["CapturedGraph", "CudaGraphsBackend", "GraphKind", "cudagraphs"]
@@ -96,9 +97,13 @@ class CudaGraphsBackend:
         self._recorders: dict[torch.device, GraphRecorder] = {}
 
     def __call__(self, gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        """Compile a graph of Dynamo's."""
+        """Compile a graph of Dynamo's. One that would compute other numbers then runs as it is, with a
+        `NotCompiled` warning.
+        """
         if not self.options.records:
             _say_once()
+            return gm.forward
+        if runs_as_it_is(gm):
             return gm.forward
         return compile_ahead(gm, inputs, self._compile_graph)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -10,11 +11,12 @@ from torch.fx import GraphModule
 
 from partita._torch.compile.aot import AotGraph
 from partita._torch.compile.inductor import inductor_settings
+from partita._torch.compile.refusal import changed_by_tracing
 from partita._torch.graph_module.lazy_module import generate_code
-from partita.errors import ArgumentError
+from partita.errors import ArgumentError, NotCompiled
 from partita.runtime.piece_runner import PieceRunner
 
-__all__ = ["InnerCompiler", "check_inner", "inductors_settings", "resolve_inner"]
+__all__ = ["InnerCompiler", "check_inner", "inductors_settings", "resolve_inner", "runs_as_it_is"]
 
 _CUDA_GRAPHS = "triton.cudagraphs"
 
@@ -92,3 +94,15 @@ def inductors_settings(
     if settings.get(_CUDA_GRAPHS):
         raise ArgumentError(no_cuda_graphs)
     return settings
+
+
+def runs_as_it_is(gm: GraphModule) -> bool:
+    """Whether a graph of Dynamo's would compute other numbers once it is traced; it warns then.
+
+    Warns:
+        NotCompiled: says why.
+    """
+    why = changed_by_tracing(gm)
+    if why:
+        warnings.warn(f"a graph runs uncompiled, with the same results: {why}", NotCompiled, stacklevel=3)
+    return bool(why)

@@ -17,7 +17,7 @@ from torch.fx import Graph, GraphModule
 from partita.ddp import replicate
 from partita.ddp.compiled.backend import partita_ddp
 from partita.ddp.replicas.replication import REPLICATIONS
-from partita.errors import ArgumentError
+from partita.errors import ArgumentError, NotCompiled
 
 
 @pytest.mark.parametrize(
@@ -91,5 +91,39 @@ def test_graphs_without_parameters_go_to_the_compiler_of_the_module() -> None:
         assert "aten.cos.default" in flat
         module.replication.close()
         assert REPLICATIONS.last_used() is None
+
+    alone(body)
+
+
+class Labelled(nn.Module):
+    """A model with its loss, which is another number once it is traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = models.mlp(2)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return nn.functional.multilabel_margin_loss(self.layers(x), labels)
+
+
+def test_a_graph_with_a_margin_loss_runs_as_it_is_and_its_gradients_are_reduced() -> None:
+    """Its loss was 1.8 off, without a word."""
+
+    def body(comm: Any) -> None:
+        model = seeded(Labelled)
+        x = batch(0, 0)
+        labels = torch.full_like(model.layers(x), -1, dtype=torch.long)
+        labels[:, :2] = torch.tensor([1, 0])
+        module: Any = replicate(copy.deepcopy(model), comm, bucket_cap_mb=0.0005, inner="aot_eager")
+        run = torch.compile(module, backend=partita_ddp)
+        expected = model(x, labels)
+        expected.backward()
+        with pytest.warns(NotCompiled, match=r"a graph runs uncompiled.*multilabel_margin_loss"):
+            loss = run(x, labels)
+        loss.backward()
+        assert torch.equal(loss, expected)
+        for ours, theirs in zip(module.parameters(), model.parameters(), strict=True):
+            assert torch.equal(ours.grad, theirs.grad)
+        run(x, labels).backward()  # compiled once, warned once
 
     alone(body)

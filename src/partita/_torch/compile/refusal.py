@@ -13,6 +13,7 @@ from torch.fx import GraphModule
 from partita._torch.tensors.subclasses import innermost_tensors
 
 __all__ = [
+    "changed_by_tracing",
     "check_margin_losses",
     "check_recurrent",
     "check_wrappers",
@@ -87,6 +88,16 @@ def check_margin_losses(gm: GraphModule) -> None:
                     f"it has a margin loss ({node.target}), which a compiler takes apart: it is another "
                     "number then, or rounds otherwise"
                 )
+
+
+def changed_by_tracing(gm: GraphModule) -> str:
+    """Why a graph of Dynamo's is other numbers once AOTAutograd has traced it; empty where it is not."""
+    try:
+        check_recurrent(gm)
+        check_margin_losses(gm)
+    except Uncompilable as reason:
+        return str(reason)
+    return ""
 
 
 def check_wrappers(module: nn.Module) -> None:

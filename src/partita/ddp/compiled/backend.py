@@ -27,7 +27,7 @@ from partita.ddp.reducing.agreement import fingerprint_of
 from partita.ddp.reducing.reducer import Reducer
 from partita.ddp.replicas.replication import REPLICATIONS
 from partita.runtime import PieceRunner
-from partita.runtime.graph_compiler import inductors_settings, resolve_inner
+from partita.runtime.graph_compiler import inductors_settings, resolve_inner, runs_as_it_is
 
 __all__ = ["partita_ddp"]
 
@@ -50,7 +50,8 @@ def partita_ddp(
     """The backend ``"partita_ddp"``, for modules that `partita.ddp.replicate` has prepared.
 
     A graph without parameters of such a module (a loss, what stands between graph breaks) is compiled as it
-    is, with the compiler of the replicated module that the thread has used last.
+    is, with the compiler of the replicated module that the thread has used last. One that would compute
+    other numbers (a margin loss of several classes) is not compiled; its gradients are reduced all the same.
 
     Args:
         mode: of Inductor, as in ``torch.compile``: ``"max-autotune-no-cudagraphs"``.
@@ -59,11 +60,17 @@ def partita_ddp(
 
     Raises:
         ArgumentError: an unknown mode, option or compiler, or one that asks for Inductor's CUDA graphs.
+
+    Warns:
+        NotCompiled: a graph is not compiled.
     """
     settings = dict(options or {})
     owners = [REPLICATIONS.owner_of(value) for value in inputs]
     replication = next((owner[0] for owner in owners if owner is not None), REPLICATIONS.last_used())
     inner = settings.pop("inner", "inductor" if replication is None else replication.inner)
+
+    if runs_as_it_is(gm):
+        return gm.forward  # the gradients of its parameters arrive at their hooks
 
     expected: dict[int, tuple[Reducer, int]] = {}
     others: list[int] = []
