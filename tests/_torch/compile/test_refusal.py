@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.exc import FailOnRecompileLimitHit
 
-from partita._torch.compile.refusal import check_recurrent, is_refusal, refusal_text
+from partita._torch.compile.refusal import changed_by_tracing, check_recurrent, is_refusal, refusal_text
 
 
 def _refusal(function: Any, backend: Any = "eager") -> Exception:
@@ -94,3 +94,10 @@ def test_a_recurrent_layer_is_refused_unless_torch_is_set_to_compile_it(
 
 def test_other_layers_are_not_taken_for_recurrent_ones() -> None:
     check_recurrent(_graph_of(nn.Linear(4, 4)))
+
+
+def test_what_tracing_changes_is_named() -> None:
+    changed = torch.fx.symbolic_trace(nn.MultiMarginLoss(), concrete_args={})
+    assert "multi_margin_loss" in changed_by_tracing(changed)
+    assert "recurrent layer (aten.lstm.input)" in changed_by_tracing(_graph_of(nn.LSTM(4, 4)))
+    assert not changed_by_tracing(_graph_of(nn.Linear(4, 4)))
