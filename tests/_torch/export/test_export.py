@@ -174,3 +174,28 @@ def test_torch_prints_no_graph_of_what_it_could_not_trace(
     with pytest.raises(Exception, match=r"[Dd]ata-dependent"):
         export_module(Counting(), (torch.ones(2),), {}, way=way)
     assert capfd.readouterr().err == ""
+
+
+class Adapting(nn.Module):
+    """Test-time training: the gradient of a loss of each sample, in a forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys, self.weight = nn.Linear(4, 4), nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        def loss(weight: Tensor, key: Tensor, sample: Tensor) -> Tensor:
+            return (key @ weight - sample).square().mean()
+
+        keys = self.keys(x)
+        step = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(self.weight, keys, x)
+        return x + keys @ (self.weight - 0.1 * step)
+
+
+@pytest.mark.parametrize("way", ["eager", "strict"])
+def test_no_transform_is_left_open_by_a_trace_that_fails(way: Way) -> None:
+    model, x = Adapting(), torch.randn(2, 3, 4)
+    with pytest.raises(Exception, match=r"constant|functorch"):  # whatever torch makes of it
+        export_module(model, (x,), {}, way=way)
+    assert torch._C._functorch.get_dynamic_layer_stack_depth() == 0
+    assert nn.Linear(2, 2).weight.shape == (2, 2), "vmap refuses random calls"

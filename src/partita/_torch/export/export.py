@@ -100,6 +100,7 @@ def export_module(
     """
     opening = nullcontext() if dynamic_shapes is None else batch_is_open()
     with (
+        _transforms_ended(),
         _flat_regions(),
         _inference_as_no_grad(),
         script_functions_in_python(),
@@ -292,6 +293,19 @@ def _flat_regions() -> Iterator[None]:
     finally:
         for (module, name), function in zip(folds, before, strict=True):
             setattr(module, name, function)
+
+
+@contextmanager
+def _transforms_ended() -> Iterator[None]:
+    """Leave the transforms of ``torch.func`` that were entered and not left: strict tracing, where it fails
+    within one, leaves the process in it, and random calls anywhere else are refused from then on.
+    """
+    depth = torch._C._functorch.get_dynamic_layer_stack_depth()
+    try:
+        yield
+    finally:
+        if torch._C._functorch.get_dynamic_layer_stack_depth() > depth:
+            torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
 
 
 @contextmanager
