@@ -33,7 +33,7 @@ def test_a_linear_layer_keeps_its_input_and_w_needs_the_gradient_that_i_caught(d
     assert memory.own_bytes == 0
     assert memory.keeps_input == (True,)
     assert memory.outputs == (OutputMemory(0, 16 * 32 * 4, None, False, wants_gradient=True),)
-    assert memory.left_bytes == 16 * 32 * 4
+    assert memory.left_bytes == memory.caught_bytes == 16 * 32 * 4
     assert memory.leaves_input == (True,)
     assert memory.forward_workspace_bytes == 0  # there is nothing else than the output
     assert memory.backward_workspace_bytes >= 16 * 32 * 4 + 16 * 64 * 4
@@ -44,7 +44,7 @@ def test_an_activation_keeps_its_output_and_i_frees_it(device: str) -> None:
     memory = pass_memory(unit(torch.relu, x(device, 8, 8)))
     assert (memory.own_bytes, memory.keeps_input) == (0, (False,))
     assert memory.outputs == (OutputMemory(0, 256, None, True, wants_gradient=True),)
-    assert (memory.left_bytes, memory.leaves_input) == (0, (False,))
+    assert (memory.left_bytes, memory.caught_bytes, memory.leaves_input) == (0, 0, (False,))
 
 
 @DEVICES
@@ -65,6 +65,7 @@ def test_what_lies_between_is_the_units_own(device: str) -> None:
     memory = pass_memory(unit(layers, x(device, 4, 8), module=layers))
     assert memory.own_bytes == 4 * 8 * 4
     assert memory.left_bytes == 3 * 4 * 8 * 4  # the result of tanh, and two gradients
+    assert memory.caught_bytes == 4 * 8 * 4  # one of these was sent to it
 
 
 @DEVICES

@@ -65,3 +65,12 @@ def test_what_the_model_returns_is_there_until_i_is_over() -> None:
     costs = CostModel(units, (1,))
     assert half_workspaces(costs, 0, 1) == (4, 9)
     assert half_workspaces(replace(costs, returned_bytes=(0, 5)), 0, 1) == (4 + 2 - 5 + 5, 9)
+
+
+def test_what_was_sent_to_the_stage_is_counted_once_where_the_last_unit_has_caught_it() -> None:
+    first = Unit("a", 1.0, 2.0, activation_bytes=5, input_workspace_bytes=4, weight_workspace_bytes=9)
+    catching = replace(first, name="b", weight_activation_bytes=8, caught_bytes=3)
+    handing_on = replace(first, name="b")
+    for unit in (catching, handing_on):
+        costs = CostModel((first, unit, replace(first, name="c")), (3, 3), entry_bytes=(0, 0))
+        assert half_workspaces(costs, 0, 1) == (4 + 3, 9)

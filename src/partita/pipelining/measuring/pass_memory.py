@@ -67,6 +67,7 @@ class PassMemory:
         keeps_input: for each input whether it is kept.
         outputs: one an output; None for what is no tensor.
         left_bytes: what is left between I and W, of what is neither an input nor an output.
+        caught_bytes: of these, gradients of outputs, as they were sent to the unit.
         leaves_input: for each input whether it is left.
         forward_workspace_bytes: alive at most in F, beyond what is there when it ends.
         backward_workspace_bytes: alive at most in B, beyond what is kept.
@@ -78,6 +79,7 @@ class PassMemory:
     keeps_input: tuple[bool, ...]
     outputs: tuple[OutputMemory | None, ...]
     left_bytes: int
+    caught_bytes: int
     leaves_input: tuple[bool, ...]
     forward_workspace_bytes: int
     backward_workspace_bytes: int
@@ -103,6 +105,7 @@ def pass_memory(unit: UnitRun) -> PassMemory:
             for output, is_left in zip(outputs, halves.leaves_output, strict=True)
         ),
         halves.left_bytes,
+        halves.caught_bytes,
         halves.leaves_input,
         forward_workspace,
         whole_workspace,
@@ -169,6 +172,7 @@ class _Halves(NamedTuple):
     """What is left between I and W, and what each of them needs beyond what is there when it starts."""
 
     left_bytes: int
+    caught_bytes: int
     leaves_input: tuple[bool, ...]
     leaves_output: tuple[bool, ...]
     input_workspace_bytes: int
@@ -186,10 +190,11 @@ def _halves(unit: UnitRun) -> _Halves:
         before = live.start_anew()
         roots, seeds = unit.roots(outputs)
         if not roots:
-            return _Halves(0, (False,) * len(watched), (False,) * len(keys), 0, 0)
+            return _Halves(0, 0, (False,) * len(watched), (False,) * len(keys), 0, 0)
         # In a stage W of the units behind this one holds on to the nodes that they start from, and through
         # these to all that is in front.
         behind = [] if unit.is_last else [get_gradient_edge(root) for root in roots]
+        sent = [_memory_of(seed)[0] for seed in seeds]
         half = input_pass(roots, seeds, leaves)
         input_workspace = live.most - before
         weights = half.weights
@@ -201,6 +206,7 @@ def _halves(unit: UnitRun) -> _Halves:
         del behind
         return _Halves(
             sum(size for key, size in alive.items() if key not in keys),
+            sum(size for key, size in alive.items() if key in sent),
             leaves_input,
             tuple(key in alive for key in keys),
             input_workspace,

@@ -37,6 +37,7 @@ class Unit:
             it; given together with `input_workspace_bytes`.
         spread: how far the repeats of a measurement lay apart: the longest less the shortest forward and
             backward pass, over the median; 0.0 where nothing was measured.
+        caught_bytes: of what is left for the weights, the gradients that were sent for what the unit makes.
 
     Raises:
         PlanError: a time or a size that is negative or no number, or one half of the backward pass without
@@ -58,6 +59,7 @@ class Unit:
     input_workspace_bytes: int | None = None
     weight_workspace_bytes: int | None = None
     spread: float = 0.0
+    caught_bytes: int = 0
 
     def __post_init__(self) -> None:
         of = f"of unit {self.name!r}"
@@ -67,6 +69,7 @@ class Unit:
             "parameter_bytes",
             "parameters",
             "activation_bytes",
+            "caught_bytes",
             "forward_workspace_bytes",
             "backward_workspace_bytes",
         ):

@@ -50,8 +50,8 @@ def half_workspaces(costs: CostModel, first: int, last: int) -> tuple[int, int] 
         if unit.input_workspace_bytes is None or unit.weight_workspace_bytes is None:
             return None
         gradients = stage.gradients_beside(number)
-        if number < last:  # what was sent for the last unit's results is most of what that has caught
-            gradients = max(gradients - stage.of_last, 0)
+        if number < last:  # what the last unit has caught of what was sent to the stage
+            gradients = max(gradients - costs.units[last].caught_bytes, 0)
         inputs = max(inputs, unit.input_workspace_bytes + caught + gradients)
         weights = max(weights, unit.weight_workspace_bytes - done)
         caught += unit.weight_bytes - unit.activation_bytes
@@ -66,8 +66,6 @@ class _Stage:
 
     Attributes:
         returned: of what the stage returns, what its units keep; it is there until B is over.
-        of_last: of the gradients that are sent to it, those of what the last unit makes and the one behind it
-            alone is given.
     """
 
     def __init__(self, costs: CostModel, first: int, last: int) -> None:
@@ -79,10 +77,11 @@ class _Stage:
         self._in_front = [(it.keeper, it.bytes) for it in own if it.keeper is not None]
         self._sent_in_front = [(it.maker, it.bytes) for it in own if it.keeper is None or it.keeper > last]
         self._received = 0 if costs.entry_bytes is None else costs.received_gradient_bytes(first, last)
-        self.of_last = 0
+        # gradients that it is sent of what its last unit makes and the one behind that alone is given
+        self._of_last = 0
         if last + 1 < len(costs.units):
             spanning = sum(it.sent_gradient_bytes(last) for it in across)
-            self.of_last = max(costs.gradient_bytes[last] - spanning, 0)
+            self._of_last = max(costs.gradient_bytes[last] - spanning, 0)
 
     def returned_behind(self, unit: int) -> int:
         """Of these, what the units behind `unit` keep."""
@@ -115,7 +114,7 @@ class _Stage:
         there until B is over.
         """
         costs, last = self._costs, self._last
-        gradients = self._received - (self.of_last if unit == last else 0)
+        gradients = self._received - (self._of_last if unit == last else 0)
         for it in costs.across[unit] if unit + 1 < len(costs.units) else ():
             is_added_up = it.is_used_in(unit + 1, last)
             if is_added_up and it.maker != unit:

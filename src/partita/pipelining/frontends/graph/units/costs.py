@@ -325,6 +325,7 @@ def _unit(
         backward_input_s=times.input_s if times is not None else 0.0,
         backward_weight_s=times.weight_s if times is not None else 0.0,
         weight_activation_bytes=kept[1],
+        caught_bytes=memory.caught_bytes if memory is not None else 0,
         forward_workspace_bytes=memory.forward_workspace_bytes if memory is not None else 0,
         backward_workspace_bytes=memory.backward_workspace_bytes if memory is not None else 0,
         input_workspace_bytes=memory.input_workspace_bytes if memory is not None else 0,
