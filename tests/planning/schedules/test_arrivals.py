@@ -105,3 +105,15 @@ def test_from_a_message_of_nothing_nothing_is_heard() -> None:
     assert not first.answered
     assert _as_text(first.unanswered)["0SEND_F2"] == ["0SEND_F0"]
     assert not last.answered
+
+
+def test_what_has_been_received_is_let_go_of_at_a_send_that_takes_place() -> None:
+    """A table goes from stage 0 to stage 2, and no gradient back: what was to be let go of at the send of
+    that gradient, which is none, was there until the end of the step.
+    """
+    edges = [(0, 1), (1, 2), (2, 3), (0, 2)]
+    links = {*edges, (1, 0), (2, 1), (3, 2)}
+    schedule = lower(get_schedule("ZBVZeroBubble")(4, 8, 2), edges)
+    ends = send_ends(schedule, edges, links=links)[1]
+    assert not any(str(send).endswith(">0") for send in ends.answered)
+    assert len({end for ended in ends.answered.values() for end in ended}) == 14

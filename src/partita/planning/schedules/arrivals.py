@@ -72,8 +72,14 @@ def send_ends(
     run(programs, clocks.step)
     answered, forced = [], []
     for program, answers in zip(programs, clocks.answers, strict=True):
-        answered.append(_at_next_send(program, answers))
-        forced.append(_after_others(program, answers.keys(), most_unanswered))
+        # A message of nothing is not sent, so nothing can be let go of at it.
+        carrying = [
+            step
+            for step in program
+            if links is None or not step.action.is_send or message_of(step.action)[1:3] in links
+        ]
+        answered.append(_at_next_send(carrying, answers))
+        forced.append(_after_others(carrying, answers.keys(), most_unanswered))
     if not _ends(_waiting(programs, forced)):
         forced = [{} for _ in programs]
     return tuple(map(SendEnds, answered, forced))
