@@ -199,3 +199,6 @@ def test_no_transform_is_left_open_by_a_trace_that_fails(way: Way) -> None:
         export_module(model, (x,), {}, way=way)
     assert torch._C._functorch.get_dynamic_layer_stack_depth() == 0
     assert nn.Linear(2, 2).weight.shape == (2, 2), "vmap refuses random calls"
+    with torch.autograd.graph.save_on_cpu():  # which grad refuses
+        model.keys(x).sum().backward()
+    assert model.keys.weight.grad is not None

@@ -298,14 +298,19 @@ def _flat_regions() -> Iterator[None]:
 @contextmanager
 def _transforms_ended() -> Iterator[None]:
     """Leave the transforms of ``torch.func`` that were entered and not left: strict tracing, where it fails
-    within one, leaves the process in it, and random calls anywhere else are refused from then on.
+    within one, leaves the process in it, where random calls and hooks on saved tensors are refused.
     """
     depth = torch._C._functorch.get_dynamic_layer_stack_depth()
+    no_hooks = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
     try:
         yield
     finally:
         if torch._C._functorch.get_dynamic_layer_stack_depth() > depth:
             torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+            if no_hooks is None:
+                torch._C._autograd._saved_tensors_hooks_enable()
+            else:
+                torch._C._autograd._saved_tensors_hooks_disable(no_hooks)
 
 
 @contextmanager
