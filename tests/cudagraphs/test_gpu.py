@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tests.cudagraphs.capturing import AllWorthIt
+from tests.on_gpu import DEVICE, ON_GPU
 from torch import nn
 
 from partita.cudagraphs import (
@@ -25,12 +26,8 @@ from partita.cudagraphs import (
 from partita.cudagraphs.padding import PaddedGraph
 from partita.errors import ExecutionError
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = ON_GPU
 
-DEVICE = "cuda"
 OPTIONS: dict[str, Any] = {}
 
 

@@ -265,16 +265,12 @@ class Catch:
         if self.parameters is None:
             return 0
         own = sum(parameter.nbytes for parameter in self.parameters)
-        return (
-            max(own, sum(gradient_nbytes(edge) for _, edge in self.edges)) if is_large(self.arrived) else own
-        )
+        if not is_large(self.arrived):
+            return own
+        return max(own, sum(gradient_nbytes(edge) for _, edge in self.edges))
 
     def starts(self) -> tuple[list[GradientEdge], list[Tensor]]:
         """The edges that W starts from, and the gradient of each; empty where none arrived."""
         pairs = zip(self.arrivals, self.arrived, strict=True)
         starts = [(edge, gradient) for edge, gradient in pairs if gradient is not None]
         return [edge for edge, _ in starts], [gradient for _, gradient in starts]
-
-    def forget(self) -> None:
-        """Let go of what has arrived: the node lives as long as anybody keeps an output of its graph."""
-        self.arrived = ()

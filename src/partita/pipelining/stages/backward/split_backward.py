@@ -105,10 +105,8 @@ class WeightPass:
         for node in self._compiled:
             roots += second_half(node)
         _accumulate(roots)
-        is_kept = any(output() is not None for output in self._outputs)
-        for catch in self._catches:
-            catch.forget()
-            if is_kept:  # else the nodes go with their last run
+        if any(output() is not None for output in self._outputs):  # else the nodes go with their last run
+            for catch in self._catches:
                 free_saved(catch.node)
         self._catches, self._roots, self._compiled, self._outputs = (), (), (), ()
 
