@@ -13,7 +13,7 @@ import pytest
 
 from partita import errors
 
-WARNINGS = ["CostlyCut", "LongCapture", "NotCompiled", "NotProven"]
+WARNINGS = ["CostlyCut", "LongCapture", "NotCompiled", "NotProven", "ReplicasDiffer"]
 NAMES = [name for name in errors.__all__ if name not in ("PartitaError", *WARNINGS)]
 
 

@@ -32,6 +32,7 @@ Each also subclasses the built-in that a caller would reach for, so ``except Val
     LongCapture (UserWarning)                 a loop of the model becomes a very large graph
     NotProven (UserWarning)                   what was captured could not be compared with the model
     NotCompiled (UserWarning)                 a stage or graph that was to be compiled runs as it is
+    ReplicasDiffer (UserWarning)              replicas whose gradients are equal have other weights
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ __all__ = [
     "PieceNameError",
     "PlanError",
     "RegionError",
+    "ReplicasDiffer",
     "ReportError",
     "ScheduleError",
     "SignatureMismatch",
@@ -227,3 +229,7 @@ class NotCompiled(UserWarning):
 
 class NotProven(UserWarning):
     """What was captured could not be compared with the eager model: it may differ from it without a word."""
+
+
+class ReplicasDiffer(UserWarning):
+    """Ranks get equal gradients and have other weights: each trains a model of its own."""

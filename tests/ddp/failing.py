@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+import warnings
 from typing import Any
 
 import torch
@@ -73,9 +74,30 @@ def disagreements(comm: Comm) -> dict[str, str]:
     texts["steps"] = text_of(_out_of_step, module, comm.rank)
     texts["hook raised"] = text_of(_train, replicate(nn.Linear(2, 2), comm_hook=_raises_on_rank_1))
     texts["raised"], texts["after it"] = raising(comm)
+    texts["drift"], texts["after its advice"] = drifting(comm)
     module = replicate(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).train(comm.rank == 0))
     texts["modes"] = text_of(_train, module)
     return texts
+
+
+def drifting(comm: Comm) -> tuple[str, str]:
+    """A learning rate by rank: what is said of it, and of training after the advice has been followed."""
+
+    def trained(rate: float) -> None:
+        for _ in range(3):
+            module(torch.ones(1, 2)).sum().backward()
+            torch.optim.SGD(module.parameters(), rate).step()
+
+    module: Any = replicate(nn.Linear(2, 1))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trained(0.1 * (1 + comm.rank))
+    module.replication.close()
+    replicate(module)
+    after = text_of(trained, 0.1)
+    module.replication.close()
+    weights = comm.all_gather_object(module.weight.tolist())
+    return "; ".join(str(one.message) for one in caught), after if weights[0] == weights[1] else str(weights)
 
 
 def _raises_on_rank_1(flat: torch.Tensor, comm: Comm) -> Handle:

@@ -30,7 +30,7 @@ def texts(_patience: None) -> list[dict[str, str]]:
         ("names", "name the same parameters in another order"),
         (
             "values",
-            "parameters or buffers .float32, 2 in all. of rank 1 have other values than those of rank 0",
+            "'weight' of rank 1 has other values than that of rank 0 .9 of its 9 numbers differ, and 1 more",
         ),
         ("cap", r"bucket_cap_mb is 1 \(1048576 bytes\) on rank 0 and 2 \(2097152 bytes\) on rank 1"),
         ("tuned", "plan is 'measured' on rank 0 and None on rank 1: make them equal"),
@@ -53,6 +53,15 @@ def test_all_ranks_learn_what_they_disagree_about(
         assert text_of[case].startswith("SignatureMismatch")
         with pytest.raises(AssertionError, match=message):
             raise AssertionError(text_of[case])
+
+
+def test_replicas_that_drifted_apart_are_equal_after_the_advice(texts: list[dict[str, str]]) -> None:
+    for text_of in texts:
+        assert text_of["drift"].startswith(
+            "parameter 'weight' of rank 1 has other values than that of rank 0 (2 of its 2 numbers differ"
+        )
+        assert text_of["drift"].count("trains a model of its own") == 1
+        assert text_of["after its advice"] == "no error"
 
 
 def test_a_rank_that_can_not_replicate_is_an_error_to_the_others(texts: list[dict[str, str]]) -> None:

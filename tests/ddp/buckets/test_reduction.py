@@ -10,6 +10,7 @@ from torch import nn
 
 from partita.ddp.buckets.bucket_layout import lay_out
 from partita.ddp.buckets.reduction import BucketMemory, PassFlags, Reduction
+from partita.ddp.buckets.weight_sample import SAMPLE_FLAGS
 from partita.runtime import Comm, Handle
 
 
@@ -49,6 +50,7 @@ def test_a_comm_hook_is_given_gradients_alone_so_that_flags_arrive_whatever_it_m
             comm,
             mixes,
             flags=PassFlags(went_well=True),
+            sample=torch.arange(SAMPLE_FLAGS) % 2,
         )
         reduction.wait()
         reduction.hand_back()
@@ -56,5 +58,5 @@ def test_a_comm_hook_is_given_gradients_alone_so_that_flags_arrive_whatever_it_m
         assert parameters[1].grad is None
         return reduction
 
-    assert alone(body).flagged().tolist() == [0, 0, 1]
+    assert alone(body).flagged().tolist() == [0, 0, 1, *[0, 1] * (SAMPLE_FLAGS // 2)]
     assert sizes == [5]

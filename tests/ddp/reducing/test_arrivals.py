@@ -12,6 +12,7 @@ from torch import nn
 
 from partita.ddp.buckets.bucket_set import BucketSet
 from partita.ddp.buckets.settings import ReducerSettings
+from partita.ddp.buckets.weight_sample import SAMPLE_FLAGS
 from partita.ddp.reducing.arrivals import GradientArrivals
 from partita.ddp.reducing.consensus import Consensus
 from partita.ddp.reducing.gradient import Arrival, ParameterGradient
@@ -72,7 +73,9 @@ def test_a_gradient_that_will_not_come_is_not_waited_for() -> None:
 def test_at_the_end_all_buckets_are_sent() -> None:
     def check(arrivals: GradientArrivals, state: PassState, parameters: list[nn.Parameter]) -> None:
         arrivals.send_rest(state)
-        assert [reduction.flagged().tolist() for reduction in state.reductions] == [[0, 0, 0], [0, 0, 1]]
+        flags = [reduction.flagged().tolist() for reduction in state.reductions]
+        assert [of_pass[:3] for of_pass in flags] == [[0, 0, 0], [0, 0, 1]]
+        assert [sum(of_pass[3:]) for of_pass in flags] == [0, SAMPLE_FLAGS // 2]
         arrivals.send_rest(state)
         assert len(state.reductions) == 2
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
+from partita.ddp.buckets.weight_sample import SAMPLE_FLAGS
 from partita.ddp.reducing.agreement import GraphFingerprint
 from partita.ddp.reducing.consensus import Consensus
 from partita.runtime import InProcessWorld
 
-QUIET, NEWS = torch.zeros(1), torch.ones(1)
+QUIET = torch.zeros(1 + SAMPLE_FLAGS)
+NEWS = torch.eye(1, 1 + SAMPLE_FLAGS)[0]
+DRIFT = torch.ones(1 + SAMPLE_FLAGS) - NEWS
+"""Each bit of the weights is set on some rank, and clear on some."""
 
 
 class Counting:
@@ -40,6 +45,26 @@ def test_after_two_passes_ranks_talk_only_about_news() -> None:
         consensus.pass_ends(news)
     assert comm.exchanges == 3  # of passes 0, 1 and 4
     assert consensus.step == 5
+
+
+@pytest.mark.parametrize(
+    ("they_differ", "compared_after"), [(True, [1]), (False, [1, 2, 4, 8])], ids=["differ", "are equal"]
+)
+def test_weights_are_compared_where_samples_differ_once_or_ever_less_often(
+    they_differ: bool, compared_after: list[int]
+) -> None:
+    _, consensus = new_consensus()
+    compared = []
+
+    def warn(step: int) -> bool:
+        compared.append(step)
+        return they_differ
+
+    consensus.warn_of_drift = warn
+    for flags in (*[DRIFT] * 10, QUIET, NEWS):
+        consensus.exchange(())
+        consensus.pass_ends(flags)
+    assert compared == compared_after
 
 
 def test_the_second_pass_takes_over_the_order_that_the_first_one_has_seen() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import io
 import logging
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from partita.ddp import partita_ddp, replicate
-from partita.errors import ArgumentError, ExecutionError, PlanError, SignatureMismatch
+from partita.errors import ArgumentError, ExecutionError, PlanError, ReplicasDiffer, SignatureMismatch
 from partita.planning import BucketPlan
 from partita.runtime import InProcessWorld, Tracer
 
@@ -95,7 +97,73 @@ def test_weights_that_one_rank_alone_has_loaded_are_refused(
         return ""
 
     for text in InProcessWorld(2).run(body):
-        assert ("of rank 1 have other values than those of rank 0: load the same" in text) == refused, text
+        assert (
+            "'weight' of rank 1 has other values than that of rank 0 (4 of its 4 numbers differ" in text
+        ) == refused, text
+
+
+def _a_learning_rate_of_its_own(module: Any, rank: int, step: int) -> None:
+    torch.optim.SGD(module.parameters(), 0.1 + 1e-7 * rank).step()
+
+
+def _loaded_on_rank_1(module: Any, rank: int, step: int) -> None:
+    if rank and step == 2:
+        module.load_state_dict({name: value + 1.0 for name, value in module.state_dict().items()})
+
+
+def _clipped_on_rank_0(module: Any, rank: int, step: int) -> None:
+    if not rank and step == 2:
+        with torch.no_grad():
+            module[0].bias.clamp_(max=-1.0)
+
+
+def _alike(module: Any, rank: int, step: int) -> None:
+    torch.optim.AdamW(module.parameters(), 0.1).step()
+
+
+def _averaged_for_a_look(module: Any, rank: int, step: int) -> None:
+    """Rank 0 evaluates with other weights, and puts those that it trains back."""
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    if not rank:
+        module.load_state_dict({name: value + 1.0 for name, value in before.items()})
+        module.load_state_dict(before)
+
+
+def _not_a_number(module: Any, rank: int, step: int) -> None:
+    with torch.no_grad():
+        module[0].weight.fill_(float("nan"))
+
+
+@pytest.mark.parametrize(
+    ("what_a_rank_does", "warned_of"),
+    [
+        (_a_learning_rate_of_its_own, "of rank 1 has other values"),
+        (_loaded_on_rank_1, "'0.weight' of rank 1 has other values"),
+        (_clipped_on_rank_0, r"'0.bias' of rank 1 has other values.*\(4 of its 4 numbers differ\) after"),
+        (_alike, ""),
+        (_averaged_for_a_look, ""),
+        (_not_a_number, ""),
+    ],
+)
+def test_replicas_that_drift_apart_are_named(
+    what_a_rank_does: Callable[[Any, int, int], None], warned_of: str
+) -> None:
+    def body(comm: Any) -> list[str]:
+        torch.manual_seed(0)
+        module: Any = replicate(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)), comm)
+        texts = []
+        for step in range(12):
+            try:
+                module(torch.randn(8, 4)).square().sum().backward()
+            except ReplicasDiffer as warning:  # warnings are errors here
+                texts.append(str(warning))
+            what_a_rank_does(module, comm.rank, step)
+        return texts
+
+    for texts in InProcessWorld(2).run(body):
+        assert len(texts) == bool(warned_of), texts
+        for text in texts:
+            assert re.search(warned_of, text), text
 
 
 def test_copies_and_pickles_are_plain_modules() -> None:

@@ -18,6 +18,7 @@ import torch
 from partita._torch.autograd.running_pass import storage_users
 from partita.ddp.buckets.bucket_layout import BucketLayout, Slot
 from partita.ddp.buckets.comm_hooks import CommHook, start_averaging
+from partita.ddp.buckets.weight_sample import SAMPLE_FLAGS
 from partita.runtime import Comm, Handle
 from partita.runtime.publish_errors import publish_errors
 
@@ -39,7 +40,7 @@ class PassFlags:
     went_well: bool = False
 
 
-_FLAGS = len(astuple(PassFlags()))
+_FLAGS = len(astuple(PassFlags())) + SAMPLE_FLAGS
 _IN_HOOK = "the comm_hook of a replicated module"
 
 
@@ -78,6 +79,7 @@ class Reduction:
         used: which parameters count as used, by index.
         hook: averages the bucket; None: divided by the number of ranks, and summed.
         flags: travel along; see `flagged`.
+        sample: of the weights, see `WeightSample`; travels behind the flags.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class Reduction:
         hook: CommHook | None,
         *,
         flags: PassFlags,
+        sample: torch.Tensor | None = None,
     ) -> None:
         self.layout = memory.layout
         self._parameters = parameters
@@ -98,7 +101,7 @@ class Reduction:
         self._views = [
             self._flat.as_strided(slot.shape, slot.strides, slot.offset) for slot in self.layout.slots
         ]
-        self._fill(gradients, 1.0 if hook is not None else 1.0 / comm.size, flags)
+        self._fill(gradients, 1.0 if hook is not None else 1.0 / comm.size, flags, sample)
         self.sent_s = time.monotonic()
         self._handles = self._launch(comm, hook)
         self._by_hook = None if hook is None else comm
@@ -106,11 +109,17 @@ class Reduction:
         self.finished_s = 0.0
 
     def flagged(self) -> torch.Tensor:
-        """Return an element for each flag of the pass, not zero where some rank has set it; after `wait`."""
+        """Return an element for each flag of the pass and then of the sample: not zero where some rank has
+        set it; after `wait`.
+        """
         return self._flat[-_FLAGS:].clone()
 
     def _fill(
-        self, gradients: Mapping[int, torch.Tensor | None], scale: float, pass_flags: PassFlags
+        self,
+        gradients: Mapping[int, torch.Tensor | None],
+        scale: float,
+        pass_flags: PassFlags,
+        sample: torch.Tensor | None,
     ) -> None:
         flags = []
         with torch.no_grad():
@@ -126,7 +135,10 @@ class Reduction:
                 elif not _lies_at(gradient, self._flat, slot):
                     view.copy_(gradient)
             flags += [1.0 if flag else 0.0 for flag in astuple(pass_flags)]
+            flags += [0.0] * SAMPLE_FLAGS
             self._flat[self.layout.elements :].copy_(torch.tensor(flags, dtype=self.layout.dtype))
+            if sample is not None:
+                self._flat[-SAMPLE_FLAGS:].copy_(sample)
 
     def _launch(self, comm: Comm, hook: CommHook | None) -> list[Handle]:
         """Flags travel in the bucket, except where a hook averages it: it may round, drop or mix what it is

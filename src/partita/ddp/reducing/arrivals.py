@@ -17,6 +17,7 @@ from partita.ddp.buckets.bucket_layout import BucketLayout
 from partita.ddp.buckets.bucket_set import BucketSet
 from partita.ddp.buckets.comm_hooks import CommHook
 from partita.ddp.buckets.reduction import PassFlags, Reduction
+from partita.ddp.buckets.weight_sample import WeightSample
 from partita.ddp.reducing.consensus import Consensus
 from partita.ddp.reducing.gradient import ParameterGradient
 from partita.ddp.reducing.pass_errors import (
@@ -55,6 +56,7 @@ class GradientArrivals:
         self._buckets = buckets
         self._consensus = consensus
         self._hook = hook
+        self._sample = WeightSample(self._parameters)
         self._times_written = [0] * len(gradients)
 
     def offered(self, state: PassState, index: int, offer: torch.Tensor | None) -> torch.Tensor | None:
@@ -171,7 +173,10 @@ class GradientArrivals:
         flags = PassFlags(self._consensus.has_news, raised, not raised)
         layouts = self._buckets.layouts
         for bucket in layouts[len(state.reductions) :]:
-            self._send(state, bucket, flags if bucket is layouts[-1] else PassFlags())
+            if bucket is layouts[-1]:
+                self._send(state, bucket, flags, self._sample.flags(self._consensus.step))
+            else:
+                self._send(state, bucket, PassFlags())
 
     @staticmethod
     def _has_come(state: PassState, bucket: BucketLayout) -> bool:
@@ -179,7 +184,9 @@ class GradientArrivals:
         arrivals = (state.arrivals[slot.index] for slot in bucket.slots)
         return all(arrival.is_there or not arrival.expected for arrival in arrivals)
 
-    def _send(self, state: PassState, bucket: BucketLayout, flags: PassFlags) -> None:
+    def _send(
+        self, state: PassState, bucket: BucketLayout, flags: PassFlags, sample: torch.Tensor | None = None
+    ) -> None:
         arrivals = {slot.index: state.arrivals[slot.index] for slot in bucket.slots}
         state.reductions.append(
             Reduction(
@@ -190,6 +197,7 @@ class GradientArrivals:
                 self._comm,
                 self._hook,
                 flags=flags,
+                sample=sample,
             )
         )
         for index, arrival in arrivals.items():  # they lie in the bucket's memory now

@@ -1,7 +1,8 @@
 """What a rank tells the others at the beginning of a backward pass, and when there is something to tell.
 
 In the first two passes ranks always exchange what they expect; afterwards only where some rank has compiled
-something new, which a flag in the last bucket of the pass before has told to all.
+something new, which a flag in the last bucket of the pass before has told to all. A sample of the weights,
+behind that flag, shows whether the replicas have drifted apart.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from partita.ddp.buckets.weight_sample import SAMPLE_FLAGS, samples_differ
 from partita.ddp.reducing.agreement import GraphFingerprint, Proposal, agree
 from partita.runtime import Comm
 
@@ -33,19 +35,23 @@ class Consensus:
         order: in which gradients are expected to get ready, by parameter index; the same on all ranks.
         times_written: how often this rank's parameters have been written to since all were equal.
         check_weights: is called in the first pass, on all ranks, where they differ in that.
+        warn_of_drift: is called with `step`, on all ranks, where samples of the weights differ; returns
+            whether the weights do.
     """
 
     def __init__(self, comm: Comm, count: int, *, check_graphs: bool) -> None:
         self.step = 0
         self.times_written: Callable[[], int] = int
         self.check_weights: Callable[[], None] | None = None
+        self.warn_of_drift: Callable[[int], bool] | None = None
         self.order = tuple(reversed(range(count)))
         self._comm = comm
         self._check_graphs = check_graphs
         self._graphs: dict[GraphFingerprint, None] = {}
         self._announced: set[GraphFingerprint] = set()
         self._logged = {""}
-        self._news: torch.Tensor | None = None
+        self._flags: torch.Tensor | None = None
+        self._compares_from = 0
         self._observed: dict[int, None] = {}
 
     def add_graph(self, graph: GraphFingerprint) -> None:
@@ -74,7 +80,10 @@ class Consensus:
             SignatureMismatch: ranks are in different steps, have compiled different graphs, or have other
                 weights in the first pass.
         """
-        news = self._news is not None and bool(self._news.item())
+        flags = [] if self._flags is None else self._flags.tolist()
+        if flags and samples_differ(flags[-SAMPLE_FLAGS:]):
+            self._compare()
+        news = bool(flags and flags[0])
         if self.step >= _LEARNING_STEPS and not news:
             return False
         if self.step == 1:
@@ -94,7 +103,20 @@ class Consensus:
         self.order = agreed.order
         return True
 
-    def pass_ends(self, news: torch.Tensor) -> None:
-        """Note that a synchronised pass is over; ``news`` is not zero where any rank has news."""
-        self._news = news
+    def _compare(self) -> None:
+        """Compare all weights: once, where they do differ; ever less often, where it is not seen in them."""
+        if self.warn_of_drift is None or self.step < self._compares_from:
+            return
+        self._compares_from = 2 * self.step
+        warn, self.warn_of_drift = self.warn_of_drift, None  # once, also where a warning is an error
+        if not warn(self.step):
+            self.warn_of_drift = warn
+
+    def pass_ends(self, flags: torch.Tensor) -> None:
+        """Note that a synchronised pass is over.
+
+        Args:
+            flags: see `Reduction.flagged`; the first is not zero where any rank has news.
+        """
+        self._flags = flags
         self.step += 1

@@ -164,9 +164,14 @@ class Reducer:
         self._buckets.lay_out(self._consensus.order, plan)
         self._plan = plan
 
-    def compare_weights(self, times_written: Callable[[], int], check: Callable[[], None]) -> None:
-        """Call ``check`` in the first pass, on all ranks, where ``times_written`` is not the same on all."""
+    def compare_weights(
+        self, times_written: Callable[[], int], check: Callable[[], None], warn: Callable[[int], bool]
+    ) -> None:
+        """Call ``check`` in the first pass where ``times_written`` is not the same on all ranks, and ``warn``
+        in later ones where samples of the weights differ; see `Consensus`.
+        """
         self._consensus.times_written, self._consensus.check_weights = times_written, check
+        self._consensus.warn_of_drift = warn
 
     # --- called by the forward pass
 
@@ -370,7 +375,7 @@ class Reducer:
         if rest is not None:
             rest()
         flags = state.reductions[-1].flagged()
-        self._consensus.pass_ends(flags[:1])
+        self._consensus.pass_ends(flags)
         return flags
 
     def _drop(self, state: PassState) -> None:
@@ -393,7 +398,7 @@ class Reducer:
         Args:
             state: of the pass, where its gradients have not been handed back.
         """
-        _, on_some, well_on_some = flags.tolist()
+        _, on_some, well_on_some, *_ = flags.tolist()
         if on_some and well_on_some:
             if state is not None:
                 self._arrivals.pass_is_dropped(state)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 
 import torch
 
-from partita._torch.tensors.tensor_text import short_name
 from partita._torch.tensors.versions import same_versions, times_written
 from partita.errors import SignatureMismatch
 from partita.runtime import Comm
 
-__all__ = ["StateBroadcast"]
+__all__ = ["StateBroadcast", "check_equal", "difference_from_rank_0"]
 
 
 class StateBroadcast:
@@ -76,30 +75,43 @@ class StateBroadcast:
         """Drop what was received."""
         self._received = []
 
-    def check(self, names: Sequence[str]) -> None:
-        """Compare with rank 0. Collective.
 
-        Args:
-            names: for the message; unused where all are equal.
+def check_equal(comm: Comm, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Compare tensors with those of rank 0. Collective.
 
-        Raises:
-            SignatureMismatch: values differ; on every rank.
-        """
-        wrong = None
-        with torch.no_grad():
-            for (dtype, _), tensors in self._kinds.items():
-                flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-                other = flat.clone()
-                self._comm.broadcast(_as_numbers(other), 0).wait()
-                if not torch.equal(flat, other) and wrong is None:
-                    wrong = short_name(dtype)
-        for rank, dtype_name in enumerate(self._comm.all_gather_object(wrong)):
-            if dtype_name is not None:
-                raise SignatureMismatch(
-                    f"parameters or buffers ({dtype_name}, {len(names)} in all) of rank {rank} have other "
-                    "values than those of rank 0: load the same checkpoint on all ranks, or on rank 0 before "
-                    "replicate(..., initial='broadcast')"
-                )
+    Raises:
+        SignatureMismatch: values differ; names the first that does; on every rank.
+    """
+    difference = difference_from_rank_0(comm, tensors)
+    if difference is not None:
+        raise SignatureMismatch(
+            f"{difference}: load the same checkpoint on all ranks, or on rank 0 before replicate(..., "
+            "initial='broadcast')"
+        )
+
+
+def difference_from_rank_0(comm: Comm, tensors: Mapping[str, torch.Tensor]) -> str | None:
+    """Return the first tensor that is not equal to rank 0's, in words, the same on every rank; None where all
+    are equal. One after the other is sent, so it takes no more memory than the largest. Collective.
+    """
+    own: list[tuple[str, str]] = []
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            if not tensor.numel():
+                continue
+            flat = tensor.detach().reshape(-1)
+            of_rank_0 = flat.clone()
+            comm.broadcast(_as_numbers(of_rank_0), 0).wait()
+            unequal = (flat != of_rank_0) & ~(flat.isnan() & of_rank_0.isnan())
+            count = int(unequal.sum())
+            if count:
+                own.append((name, f"{count} of its {flat.numel()} numbers differ"))
+    for rank, differing in enumerate(comm.all_gather_object(own)):
+        if differing:
+            name, where = differing[0]
+            more = f", and {len(differing) - 1} more such tensors" if len(differing) > 1 else ""
+            return f"{name!r} of rank {rank} has other values than that of rank 0 ({where}{more})"
+    return None
 
 
 def _as_numbers(flat: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -20,11 +21,11 @@ from partita.ddp.reducing.agreement import check_same_replicas
 from partita.ddp.reducing.pass_errors import failed_everywhere
 from partita.ddp.reducing.reducer import Reducer
 from partita.ddp.reducing.tuning import MARGIN, measure_links_of, plan_from_samples, tune_itself
-from partita.ddp.replicas.broadcast import StateBroadcast
+from partita.ddp.replicas.broadcast import StateBroadcast, check_equal, difference_from_rank_0
 from partita.ddp.replicas.module_watch import ModuleWatch
 from partita.ddp.replicas.owners import Owners
 from partita.ddp.replicas.replicable import check_replicable
-from partita.errors import ExecutionError
+from partita.errors import ExecutionError, ReplicasDiffer
 from partita.planning import BucketPlan, Cluster
 from partita.runtime import Comm, Recorder
 from partita.runtime.failures.thread_activity import doing
@@ -90,17 +91,16 @@ class Replication:
             self.reducer.pass_ended = tune_itself
 
         # 4. Parameters and buffers as on rank 0.
-        from_rank_0 = StateBroadcast(comm, list(state.values()))
         try:
             if initial == "broadcast":
-                from_rank_0.run()
+                StateBroadcast(comm, list(state.values())).run()
             else:
-                from_rank_0.check(list(state))
+                check_equal(comm, state)
         except BaseException:
             self.reducer.detach()
             raise
         self._written_at_first = self._times_written()
-        self.reducer.compare_weights(self._times_written_since, self._check_weights)
+        self.reducer.compare_weights(self._times_written_since, self._check_weights, self._warn_of_drift)
         for index, parameter in enumerate(trained.values()):
             REPLICATIONS.claim(parameter, self, index)
         REPLICATIONS.note_use(self)
@@ -113,7 +113,26 @@ class Replication:
 
     def _check_weights(self) -> None:
         """Weights that one rank alone has loaded would stay its own for good: gradients are equal."""
-        StateBroadcast(self.comm, self.reducer.parameters).check(self.reducer.names)
+        check_equal(self.comm, self._trained)
+
+    def _warn_of_drift(self, passes: int) -> bool:
+        difference = difference_from_rank_0(self.comm, self._trained)
+        if difference is None:
+            return False
+        warnings.warn(
+            f"parameter {difference} after {passes} synchronised backward passes, and each rank "
+            "trains a model of its own. Their gradients are equal, so look for what ranks do differently "
+            "with them or with the weights: a learning rate that follows the loss of its own rank, weights "
+            "that one rank alone has loaded, an optimizer that rounds at random. To go on from the weights "
+            "of rank 0: replication.close(), and replicate() again",
+            ReplicasDiffer,
+            stacklevel=1,
+        )
+        return True
+
+    @property
+    def _trained(self) -> dict[str, torch.Tensor]:
+        return dict(zip(self.reducer.names, self.reducer.parameters, strict=True))
 
     def on_close(self, undo: Callable[[], None]) -> None:
         """Call ``undo`` when replication ends."""

@@ -1,0 +1,48 @@
+"""Samples of weights: equal where weights are, other ones where they are not, in any dtype and layout."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from partita.ddp.buckets.weight_sample import SAMPLE_FLAGS, WeightSample, samples_differ
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.int8)
+
+
+def weights(dtype: torch.dtype) -> list[Tensor]:
+    torch.manual_seed(0)
+    shapes = [(7, 5), (3,), (), (0,), (4, 3, 2, 2), (300, 40), (6, 8)]
+    tensors = [torch.randn(shape).mul(40).to(dtype) for shape in shapes]
+    tensors[4] = tensors[4].to(memory_format=torch.channels_last)
+    tensors[6] = tensors[6].t()
+    return tensors
+
+
+def differ(left: list[Tensor], right: list[Tensor], passes: int) -> list[bool]:
+    """Whether each pass sees a difference, between two ranks with a bucket of bfloat16."""
+    samples = [WeightSample(left), WeightSample(right)]
+    summed = [sum(sample.flags(step).to(torch.bfloat16) for sample in samples) for step in range(passes)]
+    return [samples_differ(flags.tolist()) for flags in summed if isinstance(flags, Tensor)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_equal_weights_have_equal_samples(dtype: torch.dtype) -> None:
+    assert not any(differ(weights(dtype), weights(dtype), 40))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_weights_that_all_differ_are_seen_in_nearly_each_pass(dtype: torch.dtype) -> None:
+    others = [tensor * 2 + 1 for tensor in weights(dtype)]
+    assert sum(differ(weights(dtype), others, 60)) > 50
+
+
+def test_a_single_number_is_seen_in_time() -> None:
+    others = weights(torch.float32)
+    others[5][123, 17] += 1e-3  # one of 12,000, in one of six tensors
+    assert sum(differ(weights(torch.float32), others, 6 * 300)) > 0
+
+
+def test_what_has_no_numbers_has_no_sample() -> None:
+    assert WeightSample([torch.empty(0)]).flags(3).tolist() == [0] * SAMPLE_FLAGS
