@@ -84,6 +84,7 @@ ROOMS = {
             "publish_errors",
             "same_settings",
             "trace",
+            "weight_sample",
         ),
         ("host_generators", "graph_compiler"),
     ),

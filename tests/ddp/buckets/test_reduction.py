@@ -10,8 +10,8 @@ from torch import nn
 
 from partita.ddp.buckets.bucket_layout import lay_out
 from partita.ddp.buckets.reduction import BucketMemory, PassFlags, Reduction
-from partita.ddp.buckets.weight_sample import SAMPLE_FLAGS
 from partita.runtime import Comm, Handle
+from partita.runtime.weight_sample import SAMPLE_FLAGS
 
 
 def test_memory_is_used_again_unless_somebody_keeps_a_part_of_it() -> None:

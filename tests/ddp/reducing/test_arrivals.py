@@ -12,11 +12,11 @@ from torch import nn
 
 from partita.ddp.buckets.bucket_set import BucketSet
 from partita.ddp.buckets.settings import ReducerSettings
-from partita.ddp.buckets.weight_sample import SAMPLE_FLAGS
 from partita.ddp.reducing.arrivals import GradientArrivals
 from partita.ddp.reducing.consensus import Consensus
 from partita.ddp.reducing.gradient import Arrival, ParameterGradient
 from partita.ddp.reducing.pass_state import PassState
+from partita.runtime.weight_sample import SAMPLE_FLAGS
 
 Check = Callable[[GradientArrivals, PassState, list[nn.Parameter]], None]
 

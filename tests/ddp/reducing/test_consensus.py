@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from partita.ddp.buckets.weight_sample import SAMPLE_FLAGS
 from partita.ddp.reducing.agreement import GraphFingerprint
 from partita.ddp.reducing.consensus import Consensus
 from partita.runtime import InProcessWorld
+from partita.runtime.weight_sample import SAMPLE_FLAGS
 
 QUIET = torch.zeros(1 + SAMPLE_FLAGS)
 NEWS = torch.eye(1, 1 + SAMPLE_FLAGS)[0]

@@ -95,6 +95,53 @@ def test_copies_stay_equal_bit_for_bit_over_training() -> None:
     assert_equal(*InProcessWorld(2).run(body))
 
 
+def _other_copy(module: nn.Module, rank: int) -> None:
+    if rank == 1:
+        with torch.no_grad():
+            module.get_parameter("embedding.weight").mul_(1.001)
+
+
+@pytest.mark.parametrize("tied_gradients", ["exact", "reduced"])
+def test_copies_that_have_drifted_apart_are_an_error(tied_gradients: str) -> None:
+    """Each was trained on by itself, without a word: another model than the uncut one."""
+    with pytest.raises(ExecutionError, match=r"'embedding.weight' in stages \[0, 1\] have drifted apart"):
+        _run(TRANSFORMER, (0, 1), _other_copy, tied_gradients=tied_gradients, steps=1)
+
+
+@pytest.mark.parametrize("tied_gradients", ["exact", "reduced"])
+def test_so_are_copies_of_stages_of_one_rank_that_hold_two(tied_gradients: str) -> None:
+    seen: list[Tensor] = []
+
+    def prepare(module: nn.Module, _: int) -> None:
+        """As after a move to another device, which gives each stage a copy of its own."""
+        weight = module.get_parameter("embedding.weight")
+        owner = module.get_submodule("embedding")
+        owner.weight = nn.Parameter(weight.detach() + len(seen))
+        seen.append(weight)
+
+    with pytest.raises(ExecutionError, match=r"'embedding.weight' in stages \[0, 1\] have drifted apart"):
+        _run(TRANSFORMER, (0, 0), prepare, tied_gradients=tied_gradients, steps=1)
+
+
+@pytest.mark.parametrize("tied_gradients", ["exact", "reduced"])
+def test_a_weight_decay_for_one_copy_alone_is_found_in_the_next_step(tied_gradients: Any) -> None:
+    pipe, steps = cut(TRANSFORMER, 2), [0, 0]
+
+    def body(comm: Comm) -> None:
+        stage = copy.deepcopy(pipe).build_stage(comm.rank, comm=comm)
+        schedule = Schedule1F1B(stage, 4, TRANSFORMER.loss, tied_gradients=tied_gradients)
+        optimizer = torch.optim.AdamW(stage.module.parameters(), lr=0.05, weight_decay=0.1 * comm.rank)
+        for step in range(4):
+            args, _, target = TRANSFORMER.data(8, seed=step)
+            schedule.step(*args, target=target)
+            steps[comm.rank] += 1
+            optimizer.step()
+
+    with pytest.raises(ExecutionError, match="have drifted apart"):
+        InProcessWorld(2).run(body)
+    assert steps == [1, 1]
+
+
 def test_nothing_of_a_tied_parameter_travels_during_the_step() -> None:
     pipe = cut(TRANSFORMER, 3)
     name = pipe.routes.tied[0].value.name

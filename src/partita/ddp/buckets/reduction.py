@@ -18,9 +18,9 @@ import torch
 from partita._torch.autograd.running_pass import storage_users
 from partita.ddp.buckets.bucket_layout import BucketLayout, Slot
 from partita.ddp.buckets.comm_hooks import CommHook, start_averaging
-from partita.ddp.buckets.weight_sample import SAMPLE_FLAGS
 from partita.runtime import Comm, Handle
 from partita.runtime.publish_errors import publish_errors
+from partita.runtime.weight_sample import SAMPLE_FLAGS
 
 __all__ = ["BucketMemory", "PassFlags", "Reduction"]
 

@@ -17,7 +17,6 @@ from partita.ddp.buckets.bucket_layout import BucketLayout
 from partita.ddp.buckets.bucket_set import BucketSet
 from partita.ddp.buckets.comm_hooks import CommHook
 from partita.ddp.buckets.reduction import PassFlags, Reduction
-from partita.ddp.buckets.weight_sample import WeightSample
 from partita.ddp.reducing.consensus import Consensus
 from partita.ddp.reducing.gradient import ParameterGradient
 from partita.ddp.reducing.pass_errors import (
@@ -28,6 +27,7 @@ from partita.ddp.reducing.pass_errors import (
 )
 from partita.ddp.reducing.pass_state import PassState
 from partita.runtime import Comm
+from partita.runtime.weight_sample import WeightSample
 
 __all__ = ["GradientArrivals"]
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from partita.ddp.buckets.weight_sample import SAMPLE_FLAGS, samples_differ
 from partita.ddp.reducing.agreement import GraphFingerprint, Proposal, agree
 from partita.runtime import Comm
+from partita.runtime.weight_sample import SAMPLE_FLAGS, samples_differ
 
 __all__ = ["Consensus"]
 

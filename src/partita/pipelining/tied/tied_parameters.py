@@ -47,6 +47,7 @@ class TiedParameters:
         self._stage_ranks = stage_ranks
         self._stepped_once = SteppedOnce(stages.values())
         self._sums = TiedSums(comm, stages, stage_ranks)
+        self._steps = 0
 
     def begin(self, routes: Routes) -> None:
         """Prepare for a step that trains.
@@ -59,6 +60,11 @@ class TiedParameters:
         self._sums.begin(routes.tied)
 
     def end(self, routes: Routes) -> None:
-        """After the step, give every copy the whole gradient. Collective."""
-        self._sums.end()
-        share_gradients(self._comm, self._stages, self._stage_ranks, routes)
+        """After the step, give every copy the whole gradient. Collective.
+
+        Raises:
+            ExecutionError: copies of one parameter are not equal any more.
+        """
+        self._sums.end(self._steps)
+        share_gradients(self._comm, self._stages, self._stage_ranks, routes, self._steps)
+        self._steps += 1

@@ -24,7 +24,9 @@ from partita._torch.autograd.running_pass import has_hooks
 from partita.errors import ExecutionError
 from partita.pipelining.interface.routes import Routes, Tied
 from partita.pipelining.stages.stage import Stage
+from partita.pipelining.tied.equal_copies import local_tensor, other_values, sample_of
 from partita.runtime import Comm, wait_all
+from partita.runtime.weight_sample import samples_differ
 
 __all__ = ["TiedGradients", "TiedSums", "with_chains"]
 
@@ -84,29 +86,32 @@ class TiedSums:
                 )
             ranks = tuple(sorted({self._stage_ranks[stage] for stage in group.stages}))
             self._gradients.append(
-                _TiedGradient(group.names[0], ranks, parameters, [parameter.grad for parameter in parameters])
+                _TiedGradient(group, ranks, parameters, [parameter.grad for parameter in parameters])
             )
             for parameter in parameters:
                 parameter.grad = None
 
-    def end(self) -> None:
+    def end(self, step: int) -> None:
         """Sum the shares of all ranks, and add what was put aside. Collective.
 
         Raises:
-            ExecutionError: a share is sparse.
+            ExecutionError: a share is sparse, or the copies are not equal any more.
         """
         for gradient in self._gradients:
             gradient.check_dense()
-        totals = [(gradient, gradient.share(), gradient.count()) for gradient in self._gradients]
+        totals = [(gradient, gradient.share(), gradient.counts(step)) for gradient in self._gradients]
         handles = []
-        for gradient, share, count in totals:
+        for gradient, share, counts in totals:
             if len(gradient.ranks) > 1:
                 handles += [
-                    self._comm.all_reduce(tensor, gradient.ranks) for tensor in (count, _local(share))
+                    self._comm.all_reduce(tensor, gradient.ranks) for tensor in (counts, local_tensor(share))
                 ]
         wait_all(handles)
-        for gradient, share, count in totals:
-            gradient.write_sum(share if count.item() else None)
+        for gradient, share, counts in totals:
+            count, *sample = counts.tolist()
+            if samples_differ(sample):
+                raise other_values(gradient.group)
+            gradient.write_sum(share if count else None)
         self._gradients.clear()
 
     def _copies(self, group: Tied) -> list[nn.Parameter]:
@@ -120,13 +125,12 @@ class _TiedGradient:
     """A tied parameter's gradient in one step.
 
     Attributes:
-        name: as the messages call it.
         ranks: the ranks that have copies.
         copies: the copies on this rank.
         before: the gradients that the copies had before the step.
     """
 
-    name: str
+    group: Tied
     ranks: tuple[int, ...]
     copies: Sequence[nn.Parameter]
     before: Sequence[Tensor | None]
@@ -135,13 +139,15 @@ class _TiedGradient:
         """Refuse sparse shares: they would be added up on this rank only."""
         if any(copy.grad is not None and copy.grad.is_sparse for copy in self.copies):
             raise ExecutionError(
-                f"the tied parameter {self.name!r} has a sparse gradient, and stages exchange dense ones: "
-                "build its embedding with sparse=False, or cut so that one stage has it"
+                f"the tied parameter {self.group.names[0]!r} has a sparse gradient, and stages exchange "
+                "dense ones: build its embedding with sparse=False, or cut so that one stage has it"
             )
 
-    def count(self) -> Tensor:
-        """The number of copies on this rank that have a share."""
-        return torch.tensor([sum(copy.grad is not None for copy in self.copies)])
+    def counts(self, step: int) -> Tensor:
+        """The number of copies on this rank that have a share, and their samples."""
+        count = torch.tensor([sum(copy.grad is not None for copy in self.copies)])
+        samples = [sample_of(copy, step).cpu() for copy in self.copies]
+        return torch.cat((count, torch.stack(samples).sum(0)))
 
     @torch.no_grad()
     def share(self) -> Tensor:
@@ -176,8 +182,3 @@ def _check_whole(group: Tied, parameters: Sequence[nn.Parameter]) -> None:
             f"the tied parameter {group.names[0]!r} is sharded, so its gradient can't travel with each "
             'microbatch: make the schedule with tied_gradients="reduced"'
         )
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """The local shard of a sharded tensor; the other ranks with a copy have the same shard."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,10 +1,10 @@
-"""A few bits of the weights, which travel with each pass: what shows that replicas have drifted apart.
+"""A few bits of the weights, which travel with gradients: what shows that copies on ranks have drifted apart.
 
 A learning rate that follows the loss of its own rank, weights that one rank alone has loaded, an optimizer
 that rounds at random: gradients stay the same on all ranks, and the weights do not. To compare all of them in
-each step would cost as much as the gradients. So each pass looks at some numbers of one parameter, of another
-one in the next pass, and takes a byte from them. A bucket is summed, so of each bit travels whether it is set
-and whether it is clear: both are seen where ranks differ, whatever the dtype of the bucket can hold.
+each step would cost as much as the gradients. So each step looks at some numbers of one parameter, of another
+one in the next step, and takes a byte from them. What travels may be summed: of each bit it is said whether
+it is set, and whether it is clear, so that both are seen where ranks differ, whatever the sum can hold.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _BITS = 8
 SAMPLE_FLAGS = 2 * _BITS
 """Whether each bit is set, and then whether each is clear."""
 
-_NUMBERS = 64
-"""How many numbers of a parameter are looked at in one pass."""
+_NUMBERS = 256
+"""How many numbers of a parameter are looked at in one step."""
 _GOLDEN = 0x9E3779B1
 """2^32 over the golden ratio: its multiples spread evenly (D. E. Knuth, "The Art of Computer Programming",
 volume 3, section 6.4)."""
@@ -40,7 +40,7 @@ class WeightSample:
         ]
 
     def flags(self, step: int) -> torch.Tensor:
-        """Return `SAMPLE_FLAGS` numbers, 0 or 1, of the weights whose turn it is in a pass.
+        """Return `SAMPLE_FLAGS` numbers, 0 or 1, of the weights whose turn it is in a step.
 
         Returns:
             int64, on the device of these weights.

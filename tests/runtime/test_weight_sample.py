@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from partita.ddp.buckets.weight_sample import SAMPLE_FLAGS, WeightSample, samples_differ
+from partita.runtime.weight_sample import SAMPLE_FLAGS, WeightSample, samples_differ
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.int8)
 
@@ -20,10 +20,10 @@ def weights(dtype: torch.dtype) -> list[Tensor]:
     return tensors
 
 
-def differ(left: list[Tensor], right: list[Tensor], passes: int) -> list[bool]:
-    """Whether each pass sees a difference, between two ranks with a bucket of bfloat16."""
+def differ(left: list[Tensor], right: list[Tensor], steps: int) -> list[bool]:
+    """Whether each step sees a difference, between two ranks with a bucket of bfloat16."""
     samples = [WeightSample(left), WeightSample(right)]
-    summed = [sum(sample.flags(step).to(torch.bfloat16) for sample in samples) for step in range(passes)]
+    summed = [sum(sample.flags(step).to(torch.bfloat16) for sample in samples) for step in range(steps)]
     return [samples_differ(flags.tolist()) for flags in summed if isinstance(flags, Tensor)]
 
 
@@ -33,7 +33,7 @@ def test_equal_weights_have_equal_samples(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_weights_that_all_differ_are_seen_in_nearly_each_pass(dtype: torch.dtype) -> None:
+def test_weights_that_all_differ_are_seen_in_nearly_each_step(dtype: torch.dtype) -> None:
     others = [tensor * 2 + 1 for tensor in weights(dtype)]
     assert sum(differ(weights(dtype), others, 60)) > 50
 
