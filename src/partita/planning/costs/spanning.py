@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -80,7 +81,8 @@ class SpanningValue:
 
     def is_used_in(self, first: int, last: int) -> bool:
         """Whether one of the units from `first` to `last` is given it."""
-        return any(first <= user <= last for user in self.users)
+        place = bisect_left(self.users, first)  # some are given to every block
+        return place < len(self.users) and self.users[place] <= last
 
     def sent_bytes(self, border: int) -> int:
         """What of it crosses a border between its maker and its last user."""

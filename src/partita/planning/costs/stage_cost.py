@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from partita.errors import PlanError
 from partita.planning._check import require_amount, require_seconds
@@ -122,6 +123,13 @@ class StageCost:
         if kind is ActionKind.I:  # it frees as it goes, and may catch more for W than that
             return workspace + max(self.recompute_bytes, self.bytes_after(kind))
         return self.recompute_bytes + workspace
+
+    @cached_property
+    def bytes_during_each(self) -> tuple[int, int, int, int]:
+        """`bytes_during` of F, I, W and B."""
+        kinds = ActionKind.F, ActionKind.I, ActionKind.W, ActionKind.B
+        forward, inputs, weights, backward = map(self.bytes_during, kinds)
+        return forward, inputs, weights, backward
 
     def arriving(self, kind: ActionKind) -> int:
         """What an F, I, W or B is sent by other ranks, in bytes."""

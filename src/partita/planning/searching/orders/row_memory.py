@@ -10,7 +10,7 @@ from operator import le
 from typing import NamedTuple
 
 from partita.planning.costs.stage_cost import StageCost
-from partita.planning.searching.orders.clock import PASS_KINDS, Pass, has_backward
+from partita.planning.searching.orders.clock import Pass, has_backward
 from partita.planning.simulating.messages import RECEIVED_AHEAD
 
 __all__ = ["State", "peak_of", "row_states"]
@@ -22,7 +22,8 @@ class State(NamedTuple):
     Attributes:
         kind: of the pass, F 0, I 1, W 2, B 3.
         stage: of the pass.
-        ahead: kind and stage of the passes behind it, whose messages are being received.
+        ahead: whether they go back, and their stage, of the passes behind it whose messages are being
+            received, in no order; W is sent none.
         sent: the stages of the I and B before it, the last first, each twice at most; two that sent gradients
             back hold them.
         counts: (stage, microbatches between F and I or B, microbatches between I and W) of each stage.
@@ -30,7 +31,7 @@ class State(NamedTuple):
 
     kind: int
     stage: int
-    ahead: tuple[tuple[int, int], ...]
+    ahead: tuple[tuple[bool, int], ...]
     sent: tuple[int, ...]
     counts: tuple[tuple[int, int, int], ...]
 
@@ -44,10 +45,11 @@ def row_states(row: Sequence[Pass]) -> list[State]:
     stages = sorted(forward)
     sent: tuple[int, ...] = ()
     places = [(kind, stage) for kind, stage, _ in row]
-    seen: dict[tuple[int, int, tuple[tuple[int, int], ...], tuple[int, ...]], set[tuple[int, ...]]] = {}
+    seen: dict[tuple[int, int, tuple[tuple[bool, int], ...], tuple[int, ...]], set[tuple[int, ...]]] = {}
     for position, (kind, stage) in enumerate(places, start=1):
         counts = tuple(count for one in stages for count in (forward[one], backward[one]))
-        ahead = tuple(places[position : position + RECEIVED_AHEAD])
+        behind = places[position : position + RECEIVED_AHEAD]
+        ahead = tuple(sorted((later != 0, its_stage) for later, its_stage in behind if later != 2))
         seen.setdefault((kind, stage, ahead, sent), set()).add(counts)
         if kind in (1, 3):
             again = [place for place, one in enumerate(sent) if one == stage][1:]
@@ -85,17 +87,22 @@ def peak_of(states: Sequence[State], costs: Mapping[int, StageCost]) -> int:
         costs: of each of the rank's stages.
     """
     always = sum(cost.static_bytes for cost in costs.values())
-    kept = {stage: cost.activation_bytes for stage, cost in costs.items()}
-    left = {stage: cost.weight_bytes for stage, cost in costs.items()}
-    during = {stage: tuple(map(cost.bytes_during, PASS_KINDS)) for stage, cost in costs.items()}
+    kept = {stage: (cost.activation_bytes, cost.weight_bytes) for stage, cost in costs.items()}
+    during = {stage: cost.bytes_during_each for stage, cost in costs.items()}
     returned = {stage: cost.returned_gradient_bytes for stage, cost in costs.items()}
-    arriving = {stage: tuple(map(cost.arriving, PASS_KINDS)) for stage, cost in costs.items()}
+    arriving = {stage: (cost.arriving_bytes, cost.arriving_gradient_bytes) for stage, cost in costs.items()}
+    received = dict[tuple[tuple[bool, int], ...], int]()
+    holding = dict[tuple[int, ...], int]()
     most = 0
     for kind, own, ahead, sent, counts in states:
-        size = during[own][kind] + sum(arriving[stage][next_kind] for next_kind, stage in ahead)
-        size += sum([returned[stage] for stage in sent if returned[stage]][:2])
+        if ahead not in received:
+            received[ahead] = sum(arriving[stage][goes_back] for goes_back, stage in ahead)
+        if sent not in holding:
+            holding[sent] = sum([returned[stage] for stage in sent if returned[stage]][:2])
+        size = during[own][kind] + received[ahead] + holding[sent]
         for stage, forward, backward in counts:
-            size += forward * kept[stage] + backward * left[stage]
+            activations, left = kept[stage]
+            size += forward * activations + backward * left
         if size > most:
             most = size
     return always + most
