@@ -13,6 +13,8 @@ from partita.capture import capture
 from partita.pipelining.frontends.graph.units.chosen_units import units_to_plan
 from partita.pipelining.frontends.graph.units.costs import cost_model
 from partita.planning import CostModel, Unit
+from partita.planning.costs.recompute import recomputed_cost
+from partita.planning.costs.spanning import SpanningValue
 from partita.planning.costs.workspaces import half_workspaces, workspaces
 
 
@@ -74,3 +76,57 @@ def test_what_was_sent_to_the_stage_is_counted_once_where_the_last_unit_has_caug
     for unit in (catching, handing_on):
         costs = CostModel((first, unit, replace(first, name="c")), (3, 3), entry_bytes=(0, 0))
         assert half_workspaces(costs, 0, 1) == (4 + 3, 9)
+
+
+def test_what_a_unit_makes_is_there_beside_what_it_needs() -> None:
+    maker = Unit("a", 1.0, 2.0, activation_bytes=5, forward_workspace_bytes=3)
+    user = Unit("b", 1.0, 2.0, activation_bytes=2)
+    nobody_keeps = CostModel((maker, user), (6,), entry_bytes=(0,), exit_bytes=(6,), passing_bytes=(6,))
+    assert workspaces(nobody_keeps, 0, 1)[0] == 3 + 6 - 2
+    its_maker_keeps = replace(nobody_keeps, exit_bytes=(0,), passing_bytes=None)
+    assert workspaces(its_maker_keeps, 0, 1)[0] == 3 - 2
+
+
+def decoder_behind_encoder() -> CostModel:
+    """Of an encoder, the embedding of a decoder, and two blocks of it, of which the second takes both."""
+    trained = Unit(
+        "encoder", 1.0, 2.0, activation_bytes=5, weight_activation_bytes=7, backward_input_s=1.5,
+        backward_weight_s=0.5, backward_workspace_bytes=6, input_workspace_bytes=4, weight_workspace_bytes=3,
+    )  # fmt: skip
+    embedding = replace(trained, name="embed", backward_input_s=0.0, backward_weight_s=2.0, caught_bytes=2)
+    units = (trained, embedding, replace(trained, name="self"), replace(trained, name="cross"))
+    past = (SpanningValue(4, 4, 0, (3,)),)
+    return CostModel(units, (4, 6, 6), entry_bytes=(0, 0, 0), entry_left_bytes=(0, 0, 0), spanning=past)
+
+
+def test_units_that_nothing_entering_leads_to_are_left_to_w() -> None:
+    costs = decoder_behind_encoder()
+    assert [sorted(costs.only_in_w(*ends)) for ends in ((1, 3), (2, 3), (1, 2), (0, 3))] == [
+        [1, 2],
+        [],
+        [1, 2],
+        [],
+    ]
+    assert costs.split_backward_s(1, 3) == (1.5, 0.5 + 2.0 + 2.0)
+    # what they keep, and the gradient that the last block computes for them or that is sent for them
+    assert costs.left_bytes(1, 3) == 5 + 5 + 7 + 2
+    assert costs.left_bytes(1, 2) == 5 + 5 + 2
+    assert half_workspaces(costs, 1, 3) == (4, 3)
+    assert half_workspaces(costs, 1, 2) == (0, 6 - 2)
+
+
+def test_recomputed_units_that_are_left_to_w_take_their_whole_backward_pass_along() -> None:
+    costs = decoder_behind_encoder()
+    cost = recomputed_cost(costs, 1, 3, [(1, 1)])
+    assert (cost.backward_input_s, cost.backward_weight_s) == (1.5 + 2.0, 0.5 + 2.0)
+    assert cost.weight_activation_bytes == 5 + 7 + 2
+
+
+def test_a_gradient_that_was_sent_is_added_up_beside_itself() -> None:
+    """A skip connection's gradient from a later stage stays as it is, and the sum is another tensor."""
+    units = tuple(Unit(name, 1.0, 2.0, backward_workspace_bytes=9) for name in "abcd")
+    skipping = CostModel(units, (0, 4, 4), entry_bytes=(0, 0, 0), spanning=(SpanningValue(4, 4, 0, (1, 3)),))
+    assert workspaces(skipping, 0, 1)[1] == 9 + 4 + 4
+    assert workspaces(skipping, 0, 2)[1] == 9 + 4 + 4
+    passing = replace(skipping, spanning=(SpanningValue(4, 4, 0, (3,)),))
+    assert workspaces(passing, 0, 1)[1] == 9 + 4

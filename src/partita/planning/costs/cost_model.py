@@ -210,13 +210,16 @@ class CostModel:
 
     def left_bytes(self, first: int, last: int) -> int:
         """What I of a stage of the units from `first` to `last` leaves to W, in bytes of one microbatch."""
-        if self.all_in_w(first, last):
-            return self.kept_bytes(first, last)
-        units = self.units[first : last + 1]
-        left = sum(unit.weight_bytes for unit in units)
+        units = range(first, last + 1)
+        late = self.only_in_w(first, last)
+        left = sum(
+            self.units[unit].activation_bytes if unit in late else self.units[unit].weight_bytes
+            for unit in units
+        )
+        left += sum(self.gradients_for_w(late, first, last))
         if self.entry_left_bytes is not None:
             return left + (self.entry_left_bytes[first - 1] if first else 0)
-        return self.kept_bytes(first, last) - sum(unit.activation_bytes for unit in units) + left
+        return left + self.kept_bytes(first, last) - sum(self.units[unit].activation_bytes for unit in units)
 
     def released_bytes(self, first: int) -> int:
         """What a stage that begins with the unit `first` keeps of what enters until I has run, and W does not
@@ -298,18 +301,85 @@ class CostModel:
         ((0.0, 4.0), (1.5, 1.0))
         """
         units = self.units[first : last + 1]
-        if self.all_in_w(first, last):
-            return 0.0, sum(unit.backward_s for unit in units)
-        inputs = [unit.backward_input_s for unit in units if unit.backward_input_s is not None]
-        weights = [unit.backward_weight_s for unit in units if unit.backward_weight_s is not None]
-        return (sum(inputs), sum(weights)) if len(inputs) == len(units) else None
+        late = self.only_in_w(first, last)
+        input_s = weight_s = 0.0
+        for number, unit in enumerate(units, first):
+            if unit.backward_input_s is None or unit.backward_weight_s is None:
+                return None
+            input_s += 0.0 if number in late else unit.backward_input_s
+            weight_s += unit.backward_s if number in late else unit.backward_weight_s
+        return input_s, weight_s
 
-    def all_in_w(self, first: int, last: int) -> bool:
-        """Whether a stage computes all of its gradients in W: nothing that enters the model needs one."""
-        units = self.units[first : last + 1]
-        measured = all(unit.backward_input_s is not None for unit in units)
-        trained = next((unit for unit in units if unit.backward_s > 0.0), None)
-        return measured and not first and trained is not None and not trained.backward_input_s
+    def only_in_w(self, first: int, last: int) -> frozenset[int]:
+        """The units of a stage whose gradients are all computed in W: nothing that enters the stage and needs
+        a gradient leads to them. In the first stage these are all units or none; in a later one those of
+        another branch that begins there, such as the first of a decoder behind an encoder.
+
+        >>> units = tuple(
+        ...     Unit(name, 1.0, 2.0, backward_input_s=seconds, backward_weight_s=2.0 - seconds)
+        ...     for name, seconds in (("encoder", 1.0), ("embed", 0.0), ("decoder", 1.0)))
+        >>> past = (SpanningValue(4, 4, 0, (2,)),)
+        >>> costs = CostModel(units, (4, 8), entry_bytes=(4, 4), spanning=past)
+        >>> sorted(costs.only_in_w(1, 2))
+        [1]
+        """
+        stage = range(first, last + 1)
+        if any(self.units[unit].backward_input_s is None for unit in stage):
+            return frozenset()
+        if not first:
+            trained = next((unit for unit in self.units[: last + 1] if unit.backward_s > 0.0), None)
+            return frozenset(stage if trained is not None and not trained.backward_input_s else ())
+        if self.entry_bytes is None or all(self.led_from[unit] for unit in stage):
+            return frozenset()
+        late = set[int]()
+        for unit in stage:
+            if all(maker in late for maker in self.led_from[unit]):
+                late.add(unit)
+        return frozenset(late)
+
+    @cached_property
+    def led_from(self) -> tuple[tuple[int, ...], ...]:
+        """For each unit, those that make what it is given and needs a gradient; -1 for the model's inputs,
+        as far as they go past the first unit.
+        """
+        makers: list[list[int]] = [[] for _ in self.units]
+        for border, size in enumerate(self._direct_gradient_bytes):
+            if size:
+                makers[border + 1].append(border)
+        for value in self.spanning:
+            if value.gradient_bytes:
+                for user in value.users:
+                    makers[user].append(value.maker)
+        return tuple(map(tuple, makers))
+
+    @cached_property
+    def _direct_gradient_bytes(self) -> tuple[int, ...]:
+        """For each border, the gradients of what the unit in front makes for the one behind alone."""
+        return tuple(
+            max(size - sum(it.sent_gradient_bytes(border) for it in across), 0)
+            for border, (size, across) in enumerate(zip(self.gradient_bytes, self.across, strict=True))
+        )
+
+    def gradients_for_w(self, late: frozenset[int], first: int, last: int) -> tuple[int, int]:
+        """What I of a stage leaves to W for the units `late`: gradients of what they make, in bytes; those
+        that are sent to the stage, and those that its other units compute.
+
+        Args:
+            late: from `only_in_w`.
+            first: the first unit of the stage.
+            last: its last one.
+        """
+        sent = computed = 0
+        if late and last + 1 < len(self.units):
+            sent = self._direct_gradient_bytes[last] if last in late else 0
+            sent += sum(it.sent_gradient_bytes(last) for it in self.across[last] if it.maker in late)
+        if len(late) <= last - first:
+            for unit in late - {last}:
+                computed += 0 if unit + 1 in late else self._direct_gradient_bytes[unit]
+            for value in self.spanning:
+                if value.maker in late and value.last <= last and not late.issuperset(value.users):
+                    computed += value.gradient_bytes
+        return sent, computed
 
     def to_json(self) -> str:
         """JSON text that `from_json` reads back into an equal cost model."""

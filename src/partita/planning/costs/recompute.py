@@ -84,7 +84,7 @@ def recomputed_cost(
     if tuple(regions) == ((first_unit, last_unit),):
         return _whole(costs, first_unit, last_unit, once)
     if regions:
-        return _parts(costs, first_unit, tuple(regions), once)
+        return _parts(costs, first_unit, last_unit, tuple(regions), once)
     handed = shared.entering_bytes if costs.entry_bytes is not None else 0
     if not handed:
         return once
@@ -140,9 +140,11 @@ def _whole(costs: CostModel, first: int, last: int, once: StageCost) -> StageCos
     )
 
 
-def _parts(costs: CostModel, first_unit: int, regions: Regions, once: StageCost) -> StageCost:
+def _parts(costs: CostModel, first_unit: int, last_unit: int, regions: Regions, once: StageCost) -> StageCost:
     inside = [costs.units[first : last + 1] for first, last in regions]
     units = [unit for region in inside for unit in region]
+    late = costs.only_in_w(first_unit, last_unit)
+    is_late = [unit in late for first, last in regions for unit in range(first, last + 1)]
     # The stage's own input is kept whole where its first region starts there, in place of a part of it.
     entry = 0
     if regions[0][0] == first_unit and first_unit and costs.entry_bytes is not None:
@@ -152,10 +154,10 @@ def _parts(costs: CostModel, first_unit: int, regions: Regions, once: StageCost)
     # The weights of the regions are done in I.
     input_s = once.backward_s / 2 if once.backward_input_s is None else once.backward_input_s
     weight_s = once.backward_s / 2 if once.backward_weight_s is None else once.backward_weight_s
-    all_in_w = once.backward_input_s == 0.0
-    early_s = min(sum(_weight_s(unit, all_in_w) for unit in units), weight_s)
+    early_s = min(sum(map(_weight_s, units, is_late)), weight_s)
     left = once.weight_bytes - entry
-    left -= sum(unit.activation_bytes if all_in_w else unit.weight_bytes for unit in units)
+    for unit, only_in_w in zip(units, is_late, strict=True):
+        left -= unit.activation_bytes if only_in_w else unit.weight_bytes
     regions_backward = max(unit.backward_workspace_bytes for unit in units)
     inputs = once.input_workspace_bytes
     return replace(
@@ -172,8 +174,8 @@ def _parts(costs: CostModel, first_unit: int, regions: Regions, once: StageCost)
     )
 
 
-def _weight_s(unit: Unit, all_in_w: bool) -> float:
-    if all_in_w:
+def _weight_s(unit: Unit, only_in_w: bool) -> float:
+    if only_in_w:
         return unit.backward_s
     return unit.backward_s / 2 if unit.backward_weight_s is None else unit.backward_weight_s
 

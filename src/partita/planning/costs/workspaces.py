@@ -41,14 +41,15 @@ def half_workspaces(costs: CostModel, first: int, last: int) -> tuple[int, int] 
     >>> half_workspaces(CostModel(units, (1,)), 0, 1)
     (6, 9)
     """
-    if costs.all_in_w(first, last):
-        return 0, workspaces(costs, first, last)[1]
     stage = _Stage(costs, first, last)
+    late = costs.only_in_w(first, last)
     caught = done = inputs = weights = 0
     for number in range(last, first - 1, -1):
         unit = costs.units[number]
         if unit.input_workspace_bytes is None or unit.weight_workspace_bytes is None:
             return None
+        if number in late:
+            continue
         gradients = stage.gradients_beside(number)
         if number < last:  # what the last unit has caught of what was sent to the stage
             gradients = max(gradients - costs.units[last].caught_bytes, 0)
@@ -58,6 +59,12 @@ def half_workspaces(costs: CostModel, first: int, last: int) -> tuple[int, int] 
         if number == last == len(costs.units) - 1:
             caught += stage.returned
         done += unit.weight_bytes
+    # The others run last, as in B; what they were sent was there before.
+    done += stage.received + costs.gradients_for_w(late, first, last)[1]
+    for number in sorted(late, reverse=True):
+        unit = costs.units[number]
+        weights = max(weights, unit.backward_workspace_bytes + stage.gradients_beside(number) - done)
+        done += unit.activation_bytes
     return inputs, weights
 
 
@@ -66,6 +73,7 @@ class _Stage:
 
     Attributes:
         returned: of what the stage returns, what its units keep; it is there until B is over.
+        received: the gradients that later stages send.
     """
 
     def __init__(self, costs: CostModel, first: int, last: int) -> None:
@@ -76,7 +84,7 @@ class _Stage:
         own = [it for it in across if it.maker >= 0]
         self._in_front = [(it.keeper, it.bytes) for it in own if it.keeper is not None]
         self._sent_in_front = [(it.maker, it.bytes) for it in own if it.keeper is None or it.keeper > last]
-        self._received = 0 if costs.entry_bytes is None else costs.received_gradient_bytes(first, last)
+        self.received = 0 if costs.entry_bytes is None else costs.received_gradient_bytes(first, last)
         # gradients that it is sent of what its last unit makes and the one behind that alone is given
         self._of_last = 0
         if last + 1 < len(costs.units):
@@ -100,24 +108,31 @@ class _Stage:
         )
 
     def values_beside(self, unit: int) -> int:
-        """In F: the values that nobody keeps yet, or ever."""
+        """In F: the values that nobody keeps yet, or ever; also those that the unit makes."""
         costs, first, last = self._costs, self._first, self._last
         values = costs.passing_bytes[unit - 1] if costs.passing_bytes is not None and unit > first else 0
+        own = costs.exit_bytes[unit] if costs.exit_bytes is not None and unit < last else 0
         for it in costs.across[unit] if unit + 1 < len(costs.units) else ():
-            is_inside = it.maker >= first and it.maker != unit and it.last <= last
-            if is_inside and (it.keeper is None or it.keeper > unit):
-                values += it.bytes
-        return values
+            if it.maker < 0 or (it.keeper is not None and it.keeper <= unit):
+                continue
+            if it.maker != unit:
+                own -= it.bytes
+                values += it.bytes if it.maker >= first and it.last <= last else 0
+            elif it.last > last and (it.keeper is None or it.keeper > last):
+                own -= it.bytes  # the stage is said to hold on to it
+        return values + max(own, 0)
 
     def gradients_beside(self, unit: int) -> int:
         """In B: those that units behind it have computed, and all that later stages have sent, which are
         there until B is over.
         """
         costs, last = self._costs, self._last
-        gradients = self._received - (self._of_last if unit == last else 0)
+        gradients = self.received - (self._of_last if unit == last else 0)
         for it in costs.across[unit] if unit + 1 < len(costs.units) else ():
             is_added_up = it.is_used_in(unit + 1, last)
-            if is_added_up and it.maker != unit:
+            is_sum_begun = it.last > last and it.is_used_in(unit, unit)
+            if it.maker != unit and (is_added_up or is_sum_begun):
+                # to what was sent to the stage nothing is added in place
                 gradients += it.gradient_bytes
             elif it.maker == unit and not is_added_up:  # the unit is said to need it
                 gradients -= it.gradient_bytes
