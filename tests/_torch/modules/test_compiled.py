@@ -12,6 +12,7 @@ from partita._torch.modules.compiled import (
     compiled_like,
     draws_other_numbers,
     inside_compiled,
+    is_compiled,
 )
 
 
@@ -46,6 +47,8 @@ def test_another_module_is_compiled_with_the_same_backend(compilations: list[tor
     compiled = torch.compile(net, backend=recording(compilations))
     assert inside_compiled(compiled) is net
     assert inside_compiled(net) is None
+    assert is_compiled(compiled)
+    assert not is_compiled(net)
     new = compiled_like(compiled, other)
     assert inside_compiled(new) is other
     assert new(torch.zeros(1, 2)).shape == (1, 3)
@@ -55,6 +58,8 @@ def test_another_module_is_compiled_with_the_same_backend(compilations: list[tor
 def test_a_module_compiled_in_place_is_imitated(compilations: list[torch.fx.GraphModule]) -> None:
     net, other, uncompiled = Affine(2), Affine(3), Affine(4)
     net.compile(backend=recording(compilations))
+    assert is_compiled(net)
+    assert not is_compiled(other)
     compile_in_place_like(net, other)
     compile_in_place_like(uncompiled, uncompiled)
     uncompiled(torch.zeros(1, 2))

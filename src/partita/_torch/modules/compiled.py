@@ -13,12 +13,17 @@ from torch._dynamo.eval_frame import OptimizedModule
 
 from partita.errors import ArgumentTypeError
 
-__all__ = ["compile_in_place_like", "compiled_like", "draws_other_numbers", "inside_compiled"]
+__all__ = ["compile_in_place_like", "compiled_like", "draws_other_numbers", "inside_compiled", "is_compiled"]
 
 
 def inside_compiled(module: torch.nn.Module) -> torch.nn.Module | None:
     """Return the module inside of one that ``torch.compile`` returned; None for any other module."""
     return module._orig_mod if isinstance(module, OptimizedModule) else None
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Whether ``torch.compile`` returned the module, or its ``compile()`` was called; whatever is in it."""
+    return isinstance(module, OptimizedModule) or vars(module).get("_compiled_call_impl") is not None
 
 
 def compiled_like(compiled: torch.nn.Module, inner: torch.nn.Module) -> torch.nn.Module:

@@ -239,7 +239,7 @@ class Stage(CopiedInItsProcess, ABC):
             return self._called_for_now(call, args, kwargs)
         if self._saved.idle:
             return call(*args, **kwargs)
-        with self._saved.kept() as note:
+        with self._saved.kept(self._module) as note:
             result = call(*args, **kwargs)
             note(result)
         return result

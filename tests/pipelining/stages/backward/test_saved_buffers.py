@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from tests.pipelining.models import WIDTH, Case
 from tests.pipelining.running import Record, assert_same, cut, piped, uncut
 from torch import Tensor, nn
+from torch.fx import symbolic_trace
 from torch.nn import functional
 
 from partita.errors import ExecutionError
@@ -125,8 +127,9 @@ def test_what_has_become_a_buffer_is_kept_too(late: bool) -> None:
     module = Assigns(late)
     kept, results = SavedBuffers(module), []
     for _ in range(3):
-        with kept.kept():
+        with kept.kept() as note:
             results.append(module(x).sum())
+            note(results[-1])
     for result, wanted in zip(results, expected, strict=True):
         assert torch.equal(torch.autograd.grad(result, x)[0], wanted)
 
@@ -164,6 +167,7 @@ def test_what_is_neither_buffer_nor_parameter_is_refused_where_copies_are_kept_t
             super().__init__()
             self.seen = torch.zeros(WIDTH)
             self.register_buffer("scale", torch.ones(WIDTH))
+            self.child = symbolic_trace(nn.Identity())  # of graphs copies are kept as autograd saves
 
         def forward(self, x: Tensor) -> Tensor:
             with torch.no_grad():
@@ -181,22 +185,37 @@ def test_what_is_neither_buffer_nor_parameter_is_refused_where_copies_are_kept_t
     assert torch.equal(torch.autograd.grad(results[1], x)[0], torch.full((WIDTH,), 6.0))
 
 
-def test_a_model_whose_code_refuses_hooks_on_saved_tensors_runs() -> None:
-    """As code with ``torch.func.grad`` does."""
+@pytest.mark.parametrize("counts", [False, True], ids=["without buffers", "with one that it writes to"])
+def test_a_model_whose_code_refuses_hooks_on_saved_tensors_runs(counts: bool) -> None:
+    """As code with ``torch.func.grad`` does. With a buffer in its stage it raised torch's own error, by
+    ``frontend="modules"``, which is the only way to cut most such models.
+    """
 
     class Forces(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.linear = nn.Linear(WIDTH, WIDTH)
+            if counts:
+                self.register_buffer("calls", torch.ones(()))
 
         def forward(self, x: Tensor) -> Tensor:
-            return torch.func.grad(lambda value: value.exp().sum())(self.linear(x))
+            x = torch.func.grad(lambda value: value.exp().sum())(self.linear(x))
+            if counts:
+                self.calls.add_(1)
+                x = x * self.calls
+            return x
 
-    module, x = Forces(), torch.ones(2, WIDTH)
-    kept = SavedBuffers(module)
-    for _ in range(2):
+    torch.manual_seed(0)
+    module, x = Forces(), torch.ones(2, WIDTH, requires_grad=True)
+    alone, expected = copy.deepcopy(module), []
+    for _ in range(3):
+        expected += torch.autograd.grad(alone(x).sum(), x)
+    kept, results = SavedBuffers(module), []
+    for _ in range(3):
         with kept.kept() as note:
             result = module(x)
             note(result)
-        result.sum().backward()
-    assert kept.idle
+        results.append(result.sum())
+    assert kept.idle != counts
+    for result, wanted in zip(results, expected, strict=True):
+        assert torch.equal(torch.autograd.grad(result, x)[0], wanted)

@@ -8,20 +8,27 @@ in flight it does not, and autograd refuses::
 
 So a stage whose buffers are both written and saved keeps a copy of what is saved; likewise of parameters,
 which some models clamp or norm at the beginning of ``forward`` (the layers of EDM2, critics of a WGAN).
+
+A graph may write to a buffer after autograd has saved it, where the model assigns another one: hooks keep it
+as it is saved; so does a compiled module, which writes at its end. The model's own code may refuse hooks
+(``torch.func.grad`` does), and autograd refuses what it writes to after saving it, as uncut: there the
+copies are made once the pass is over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule
 
 from partita._torch.autograd.engine import AsSaved, hook_saved
 from partita._torch.containers.pytree import flatten
 from partita._torch.fake.ghosts import undisturbed
+from partita._torch.modules.compiled import is_compiled
 from partita._torch.tensors.storage import storage_key
 from partita._torch.tensors.tensor_text import short_name
 from partita._torch.tensors.versions import times_written
@@ -43,6 +50,7 @@ class SavedBuffers:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._needed: dict[bool, bool] = {}
+        self._is_own_code: dict[bool, bool] = {}
 
     @property
     def idle(self) -> bool:
@@ -50,8 +58,11 @@ class SavedBuffers:
         return not torch.is_grad_enabled() or self._needed.get(self._module.training) is False
 
     @contextmanager
-    def kept(self) -> Iterator[Callable[[Any], None]]:
+    def kept(self, wrapper: nn.Module | None = None) -> Iterator[Callable[[Any], None]]:
         """Run the forward pass of one microbatch so that autograd saves copies of what forward writes to.
+
+        Args:
+            wrapper: what is called in place of the module, and calls it.
 
         Yields:
             What to call with the result.
@@ -63,14 +74,18 @@ class SavedBuffers:
             return
         before = dict(self._module.named_buffers())
         parameters = [(parameter, times_written(parameter)) for parameter in self._module.parameters()]
-        if not before and training not in self._needed:
-            # Few models write to parameters, and some refuse hooks: with torch.func.grad in them.
-            yield results.append
-            keys = _written_keys(parameters)
-            self._needed[training] = bool(keys) and _copied_since(results, keys)
-            return
         versions = {name: times_written(buffer) for name, buffer in before.items()}
         keys = {storage_key(buffer) for buffer in before.values()}
+        if training not in self._is_own_code:
+            self._is_own_code[training] = _is_own_code(wrapper or self._module)
+        if self._is_own_code[training] or (not before and training not in self._needed):
+            # The latter: few graphs write to parameters, and some call what refuses hooks.
+            yield results.append
+            written = _written_keys(parameters) | self._written_buffers(before, versions)
+            wanted = written if training not in self._needed else written | keys
+            is_saved = bool(wanted) and _copied_since(results, wanted)
+            self._needed.setdefault(training, is_saved)
+            return
         saved: dict[int, list[list[Any]]] = {}
 
         def pack(tensor: Tensor) -> list[Any]:
@@ -90,11 +105,19 @@ class SavedBuffers:
                 if packed and _AsUsed.is_unwritten(packed):
                     packed[:] = _AsUsed.pack(copied(packed[0].detach()))
         if training not in self._needed:
-            self._needed[training] = bool(written.intersection(saved)) or any(
-                times_written(buffer) != versions[name]
-                and {storage_key(buffer), after.get(name)}.intersection(saved)
-                for name, buffer in before.items()
-            )
+            written |= self._written_buffers(before, versions)
+            self._needed[training] = not written.isdisjoint(saved)
+
+    def _written_buffers(self, before: Mapping[str, Tensor], versions: Mapping[str, int]) -> set[int]:
+        """The storages of buffers that were written to, and of what has taken their places."""
+        after = dict(self._module.named_buffers())
+        names = [name for name, buffer in before.items() if times_written(buffer) != versions[name]]
+        buffers = [buffers[name] for name in names for buffers in (before, after) if name in buffers]
+        return {storage_key(buffer) for buffer in buffers}
+
+
+def _is_own_code(module: nn.Module) -> bool:
+    return not any(isinstance(part, GraphModule) or is_compiled(part) for part in module.modules())
 
 
 def _written_keys(parameters: Sequence[tuple[nn.Parameter, int]]) -> set[int]:
