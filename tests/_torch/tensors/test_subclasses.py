@@ -10,6 +10,7 @@ from partita._torch.tensors.subclasses import (
     is_plain_tensor,
     read_like,
     untransformed,
+    with_class_of,
 )
 
 
@@ -56,3 +57,18 @@ def test_what_transforms_have_wrapped_is_the_very_tensor() -> None:
     total(weight)
     assert len(inner) == 4
     assert all(one is weight for one in inner)
+
+
+class Labelled(torch.nn.Parameter):
+    label: str
+
+
+def test_a_class_without_operators_of_its_own_is_taken_over_with_its_attributes() -> None:
+    weight, memory = Labelled(torch.ones(2)), torch.nn.Parameter(torch.empty(2, device="meta"))
+    weight.label = "scales"
+    other = with_class_of(weight, memory)
+    assert isinstance(other, Labelled)
+    assert (other.label, other.is_meta, other.requires_grad) == ("scales", True, True)
+    assert with_class_of(torch.nn.Parameter(torch.ones(2)), memory) is memory
+    assert with_class_of(torch.nn.Parameter(TwoTensor(torch.ones(2), torch.ones(2))), memory) is memory
+    assert with_class_of(torch.nn.UninitializedParameter(), memory) is memory

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-__all__ = ["inner_tensors", "innermost_tensors", "is_plain_tensor", "read_like", "untransformed"]
+__all__ = [
+    "inner_tensors",
+    "innermost_tensors",
+    "is_plain_tensor",
+    "read_like",
+    "untransformed",
+    "with_class_of",
+]
 
 _TYPES = frozenset({torch.Tensor, torch.nn.Parameter, FakeTensor})
 
@@ -28,6 +36,26 @@ def innermost_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The tensors with memory that a wrapper of wrappers is made of; itself for one that wraps none."""
     inner = inner_tensors(tensor)
     return [tensor] if inner is None else [leaf for part in inner for leaf in innermost_tensors(part)]
+
+
+def with_class_of(tensor: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+    """``memory`` as an object of the class of ``tensor``, with its attributes: a quantised weight may have a
+    scale that its layer reads. Itself where the class is torch's, or wraps tensors or runs operators.
+
+    >>> class Scaled(torch.nn.Parameter):
+    ...     scale = 1
+    >>> weight = Scaled(torch.ones(2))
+    >>> weight.scale = 8
+    >>> with_class_of(weight, torch.nn.Parameter(torch.empty(2, device="meta"))).scale
+    8
+    """
+    kind = type(tensor)
+    runs_operators = kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    if kind in _TYPES or runs_operators or is_lazy(tensor):
+        return memory
+    result: torch.Tensor = torch.Tensor._make_subclass(kind, memory.detach(), memory.requires_grad)
+    vars(result).update(vars(tensor))
+    return result
 
 
 def read_like(like: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:

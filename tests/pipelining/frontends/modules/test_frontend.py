@@ -686,3 +686,35 @@ def test_an_attribute_that_forward_sets_in_a_stage_is_compared_there() -> None:
     x = torch.randn(2, WIDTH)
     pipe = pipeline(model, (x,), split_spec={"2": BEGINNING}, frontend="modules")
     partita.verify(pipe, model, (x,), explain=False).check()
+
+
+class _Quantised(nn.Parameter):
+    """As in bitsandbytes, what its layer needs beside the numbers is an attribute of the weight."""
+
+    scale: Tensor
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Quantised:
+        copied = memo[id(self)] = super().__deepcopy__(memo)
+        copied.scale = copy.deepcopy(self.scale, memo)
+        return copied
+
+
+class _Dequantising(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        scale = torch.rand(WIDTH, 1)
+        self.weight = _Quantised(torch.randint(-3, 4, (WIDTH, WIDTH), dtype=torch.int8), requires_grad=False)
+        self.weight.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert isinstance(self.weight, _Quantised)
+        return functional.linear(x, self.weight * self.weight.scale)
+
+
+def test_parameters_of_classes_of_their_own_keep_class_and_attributes_on_all_stages() -> None:
+    """On the stages of other layers they were plain: "'Parameter' object has no attribute 'scale'"."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), *(_Dequantising() for _ in range(3)))
+    x = torch.randn(2, WIDTH)
+    pipe = pipeline(model, (x,), split_spec={"2": BEGINNING}, frontend="modules")
+    partita.verify(pipe, model, (x,), explain=False).check()

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from partita._torch.fake.ghosts import ghost_of
 from partita._torch.modules.calls import watch_calls
 from partita._torch.modules.contents import named_state
+from partita._torch.tensors.subclasses import with_class_of
 from partita.pipelining.blocks.stage_module import StageModule, entering, leaving
 from partita.pipelining.frontends.modules.borders import BlockPlan
 from partita.pipelining.frontends.modules.recording import twin_of
@@ -50,7 +51,9 @@ def _module(model: nn.Module, plan: BlockPlan, stage: int) -> StageModule:
 
 def _ghost(tensor: Tensor) -> Tensor:
     ghost = ghost_of(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
-    return nn.Parameter(ghost, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else ghost
+    if isinstance(tensor, nn.Parameter):
+        ghost = nn.Parameter(ghost, tensor.requires_grad)
+    return with_class_of(tensor, ghost)
 
 
 def moved(module: StageModule, device: torch.device) -> StageModule:
