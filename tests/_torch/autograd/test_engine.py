@@ -6,6 +6,7 @@ from weakref import ref
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo import compiled_autograd
 from torch.autograd.graph import GradientEdge
 from torch.utils.checkpoint import checkpoint
 
@@ -233,3 +234,19 @@ def test_hooks_of_compilers_are_not_counted() -> None:
     assert hooks_made() == before
     x.register_hook(lambda gradient: gradient)
     assert hooks_made() == before + 1
+
+
+def test_a_run_is_not_traced_by_compiled_autograd_which_is_on_again_afterwards() -> None:
+    traced: list[object] = []
+
+    def compiler(gm: object) -> object:
+        traced.append(gm)
+        return gm
+
+    weight = nn.Parameter(torch.ones(3))
+    with compiled_autograd._enable(compiler):
+        run_backward([2 * weight], [torch.ones(3)], accumulate=True)
+        assert torch.equal(weight.grad, torch.full((3,), 2.0))
+        assert not traced
+        (2 * weight).backward(torch.ones(3))
+        assert traced

@@ -13,6 +13,7 @@ import torch
 from tests.pipelining.models import NORMED, PLAIN, TRANSFORMER, WIDTH
 from tests.pipelining.running import cut
 from torch import Tensor, nn
+from torch._dynamo import compiled_autograd
 from torch._functorch import config as functorch
 from torch._inductor import config as inductor
 from torch.nn.modules.module import register_module_forward_hook
@@ -230,6 +231,21 @@ def test_a_stage_divides_its_first_backward_pass_too() -> None:
     stage.backward_input(0, {output: torch.ones(2, WIDTH)})
     stage.backward_weight(0)
     assert len(compiled) == 3  # F, I and W
+
+
+def test_weights_have_gradients_under_compiled_autograd_too() -> None:
+    """It never ran the nodes of compiled stages, so that their W was empty, and gradients were lost without a
+    word.
+    """
+    (comm,) = InProcessWorld(1).run(lambda comm: comm)
+    stage = _equal_blocks().build_stage(1, comm=comm)
+    stage.compile("aot_eager")
+    (name,), (output,) = stage.border.inputs, stage.border.outputs
+    with compiled_autograd._enable(lambda gm: gm):
+        stage.forward(0, {name: torch.ones(2, WIDTH, requires_grad=True)}, train=True)
+        stage.backward_input(0, {output: torch.ones(2, WIDTH)})
+        stage.backward_weight(0)
+    assert all(parameter.grad is not None for parameter in stage.module.parameters())
 
 
 def test_a_piece_runner_is_given_the_graphs_of_each_stage() -> None:

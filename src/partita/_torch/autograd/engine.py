@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache, partial
 from math import prod
 from typing import Any
@@ -101,7 +102,8 @@ def run_backward(
     accumulate: bool,
     keep_graph: bool = False,
 ) -> tuple[Tensor | None, ...]:
-    """One run of the autograd engine, without the checks of ``torch.autograd.backward`` and ``grad``.
+    """One run of the autograd engine, without the checks of ``torch.autograd.backward`` and ``grad``, and
+    without compiled autograd.
 
     Args:
         roots: where it starts.
@@ -123,12 +125,24 @@ def run_backward(
         allow_unreachable=True,
         accumulate_grad=accumulate,
     )
-    if not seeds or seeds[0].is_cpu:
-        return run()
-    # On a GPU the engine has a thread of its own for the device. To go there and back takes as long as some
-    # small kernels, and Python's lock goes back and forth between the threads with each hook.
-    with torch.autograd.set_multithreading_enabled(False):
-        return run()
+    with _compiled_autograd_off():
+        if not seeds or seeds[0].is_cpu:
+            return run()
+        # On a GPU the engine has a thread of its own for the device. To go there and back takes as long as
+        # some small kernels, and Python's lock goes back and forth between the threads with each hook.
+        with torch.autograd.set_multithreading_enabled(False):
+            return run()
+
+
+def _compiled_autograd_off() -> AbstractContextManager[None]:
+    """Let the engine itself run the passes of a block. Compiled autograd traces what a node computes as a
+    whole, and never runs the node: its second half would be nothing, and weights without a gradient.
+    """
+    compiled = sys.modules.get("torch._dynamo.compiled_autograd")  # it is imported by who uses it
+    if compiled is None or not compiled.compiled_autograd_enabled:
+        return nullcontext()
+    off: AbstractContextManager[None] = compiled._disable()
+    return off
 
 
 def run_nodes(
