@@ -16,7 +16,14 @@ from partita._torch.graph_module.lazy_module import generate_code
 from partita.errors import ArgumentError, NotCompiled
 from partita.runtime.piece_runner import PieceRunner
 
-__all__ = ["InnerCompiler", "check_inner", "inductors_settings", "resolve_inner", "runs_as_it_is"]
+__all__ = [
+    "InnerCompiler",
+    "check_inner",
+    "graph_as_it_is",
+    "inductors_settings",
+    "resolve_inner",
+    "runs_as_it_is",
+]
 
 _CUDA_GRAPHS = "triton.cudagraphs"
 
@@ -53,11 +60,12 @@ def resolve_inner(inner: InnerCompiler) -> Callable[[AotGraph], Callable[..., An
     if isinstance(checked, PieceRunner):
         return partial(_run_by, checked)
     if isinstance(checked, str):
-        return None if checked == "inductor" else _code_of
+        return None if checked == "inductor" else graph_as_it_is
     return lambda graph: checked(graph.gm, list(graph.examples))
 
 
-def _code_of(graph: AotGraph) -> Callable[..., Any]:
+def graph_as_it_is(graph: AotGraph) -> Callable[..., Any]:
+    """What runs a graph operator by operator."""
     generate_code(graph.gm)
     return graph.gm.forward
 

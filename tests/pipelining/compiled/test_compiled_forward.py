@@ -6,6 +6,7 @@ import copy
 import pickle
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from partita.pipelining import PipelineStage, SplitPoint, pipeline
 from partita.pipelining.compiled.artifacts import artifacts_for
 from partita.pipelining.compiled.compiled_forward import CompiledForward
 from partita.pipelining.interface.compile_options import CompileOptions
+from partita.pipelining.stages.backward.split_backward import input_pass
 from partita.runtime import InProcessWorld, PlainRunner
 
 EAGER = CompileOptions("aot_eager")
@@ -333,3 +335,39 @@ def test_a_stage_of_the_users_own_is_compiled() -> None:
     stage = PipelineStage(nn.Linear(WIDTH, WIDTH), 0, 1, "cpu")
     stage.compile("aot_eager")
     assert isinstance(vars(stage.module)["forward"], CompiledForward)
+
+
+@pytest.mark.parametrize("halves", [False, True], ids=["B", "I and W"])
+def test_a_backward_graph_that_the_compiler_fails_at_runs_as_it_is(halves: bool) -> None:
+    """What a backend raised at a backward graph came out of the step, and that of a forward graph warned."""
+
+    def backend(gm: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
+        names = [node.name for node in gm.graph.nodes]
+        if any(name.startswith(("tangents", "mm", "sum")) for name in names):
+            gm.graph.output_node().args = ((),)  # it has begun to change the graph
+            gm.recompile()
+            raise RuntimeError("no backward pass")
+        return gm.forward
+
+    module = nn.Linear(WIDTH, WIDTH)
+    x, gradients = torch.ones(2, WIDTH, requires_grad=True), []
+    for compiles in (False, True):
+        module.zero_grad()
+        if compiles:
+            _compiled(module, CompileOptions(backend))
+        y = module(x)
+        with (
+            pytest.warns(NotCompiled, match="runs uncompiled.*no backward pass")
+            if compiles
+            else nullcontext()
+        ):
+            if halves:
+                half = input_pass([y], [torch.ones_like(y)], [x])
+                half.weights.run()
+                (of_x,) = half.gradients
+            else:
+                (of_x,) = torch.autograd.grad(y.sum(), [x], retain_graph=True)
+                y.sum().backward(inputs=list(module.parameters()))
+        gradients.append([of_x, *(parameter.grad for parameter in module.parameters())])
+    for uncompiled, compiled in zip(*gradients, strict=True):
+        assert torch.equal(uncompiled, compiled)

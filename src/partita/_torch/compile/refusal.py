@@ -17,6 +17,7 @@ __all__ = [
     "check_margin_losses",
     "check_recurrent",
     "check_wrappers",
+    "failure_text",
     "is_refusal",
     "modes_active",
     "refusal_text",
@@ -126,12 +127,17 @@ def refusal_text(error: BaseException) -> str:
         inner = error.inner_exception
         if isinstance(inner, Uncompilable):
             return f"{inner}{_place(text)}"
-        return f"{type(inner).__name__}: {_first_line(str(inner))}{_place(str(inner)) or _place(text)}"
+        return failure_text(inner) if _place(str(inner)) else failure_text(inner) + _place(text)
     reason = _first_line(text) or type(error).__name__
     about = {name: value for name, _, value in (line.partition(": ") for line in _lines(text)[::-1])}
     if "Explanation" in about:
         reason = f"{reason} ({about['Explanation'].rstrip('.')})"
     return reason + _place(text)
+
+
+def failure_text(error: BaseException) -> str:
+    """What a compiler raised, in one line, and the place in the user's code where there is one."""
+    return f"{type(error).__name__}: {_first_line(str(error))}{_place(str(error))}"
 
 
 def _lines(text: str) -> list[str]:

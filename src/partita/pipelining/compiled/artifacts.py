@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,15 +11,17 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from partita._torch.compile.aot import AotGraph, Boxed, reported_strides, takes_a_list
+from partita._torch.compile.aot import AotGraph, Boxed, boxed, reported_strides, takes_a_list
 from partita._torch.compile.inductor import configuration_hash, kernel_settings
-from partita._torch.compile.refusal import check_margin_losses
+from partita._torch.compile.refusal import check_margin_losses, failure_text
 from partita._torch.compile.training_graphs import GraphCompiler, compile_training
+from partita.errors import NotCompiled
 from partita.graph.structure import structural_hash
+from partita.pipelining.compiled.backward_graph import copied
 from partita.pipelining.compiled.backward_runner import BackwardRunner
 from partita.pipelining.compiled.stateless import STATE
 from partita.pipelining.interface.compile_options import CompileOptions
-from partita.runtime.graph_compiler import resolve_inner
+from partita.runtime.graph_compiler import graph_as_it_is, resolve_inner
 
 __all__ = ["Artifacts", "artifacts_for"]
 
@@ -71,7 +74,7 @@ class Artifacts:
     def _compiled(self, graph: AotGraph, compiler: GraphCompiler) -> Boxed:
         if not self.options.shares:
             self.compiled += 1
-            return compiler(graph)
+            return _run_of(graph, compiler)
         names = [node.name for node in graph.gm.graph.find_nodes(op="placeholder")]
         static = tuple(place for place, name in enumerate(names) if name in graph.static_inputs)
         key = (
@@ -89,9 +92,27 @@ class Artifacts:
                 strides.extend(reported)  # AOTAutograd reads how the forward graph lays out what it saves
             return run
         self.compiled += 1
-        run = compiler(graph)
+        run = _run_of(graph, compiler)
         self._graphs[key] = run, [] if strides is None else strides[before:]
         return run
+
+
+def _run_of(graph: AotGraph, compiler: GraphCompiler) -> Boxed:
+    """What the compiler makes of a graph. Where it fails at a forward graph, torch says so, and the whole
+    stage runs as it is. A backward graph is compiled in a backward pass, too late for that, and runs as it
+    was traced.
+    """
+    if graph.kind != "backward":
+        return compiler(graph)
+    traced = replace(graph, gm=copied(graph.gm))  # a compiler may change what it is given
+    try:
+        return compiler(graph)
+    except Exception as error:  # as torch does with what compiles a forward graph
+        why = failure_text(error)
+    warnings.warn(
+        f"a stage's backward graph runs uncompiled, with the same results: {why}", NotCompiled, stacklevel=2
+    )
+    return boxed(graph_as_it_is(traced))
 
 
 _ALL: weakref.WeakValueDictionary[tuple[Any, ...], Artifacts] = weakref.WeakValueDictionary()
