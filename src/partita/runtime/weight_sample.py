@@ -46,7 +46,7 @@ class WeightSample:
             int64, on the device of these weights.
         """
         if not self._tensors:
-            return torch.zeros(SAMPLE_FLAGS, dtype=torch.int64)
+            return torch.zeros(SAMPLE_FLAGS, dtype=torch.int64, device="cpu")
         turn, number = divmod(step, len(self._tensors))
         numbers = _some_of(self._tensors[number].detach(), turn)
         total = torch.atleast_1d(numbers.contiguous()).view(torch.uint8).sum()

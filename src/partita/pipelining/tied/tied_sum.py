@@ -145,7 +145,7 @@ class _TiedGradient:
 
     def counts(self, step: int) -> Tensor:
         """The number of copies on this rank that have a share, and their samples."""
-        count = torch.tensor([sum(copy.grad is not None for copy in self.copies)])
+        count = torch.tensor([sum(copy.grad is not None for copy in self.copies)], device="cpu")
         samples = [sample_of(copy, step).cpu() for copy in self.copies]
         return torch.cat((count, torch.stack(samples).sum(0)))
 
