@@ -1,0 +1,98 @@
+"""Optimizers that need all parameters of a model are refused on a rank that has some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import LBFGS, SGD, AdamW, Optimizer
+
+from partita.errors import ExecutionError
+from partita.pipelining import Schedule1F1B, SplitPoint, pipeline
+from partita.runtime import Comm, InProcessWorld
+
+
+class Lamb(SGD):
+    """Stands for timm's."""
+
+    def __init__(self, parameters: Any, max_grad_norm: float | None) -> None:
+        super().__init__(parameters, 0.1)
+        for group in self.param_groups:
+            group["max_grad_norm"] = max_grad_norm
+
+
+class Prodigy(SGD):
+    """Stands for prodigyopt's."""
+
+    def __init__(self, parameters: Any, *, fsdp_in_use: bool) -> None:
+        super().__init__(parameters, 0.1)
+        for group in self.param_groups:
+            group |= {"d": 1e-6, "fsdp_in_use": fsdp_in_use}
+
+
+def _train(new_optimizer: Callable[[Any], Optimizer], placement: tuple[int, ...]) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    x = torch.randn(4, 4)
+    pipe = pipeline(model, (x[:2],), split_spec={"1": SplitPoint.END}, prove=False)
+
+    def body(comm: Comm) -> None:
+        stages = [pipe.build_stage(i, comm=comm) for i, rank in enumerate(placement) if rank == comm.rank]
+        schedule = Schedule1F1B(stages, 2, nn.functional.mse_loss)
+        optimizer = new_optimizer([value for stage in stages for value in stage.module.parameters()])
+        schedule.step(x, target=x)
+        before = [value.detach().clone() for stage in stages for value in stage.module.parameters()]
+        try:
+            optimizer.step(_loss)
+        except ExecutionError:
+            after = [value for stage in stages for value in stage.module.parameters()]
+            assert all(map(torch.equal, before, after))
+            raise
+
+    InProcessWorld(max(placement) + 1).run(body)
+
+
+def _loss() -> Tensor:
+    return torch.zeros(())
+
+
+@pytest.mark.parametrize(
+    ("new_optimizer", "message"),
+    [
+        (LBFGS, r"LBFGS looks for one direction .* has those of stages \[\d\] of 2 alone.*such as AdamW"),
+        (lambda own: Lamb(own, 0.5), r"Lamb clips .*\(max_grad_norm=0.5\).*clip_grad_norm_\(schedule, 0.5\)"),
+        (lambda own: Prodigy(own, fsdp_in_use=False), "Prodigy estimates its learning rate from all"),
+    ],
+    ids=["LBFGS", "Lamb", "Prodigy"],
+)
+def test_an_optimizer_that_needs_all_parameters_is_refused_before_it_steps(
+    new_optimizer: Callable[[Any], Optimizer], message: str
+) -> None:
+    """Ranks trained to other weights than those of the uncut model, without a word."""
+    with pytest.raises(ExecutionError, match=message):
+        _train(new_optimizer, (0, 1))
+    _train(new_optimizer, (0, 0))  # one rank has all
+
+
+@pytest.mark.parametrize(
+    "new_optimizer",
+    [AdamW, lambda own: Lamb(own, None), lambda own: Prodigy(own, fsdp_in_use=True)],
+    ids=["AdamW", "Lamb", "Prodigy"],
+)
+def test_others_are_not(new_optimizer: Callable[[Any], Optimizer]) -> None:
+    _train(new_optimizer, (0, 1))
+
+
+def test_an_optimizer_of_another_model_is_left_alone_and_so_is_any_when_the_schedule_is_gone() -> None:
+    own: list[nn.Parameter] = []
+
+    def keep(parameters: list[nn.Parameter]) -> Optimizer:
+        own.extend(parameters)
+        other = LBFGS([nn.Parameter(torch.zeros(2))])
+        other.step(_loss)
+        return AdamW(parameters)
+
+    _train(keep, (0, 1))
+    LBFGS(own).step(_loss)
