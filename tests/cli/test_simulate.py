@@ -260,16 +260,25 @@ def test_a_plan_file_that_can_not_be_read_is_one_line() -> None:
     Path("plan.json").write_bytes(b"\xff\xfe{}")
     with pytest.raises(UsageError, match="is no text"):
         run("plan.json")
+    Path("plan.json").write_text("[]")
+    with pytest.raises(
+        UsageError, match=r"plan.json holds a list in JSON, and no plan or schedule: give what"
+    ):
+        run("plan.json")
 
 
 def test_options_that_a_file_answers_are_refused() -> None:
     Path("plan.json").write_text(example_plan().to_json())
     Path("order.csv").write_text("0F0,0B0\n")
     for options, message in (
-        (("plan.json", "--f", "1ms"), "which has its own: leave it out"),
+        (("plan.json", "--f", "1ms"), r"^--f is given with plan.json, which has its own: leave it out"),
+        (("plan.json", "--f", "1ms", "--comm", "1ms"), "^--f and --comm are given with .*: leave them out"),
         (("plan.json", "--stages", "2"), "which has its own: leave it out"),
         (("plan.json", "--ranks", "1"), "--ranks is 1, and the plan needs 2: give it as many"),
-        (("order.csv", "--schedule", "1F1B"), "is given with a schedule: leave it out"),
+        (
+            ("order.csv", "--schedule", "1F1B"),
+            "--schedule is given with a schedule, which has its own: leave it out",
+        ),
     ):
         with pytest.raises(UsageError, match=message):
             run(*options)

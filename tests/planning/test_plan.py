@@ -78,7 +78,9 @@ def test_a_stage_must_name_its_units() -> None:
 
 
 def test_a_stage_must_have_a_unit() -> None:
-    with pytest.raises(PlanError, match="stage 0 goes from unit 3 to 2: give it a unit"):
+    with pytest.raises(
+        PlanError, match="stage 0 goes from unit 3 to 2: give first_unit 0 or more, and last_unit at"
+    ):
         replace(plan(2).stages[0], first_unit=3, last_unit=2)
 
 

@@ -57,6 +57,16 @@ def read(text: str, kind: type[T], format_name: str) -> T:
     return _decode_object(kind, data, kind.__name__)
 
 
+_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    tuple: "a list",
+    frozenset: "a list",
+}
+"""What a field of a class takes, as JSON has it; all others take text."""
+
+
 def _encode(value: Any) -> Any:
     if hasattr(value, "parse"):
         return str(value)
@@ -124,4 +134,4 @@ def _decode(hint: Any, value: Any, where: str) -> Any:
             return float(value)
     elif isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value
-    raise PlanError(f"{where} is {value!r:.60}: expected {getattr(hint, '__name__', hint)}")
+    raise PlanError(f"{where} is {value!r:.60}: give {_WORDS.get(origin or hint, 'text')}, or save it again")

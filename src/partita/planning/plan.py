@@ -83,12 +83,13 @@ class StagePlan:
     def __post_init__(self) -> None:
         if not 0 <= self.first_unit <= self.last_unit:
             raise PlanError(
-                f"stage {self.index} goes from unit {self.first_unit} to {self.last_unit}: give it a unit"
+                f"stage {self.index} goes from unit {self.first_unit} to {self.last_unit}: give first_unit 0 "
+                "or more, and last_unit at least as much"
             )
         if len(self.units) != self.last_unit - self.first_unit + 1:
             raise PlanError(
                 f"stage {self.index} names {len(self.units)} units, but goes from {self.first_unit} to "
-                f"{self.last_unit}"
+                f"{self.last_unit}: name each of them once"
             )
         for what in ("forward_s", "backward_s", "time_s"):
             require_seconds(getattr(self, what), f"{what} of stage {self.index}")

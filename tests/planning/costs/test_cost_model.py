@@ -112,14 +112,14 @@ def test_a_border_must_exist() -> None:
         (lambda data: data.update(extra=1), "CostModel has the unknown field 'extra'"),
         (
             lambda data: data["units"][1].update(forward_s="fast"),
-            r"CostModel.units\[1\].forward_s is 'fast': expected float",
+            r"CostModel.units\[1\].forward_s is 'fast': give a number, or save it again",
         ),
         (
             lambda data: data["units"][0].update(parameters=True),
-            r"CostModel.units\[0\].parameters is True: expected int",
+            r"CostModel.units\[0\].parameters is True: give a whole number",
         ),
         (lambda data: data["units"].append(3), r"CostModel.units\[2\] is 3: expected an object"),
-        (lambda data: data.update(crossing_bytes=5), r"CostModel.crossing_bytes is 5: expected"),
+        (lambda data: data.update(crossing_bytes=5), r"CostModel.crossing_bytes is 5: give a list"),
     ],
 )
 def test_a_malformed_file_is_an_error_that_says_where(change, message: str) -> None:  # type: ignore[no-untyped-def]
@@ -132,7 +132,7 @@ def test_a_malformed_file_is_an_error_that_says_where(change, message: str) -> N
 def test_an_integer_that_no_float_can_hold_is_an_error() -> None:
     data = json.loads(model().to_json())
     data["units"][0]["forward_s"] = 10**400
-    with pytest.raises(PlanError, match=r"units\[0\]\.forward_s is 10+: expected float"):
+    with pytest.raises(PlanError, match=r"units\[0\]\.forward_s is 10+: give a number"):
         CostModel.from_json(json.dumps(data))
 
 

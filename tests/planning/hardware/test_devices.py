@@ -156,7 +156,12 @@ def test_the_file_ships_with_the_package() -> None:
 
 @pytest.mark.parametrize(
     ("text", "names"),
-    [("3xh100", ["H100"] * 3), ("H200", ["H200"]), ("1 x A100, 2*CPU", ["A100", "CPU", "CPU"])],
+    [
+        ("3xh100", ["H100"] * 3),
+        ("2XH100", ["H100"] * 2),
+        ("H200", ["H200"]),
+        ("1 x A100, 2*CPU", ["A100", "CPU", "CPU"]),
+    ],
 )
 def test_devices_are_written_with_their_number(text: str, names: list[str]) -> None:
     assert [device.name for device in parse_devices(text)] == names

@@ -58,7 +58,7 @@ def test_a_stage_in_two_lines_is_refused() -> None:
 
 def test_a_stage_in_no_line_is_refused() -> None:
     with pytest.raises(
-        ScheduleError, match="stage 1 has no action: number the stages from 0, or give stage_ranks"
+        ScheduleError, match="stage 1 has no action, and stage 2 is the last: number the stages from 0"
     ):
         Schedule.from_csv("0F0,2F0\n")
 

@@ -9,6 +9,8 @@ from partita.planning import Plan, Schedule
 
 __all__ = ["read_schedule_file"]
 
+_WAY_OUT = "give what partita plan --out or to_json() wrote, or torch's CSV"
+
 
 def read_schedule_file(path: Path) -> Plan | Schedule:
     """Read a plan or a schedule. A schedule from CSV is called by the name of its file.
@@ -18,6 +20,8 @@ def read_schedule_file(path: Path) -> Plan | Schedule:
         PlanError: it holds neither; a ScheduleError says which cell of a CSV is wrong.
     """
     text = _read(path)
+    if text.lstrip().startswith("["):
+        raise UsageError(f"{path} holds a list in JSON, and no plan or schedule: {_WAY_OUT}")
     if not text.lstrip().startswith("{"):
         return Schedule.from_csv(text, name=path.stem)
     if '"partita.schedule"' in text[:200]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -160,14 +161,12 @@ class SimulateOptions:
 
     def of_file(self, path: Path) -> SimulationSubject:
         """A plan, or a schedule."""
-        if self.stages is not None:
-            raise UsageError(f"--stages is given with {path}, which has its own: leave it out")
+        _refuse(path, {"--stages": self.stages})
         read = read_schedule_file(path)
         return self._of_plan(read, path) if isinstance(read, Plan) else self._of_schedule(read)
 
     def _of_schedule(self, schedule: Schedule) -> SimulationSubject:
-        if self.schedule is not None or self.microbatches is not None:
-            raise UsageError("--schedule or --microbatches is given with a schedule: leave it out")
+        _refuse("a schedule", {"--schedule": self.schedule, "--microbatches": self.microbatches})
         validate(schedule)
         unit, limit = self._memory()
         costs = self._stage_times().costs(schedule.stages)
@@ -178,11 +177,8 @@ class SimulateOptions:
 
     def _of_plan(self, plan: Plan, path: Path) -> SimulationSubject:
         own = (*self.times, self.comm, self.activation, self.weight_activation)
-        if any(value is not None for value in own):
-            raise UsageError(
-                f"--f, --i, --w, --comm, --activation or --weight-activation is given with {path}, which has "
-                "its own: leave it out"
-            )
+        names = ("--f", "--i", "--w", "--comm", "--activation", "--weight-activation")
+        _refuse(path, dict(zip(names, own, strict=True)))
         limit = None
         if self.memory is not None:
             limit = parse_bytes(self.memory, "--memory")
@@ -225,3 +221,13 @@ class SimulateOptions:
 
     def _cluster(self, ranks: int) -> Cluster:
         return Cluster(ranks, latency_s=0.0 if self.comm is None else parse_seconds(self.comm, "--comm"))
+
+
+def _refuse(what: Path | str, options: Mapping[str, object]) -> None:
+    """Refuse those of these options that have a value, for what has its own."""
+    named = [name for name, value in options.items() if value is not None]
+    if named:
+        are, them = ("is", "it") if len(named) == 1 else ("are", "them")
+        raise UsageError(
+            f"{' and '.join(named)} {are} given with {what}, which has its own: leave {them} out"
+        )

@@ -25,7 +25,7 @@ _NEXT_WIDER = {"float8": "bfloat16", "int8": "float32", "float16": "float32", "b
     "float32": "float64",
 }
 _OTHER_NAMES = {"half": "float16", "float": "float32", "double": "float64", "complex128": "float64"}
-_COUNTED = re.compile(r"\s*(?:([0-9]{1,9})\s*[x×*]\s*)?(?![0-9.]+\s*[x×*])([^\W_][^\s,+]*)\s*")
+_COUNTED = re.compile(r"\s*(?:([0-9]{1,9})\s*[xX×*]\s*)?(?![0-9.]+\s*[xX×*])([^\W_][^\s,+]*)\s*")
 _MOST_DEVICES = 100_000
 """More than any pipeline has ranks."""
 _FILE = Path(__file__).with_name("devices.toml")

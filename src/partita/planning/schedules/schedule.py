@@ -208,5 +208,8 @@ def _find_stage_ranks(rows: tuple[tuple[Action | None, ...], ...]) -> tuple[int,
                     )
     missing = next((stage for stage in range(max(len(ranks), 1)) if stage not in ranks), None)
     if missing is not None:
-        raise ScheduleError(f"stage {missing} has no action: number the stages from 0, or give stage_ranks")
+        raise ScheduleError(
+            f"stage {missing} has no action, and stage {max(ranks, default=missing)} is the last: number the "
+            "stages from 0 without a gap; in Python, stage_ranks says where a stage without actions is"
+        )
     return tuple(ranks[stage] for stage in range(len(ranks)))
