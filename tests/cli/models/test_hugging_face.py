@@ -48,6 +48,14 @@ def test_no_part_of_a_model_makes_a_cache_for_generation_unless_it_is_asked_to()
     assert asked.text_config.use_cache is True
 
 
+def test_a_setting_that_only_the_models_own_code_asks_for_may_be_set() -> None:
+    settings = (*LLAMA, "num_experts=2", "moe_intermediate_size=8", "head_dim=12")
+    built = build(place="qwen3_moe", settings=settings, sequence=8)
+    assert built.model.model.layers[0].self_attn.q_proj.out_features == 2 * 12
+    with pytest.raises(UsageError, match="--set head_din: a qwen3_moe configuration has no 'head_din'"):
+        build(place="qwen3_moe", settings=("head_din=12",))
+
+
 def test_a_type_and_settings_make_a_model_without_memory_and_with_its_loss() -> None:
     built = build(place="llama", settings=LLAMA, batch=2, sequence=8)
     assert type(built.model).__name__ == "LlamaForCausalLM"

@@ -6,6 +6,7 @@ import difflib
 import inspect
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -127,7 +128,10 @@ def read_config(transformers: ModuleType, model: HuggingFaceModel) -> Any:
         raise _no_such_type(transformers, model_type) from error
     settings = parse_settings(model.settings)
     for name in settings:
-        if name.partition(".")[0] not in values and not hasattr(default, name.partition(".")[0]):
+        first = name.partition(".")[0]
+        if first in values or hasattr(default, first):
+            continue
+        if not _is_read(transformers, default, model.architecture, first):
             public = [attribute for attribute in dir(default) if not attribute.startswith("_")]
             near = difflib.get_close_matches(name, public, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -141,6 +145,14 @@ def read_config(transformers: ModuleType, model: HuggingFaceModel) -> Any:
     except Exception as error:
         raise UsageError(f"the {model_type} configuration can't be used: {error_line(error)}") from error
     return config
+
+
+def _is_read(transformers: ModuleType, config: Any, architecture: str | None, setting: str) -> bool:
+    """Whether the code of the model asks for a setting that its configuration's class does not have by
+    itself, such as ``head_dim`` of a Qwen3.
+    """
+    source = inspect.getsource(sys.modules[find_model_class(transformers, config, architecture).__module__])
+    return re.search(rf"""config(\.|, ["']){re.escape(setting)}\b""", source) is not None
 
 
 def _read_values(transformers: ModuleType, model: HuggingFaceModel) -> tuple[dict[str, Any], str]:
