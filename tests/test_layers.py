@@ -55,6 +55,7 @@ ROOMS = {
     "splitter": (("result",), ("decisions",), ("building",), ("split",), ("drop_in",)),
     "verification": (("tree", "result"), ("observing",), ("comparing",), ("explaining",), ("verify",)),
     "capture": (
+        ("one_at_a_time",),
         ("tracing",),
         ("open_sizes",),
         ("merging",),
