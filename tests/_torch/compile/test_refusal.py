@@ -11,8 +11,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.exc import FailOnRecompileLimitHit
+from torch.fx import symbolic_trace
 
-from partita._torch.compile.refusal import changed_by_tracing, check_recurrent, is_refusal, refusal_text
+from partita._torch.compile.refusal import (
+    Uncompilable,
+    changed_by_tracing,
+    check_compiles_nothing,
+    check_recurrent,
+    is_refusal,
+    refusal_text,
+)
 
 
 def _refusal(function: Any, backend: Any = "eager") -> Exception:
@@ -101,3 +109,12 @@ def test_what_tracing_changes_is_named() -> None:
     assert "multi_margin_loss" in changed_by_tracing(changed)
     assert "recurrent layer (aten.lstm.input)" in changed_by_tracing(_graph_of(nn.LSTM(4, 4)))
     assert not changed_by_tracing(_graph_of(nn.Linear(4, 4)))
+
+
+def test_operators_that_compile_the_functions_they_are_given_are_told_from_others() -> None:
+    cond, x = torch.ops.higher_order.cond, torch.ones(2)
+    with pytest.raises(Uncompilable, match="cond compiles the functions that it is called with"):
+        check_compiles_nothing(cond, (True, torch.sin, torch.cos, (x,)))
+    branch = symbolic_trace(nn.Identity())
+    check_compiles_nothing(cond, (True, branch, branch, (x,)))  # compiled already: of an exported model
+    check_compiles_nothing(torch.vmap, (torch.sin,))

@@ -7,13 +7,14 @@ import re
 import torch
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, TorchDynamoException
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule
 
 from partita._torch.tensors.subclasses import innermost_tensors
 
 __all__ = [
     "changed_by_tracing",
+    "check_compiles_nothing",
     "check_margin_losses",
     "check_recurrent",
     "check_wrappers",
@@ -53,6 +54,19 @@ def _is_left_in_region(error: BaseException) -> bool:
     entered by a call).
     """
     return isinstance(error, AssertionError) and "changed while dynamo tracing" in str(error)
+
+
+def check_compiles_nothing(func: object, args: tuple[object, ...]) -> None:
+    """Check that ``func`` is no operator (``torch.cond``, ``scan``, ``flex_attention``) that is
+    called with functions: it compiles them, and is not right, or raises, where it can not.
+
+    Raises:
+        Uncompilable: it is one.
+    """
+    if isinstance(func, HigherOrderOperator) and any(
+        callable(arg) and not isinstance(arg, (nn.Module, type, torch.Tensor)) for arg in args
+    ):
+        raise Uncompilable(f"{func.name()} compiles the functions that it is called with")
 
 
 def check_recurrent(gm: GraphModule) -> None:

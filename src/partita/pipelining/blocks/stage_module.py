@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from partita._torch.compile.eager_stance import nothing_compiled
 from partita._torch.modules.calls import Around, calls_watched, overridden_calls
 from partita._torch.modules.contents import named_tables, state_tables
 from partita.pipelining.blocks.current_pass import EndOfStage, current_pass
@@ -123,7 +124,7 @@ class StageModule(nn.Module):
         """Run the model under ``stage_pass``, while the ghosts are shown. Return what `forward` returns."""
         root: nn.Module = vars(self)["root"]
         root.training = self.training
-        with calls_watched(self._own_calls), memos_cleared(), stage_pass:
+        with calls_watched(self._own_calls), memos_cleared(), nothing_compiled(), stage_pass:
             args, kwargs = stage_pass.arguments()
             try:
                 result = stage_pass.finish(root(*args, **kwargs))

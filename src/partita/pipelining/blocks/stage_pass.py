@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from partita._torch.autograd.profiling import is_read_by_profiler
+from partita._torch.compile.refusal import check_compiles_nothing
 from partita._torch.containers.pytree import tree_map, unflatten
 from partita._torch.fake.ghosts import (
     FunctionKind,
@@ -276,6 +277,7 @@ class StagePass(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         kind, name = describe_function(func)
+        check_compiles_nothing(func, args)
         if kind is FunctionKind.METADATA or kind is FunctionKind.SETTING:
             return func(*args, **kwargs)
         if name == "grad.__get__" and is_read_by_profiler():

@@ -257,6 +257,27 @@ def test_what_torch_compiles_by_itself_is_refused_with_the_reason_and_cut_as_a_g
     assert pipeline(model, (x,), stages=2, prove=False).num_stages == 2
 
 
+class Compiles(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.between = torch.compile(lambda x: x.sin() * 2, backend="aot_eager", fullgraph=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.between(self.first(x)))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # of Dynamo, where the model runs uncut
+def test_what_a_model_compiles_runs_in_stages_as_it_was_written() -> None:
+    """Dynamo traced partita's own functions for it, over and over; with ``fullgraph=True`` it was refused."""
+    model, x = Compiles(), torch.randn(2, 4)
+    pipe = pipeline(model, (x,), stages=2, frontend="modules")
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    assert torch.equal(pipe(x), model.last((model.first(x)).sin() * 2))
+    assert not torch._dynamo.utils.counters["frames"]
+
+
 def test_an_example_that_the_model_does_not_take_is_refused() -> None:
     with pytest.raises(
         CaptureError, match=r"raises RuntimeError on the example in training .*give an example"

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from partita._torch.compile.eager_stance import nothing_compiled
 from partita._torch.compile.refusal import is_refusal
 from partita._torch.containers.pytree import tree_map
 from partita._torch.fake.ghosts import referenced_by_python, undisturbed
@@ -297,7 +298,7 @@ def record(
             recording, watch, twin, packet=packet, training=training, device=device, state=state
         )
         try:
-            with calls_watched(overridden_calls(twin)), memos_cleared(), recorder:
+            with calls_watched(overridden_calls(twin)), memos_cleared(), nothing_compiled(), recorder:
                 twin_args, twin_kwargs = recorder.arguments()
                 result = twin(*twin_args, **twin_kwargs)
                 created = [name for name, one in twin.named_parameters() if id(one) not in state]
@@ -318,8 +319,8 @@ def record(
 def _does_not_run(model: nn.Module, error: Exception, *, training: bool, grad: bool) -> CaptureError:
     if is_refusal(error):
         return CaptureError(
-            f"{type(model).__name__} calls what torch compiles (torch.cond, scan, map, while_loop, or a "
-            "function under torch.compile with fullgraph=True), and torch can't compile it while "
+            f"{type(model).__name__} calls what torch compiles (torch.cond, scan, map, while_loop, "
+            "flex_attention), and torch can't compile it while "
             'frontend="modules" watches each call: leave frontend= out, which cuts the captured graph, or '
             "branch in Python"
         )
