@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import random
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -434,6 +435,27 @@ def test_values_that_depend_on_what_is_not_put_back_are_seen() -> None:
 def test_a_stage_that_runs_python_twice_is_told_of() -> None:
     with pytest.warns(NotProven, match=r"stage [01] runs the model's own code, twice for each microbatch"):
         _manual(lambda: nn.Linear(WIDTH, WIDTH), True)
+
+
+class OnlyInTraining(nn.Linear):
+    """Has another graph in each mode."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.sin() if self.training else x)
+
+
+def test_a_stage_with_a_graph_for_each_mode_is_not_the_models_own_code() -> None:
+    """It was said to be, with the advice to cut the graph, and its values were compared."""
+    pipe = pipeline(OnlyInTraining(WIDTH, WIDTH), (torch.randn(2, WIDTH),), stages=1, prove=False)
+    (comm,) = InProcessWorld(1).run(lambda comm: comm)
+    stage = pipe.build_stage(0, comm=comm)
+    stage.recompute = True
+    (name,), (output,) = stage.border.inputs, stage.border.outputs
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        stage.forward(0, {name: torch.ones(2, WIDTH)}, train=True)
+    stage.backward(0, {output: torch.ones(2, WIDTH)})
+    assert all(parameter.grad is not None for parameter in stage.module.parameters())
 
 
 class Wrapper(nn.Module):

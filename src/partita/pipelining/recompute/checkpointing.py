@@ -19,6 +19,7 @@ from partita._torch.tensors.storage import storage_key
 from partita._torch.tensors.versions import times_written
 from partita.errors import ExecutionError
 from partita.pipelining.interface.layout import copied
+from partita.pipelining.interface.two_modes import TwoModes
 from partita.pipelining.recompute.checkpointed_pass import CheckpointedPass
 from partita.pipelining.recompute.module_state import ModuleState
 from partita.runtime.host_generators import generator_states, set_generators
@@ -139,7 +140,7 @@ class Checkpointing:
     @property
     def runs_python(self) -> bool:
         """Whether it is the user's code, which may draw Python's numbers and change what is not seen."""
-        return self._module is not None and not isinstance(self._module, GraphModule)
+        return self._module is not None and not isinstance(self._module, (GraphModule, TwoModes))
 
 
 @dataclass(frozen=True, slots=True)
