@@ -55,7 +55,7 @@ ROOMS = {
     "splitter": (("result",), ("decisions",), ("building",), ("split",), ("drop_in",)),
     "verification": (("tree", "result"), ("observing",), ("comparing",), ("explaining",), ("verify",)),
     "capture": (
-        ("one_at_a_time",),
+        ("one_thread_at_a_time",),
         ("tracing",),
         ("open_sizes",),
         ("merging",),

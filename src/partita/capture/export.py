@@ -14,7 +14,7 @@ from partita._torch.export.signature import Signature, signature_of
 from partita.capture.attempts import Attempts
 from partita.capture.merging.merge_modes import merge_modes
 from partita.capture.merging.modes import add_check, captures_training, copy_flags, mode_flag, require_mode
-from partita.capture.one_at_a_time import one_at_a_time
+from partita.capture.one_thread_at_a_time import one_thread_at_a_time
 from partita.capture.open_sizes.batch import traceable_arguments
 from partita.capture.open_sizes.sizes import Sizes
 from partita.capture.proving.proof import (
@@ -65,7 +65,7 @@ class Captured:
         return {captures_training(module): module for module in modules}
 
 
-@one_at_a_time()
+@one_thread_at_a_time()
 def capture(
     model: nn.Module,
     args: tuple[Any, ...],

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from partita.capture.one_at_a_time import one_at_a_time
+from partita.capture.one_thread_at_a_time import one_thread_at_a_time
 from partita.pipelining.blocks.cut import Event
 from partita.pipelining.blocks.memos import memos_cleared
 from partita.pipelining.frontends.modules.call_runs import CallRun, call_runs
@@ -35,7 +35,7 @@ _BLOCKS_PER_STAGE = 2
 """With fewer blocks for each stage than this, blocks within blocks count too."""
 
 
-@one_at_a_time()
+@one_thread_at_a_time()
 def block_costs(
     model: nn.Module, example: Example, recording: RecordedPass, stages: int | None = None
 ) -> tuple[CostModel, list[Event]]:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from partita.capture import Modes
-from partita.capture.one_at_a_time import one_at_a_time
+from partita.capture.one_thread_at_a_time import one_thread_at_a_time
 from partita.capture.proving.proof import Prove, tolerance_of
 from partita.errors import ArgumentError, InfeasiblePlan
 from partita.listing import listed
@@ -84,7 +84,7 @@ def cut_modules(
     return pipe
 
 
-@one_at_a_time()
+@one_thread_at_a_time()
 def _passes(
     model: nn.Module,
     args: tuple[Any, ...],

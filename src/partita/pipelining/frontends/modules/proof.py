@@ -20,7 +20,7 @@ from partita._torch.containers.pytree import flatten, tree_map
 from partita._torch.tensors.storage import storage_key
 from partita._torch.tensors.versions import times_written
 from partita.capture.merging.modes import in_mode
-from partita.capture.one_at_a_time import one_at_a_time
+from partita.capture.one_thread_at_a_time import one_thread_at_a_time
 from partita.capture.open_sizes.sizes import Sizes
 from partita.capture.proving.grad_modes import (
     FAST_PATH_ADVICE,
@@ -48,7 +48,7 @@ __all__ = ["block_proof", "check_against_model"]
 _CALLS = 2
 
 
-@one_at_a_time()
+@one_thread_at_a_time()
 def block_proof(
     pipe: ModulePipe,
     model: nn.Module,

@@ -15,7 +15,7 @@ from partita._torch.autograd.region_switches import REGION_SWITCHES
 from partita._torch.fake.shapes import fake_values
 from partita._torch.operators.roofline import Speeds
 from partita._torch.tensors.storage import has_memory
-from partita.capture.one_at_a_time import one_at_a_time
+from partita.capture.one_thread_at_a_time import one_thread_at_a_time
 from partita.capture.open_sizes.sizes import Sizes
 from partita.capture.tracing.module_paths import module_path
 from partita.errors import PlanError
@@ -80,7 +80,7 @@ def unit_names(gm: GraphModule, ends: Sequence[int]) -> list[str]:
     return names
 
 
-@one_at_a_time()
+@one_thread_at_a_time()
 def cost_model(
     gm: GraphModule,
     ends: Sequence[int],

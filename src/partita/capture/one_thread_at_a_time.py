@@ -11,16 +11,16 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["one_at_a_time"]
+__all__ = ["one_thread_at_a_time"]
 
 _TURN = threading.RLock()
 
 
 @contextmanager
-def one_at_a_time() -> Iterator[None]:
+def one_thread_at_a_time() -> Iterator[None]:
     """In this block, and in functions that it decorates, other threads wait where they come to such a block.
 
-    >>> with one_at_a_time(), one_at_a_time():
+    >>> with one_thread_at_a_time(), one_thread_at_a_time():
     ...     pass  # one thread may enter several
     """
     with _TURN:

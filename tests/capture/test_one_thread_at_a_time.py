@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from partita.capture import capture
-from partita.capture.one_at_a_time import one_at_a_time
+from partita.capture.one_thread_at_a_time import one_thread_at_a_time
 
 
 def test_a_thread_waits_for_another_and_not_for_itself() -> None:
     entered, order = Event(), list[str]()
 
-    @one_at_a_time()
+    @one_thread_at_a_time()
     def second() -> None:
         order.append("second")
 
@@ -23,10 +23,10 @@ def test_a_thread_waits_for_another_and_not_for_itself() -> None:
         entered.set()
         second()
 
-    with ThreadPoolExecutor() as pool, one_at_a_time():
+    with ThreadPoolExecutor() as pool, one_thread_at_a_time():
         waiting = pool.submit(other)
         assert entered.wait(60)
-        with one_at_a_time():
+        with one_thread_at_a_time():
             order.append("first")
     waiting.result(60)
     assert order == ["first", "second"]
