@@ -53,6 +53,17 @@ def test_a_unit_that_no_rank_can_hold_is_refused_before_the_search() -> None:
 
 
 @pytest.mark.usefixtures("_no_search")
+def test_both_are_said_where_there_are_more_ranks_than_units_too() -> None:
+    """Of a mixture of experts on 256 ranks only the unit was told, and that nothing would do."""
+    heavy = Unit("heavy", 1.0, 2.0, parameter_bytes=100, activation_bytes=5)
+    error = refusal(CostModel((*UNITS, heavy), (4,) * 8), Cluster(16, memory_bytes=399))
+    assert str(error).endswith(
+        "hold more than 399 bytes; and 16 stages for 16 ranks were asked for, but this model can be cut into at "
+        "most 9: take 9 ranks or fewer, with memory for the largest unit"
+    )
+
+
+@pytest.mark.usefixtures("_no_search")
 def test_units_that_no_cut_may_part_count_as_one() -> None:
     costs = CostModel(UNITS, (4,) * 7, borders=frozenset({3}))
     error = refusal(costs, Cluster(2, memories=(159, 200)), parameter_copies=6)

@@ -33,6 +33,10 @@ def infeasible(request: SearchRequest, reason: str, enough_memory: int | None = 
     """The error for this reason, with the changes that do: `remedies` has the arguments."""
     changes = remedies(request, enough_memory)
     if not changes:
+        least, most = _stages_asked_for(request)
+        if least > most:
+            reason = f"{reason}; and {_too_many_stages(request, least, most)}: take {most} ranks or fewer"
+            return InfeasiblePlan(f"{reason}, with memory for the largest unit", reason)
         return InfeasiblePlan(f"{reason}; no other memory or number of ranks that was tried would do")
     return InfeasiblePlan(f"{reason}; {_remedy(changes)}", reason, changes)
 
@@ -74,13 +78,10 @@ def _in_words(what: str, value: Any) -> str:
 
 
 def _nothing_tried(request: SearchRequest, explorer: Explorer) -> InfeasiblePlan:
-    case = request.case
-    most, ranks = len(case.costs.allowed_borders) + 1, case.cluster.ranks
-    least = min(request.stages_per_rank, default=1) * ranks
+    ranks = request.case.cluster.ranks
+    least, most = _stages_asked_for(request)
     if least > most:
-        reason = (
-            f"{least} stages for {ranks} ranks were asked for, but this model can be cut into at most {most}"
-        )
+        reason = _too_many_stages(request, least, most)
         change = f"ask for {most // ranks * ranks} stages" if most >= ranks else f"take {most} ranks or fewer"
         message = f"{reason}: {change}, or measure its costs by smaller units"
         return InfeasiblePlan(message, reason, dict(_fewer_stages(request, most)))
@@ -90,6 +91,18 @@ def _nothing_tried(request: SearchRequest, explorer: Explorer) -> InfeasiblePlan
     if in_a_v:
         return _two_stages_a_rank(request, in_a_v, most)
     return InfeasiblePlan("no schedule can serve these numbers. Give at least one schedule")
+
+
+def _stages_asked_for(request: SearchRequest) -> tuple[int, int]:
+    """The least number of stages that was asked for, and the most that the model can be cut into."""
+    case = request.case
+    least = min(request.stages_per_rank, default=1) * case.cluster.ranks
+    return least, len(case.costs.allowed_borders) + 1
+
+
+def _too_many_stages(request: SearchRequest, least: int, most: int) -> str:
+    ranks = request.case.cluster.ranks
+    return f"{least} stages for {ranks} ranks were asked for, but this model can be cut into at most {most}"
 
 
 def _two_stages_a_rank(request: SearchRequest, schedules: Sequence[str], most: int) -> InfeasiblePlan:
