@@ -58,8 +58,8 @@ def test_both_are_said_where_there_are_more_ranks_than_units_too() -> None:
     heavy = Unit("heavy", 1.0, 2.0, parameter_bytes=100, activation_bytes=5)
     error = refusal(CostModel((*UNITS, heavy), (4,) * 8), Cluster(16, memory_bytes=399))
     assert str(error).endswith(
-        "hold more than 399 bytes; and 16 stages for 16 ranks were asked for, but this model can be cut into at "
-        "most 9: take 9 ranks or fewer, with memory for the largest unit"
+        "hold more than 399 bytes; and 16 stages for 16 ranks were asked for, but this model can be cut into "
+        "at most 9: take 9 ranks or fewer, with memory for the largest unit"
     )
 
 
