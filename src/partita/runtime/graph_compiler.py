@@ -61,13 +61,25 @@ def resolve_inner(inner: InnerCompiler) -> Callable[[AotGraph], Callable[..., An
         return partial(_run_by, checked)
     if isinstance(checked, str):
         return None if checked == "inductor" else graph_as_it_is
-    return lambda graph: checked(graph.gm, list(graph.examples))
+    return partial(_run_by_function, checked)
 
 
 def graph_as_it_is(graph: AotGraph) -> Callable[..., Any]:
     """What runs a graph operator by operator."""
     generate_code(graph.gm)
     return graph.gm.forward
+
+
+def _run_by_function(
+    function: Callable[[GraphModule, Sequence[Any]], Callable[..., Any]], graph: AotGraph
+) -> Callable[..., Any]:
+    compiled = function(graph.gm, list(graph.examples))
+    if not callable(compiled):
+        raise ArgumentError(
+            f"{getattr(function, '__qualname__', function)!s} compiles graphs and returned {compiled!r:.60} "
+            "for one: return a function of the graph's inputs, such as gm.forward"
+        )
+    return compiled
 
 
 def _run_by(runner: PieceRunner, graph: AotGraph) -> Callable[..., Any]:

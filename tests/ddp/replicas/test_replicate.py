@@ -35,6 +35,22 @@ def test_a_parameter_that_is_trained_later_is_an_error() -> None:
         alone(body)
 
 
+def _forgets_to_return(_: Any, __: Any) -> Any: ...
+
+
+def test_a_compiler_that_returns_nothing_is_named() -> None:
+    """The first step ended in "'NoneType' object is not callable"."""
+
+    def body(comm: Any) -> None:
+        module: Any = replicate(nn.Linear(2, 2), comm, inner=_forgets_to_return)
+        torch.compile(module, backend=partita_ddp)(torch.ones(1, 2))
+
+    with pytest.raises(
+        Exception, match="_forgets_to_return compiles graphs and returned None for one: return a"
+    ):
+        alone(body)
+
+
 class _Registered(nn.Linear):
     """Of a class that has no subclasses."""
 
