@@ -44,5 +44,41 @@ def test_a_single_number_is_seen_in_time() -> None:
     assert sum(differ(weights(torch.float32), others, 6 * 300)) > 0
 
 
+@pytest.mark.parametrize("count", [256, 300, 768, 4096])
+@pytest.mark.parametrize("values", [(0.0, 1.0), (1.0, 1.001)], ids=str)
+def test_gains_that_are_all_alike_are_told_from_others(count: int, values: tuple[float, float]) -> None:
+    """As those of norms; and they often are as many as a power of two, whose sum has a lowest byte of 0."""
+    left, right = ([torch.full((count,), value)] for value in values)
+    assert all(differ(left, right, 10))
+
+
+@pytest.mark.parametrize("count", [257, 511, 700])
+def test_the_last_number_is_seen_too(count: int) -> None:
+    other = torch.zeros(count)
+    other[-1] = 1.0
+    assert any(differ([torch.zeros(count)], [other], 10))
+
+
+def test_a_part_of_a_convolution_is_seen_in_any_memory_format() -> None:
+    weight = torch.randn(64, 32, 3, 3).to(memory_format=torch.channels_last)
+    other = weight.clone()
+    other[:32, 16:] += 1.0
+    assert sum(differ([weight], [other], 30)) > 20
+
+
+def test_a_memory_format_is_no_difference() -> None:
+    """Copies of a tied parameter would be called different, which nobody can mend."""
+    weight = torch.randn(8, 6, 3, 3)
+    assert not any(differ([weight], [weight.to(memory_format=torch.channels_last)], 10))
+
+
+def test_lazy_conjugates_and_negatives_have_samples() -> None:
+    """Memory that a view says to be something else can't be looked at as bytes."""
+    conjugate = torch.randn(5, dtype=torch.complex64).conj()
+    for view in (conjugate, conjugate.imag):
+        assert not any(differ([view], [view.clone()], 10))
+        assert any(differ([view], [view + 1], 10))
+
+
 def test_what_has_no_numbers_has_no_sample() -> None:
     assert WeightSample([torch.empty(0)]).flags(3).tolist() == [0] * SAMPLE_FLAGS

@@ -21,6 +21,10 @@ SAMPLE_FLAGS = 2 * _BITS
 
 _NUMBERS = 256
 """How many numbers of a parameter are looked at in one step."""
+_PRIME = 251
+"""The largest below 2^8. Numbers are often alike, as the gains of a norm are, and as many as a power of two:
+of their sum, the lowest byte would not tell ones from zeros.
+"""
 _GOLDEN = 0x9E3779B1
 """2^32 over the golden ratio: its multiples spread evenly (D. E. Knuth, "The Art of Computer Programming",
 volume 3, section 6.4)."""
@@ -49,7 +53,7 @@ class WeightSample:
             return torch.zeros(SAMPLE_FLAGS, dtype=torch.int64, device="cpu")
         turn, number = divmod(step, len(self._tensors))
         numbers = _some_of(self._tensors[number].detach(), turn)
-        total = torch.atleast_1d(numbers.contiguous()).view(torch.uint8).sum()
+        total = numbers.view(torch.uint8).sum() % _PRIME
         bits = torch.bitwise_right_shift(total, torch.arange(_BITS, device=total.device)) & 1
         return torch.cat((bits, 1 - bits))
 
@@ -66,14 +70,16 @@ def samples_differ(flags: Sequence[float]) -> bool:
 
 
 def _some_of(tensor: torch.Tensor, turn: int) -> torch.Tensor:
-    """Some numbers of a tensor, others in the next turn."""
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
-    while not tensor.is_contiguous():  # to lay out one row copies less
-        tensor = tensor.select(0, _spread(turn, tensor.shape[0]))
-    flat = tensor.view(-1)
-    every = max(flat.numel() // _NUMBERS, 1)
-    return flat[_spread(turn, every) :: every][:_NUMBERS]
+    """Some numbers of a tensor, contiguous: others in the next turn, the same ones in any memory format."""
+    count = tensor.numel()
+    every = max(-(-count // _NUMBERS), 1)
+    first = _spread(turn, every)
+    if tensor.is_contiguous():
+        numbers = tensor.view(-1)[first::every]
+    else:
+        places = torch.arange(first, count, every, device=tensor.device)
+        numbers = tensor[torch.unravel_index(places, tensor.shape)]
+    return numbers.resolve_conj().resolve_neg().contiguous()
 
 
 def _spread(turn: int, size: int) -> int:
