@@ -14,7 +14,7 @@ import torch
 from tests.ddp import models
 from tests.ddp.alone import alone
 from tests.ddp.models import batch, loss_of, seeded
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from partita.ddp import partita_ddp, replicate
@@ -323,3 +323,33 @@ def test_a_replicated_module_is_refused_with_how_to_replicate_it_anew() -> None:
 
     with pytest.raises(ArgumentError, match=r"replicated already: .* or replication.close\(\) first"):
         alone(body)
+
+
+@pytest.mark.parametrize("when", ["before", "between"])
+def test_a_rank_alone_in_evaluation_reduces_no_pass_of_no_sync(when: str) -> None:
+    """It reduced the pass that came next, and waited for ranks that did not."""
+
+    def body(comm: Any) -> tuple[Tensor, Tensor]:
+        torch.manual_seed(0)
+        module: Any = replicate(nn.Linear(2, 1), comm)
+
+        def alone() -> None:
+            if comm.rank == 0:
+                module.eval()
+                module(torch.ones(1, 2))  # gradients are not switched off
+                module.train()
+
+        if when == "before":
+            alone()
+        with module.no_sync():
+            out = module(torch.full((1, 2), 1.0 + comm.rank))
+        if when == "between":
+            alone()
+        out.sum().backward()
+        own = module.weight.grad.clone()
+        module(torch.full((1, 2), 1.0 + comm.rank)).sum().backward()
+        return own, module.weight.grad.clone()
+
+    (own_0, mean_0), (own_1, mean_1) = InProcessWorld(2).run(body)
+    assert [own_0.tolist(), own_1.tolist()] == [[[1.0, 1.0]], [[2.0, 2.0]]]
+    assert mean_0.tolist() == mean_1.tolist() == [[3.0, 3.0]]

@@ -43,6 +43,7 @@ from partita.ddp.reducing.compiled_runs import CompiledRuns
 from partita.ddp.reducing.consensus import Consensus
 from partita.ddp.reducing.gradient import Arrival, ParameterGradient
 from partita.ddp.reducing.gradient_hooks import hooks_on
+from partita.ddp.reducing.next_pass import NextPass
 from partita.ddp.reducing.pass_errors import (
     failed_everywhere,
     raised_on_some,
@@ -75,6 +76,7 @@ class Reducer:
         beside: is called when all buckets have been sent, on all ranks alike; what it returns is called when
             they have been reduced.
         paused: backward passes reduce nothing meanwhile.
+        next_pass: is told of forward passes with gradients.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class Reducer:
         self.pass_ended: Callable[[Reducer], None] | None = None
         self.beside: Callable[[], Callable[[], None]] | None = None
         self.paused = False
+        self.next_pass = NextPass()
         count = len(self.parameters)
         self._plan = settings.plan
         self._tracer = tracer
@@ -108,8 +111,6 @@ class Reducer:
             self._gradients, comm, buckets=self._buckets, consensus=self._consensus, hook=settings.hook
         )
         self._unread: torch.Tensor | None = None  # flags of the last pass that the host has not waited for
-        self._next_is_synced = True
-        self._passed_since_forward = True
         self._pass: PassState | None = None
         self._reentrant = False
         self._lock = threading.RLock()
@@ -188,13 +189,6 @@ class Reducer:
             if self._unread is not None:
                 flags, self._unread = self._unread, None
                 self._check_outcome(flags, None, raised=False)
-
-    def forward_begins(self, *, sync: bool) -> None:
-        """Note that a forward pass with gradients begins; ``sync``: its gradients are to be reduced."""
-        if self._passed_since_forward:
-            self._next_is_synced, self._passed_since_forward = sync, False
-        else:
-            self._next_is_synced = self._next_is_synced or sync
 
     def add_node(self, node: Any) -> None:
         """Note that a compiled graph has run, whose backward pass is ``node``."""
@@ -279,7 +273,7 @@ class Reducer:
             state = None
         if state is None:
             arrivals = [Arrival() for _ in self._gradients]
-            state = self._pass = PassState(self._next_is_synced, arrivals, time.monotonic())
+            state = self._pass = PassState(self.next_pass.synced, arrivals, time.monotonic())
             self._reentrant = self._reentrant or nested
             try:
                 self._begin(state, order)
@@ -299,7 +293,7 @@ class Reducer:
         return state
 
     def _begin(self, state: PassState, order: Sequence[int]) -> None:
-        self._passed_since_forward = True
+        self.next_pass.begins()
         if not state.sync:
             return
 

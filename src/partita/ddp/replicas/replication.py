@@ -175,7 +175,7 @@ class Replication:
             if self._buffers is not None:
                 self._buffers.overwrite()
         if torch.is_grad_enabled():
-            self.reducer.forward_begins(sync=self.sync)
+            self.reducer.next_pass.forward_begins(sync=self.sync, trains=module.training)
 
     def _refresh(self, module: nn.Module) -> str | None:
         """Look up what the module holds now. Returns why it can't be trained so; None where it can."""
