@@ -77,7 +77,7 @@ class SavedBuffers:
         versions = {name: times_written(buffer) for name, buffer in before.items()}
         keys = {storage_key(buffer) for buffer in before.values()}
         if training not in self._is_own_code:
-            self._is_own_code[training] = _is_own_code(wrapper or self._module)
+            self._is_own_code[training] = _is_own_code(self._module if wrapper is None else wrapper)
         if self._is_own_code[training] or (not before and training not in self._needed):
             # The latter: few graphs write to parameters, and some call what refuses hooks.
             yield results.append
