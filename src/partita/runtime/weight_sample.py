@@ -78,7 +78,11 @@ def _some_of(tensor: torch.Tensor, turn: int) -> torch.Tensor:
         numbers = tensor.view(-1)[first::every]
     else:
         places = torch.arange(first, count, every, device=tensor.device)
-        numbers = tensor[torch.unravel_index(places, tensor.shape)]
+        indices: list[torch.Tensor] = []
+        for size in reversed(tensor.shape):  # torch.unravel_index takes 29 MB when it is first called
+            indices.insert(0, places % size)
+            places = places // size
+        numbers = tensor[tuple(indices)]
     return numbers.resolve_conj().resolve_neg().contiguous()
 
 
