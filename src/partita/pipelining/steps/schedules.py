@@ -306,7 +306,7 @@ class PipelineSchedule:
                 results = executor.run(inputs, self.tracer)
             if train:
                 with publish_errors(self.comm, "sharing the gradients of tied parameters"):
-                    self._tied.end(self.routes)
+                    self._tied.end(self.routes, self._count.steps)
                 self._count.steps += 1
             if arguments.losses is not None:
                 arguments.losses[:] = results.losses

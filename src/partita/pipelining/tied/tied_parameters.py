@@ -47,7 +47,6 @@ class TiedParameters:
         self._stage_ranks = stage_ranks
         self._stepped_once = SteppedOnce(stages.values())
         self._sums = TiedSums(comm, stages, stage_ranks)
-        self._steps = 0
 
     def begin(self, routes: Routes) -> None:
         """Prepare for a step that trains.
@@ -59,12 +58,11 @@ class TiedParameters:
         self._sums = TiedSums(self._comm, self._stages, self._stage_ranks)
         self._sums.begin(routes.tied)
 
-    def end(self, routes: Routes) -> None:
-        """After the step, give every copy the whole gradient. Collective.
+    def end(self, routes: Routes, step: int) -> None:
+        """After the step of this number, give every copy the whole gradient. Collective.
 
         Raises:
             ExecutionError: copies of one parameter are not equal any more.
         """
-        self._sums.end(self._steps)
-        share_gradients(self._comm, self._stages, self._stage_ranks, routes, self._steps)
-        self._steps += 1
+        self._sums.end(step)
+        share_gradients(self._comm, self._stages, self._stage_ranks, routes, step)
