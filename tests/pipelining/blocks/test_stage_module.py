@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import update_bn
 
+from partita import verify
 from partita.pipelining import SplitPoint, pipeline
 
 
@@ -44,3 +45,29 @@ def test_layers_of_other_stages_are_reset_there_and_statistics_can_be_computed_a
         for layer in copy.deepcopy(stage).modules():
             if isinstance(layer, nn.Linear):
                 layer.reset_parameters()
+
+
+class _Rotary(nn.Module):
+    """Like the rotary embeddings of transformers 4: a buffer that a plain attribute names once more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("frequencies", torch.rand(4), persistent=False)
+        self.original: torch.Tensor | None = self.frequencies
+        self.last = self.frequencies
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.last = x.detach()
+        return torch.cos(self.frequencies) * x
+
+
+def test_another_name_of_another_stages_buffer_is_no_tensor_there() -> None:
+    """The attribute was a tensor of the meta device, which `verify` found and could not compare."""
+    model = nn.Sequential(_Rotary(), nn.Linear(4, 4))
+    pipe = pipeline(model, (torch.randn(2, 4),), split_spec={"1": SplitPoint.BEGINNING}, frontend="modules")
+    comparison = verify(pipe, model, (torch.randn(3, 4),))
+    assert comparison and not comparison.without_elements
+    for stages in (pipe, copy.deepcopy(pipe)):
+        first, second = (stages.get_stage_module(index).code_that_runs[0] for index in range(2))
+        assert first.original is first.frequencies
+        assert second.original is None

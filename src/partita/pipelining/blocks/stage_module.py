@@ -50,6 +50,7 @@ class StageModule(nn.Module):
         self.device = device
         self.training = root.training
         self._tables: list[tuple[dict[str, Any], dict[str, Tensor]]] = []
+        self._attributes: list[tuple[nn.Module, dict[str, Tensor]]] = []
         self._own_calls = overridden_calls(root)
         ghost_ids = {id(ghost) for ghost in ghosts}
         for module in root.modules():
@@ -60,6 +61,9 @@ class StageModule(nn.Module):
                 of_others = {name: tensor for name, tensor in table.items() if id(tensor) in ghost_ids}
                 if of_others:
                     self._tables.append((table, of_others))
+            aliases = {name: value for name, value in vars(module).items() if id(value) in ghost_ids}
+            if aliases:
+                self._attributes.append((module, aliases))
         self._hide_ghosts()
 
     @property
@@ -141,6 +145,8 @@ class StageModule(nn.Module):
         """In this block ghosts stand in the places of other stages' parameters and buffers."""
         for table, ghosts in self._tables:
             table.update(ghosts)
+        for module, ghosts in self._attributes:
+            vars(module).update(ghosts)
         try:
             yield
         finally:
@@ -150,6 +156,10 @@ class StageModule(nn.Module):
         """Put None in their places: torch counts it as no parameter, and the order of the others stays."""
         for table, ghosts in self._tables:
             table.update(dict.fromkeys(ghosts))
+        for module, ghosts in self._attributes:
+            for name in [name for name, ghost in ghosts.items() if vars(module).get(name) is not ghost]:
+                del ghosts[name]  # `forward` has put something else there, which stays
+            vars(module).update(dict.fromkeys(ghosts))
 
 
 def _leave_state_alone(module: nn.Module) -> None:
