@@ -74,6 +74,7 @@ class _Finder:
     def run(self, distinct_inputs: bool, doubt_inputs: bool) -> tuple[list[tuple[int, ...]], dict[int, int]]:
         storages: list[tuple[int, ...]] = []
         by_key: dict[int, int] = {}
+        seen: set[int] = set()
         unknown_input = -1
         # Phase 1: from the operands that a value may alias, corrected by the example values.
         for position, node in enumerate(self.nodes):
@@ -82,7 +83,9 @@ class _Finder:
                 continue
             effect = self.effects.get(position, PURE)
             value = metadata(node)
-            key = self._key(value)
+            # what one node has from another one (a copy of it) says nothing of its own memory
+            key = None if id(value) in seen else self._key(value)
+            seen.add(id(value))
             shared = {position}
             if effect.aliases:
                 aliased = {

@@ -14,6 +14,8 @@ from partita.capture.merging.branches import MOST_WAYS
 from partita.capture.open_sizes.sizes import Sizes
 from partita.errors import ExecutionError
 from partita.graph.effect_rules.conditions import OnlyIf, require_condition
+from partita.graph.effects import analyse
+from partita.pipelining import SplitPoint, pipeline
 
 
 class Masked(nn.Module):
@@ -97,6 +99,22 @@ class Writes(nn.Module):
         if x.sum() > 0:
             self.count.add_(1)
         return x * 2
+
+
+class BuildsInPlace(nn.Module):
+    """Fills in a tensor of its own in one way, and writes to it again behind the middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        bias = None
+        if not mask.all():
+            bias = torch.zeros(mask.shape, dtype=x.dtype)
+            bias.masked_fill_(mask == 0, -2.0)[:, 0].add_(torch.tensor(0.5))
+        x = self.first(x)
+        return self.last(x) if bias is None else self.last(x) + bias.mul_(3)[:, :, None]
 
 
 def masks() -> dict[str, Tensor]:
@@ -201,6 +219,18 @@ def test_a_write_in_one_way_is_kept_for_that_way_only() -> None:
     assert len(checks) == 1
     with pytest.raises(ExecutionError, match="only one of the two ways has 'add_'"):
         captured.module(-torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("example", ["ones", "padded"])
+def test_a_way_may_write_to_what_it_has_made(example: str) -> None:
+    """Such a model was held to the way of its example; and each stage has its part of that way."""
+    torch.manual_seed(0)
+    model, x = BuildsInPlace(), torch.randn(2, 5, 8)
+    pipe = pipeline(model, (x, masks()[example]), split_spec={"first": SplitPoint.END})
+    effects = analyse(pipe.whole)
+    assert sum(isinstance(effects.nodes[position].target, OnlyIf) for position in effects.writers) >= 3
+    for mask in masks().values():
+        partita.verify(pipe, model, (x, mask)).check()
 
 
 def test_sizes_that_one_way_makes_equal_are_equal_in_the_graph() -> None:

@@ -27,6 +27,7 @@ from partita._torch.export.conversions import conversions_apart, drop_aliases
 from partita._torch.export.data_attribute import OTHER_DATA, data_is_detached
 from partita._torch.export.eager_answers import eager_answers
 from partita._torch.export.function_call import call_functions_directly, functions_kept
+from partita._torch.export.mapped_indexing import mapped_indexing_is_an_operator
 from partita._torch.export.nested_regions import nested_regions_are_called
 from partita._torch.export.open_sizes import batch_is_open
 from partita._torch.export.script_functions import script_functions_in_python
@@ -161,6 +162,7 @@ def _traced(
             conversions_apart(),
             assignments_recorded(model),
             nested_regions_are_called(),
+            mapped_indexing_is_an_operator(),
         ):
             try:
                 return torch.export.export(opening, args, kwargs, strict=False, dynamic_shapes=dynamic_shapes)

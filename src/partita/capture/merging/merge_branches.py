@@ -68,9 +68,11 @@ def merge_branches(mine: Branch, theirs: Branch) -> Sizes:
     pairs = list(_aligned(mine, theirs))
     effects = (analyse(mine.module), analyse(theirs.module))
     _check_results(*pairs[-1])
-    for node, twin in pairs:
-        if node is None or twin is None:
-            _check_alone(effects[node is None], node if node is not None else twin)
+    for side, analysed in enumerate(effects):
+        alone = [node for pair in pairs if None in pair and (node := pair[side]) is not None]
+        own = {analysed.index[node] for node in alone}
+        for node in alone:
+            _check_alone(analysed, node, own)
     return _Merge(mine, theirs).run(pairs)
 
 
@@ -148,13 +150,17 @@ def _same_bits(left: Tensor, right: Tensor) -> bool:
     return torch.equal(*bits)
 
 
-def _check_alone(effects: Effects, node: Node | None) -> None:
-    """Refuse a node that only one way has if it does more than compute a value."""
-    assert node is not None
+def _check_alone(effects: Effects, node: Node, own: set[int]) -> None:
+    """Refuse a node that only one way has if it does more than compute a value, or write to such a value.
+
+    Args:
+        own: the positions of all nodes that only this way has.
+    """
     if node.op == "get_attr" or node.target is require_condition:
         return  # a check does nothing where its condition was not read
     position = effects.index[node]
-    observable = effects.by_position.get(position, PURE).observable
+    effect = effects.by_position.get(position, PURE)
+    observable = replace(effect, writes=()).observable or not own.issuperset(effects.storages_written(effect))
     if node.op != "call_function" or position in effects.regions or observable:
         raise CaptureError(
             f"only one of the two ways has {node.name!r}, which does more than to compute a value"

@@ -20,9 +20,11 @@ from typing import Any
 import torch
 from torch.fx import Node, has_side_effect
 
+from partita._torch.operators.schemas import is_operator
 from partita._torch.tensors.storage import has_memory
 from partita.errors import ExecutionError
 from partita.graph.effect_rules.node_effect import PURE, NodeEffect
+from partita.graph.effect_rules.operators import operator_call_rule
 
 __all__ = [
     "OnlyIf",
@@ -66,7 +68,7 @@ class OnlyIf(_Target):
     """Calls a function where a condition has this truth; None elsewhere.
 
     Attributes:
-        target: the function; it has no side effect.
+        target: the function; it has no side effect, but may write to what its own branch has made.
         truth: the answer on which the branch of this node is taken.
     """
 
@@ -124,4 +126,7 @@ def branch_effect(node: Node) -> NodeEffect:
         return NodeEffect(host=True, why="a check of the branch that was captured")
     if isinstance(node.target, ReadCondition):
         return PURE
+    if isinstance(node.target, OnlyIf) and is_operator(node.target.target):
+        rule = operator_call_rule(node.target.target)
+        return PURE if rule is None else rule(node.args[1:], node.kwargs)
     return NodeEffect(aliases=tuple(node.all_input_nodes), why="a branch on data")

@@ -19,7 +19,8 @@ from torch.fx import GraphModule, Node
 from partita.errors import CaptureError
 from partita.graph.attributes import lookup
 from partita.graph.effect_rules.conditions import OnlyIf, depends_on_branch
-from partita.graph.effects import metadata
+from partita.graph.effect_rules.node_effect import PURE
+from partita.graph.effects import analyse, metadata
 
 __all__ = ["branch_nodes", "repeat_branches"]
 
@@ -40,15 +41,28 @@ def repeat_branches(whole: GraphModule, assignment: dict[str, int]) -> None:
     """
     nodes = list(branch_nodes(whole))
     branching = set(nodes)
-    # From the last node on: which stages use each node, directly or through other branch nodes.
+    effects = analyse(whole)
+    # From the last node on: which stages use each node, directly or through other branch nodes; and which use
+    # the memory that it may write to, so that a write is made wherever it is read.
     wanted: dict[Node, dict[int, list[Node]]] = {}
-    for node in reversed(nodes):
+    used_by: dict[int, set[int]] = {}
+    for position, node in reversed([*enumerate(effects.nodes)]):
+        if node not in branching:
+            if node.name in assignment:
+                for storage in effects.storages_of(node.all_input_nodes):
+                    used_by.setdefault(storage, set()).add(assignment[node.name])
+            continue
         users: dict[int, list[Node]] = {}
         for user in node.users:
             for stage in wanted[user] if user in branching else (assignment.get(user.name),):
                 if stage is not None:
                     users.setdefault(stage, []).append(user)
+        for storage in effects.storages_written(effects.by_position.get(position, PURE)):
+            for stage in used_by.get(storage, ()):
+                users.setdefault(stage, [])
         wanted[node] = users or {assignment[node.name]: []}  # nobody uses it: it stays where it is
+        for storage in effects.storages_of(node.all_input_nodes):
+            used_by.setdefault(storage, set()).update(wanted[node])
         if len(users) > 1 and isinstance(node.target, OnlyIf) and _is_trained(whole, node):
             raise CaptureError(
                 f"{node.name!r} is computed in one branch on data only, is trained, and is used by "
