@@ -10,7 +10,9 @@ import pytest
 import torch
 from tests.group_of_one import group_of_one
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -71,6 +73,18 @@ def test_what_nothing_can_be_made_of_is_refused_at_once(
 ) -> None:
     with pytest.raises(CaptureError, match=text):
         front_end(model, args)
+
+
+@pytest.mark.parametrize("front_end", FRONT_ENDS.values(), ids=FRONT_ENDS)
+def test_a_tensor_parallel_model_is_refused(front_end: Callable[..., Any]) -> None:
+    """Export spoke of a type that is not graphable, the other front end of a missing attribute."""
+    with group_of_one():
+        model = _Two()
+        mesh = init_device_mesh("cpu", (1,))
+        parallelize_module(model, mesh, {"a": ColwiseParallel(), "b": RowwiseParallel()})
+        text = r"_Two is distributed over a mesh already \('a\.weight' and 3 more; 'a\.weight' is \(Shard"
+        with pytest.raises(CaptureError, match=text):
+            front_end(model, (X,))
 
 
 def test_a_data_parallel_model_is_refused_and_the_advice_works() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.fx import Graph, GraphModule
 from torch.nn.parameter import is_lazy
 
@@ -62,8 +63,8 @@ def check_call(model: nn.Module, args: tuple[Any, ...]) -> None:
     """Refuse what nothing can be made of, before anything is tried.
 
     Raises:
-        CaptureError: ``model`` is no module of Python code, is compiled, has parameters without a shape, or
-            reduces gradients by itself; or ``args`` is no tuple.
+        CaptureError: ``model`` is no module of Python code, is compiled, has parameters without a shape,
+            reduces gradients by itself or is tensor parallel; or ``args`` is no tuple.
     """
     if not isinstance(model, nn.Module):
         raise CaptureError(
@@ -99,6 +100,15 @@ def check_call(model: nn.Module, args: tuple[Any, ...]) -> None:
             "gradients by themselves. Cut the model as it was before it was wrapped, sharded or replicated "
             "(the .module of a DistributedDataParallel; after replication.close() of partita's), and wrap "
             "each stage: stage.module = DistributedDataParallel(stage.module), or fully_shard(stage.module)"
+        )
+    spread = {name: value for name, value in model.named_parameters() if isinstance(value, DTensor)}
+    if spread:
+        name, value = next(iter(spread.items()))
+        raise CaptureError(
+            f"{type(model).__name__} is distributed over a mesh already ({_some(list(spread))}; {name!r} "
+            f"is {value.placements} of {value.device_mesh}), and neither a graph nor a stage of its blocks holds "
+            "tensor parallel layers. Make a module of each stage's layers, parallelize_module() that, and "
+            "give it to PipelineStage(module, ...)"
         )
 
 

@@ -8,13 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from tests.group_of_one import group_of_one
 from tests.pipelining.models import CASES, PLAIN, TRANSFORMER, Case
 from tests.pipelining.running import assert_equal, cut, keyed
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.utils import clip_grad_norm_ as torchs
 
 from partita.errors import ExecutionError, PeerFailed, SignatureMismatch
-from partita.pipelining import Schedule1F1B, UncutReference, clip_grad_norm_
+from partita.pipelining import PipelineStage, Schedule1F1B, UncutReference, clip_grad_norm_
 from partita.runtime import Comm, InProcessWorld
 
 Clipped = tuple[Tensor, dict[str, Tensor | None]]
@@ -176,3 +181,25 @@ def test_without_any_gradient_the_norm_is_zero() -> None:
         return clip_grad_norm_(schedule, 1.0)
 
     assert_equal(InProcessWorld(2).run(body), [torch.tensor(0.0)] * 2)
+
+
+@pytest.mark.parametrize("foreach", [None, False])
+def test_sharded_and_whole_gradients_are_clipped_together(foreach: bool | None) -> None:
+    """Torch computes with tensors of one mesh at a time; a stage with tensor parallel layers has others too."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4), nn.LayerNorm(4))
+    whole = copy.deepcopy(model)
+    x, y = torch.randn(4, 4), torch.randn(4, 4)
+    nn.functional.mse_loss(whole(x), y).backward()
+    norm = torchs(list(whole.parameters()), 0.01)
+    with group_of_one():
+        mesh = init_device_mesh("cpu", (1,))
+        parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        stage = PipelineStage(model, 0, 1, torch.device("cpu"), group=dist.group.WORLD)
+        schedule = Schedule1F1B(stage, 1, nn.functional.mse_loss)
+        schedule.step(x, target=y)
+        torch.testing.assert_close(clip_grad_norm_(schedule, 0.01, foreach=foreach), norm)
+        for mine, theirs in zip(model.parameters(), whole.parameters(), strict=True):
+            gradient = mine.grad.full_tensor() if isinstance(mine.grad, DTensor) else mine.grad
+            torch.testing.assert_close(gradient, theirs.grad)
+        schedule.close()

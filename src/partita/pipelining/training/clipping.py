@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from partita._torch.tensors.norms import each_norm
@@ -35,8 +36,8 @@ def clip_grad_norm_(
     Bit for bit equal to ``torch.nn.utils.clip_grad_norm_`` over the uncut model's parameters: each rank
     computes the norms of its own gradients, and these are combined in the order of the model. A parameter
     that several stages hold counts once. Equal to about 1e-6 where gradients have several dtypes (torch
-    groups them in no fixed order), are sharded (``fully_shard``), or the stages were not cut by `pipeline`
-    (they are combined in the order of the stages then).
+    groups them in no fixed order), are sharded (``fully_shard``, tensor parallel layers), or the stages were
+    not cut by `pipeline` (they are combined in the order of the stages then).
 
     Args:
         max_norm: the largest norm that gradients may have afterwards.
@@ -55,10 +56,13 @@ def clip_grad_norm_(
     what = "clipping gradients"
     with one_at_a_time(schedule.comm, what), publish_errors(schedule.comm, what):
         norm_type = float(norm_type)
-        own = list(_own_gradients(schedule))
-        norms = each_norm([entry.gradient for entry in own], norm_type, foreach)
+        own = _by_mesh(_own_gradients(schedule))
         gathered = [
-            (entry.place, entry.name, _full_norm(norm)) for entry, norm in zip(own, norms, strict=True)
+            (entry.place, entry.name, _full_norm(norm))
+            for group in own
+            for entry, norm in zip(
+                group, each_norm([entry.gradient for entry in group], norm_type, foreach), strict=True
+            )
         ]
         settings = {
             "max_norm": repr(float(max_norm)),
@@ -74,7 +78,8 @@ def clip_grad_norm_(
     total = torch.linalg.vector_norm(torch.stack([norm.to(device) for _, norm in ordered]), norm_type)
     if error_if_nonfinite and not torch.isfinite(total):
         raise ExecutionError(_message(ordered, total, norm_type))
-    torch.nn.utils.clip_grads_with_norm_([entry.parameter for entry in own], max_norm, total, foreach)
+    for group in own:
+        torch.nn.utils.clip_grads_with_norm_([entry.parameter for entry in group], max_norm, total, foreach)
     return total
 
 
@@ -104,6 +109,17 @@ def _own_gradients(schedule: PipelineSchedule) -> Iterator[_Entry]:
             if parameter.grad is not None and identity not in seen:
                 yield _Entry(min(places[identity]), name, parameter, parameter.grad)
         seen.update(parameters)
+
+
+def _by_mesh(entries: Iterable[_Entry]) -> list[list[_Entry]]:
+    """Apart by the mesh that a gradient is sharded over, if any: torch computes with those of one mesh at a
+    time, as a stage has several of where some of its layers are tensor parallel.
+    """
+    groups: dict[DeviceMesh | None, list[_Entry]] = {}
+    for entry in entries:
+        mesh = entry.gradient.device_mesh if isinstance(entry.gradient, DTensor) else None
+        groups.setdefault(mesh, []).append(entry)
+    return list(groups.values())
 
 
 def _full_norm(norm: Tensor) -> Tensor:
