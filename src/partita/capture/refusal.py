@@ -106,9 +106,9 @@ def check_call(model: nn.Module, args: tuple[Any, ...]) -> None:
         name, value = next(iter(spread.items()))
         raise CaptureError(
             f"{type(model).__name__} is distributed over a mesh already ({_some(list(spread))}; {name!r} "
-            f"is {value.placements} of {value.device_mesh}), and neither a graph nor a stage of its blocks holds "
-            "tensor parallel layers. Make a module of each stage's layers, parallelize_module() that, and "
-            "give it to PipelineStage(module, ...)"
+            f"is {value.placements} of {value.device_mesh}), and neither a graph nor a stage of its blocks "
+            "holds tensor parallel layers. Make a module of each stage's layers, parallelize_module() that, "
+            "and give it to PipelineStage(module, ...)"
         )
 
 

@@ -185,7 +185,7 @@ def test_without_any_gradient_the_norm_is_zero() -> None:
 
 @pytest.mark.parametrize("foreach", [None, False])
 def test_sharded_and_whole_gradients_are_clipped_together(foreach: bool | None) -> None:
-    """Torch computes with tensors of one mesh at a time; a stage with tensor parallel layers has others too."""
+    """Torch computes with tensors of one mesh at a time; a stage with tensor parallel layers has more."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4), nn.LayerNorm(4))
     whole = copy.deepcopy(model)
