@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
@@ -11,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from partita._torch.compile.eager_stance import nothing_compiled
+from partita._torch.fake.ghosts import ghost_of
 from partita._torch.modules.calls import Around, calls_watched, overridden_calls
 from partita._torch.modules.contents import named_tables, state_tables
+from partita._torch.tensors.subclasses import with_class_of
 from partita.pipelining.blocks.current_pass import EndOfStage, current_pass
 from partita.pipelining.blocks.cut import BlockCut
 from partita.pipelining.blocks.memos import memos_cleared
@@ -21,7 +24,7 @@ from partita.pipelining.blocks.stage_pass import StagePass
 from partita.runtime.host_generators import keyed_generators, set_generators
 from partita.runtime.rng import enter_site
 
-__all__ = ["StageModule", "entering", "leaving", "named_tensors"]
+__all__ = ["StageModule", "entering", "ghost_in_place_of", "leaving", "named_tensors"]
 
 
 class StageModule(nn.Module):
@@ -65,6 +68,18 @@ class StageModule(nn.Module):
             if aliases:
                 self._attributes.append((module, aliases))
         self._hide_ghosts()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> StageModule:
+        """Copy as any module is; ghosts by their own rule: their class may copy data only (quantised weights
+        of bitsandbytes), and they have none.
+        """
+        for _, ghosts in (*self._tables, *self._attributes):
+            for ghost in ghosts.values():
+                memo.setdefault(id(ghost), ghost_in_place_of(ghost))
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        vars(twin).update(copy.deepcopy(vars(self), memo))
+        return twin
 
     @property
     def code_that_runs(self) -> nn.Module:
@@ -185,6 +200,14 @@ def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             if isinstance(value, Tensor) and id(value) not in seen:
                 seen.add(id(value))
                 yield f"{path}.{name}" if path else name, value
+
+
+def ghost_in_place_of(tensor: Tensor) -> Tensor:
+    """A ghost that is a parameter or buffer as ``tensor`` is, of its class."""
+    ghost = ghost_of(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
+    if isinstance(tensor, nn.Parameter):
+        ghost = nn.Parameter(ghost, tensor.requires_grad)
+    return with_class_of(tensor, ghost)
 
 
 def entering(path: str, arguments: Any) -> Around | None:

@@ -8,11 +8,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from partita._torch.fake.ghosts import ghost_of
 from partita._torch.modules.calls import watch_calls
 from partita._torch.modules.contents import named_state
-from partita._torch.tensors.subclasses import with_class_of
-from partita.pipelining.blocks.stage_module import StageModule, entering, leaving
+from partita.pipelining.blocks.stage_module import StageModule, entering, ghost_in_place_of, leaving
 from partita.pipelining.frontends.modules.borders import BlockPlan
 from partita.pipelining.frontends.modules.recording import twin_of
 from partita.pipelining.stages.placing.materialise import tensor_slots
@@ -37,7 +35,7 @@ def _module(model: nn.Module, plan: BlockPlan, stage: int) -> StageModule:
         if stage in plan.holders[name]:
             instead[id(tensor)] = tensor
         elif id(tensor) not in ghosts:
-            instead[id(tensor)] = ghosts[id(tensor)] = _ghost(tensor)
+            instead[id(tensor)] = ghosts[id(tensor)] = ghost_in_place_of(tensor)
     for module in model.modules():
         for value in vars(module).values():
             if isinstance(value, Tensor):
@@ -47,13 +45,6 @@ def _module(model: nn.Module, plan: BlockPlan, stage: int) -> StageModule:
         watch_calls(module, path, entering, leaving)
     device = next((tensor.device for _, tensor in named_state(model)), torch.device("cpu"))
     return StageModule(root, stage, plan.cut, device, ghosts.values())
-
-
-def _ghost(tensor: Tensor) -> Tensor:
-    ghost = ghost_of(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
-    if isinstance(tensor, nn.Parameter):
-        ghost = nn.Parameter(ghost, tensor.requires_grad)
-    return with_class_of(tensor, ghost)
 
 
 def moved(module: StageModule, device: torch.device) -> StageModule:
