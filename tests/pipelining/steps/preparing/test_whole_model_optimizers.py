@@ -25,12 +25,12 @@ class Lamb(SGD):
 
 
 class Prodigy(SGD):
-    """Stands for prodigyopt's."""
+    """Stands for prodigyopt's, and without ``fsdp_in_use`` for pytorch_optimizer's."""
 
-    def __init__(self, parameters: Any, *, fsdp_in_use: bool) -> None:
+    def __init__(self, parameters: Any, **options: bool) -> None:
         super().__init__(parameters, 0.1)
         for group in self.param_groups:
-            group |= {"d": 1e-6, "fsdp_in_use": fsdp_in_use}
+            group |= {"d": 1e-6, **options}
 
 
 def _train(new_optimizer: Callable[[Any], Optimizer], placement: tuple[int, ...]) -> None:
@@ -64,8 +64,9 @@ def _loss() -> Tensor:
         (LBFGS, r"LBFGS looks for one direction .* has those of stages \[\d\] of 2 alone.*such as AdamW"),
         (lambda own: Lamb(own, 0.5), r"Lamb clips .*\(max_grad_norm=0.5\).*clip_grad_norm_\(schedule, 0.5\)"),
         (lambda own: Prodigy(own, fsdp_in_use=False), "Prodigy estimates its learning rate from all"),
+        (Prodigy, "Prodigy estimates its learning rate from all"),
     ],
-    ids=["LBFGS", "Lamb", "Prodigy"],
+    ids=["LBFGS", "Lamb", "Prodigy", "Prodigy of pytorch_optimizer"],
 )
 def test_an_optimizer_that_needs_all_parameters_is_refused_before_it_steps(
     new_optimizer: Callable[[Any], Optimizer], message: str

@@ -43,8 +43,8 @@ def refuse_whole_model_optimizers(watcher: object, stages: Mapping[int, Stage], 
 def _number_of_all(optimizer: Optimizer) -> tuple[str, str] | None:
     """What an optimizer works out of all parameters, and what to do instead; None where there is nothing.
 
-    Other people's are known by their options: ``max_grad_norm`` of LAMB (timm, apex), ``fsdp_in_use`` of
-    Prodigy and D-Adaptation.
+    Other people's are known by their options: ``max_grad_norm`` of LAMB (timm, apex), the estimate ``d`` of
+    Prodigy and D-Adaptation, which some sum over ranks, with ``fsdp_in_use``.
     """
     another = "take an optimizer that looks at each parameter alone, such as AdamW, or train the model uncut"
     if isinstance(optimizer, LBFGS):
@@ -57,6 +57,6 @@ def _number_of_all(optimizer: Optimizer) -> tuple[str, str] | None:
             f"make it with max_grad_norm=None, and call partita.pipelining.clip_grad_norm_(schedule, {norm}) "
             "before its step",
         )
-    if "d" in options and options.get("fsdp_in_use") is False:
+    if "d" in options and not options.get("fsdp_in_use"):
         return "estimates its learning rate from all parameters", another
     return None
