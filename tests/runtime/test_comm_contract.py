@@ -70,6 +70,23 @@ def test_all_reduce_sums_every_dtype(world: Any) -> None:
     assert world(2).run(_sums) == [[], []]
 
 
+def _broadcasts(comm: Comm) -> list[str]:
+    wrong = []
+    for dtype in (*DTYPES, torch.uint16, torch.uint64, torch.float8_e4m3fn):
+        for shape in SHAPES:
+            there = _pattern(shape, dtype)
+            tensor = torch.zeros_like(there) if comm.rank else there.clone()
+            comm.broadcast(tensor, 0).wait()
+            if not torch.equal(tensor.view(-1).view(torch.uint8), there.view(-1).view(torch.uint8)):
+                wrong.append(f"{dtype} {shape}")
+    return wrong
+
+
+def test_every_dtype_is_broadcast(world: Any) -> None:
+    """gloo has no type for some, and the error said to look at the network."""
+    assert world(2).run(_broadcasts) == [[], []]
+
+
 def _strided(comm: Comm) -> Any:
     full = torch.arange(24.0).reshape(4, 6)
     if comm.rank == 0:

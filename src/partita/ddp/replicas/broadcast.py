@@ -50,7 +50,7 @@ class StateBroadcast:
         with torch.no_grad():
             for tensors in self._kinds.values():
                 flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-                under_way.append((tensors, flat, self._comm.broadcast(_as_numbers(flat), 0)))
+                under_way.append((tensors, flat, self._comm.broadcast(flat, 0)))
 
         def wait() -> None:
             for tensors, flat, handle in under_way:
@@ -101,7 +101,7 @@ def difference_from_rank_0(comm: Comm, tensors: Mapping[str, torch.Tensor]) -> s
                 continue
             flat = tensor.detach().reshape(-1)
             of_rank_0 = flat.clone()
-            comm.broadcast(_as_numbers(of_rank_0), 0).wait()
+            comm.broadcast(of_rank_0, 0).wait()
             unequal = (flat != of_rank_0) & ~(flat.isnan() & of_rank_0.isnan())
             count = int(unequal.sum())
             if count:
@@ -112,12 +112,6 @@ def difference_from_rank_0(comm: Comm, tensors: Mapping[str, torch.Tensor]) -> s
             more = f", and {len(differing) - 1} more such tensors" if len(differing) > 1 else ""
             return f"{name!r} of rank {rank} has other values than that of rank 0 ({where}{more})"
     return None
-
-
-def _as_numbers(flat: torch.Tensor) -> torch.Tensor:
-    if flat.dtype == torch.bool:
-        return flat.view(torch.uint8)
-    return torch.view_as_real(flat) if flat.is_complex() else flat
 
 
 def _unpack(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:

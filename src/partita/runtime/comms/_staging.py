@@ -46,7 +46,9 @@ def all_copied_back(tensors: Sequence[torch.Tensor], staged: Sequence[torch.Tens
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the same memory as bytes: NCCL has no type for complex numbers and some integers."""
+    """Return the same memory as bytes: NCCL has no type for complex numbers and some integers, and gloo
+    broadcasts no float8, nor some integers.
+    """
     return tensor.view(-1).view(torch.uint8)
 
 

@@ -111,7 +111,7 @@ class Comm(Protocol):
         ...
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> Handle:
-        """Start to overwrite every rank's `tensor` with that of `src`. Collective."""
+        """Start to overwrite every rank's `tensor` (any dtype) with that of `src`. Collective."""
         ...
 
     def barrier(self) -> None:

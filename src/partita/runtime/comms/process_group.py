@@ -34,6 +34,7 @@ from partita._torch.distributed.groups import (
 from partita.errors import ArgumentError, ExecutionError
 from partita.runtime.comms._objects import HEADER_BYTES, as_tensor, pack, rest_bytes, unpack
 from partita.runtime.comms._operation import Operation, wait_all
+from partita.runtime.comms._staging import as_bytes
 from partita.runtime.comms._starter import Starter
 from partita.runtime.comms.comm import MAX_TAG, Handle, check_peer, check_ranks, gather_through_rank_0
 from partita.runtime.comms.left_open import close_after, close_left_open
@@ -243,7 +244,7 @@ class ProcessGroupComm:
             needs = tuple((src + 2**step) % self.size for step in range((self.size - 1).bit_length()))
 
         def post(group: RawGroup, staged: torch.Tensor) -> RawWork:
-            return group.broadcast(staged, src)
+            return group.broadcast(as_bytes(staged), src)
 
         return self._starter.collective(
             post, tensor, tensor.dtype, members, needs, f"broadcast from rank {src}"
