@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 import torch
 from tests.ddp.alone import alone
+from tests.group_of_one import group_of_one
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_module, distribute_tensor
 
 from partita.ddp import replicate
 from partita.errors import ArgumentError
@@ -41,6 +44,23 @@ def test_what_can_not_be_replicated_is_refused(make: Any, options: dict[str, Any
             replicate(make(), comm, **options)
 
     alone(body)
+
+
+def test_shards_are_refused() -> None:
+    """The process was aborted in gloo, which was given the memory of a DTensor."""
+
+    def shard(name: str, module: nn.Module, mesh: Any) -> None:
+        module.weight = nn.Parameter(distribute_tensor(module.weight, mesh, [Shard(0)]))
+
+    def body(comm: Any) -> None:
+        module = distribute_module(nn.Linear(2, 2), init_device_mesh("cpu", (1,)), shard)
+        with pytest.raises(
+            ArgumentError, match=r"'weight' is a DTensor \(S\(0\)\), .* fully_shard\(module, me"
+        ):
+            replicate(module, comm)
+
+    with group_of_one():
+        alone(body)
 
 
 def test_a_module_is_replicated_once() -> None:

@@ -16,6 +16,7 @@ from tests.ddp.alone import alone
 from tests.ddp.models import batch, loss_of, seeded
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.testing._internal.two_tensor import TwoTensor
 
 from partita.ddp import partita_ddp, replicate
 from partita.errors import ArgumentError, ExecutionError, PlanError, ReplicasDiffer, SignatureMismatch
@@ -180,6 +181,30 @@ def test_replicas_that_drift_apart_are_named(
         assert len(texts) == bool(warned_of), texts
         for text in texts:
             assert re.search(warned_of, text), text
+
+
+class _Adapted(nn.Module):
+    """A weight that is made of two tensors, as quantised ones are, and a bias that is trained."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        values = torch.full((3,), 1.0 + rank, dtype=torch.float64)
+        self.weight = nn.Parameter(TwoTensor(torch.ones(3).double(), values), requires_grad=False)
+        self.bias = nn.Parameter(torch.zeros(3))
+
+
+def test_frozen_weights_that_wrap_others_are_those_of_rank_0() -> None:
+    """Quantised ones, below adapters that are trained: an error of their class about `view` came out."""
+
+    def body(comm: Any) -> list[float]:
+        with pytest.raises(
+            SignatureMismatch, match=r"'weight' of rank 1 has other values .* \(3 of its 3 numb"
+        ):
+            replicate(_Adapted(comm.rank), comm, initial="check")
+        module: Any = replicate(_Adapted(comm.rank), comm)
+        return module.weight.b.tolist()
+
+    assert InProcessWorld(2).run(body) == [[1.0] * 3] * 2
 
 
 def test_copies_and_pickles_are_plain_modules() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from itertools import chain
 
 import torch
 
+from partita._torch.tensors.subclasses import innermost_tensors
 from partita._torch.tensors.versions import same_versions, times_written
 from partita.errors import SignatureMismatch
 from partita.runtime import Comm
@@ -18,7 +20,8 @@ class StateBroadcast:
     """Overwrites tensors with those of rank 0; tensors of one kind travel together.
 
     Args:
-        tensors: the same kinds, in the same order, on every rank.
+        tensors: the same kinds, in the same order, on every rank; of wrappers (quantised weights, shards of
+            a DTensor) what they wrap.
         unseen: autograd does not hear of it, as it does not hear of what batch normalisation does to its
             statistics, so that a graph which has been made may still run backward.
     """
@@ -28,7 +31,7 @@ class StateBroadcast:
         self._unseen = unseen
         self._kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
         self._received: list[tuple[list[torch.Tensor], torch.Tensor, list[int]]] = []
-        for tensor in tensors:
+        for tensor in chain.from_iterable(map(innermost_tensors, tensors)):
             if tensor.numel():
                 self._kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
 
@@ -96,7 +99,8 @@ def difference_from_rank_0(comm: Comm, tensors: Mapping[str, torch.Tensor]) -> s
     """
     own: list[tuple[str, str]] = []
     with torch.no_grad():
-        for name, tensor in tensors.items():
+        parts = [(name, part) for name, whole in tensors.items() for part in innermost_tensors(whole)]
+        for name, tensor in parts:
             if not tensor.numel():
                 continue
             flat = tensor.detach().reshape(-1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from partita.errors import ArgumentError
 
@@ -45,6 +46,12 @@ def check_replicable(
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise ArgumentError(
                 f"parameter {name!r} has no shape yet: run the module once before replicate()"
+            )
+        if isinstance(parameter, DTensor):
+            raise ArgumentError(
+                f"parameter {name!r} is a DTensor ({', '.join(map(str, parameter.placements))}), and buckets "
+                "reduce plain tensors: fully_shard(module, mesh=...) over a dimension of the mesh of its own "
+                "reduces sharded gradients"
             )
         if parameter.device.type == "meta":
             raise ArgumentError(

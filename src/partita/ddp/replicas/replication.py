@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from partita._torch.autograd.running_pass import current_pass
-from partita._torch.tensors.tensor_text import short_name
+from partita._torch.tensors.subclasses import innermost_tensors
+from partita._torch.tensors.tensor_text import short_name, tensor_text
 from partita._torch.tensors.versions import times_written
 from partita.ddp.buckets.bucket_report import BucketRow, PassTimes, bucket_rows, bucket_table
 from partita.ddp.buckets.settings import ReducerSettings, describe_plan
@@ -272,4 +273,5 @@ def _nothing() -> None:
 
 
 def _fact(name: str, value: torch.Tensor) -> tuple[Any, ...]:
-    return name, short_name(value.dtype), tuple(value.shape), value.requires_grad
+    wrapped = [tensor_text(part) for part in innermost_tensors(value) if part is not value]
+    return name, short_name(value.dtype), tuple(value.shape), value.requires_grad, *wrapped
