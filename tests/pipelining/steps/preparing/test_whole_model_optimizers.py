@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import LBFGS, SGD, AdamW, Optimizer
+from torch.optim import LBFGS, SGD, Adafactor, AdamW, Optimizer
 
 from partita.errors import ExecutionError
 from partita.pipelining import Schedule1F1B, SplitPoint, pipeline
@@ -30,7 +30,7 @@ class Prodigy(SGD):
     def __init__(self, parameters: Any, **options: bool) -> None:
         super().__init__(parameters, 0.1)
         for group in self.param_groups:
-            group |= {"d": 1e-6, **options}
+            group |= {"d": 1e-6, "growth_rate": 1.0, **options}
 
 
 def _train(new_optimizer: Callable[[Any], Optimizer], placement: tuple[int, ...]) -> None:
@@ -79,8 +79,8 @@ def test_an_optimizer_that_needs_all_parameters_is_refused_before_it_steps(
 
 @pytest.mark.parametrize(
     "new_optimizer",
-    [AdamW, lambda own: Lamb(own, None), lambda own: Prodigy(own, fsdp_in_use=True)],
-    ids=["AdamW", "Lamb", "Prodigy"],
+    [AdamW, Adafactor, lambda own: Lamb(own, None), lambda own: Prodigy(own, fsdp_in_use=True)],
+    ids=["AdamW", "Adafactor", "Lamb", "Prodigy"],
 )
 def test_others_are_not(new_optimizer: Callable[[Any], Optimizer]) -> None:
     _train(new_optimizer, (0, 1))

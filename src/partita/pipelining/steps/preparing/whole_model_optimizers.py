@@ -15,6 +15,9 @@ from partita.pipelining.tied.stepped_once import before_optimizers_step
 
 __all__ = ["refuse_whole_model_optimizers"]
 
+_BESIDE_AN_ESTIMATE = {"d0", "growth_rate", "k", "step"}
+"""Options beside the estimate ``d`` of Prodigy and D-Adaptation; that of Adafactor is a threshold."""
+
 
 def refuse_whole_model_optimizers(watcher: object, stages: Mapping[int, Stage], count: int) -> None:
     """As long as `watcher` lives, raise ExecutionError where an optimizer that needs all parameters is about
@@ -57,6 +60,6 @@ def _number_of_all(optimizer: Optimizer) -> tuple[str, str] | None:
             f"make it with max_grad_norm=None, and call partita.pipelining.clip_grad_norm_(schedule, {norm}) "
             "before its step",
         )
-    if "d" in options and not options.get("fsdp_in_use"):
+    if "d" in options and options.keys() & _BESIDE_AN_ESTIMATE and not options.get("fsdp_in_use"):
         return "estimates its learning rate from all parameters", another
     return None
