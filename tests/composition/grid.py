@@ -25,6 +25,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from partita.ddp import replicate
 from partita.pipelining import Pipe, UncutReference, pipeline
 from partita.pipelining.stages import Stage
 from partita.pipelining.training import LossWeights
@@ -75,11 +76,13 @@ def data(case: Case, seed: int, pipeline: int | None) -> tuple[tuple[Any, ...], 
 
 
 def wrap(stage: Stage, how: str, replicas: DeviceMesh) -> None:
-    """Make a stage data parallel: ``ddp``, with an option of it after a blank, or ``fsdp``."""
+    """Make a stage data parallel: ``ddp``, with an option of it after a blank, ``replicate``, or ``fsdp``."""
     kind, _, option = how.partition(" ")
     if kind == "ddp":
         options = {option: True} if option else {}
         stage.module = DistributedDataParallel(stage.module, process_group=replicas.get_group(), **options)
+    elif kind == "replicate":
+        stage.module = replicate(stage.module, replicas.get_group())
     else:
         fully_shard(stage.module, mesh=replicas)
 

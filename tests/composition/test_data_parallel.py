@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
+from partita.ddp import Replicated
 from partita.pipelining import Schedule1F1B, ScheduleGPipe, UncutReference, clip_grad_norm_
 from partita.pipelining.schedules import PipelineSchedule
 from partita.runtime import Comm
@@ -44,6 +45,8 @@ RUNS = [
     ("fsdp", "gpipe", "plain", "exact"),
     ("fsdp", "1f1b", "transformer", "reduced"),
     ("fsdp", "zero bubble", "plain", "exact"),
+    ("replicate", "1f1b", "plain", "exact"),
+    ("replicate", "zero bubble", "transformer", "exact"),
     ("ddp", "zero bubble, compiled", "plain", "exact"),
     ("fsdp", "zero bubble, compiled", "transformer", "reduced"),
 ]
@@ -94,10 +97,15 @@ class _Traffic:
         self._original = getattr(dist, self._name)
         if isinstance(module, DistributedDataParallel):
             module.register_comm_hook(None, self._bucket)
+        elif isinstance(module, Replicated):
+            module.replication.reducer.pass_ended = self._pass
         setattr(dist, self._name, self._scatter)
 
     def close(self) -> None:
         setattr(dist, self._name, self._original)
+
+    def _pass(self, _: object) -> None:
+        self.count += 1
 
     def _bucket(self, _, bucket):  # type: ignore[no-untyped-def]  # DDP reads annotations, and wants no text
         self.count += 1
@@ -117,7 +125,7 @@ def _accumulated(schedule: PipelineSchedule, module: nn.Module, here: Place) -> 
     counts = []
     for step in range(2):
         args, target = data(PLAIN, step, here.pipeline)
-        if isinstance(module, DistributedDataParallel):
+        if isinstance(module, (DistributedDataParallel, Replicated)):
             with module.no_sync() if step == 0 else nullcontext():
                 schedule.step(*args, target=target)
         else:

@@ -52,6 +52,12 @@ class Replicated(nn.Module):
     def require_backward_grad_sync(self, sync: bool) -> None:
         self.replication.sync = sync
 
+    def expect_backward(self) -> None:
+        """Reduce the next backward pass, though its forward pass lay in `no_sync`: for pipelines, whose
+        forward and backward passes interleave.
+        """
+        self.replication.expect_backward()
+
     @contextmanager
     def local(self) -> Iterator[None]:
         """Use the module as this rank's own, as ``.module`` of torch's DDP is.

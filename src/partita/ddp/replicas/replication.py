@@ -178,6 +178,11 @@ class Replication:
         if torch.is_grad_enabled():
             self.reducer.next_pass.forward_begins(sync=self.sync, trains=module.training)
 
+    def expect_backward(self) -> None:
+        """Reduce the next backward pass, whatever the forward passes before it said."""
+        self._last_synced = True
+        self.reducer.next_pass.forward_begins(sync=True, trains=True)
+
     def _refresh(self, module: nn.Module) -> str | None:
         """Look up what the module holds now. Returns why it can't be trained so; None where it can."""
         if self._watch.look(module):

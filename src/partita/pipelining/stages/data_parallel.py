@@ -11,7 +11,8 @@ interleave, in the wrong one::
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -31,14 +32,17 @@ __all__ = ["GradientReduction", "gradient_reduction"]
 
 def gradient_reduction(module: nn.Module) -> GradientReduction | None:
     """How the gradients of a stage's module are reduced; None where it is neither wrapped in
-    ``DistributedDataParallel`` (under ``torch.compile`` or not) nor sharded with ``fully_shard``.
+    ``DistributedDataParallel`` (under ``torch.compile`` or not), nor replicated by `partita.ddp.replicate`,
+    nor sharded with ``fully_shard``.
 
     Raises:
         ExecutionError: it is replicated in a way that can't be told when to reduce.
     """
-    inner = getattr(module, "_orig_mod", module)
+    inner: Any = getattr(module, "_orig_mod", module)
     if isinstance(inner, DistributedDataParallel):
         return GradientReduction(module, replicated=inner)
+    if hasattr(type(inner), "expect_backward"):
+        return GradientReduction(module, on_demand=inner)
     if replicated_in_place(module):
         raise ExecutionError(
             "the stage's module went through torch's composable replicate(), which reduces in every "
@@ -46,6 +50,16 @@ def gradient_reduction(module: nn.Module) -> GradientReduction | None:
         )
     sharded = sharded_roots(module)
     return GradientReduction(module, sharded=sharded) if sharded else None
+
+
+class ReducedOnDemand(Protocol):
+    """A replicated module that can be told to reduce its next backward pass: `partita.ddp.Replicated`."""
+
+    require_backward_grad_sync: bool
+
+    def no_sync(self) -> AbstractContextManager[None]: ...
+
+    def expect_backward(self) -> None: ...
 
 
 class GradientReduction:
@@ -61,10 +75,12 @@ class GradientReduction:
         module: nn.Module,
         *,
         replicated: DistributedDataParallel | None = None,
+        on_demand: ReducedOnDemand | None = None,
         sharded: Iterable[FSDPModule] = (),
     ) -> None:
         self.module = module
         self._replicated = replicated
+        self._on_demand = on_demand
         self._sharded = tuple(sharded)
         self._wanted = True
         self._left = 0
@@ -72,8 +88,8 @@ class GradientReduction:
     @property
     def at_once(self) -> bool:
         """Whether a backward pass can't be cut into gradients of inputs and gradients of weights: a sharded
-        module gives its gathered weights away as soon as its inputs have their gradients, and a replicated
-        one that looks for unused parameters wants the whole graph.
+        module gives its gathered weights away as soon as its inputs have their gradients, a replicated one
+        that looks for unused parameters wants the whole graph, and one on demand reduces whole passes.
         """
         ddp = self._replicated
         return ddp is None or ddp.find_unused_parameters or ddp.static_graph
@@ -91,6 +107,12 @@ class GradientReduction:
                 f"stage {stage} is sharded with fully_shard and is to be recomputed as a whole, which would "
                 "gather its parameters once more: leave it out of recompute, and let its blocks call "
                 "torch.utils.checkpoint"
+            )
+        if self._on_demand is not None:
+            raise ExecutionError(
+                f"stage {stage} went through partita.ddp.replicate and is to be recomputed, which would "
+                "count as another forward pass of the replicated module: wrap it in DistributedDataParallel, "
+                "or leave it out of recompute"
             )
         if self._replicated is not self.module:
             raise ExecutionError(
@@ -113,17 +135,20 @@ class GradientReduction:
                 )
             self._wanted = self._replicated.require_backward_grad_sync
             self._replicated.require_forward_param_sync = True  # buffers, in the first forward pass
+        elif self._on_demand is not None:
+            self._wanted = self._on_demand.require_backward_grad_sync
         else:
             self._wanted = all(reduces(module) for module in self._sharded)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module."""
-        if self._replicated is None:
+        replicated = self._replicated if self._on_demand is None else self._on_demand
+        if replicated is None:
             # A weight that autocast converted in an earlier microbatch would get its gradient after
             # `fully_shard` has reduced: autograd runs what was made first last.
             torch.clear_autocast_cache()
             return self.module(*args, **kwargs)
-        with self._replicated.no_sync():
+        with replicated.no_sync():
             return self.module(*args, **kwargs)
 
     def backward(self, outputs: Sequence[Tensor] | None, run: Callable[[], object]) -> None:
@@ -152,6 +177,8 @@ class GradientReduction:
                 expect_backward(self._replicated, outputs or ())
             run()
             return
+        if self._on_demand is not None and last:
+            self._on_demand.expect_backward()
         for module in self._sharded:
             module.set_is_last_backward(not self._left)
             module.set_requires_gradient_sync(last)
