@@ -226,6 +226,23 @@ def test_state_of_higher_precision_than_its_parameter_stays_so(tmp_path: Path) -
     assert float(into.state[other.weight]["momentum_buffer"][0, 0]) == pytest.approx(1 / 3, abs=1e-7)
 
 
+def test_state_of_the_dtype_of_its_parameter_is_cast_with_it(tmp_path: Path) -> None:
+    """The next step ended in torch's "expected dtype float for `end` but got dtype c10::BFloat16"."""
+
+    def stepped(dtype: torch.dtype) -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = nn.Linear(2, 2, dtype=dtype)
+        model(torch.ones(1, 2, dtype=dtype)).sum().backward()
+        optimizer = torch.optim.AdamW(model.parameters())
+        optimizer.step()
+        return model, optimizer
+
+    save_checkpoint(tmp_path, *stepped(torch.float32))
+    model, optimizer = stepped(torch.bfloat16)
+    load_checkpoint(tmp_path, model, optimizer, cast=True)
+    optimizer.step()
+    assert {value["exp_avg"].dtype for value in optimizer.state.values()} == {torch.bfloat16}
+
+
 def test_a_save_that_was_cut_off_at_its_end_can_be_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

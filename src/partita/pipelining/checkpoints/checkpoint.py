@@ -163,7 +163,8 @@ def load_checkpoint(
         stages: this rank's stages, or a whole model.
         optimizers: of these stages: they get exactly the state that was saved.
         strict: a parameter or buffer that the checkpoint does not have is an error.
-        cast: convert tensors of another dtype; otherwise they are an error.
+        cast: convert tensors of another dtype, and optimizer state that has the dtype of its parameter;
+            otherwise they are an error.
         model_key: the prefix of the model's names in the checkpoint; empty for none.
         optimizer_key: the prefix of the optimizer's.
         process_group: the default one if not given.
@@ -239,7 +240,8 @@ def _read(
     opaque = tuple(source.opaque(state, model_key) for state in states)
     names = all_names(states)
     prepared = tuple(
-        _restore(optimizer, names, source, optimizer_key, strict=strict) for optimizer in optimizers
+        _restore(optimizer, names, source, (model_key, optimizer_key), strict=strict)
+        for optimizer in optimizers
     )
     restored = Restored(tuple(missing), source.extra(), source.steps)
     return _ReadState(source.identity, tensors, opaque, prepared, restored)
@@ -266,8 +268,9 @@ def _load_own_state(loaded: _ReadState, modules: Sequence[Any]) -> None:
 
 
 def _restore(
-    optimizer: Optimizer, names: Names, source: CheckpointSource, key: str, *, strict: bool
+    optimizer: Optimizer, names: Names, source: CheckpointSource, keys: tuple[str, str], *, strict: bool
 ) -> Restore:
+    model_key, key = keys
     parameters = {names_of(p, names)[0]: p for group in optimizer.param_groups for p in group["params"]}
     tensors = {alias: p for p in parameters.values() for alias in names[id(p)]}
     settings = source.settings(key, tensors)
@@ -278,4 +281,5 @@ def _restore(
             f"optimizers when saving, name the key that they are below (optimizer_key is {key!r}), or load "
             "with strict=False"
         )
-    return prepare_optimizer(optimizer, names, source.values(f"{key}.state", tensors), settings)
+    dtypes = {id(p): source.dtype(names[id(p)], model_key) for p in parameters.values()}
+    return prepare_optimizer(optimizer, names, source.values(f"{key}.state", tensors), settings, dtypes)

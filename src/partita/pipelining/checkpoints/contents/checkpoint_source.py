@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
@@ -103,6 +103,13 @@ class CheckpointSource:
             self._check(place, entry.value, cast)
             wanted.append((place, entry.value.detach()))
         return wanted, list(missing)
+
+    def dtype(self, names: Iterable[str], key: str) -> torch.dtype | None:
+        """The dtype that a tensor of a model has in the checkpoint; None where it is not there."""
+        saved = next(
+            (self._there[under(key, name)] for name in names if under(key, name) in self._there), None
+        )
+        return saved.properties.dtype if isinstance(saved, TensorStorageMetadata) else None
 
     def fetch(self, wanted: Sequence[tuple[str, Tensor]]) -> Incoming:
         """Read the values that `find` returned, into new memory: on the CPU, or sharded like the tensor."""

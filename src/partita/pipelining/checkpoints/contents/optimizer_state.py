@@ -121,6 +121,7 @@ def prepare_optimizer(
     names: Names,
     states: Mapping[str, Mapping[str, Any]],
     settings: Mapping[str, Mapping[str, Any]],
+    dtypes: Mapping[int, torch.dtype | None],
 ) -> Restore:
     """A function that loads values into an optimizer, through its own ``load_state_dict``.
 
@@ -128,6 +129,7 @@ def prepare_optimizer(
         names: those of its parameters.
         states: what the checkpoint has for each parameter, by name.
         settings: the learning rate and so on of each parameter, by name.
+        dtypes: that each parameter was saved with, by its ``id``.
 
     Raises:
         CheckpointError: parameters of one group that were trained with different settings.
@@ -151,14 +153,21 @@ def prepare_optimizer(
         optimizer.load_state_dict(packed)
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                _keep_dtypes(optimizer.state.get(parameter, {}), _any(states, names[id(parameter)]))
+                saved = _any(states, names[id(parameter)])
+                _keep_dtypes(optimizer.state.get(parameter, {}), saved, parameter, dtypes[id(parameter)])
 
     return restore
 
 
-def _keep_dtypes(state: dict[str, Any], saved: Mapping[str, Any]) -> None:
-    """Undo torch's cast of loaded state to the parameter's dtype."""
+def _keep_dtypes(
+    state: dict[str, Any], saved: Mapping[str, Any], parameter: Tensor, saved_dtype: torch.dtype | None
+) -> None:
+    """Undo torch's cast of loaded state to the parameter's dtype, but where that is another one than it was
+    saved with: what had the parameter's dtype has it again.
+    """
     for key, value in saved.items():
+        if parameter.dtype != saved_dtype and isinstance(value, Tensor) and value.dtype == saved_dtype:
+            continue
         if isinstance(value, Tensor) and value.dtype != state[key].dtype:
             state[key] = value.to(state[key].device)
 
