@@ -30,6 +30,17 @@ def _noted(norm: Tensor, *modules: nn.Module) -> Clipped:
     return norm, {name: None if value.grad is None else value.grad.clone() for name, value in named}
 
 
+class Wrapper(nn.Module):
+    """Gives parameters other names than the model's."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.inner(*args, **kwargs)
+
+
 def _piped(case: Case, placement: tuple[int, ...], max_norm: float, *options: Any) -> list[Clipped]:
     pipe = cut(case, len(placement))
 
@@ -65,6 +76,23 @@ def test_a_tied_parameter_counts_once_wherever_its_copies_are(placement: tuple[i
     for piped_norm, mine in _piped(TRANSFORMER, placement, 0.1):
         assert_equal(piped_norm, norm)
         assert_equal(mine, {name: gradients[name] for name in mine})
+
+
+def test_a_tied_parameter_counts_once_in_a_wrapper_of_ones_own_too() -> None:
+    """It has another name there, and counted twice."""
+    norm, _ = _uncut(TRANSFORMER, 0.1)
+    pipe = cut(TRANSFORMER, 2)
+
+    def body(comm: Comm) -> Tensor:
+        stage = copy.deepcopy(pipe).build_stage(comm.rank, comm=comm)
+        stage.module = Wrapper(stage.module)
+        schedule = Schedule1F1B(stage, 4, TRANSFORMER.loss)
+        args, kwargs, target = TRANSFORMER.data(8)
+        schedule.step(*args, target=target, **kwargs)
+        return clip_grad_norm_(schedule, 0.1)
+
+    for piped_norm in InProcessWorld(2).run(body):
+        assert_equal(piped_norm, norm)
 
 
 @pytest.mark.parametrize(

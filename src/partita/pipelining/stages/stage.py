@@ -165,6 +165,11 @@ class Stage(CopiedInItsProcess, ABC):
         tensors = chain(self._inner.parameters(), self._inner.buffers())
         return next((tensor.device for tensor in tensors if not tensor.is_meta), self._device)
 
+    @property
+    def unwrapped(self) -> nn.Module:
+        """The module inside of what the user wrapped around it."""
+        return self._inner
+
     def parameter(self, group: Tied) -> nn.Parameter:
         """This stage's copy of a tied parameter."""
         return self._tied.parameter(group, self._inner)

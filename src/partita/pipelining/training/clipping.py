@@ -101,7 +101,12 @@ def _own_gradients(schedule: PipelineSchedule) -> Iterator[_Entry]:
         (module,) = stage_modules(stage)
         places: dict[int, list[tuple[int, int]]] = {}
         parameters: dict[int, tuple[str, nn.Parameter]] = {}
-        for number, (name, parameter) in enumerate(module.named_parameters(remove_duplicate=False)):
+        named = [  # under the model's names first, then under those of a wrapper
+            item
+            for part in (stage.unwrapped, module)
+            for item in part.named_parameters(remove_duplicate=False)
+        ]
+        for number, (name, parameter) in enumerate(named):
             place = (0, order[name]) if name in order else (1 + index, number)
             places.setdefault(id(parameter), []).append(place)
             parameters.setdefault(id(parameter), (name, parameter))
