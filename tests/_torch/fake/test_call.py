@@ -30,3 +30,12 @@ def test_a_tied_parameter_stays_one() -> None:
             return self.a.weight is self.b.weight
 
     assert fake_call(Tied(), [torch.ones(1)])
+
+
+def test_a_child_that_is_registered_twice_keeps_its_parameters() -> None:
+    """It was left with fake ones: a wrapper of Lightning's Fabric under autocast, whose weights were gone."""
+    layer = nn.Linear(2, 2)
+    module = nn.Sequential(layer, layer)
+    fake_call(module, [torch.ones(1, 2)])
+    assert type(layer.weight) is nn.Parameter
+    assert type(layer.bias) is nn.Parameter

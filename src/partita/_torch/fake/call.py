@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.stateless import _reparametrize_module
-
-from partita._torch.modules.contents import named_state
 
 __all__ = ["fake_call"]
 
@@ -29,10 +27,19 @@ def fake_call(module: nn.Module, args: Sequence[Any]) -> Any:
     """
     with FakeTensorMode(allow_non_fake_inputs=True):
         fake_of: dict[int, Tensor] = {}
-        fakes = {name: fake_of.setdefault(id(value), _like(value)) for name, value in named_state(module)}
+        fakes = {name: fake_of.setdefault(id(value), _like(value)) for name, value in _each_once(module)}
         inputs = [_like(value) if isinstance(value, Tensor) else value for value in args]
         with _reparametrize_module(module, fakes):
             return module.forward(*inputs)
+
+
+def _each_once(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers under one name for each place: torch would put the fake one back in a place that
+    two names lead to, of a child that is registered twice.
+    """
+    for path, child in module.named_modules():
+        yield from child.named_parameters(path, recurse=False, remove_duplicate=False)
+        yield from child.named_buffers(path, recurse=False, remove_duplicate=False)
 
 
 def _like(value: Tensor) -> Tensor:
