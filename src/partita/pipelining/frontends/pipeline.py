@@ -162,8 +162,9 @@ def pipeline(
     check_points(module, split_spec or {})
     recompute_option(recompute, None)  # what it is
     limit = None if memory_limit is None else read_bytes(memory_limit, "memory_limit")
-    request = PlanRequest(stages, plan, cluster, schedule, microbatches, limit)
     compiled_with = compile_options(compile)
+    compiled = compiled_with is not None
+    request = PlanRequest(stages, plan, cluster, schedule, microbatches, limit, compiled=compiled)
     if frontend == "modules":
         others = {
             "multi_use_param_spec": multi_use_param_spec is not MultiUseParameterConfig.REPLICATE,

@@ -38,6 +38,8 @@ class Unit:
         spread: how far the repeats of a measurement lay apart: the longest less the shortest forward and
             backward pass, over the median; 0.0 where nothing was measured.
         caught_bytes: of what is left for the weights, the gradients that were sent for what the unit makes.
+        kind: the same number for units that are equal: the same operations, on tensors of the same shapes and
+            dtypes. None: equal to no other.
 
     Raises:
         PlanError: a time or a size that is negative or no number, or one half of the backward pass without
@@ -60,6 +62,7 @@ class Unit:
     weight_workspace_bytes: int | None = None
     spread: float = 0.0
     caught_bytes: int = 0
+    kind: int | None = None
 
     def __post_init__(self) -> None:
         of = f"of unit {self.name!r}"

@@ -15,6 +15,7 @@ from partita.planning.cutting.cut_problem import make_cut_problem
 from partita.planning.generators.registry import ScheduleKind
 from partita.planning.schedules.schedule import Schedule
 from partita.planning.searching.cuts.balance import all_cuts, balanced_cuts, cut_moves, fewer_places
+from partita.planning.searching.cuts.equal_trials import equal_trial
 from partita.planning.searching.cuts.memory_cuts import FittingCuts, cuts_in_memory
 from partita.planning.searching.layouts import Layout, rearranged, swapped
 from partita.planning.searching.orders.clock import Rows, one_by_one, rows_of
@@ -32,6 +33,8 @@ _MOST_MOVES = 400
 """So often borders are moved for a schedule that is made for costs, before it is."""
 _PLACES_A_STAGE, _LEAST_PLACES = 12, 128
 _SAME = 1e-6
+_EQUAL_PASSES = 1_000_000
+"""So many passes may be timed to make stages equal."""
 _LARGE = 2_000
 """Steps with more passes get fewer schedules that know costs: each takes as long as 48 timings."""
 
@@ -68,6 +71,19 @@ class Explorer:
     def ranked(self) -> list[Trial]:
         """The best of each kind, best first."""
         return sorted(self.best.values(), key=lambda trial: (*trial.key, len(trial.cuts), trial.name))
+
+    def with_equal_stages(self, trials: Sequence[Trial], most_s: float) -> list[Trial]:
+        """For each trial one of which fewer stages differ, where the step takes no longer than that; else the
+        trial.
+        """
+        budget, changed = Budget(_EQUAL_PASSES), []
+        for number, trial in enumerate(trials):
+            if trial.end_s <= most_s:
+                problem = self._cut_problem(True, (1,) * (len(trial.cuts) - 1), every_place=True)
+                share = budget.share(1 / (len(trials) - number))
+                trial = equal_trial(self._case, trial, problem, most_s, share)
+            changed.append(trial)
+        return changed
 
     def try_named(self, kind: ScheduleKind, layout: Layout) -> None:
         """A named schedule with each of the cuts that suit it."""

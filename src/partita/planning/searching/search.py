@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import inf
 
 from partita.planning._check import require_count, require_part
 from partita.planning._garbage import no_garbage_collection
 from partita.planning.costs.cost_model import CostModel
+from partita.planning.cutting.equal_stages import distinct_stages, unit_kinds
 from partita.planning.generators.making.arguments import check_step_size
 from partita.planning.generators.registry import get_schedule, schedule_names
 from partita.planning.hardware.cluster import Cluster
+from partita.planning.plan import Plan
 from partita.planning.searching.bounds import too_little_memory
 from partita.planning.searching.cuts.cut_reasons import explain_cuts
 from partita.planning.searching.explore import explore
@@ -32,6 +35,7 @@ def search(
     stages_per_rank: Sequence[int] = (1, 2),
     parameter_copies: float = 4.0,
     recompute: bool = True,
+    for_equal_stages: float | None = None,
     progress: Callable[[str, float], None] | None = None,
     larger: Callable[[int], Cluster | None] | None = None,
 ) -> list[Candidate]:
@@ -53,6 +57,8 @@ def search(
         stages_per_rank: the numbers of stages on each rank to try.
         parameter_copies: as in `plan_stages`.
         recompute: whether units may be computed again in the backward pass to save memory.
+        for_equal_stages: as in `plan_stages`, of the fastest step. Of the candidates within that, the one
+            with the fewest stages that differ comes first.
         progress: called with what is done now and the part of all that is behind it, 0.0 to 1.0.
         larger: which cluster there is with so many ranks, or None, to say how many would do where nothing
             fits; whole nodes with ranks and links like those of `cluster` where it is not given.
@@ -75,6 +81,8 @@ def search(
     """
     require_count(microbatches, "microbatches")
     require_part(parameter_copies, "parameter_copies")
+    if for_equal_stages is not None:
+        require_part(for_equal_stages, "for_equal_stages")
     for count in stages_per_rank:
         require_count(count, "a number in stages_per_rank")
     check_step_size("a step", max(stages_per_rank, default=1) * cluster.ranks, microbatches)
@@ -96,7 +104,25 @@ def search(
         if not fitting:
             raise nothing_fits(request, explorer)
         candidates = [candidate_of(case, trial) for trial in fitting]
-        candidates.sort(key=lambda one: (one.makespan_s, max(one.peak_bytes)))
+        most_s = min(one.makespan_s for one in candidates) * (1 + (for_equal_stages or 0.0))
+        if for_equal_stages is not None:
+            changed = (candidate_of(case, trial) for trial in explorer.with_equal_stages(fitting, most_s))
+            pairs = zip(changed, candidates, strict=True)
+            candidates = [one if one.makespan_s <= most_s else before for one, before in pairs]
+
+        def rank(one: Candidate) -> tuple[float, ...]:
+            distinct = 0.0
+            if for_equal_stages is not None:
+                distinct = _count_distinct(costs, one.plan) if one.makespan_s <= most_s else inf
+            return distinct, one.makespan_s, max(one.peak_bytes)
+
+        candidates.sort(key=rank)
         best = candidates[0]
         reasons = explain_cuts(costs, best.plan)
     return [replace(best, plan=replace(best.plan, cuts=reasons)), *candidates[1:]]
+
+
+def _count_distinct(costs: CostModel, plan: Plan) -> int:
+    """How many stages of a plan differ from each other."""
+    cuts = [*(stage.first_unit for stage in plan.stages), len(costs.units)]
+    return distinct_stages(unit_kinds(costs), cuts, [stage.recompute for stage in plan.stages])

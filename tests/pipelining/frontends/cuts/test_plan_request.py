@@ -29,6 +29,18 @@ def test_a_search_takes_the_links_as_they_were_measured_unless_they_are_given() 
     assert results == [(0, SLOW, Cluster(2)), (1, SLOW, Cluster(2))]
 
 
+def test_stages_that_will_be_compiled_are_made_equal() -> None:
+    block = (0.1, 0.5, 1.0, 0.5, 2.0, 0.1, 1.0, 3.0, 1.0)
+    seconds = (0.5, *block * 8, 2.0, 2.0)
+    units = [Unit(f"{index}", time, 2 * time, kind=int(10 * time)) for index, time in enumerate(seconds)]
+    costs = CostModel(tuple(units), (8,) * (len(units) - 1))
+    distinct = []
+    for compiled in (False, True):
+        plan = PlanRequest(8, None, None, "1F1B", 4, compiled=compiled).planned(lambda: costs, None)
+        distinct.append(len({seconds[stage.first_unit : stage.last_unit + 1] for stage in plan.stages}))
+    assert distinct == [7, 4]
+
+
 def _measured_by_one(comm: Comm) -> str:
     def measure() -> CostModel:
         if comm.rank == 1:

@@ -21,6 +21,8 @@ __all__ = ["PlanRequest"]
 
 _MOST_STAGES = 2
 """How many stages a rank may get from ``plan="auto"``."""
+_FOR_EQUAL_STAGES = 0.02
+"""So much longer, as a part of it, a step may take where fewer stages have to be compiled for that."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class PlanRequest:
         schedule: what is planned for; None: any (with ``stages``, 1F1B).
         microbatches: how many a step has.
         memory_limit: the bytes that a rank may hold.
+        compiled: whether the stages will be compiled, equal ones once.
     """
 
     stages: int | None
@@ -42,6 +45,7 @@ class PlanRequest:
     schedule: str | None
     microbatches: int
     memory_limit: int | None = None
+    compiled: bool = False
 
     def __post_init__(self) -> None:
         if not (self.plan is None or isinstance(self.plan, Plan) or self.plan == "auto"):
@@ -143,6 +147,7 @@ class PlanRequest:
         return shared
 
     def _planned(self, costs: CostModel, cluster: Cluster | None, *, whole_stages: bool) -> Plan:
+        for_equal_stages = _FOR_EQUAL_STAGES if self.compiled else None
         if self.plan == "auto":
             assert cluster is not None
             candidates = search(
@@ -150,6 +155,7 @@ class PlanRequest:
                 cluster,
                 microbatches=self.microbatches,
                 schedules=None if self.schedule is None else [self.schedule],
+                for_equal_stages=for_equal_stages,
             )
             plans = [candidate.plan for candidate in candidates]
             possible = [plan for plan in plans if not whole_stages or _recomputes_whole_stages(plan)]
@@ -167,6 +173,7 @@ class PlanRequest:
             schedule=self.schedule or "1F1B",
             microbatches=self.microbatches,
             max_memory_bytes=self.memory_limit,
+            for_equal_stages=for_equal_stages,
         )
 
     def _ranks(self) -> int:

@@ -296,6 +296,12 @@ def test_equal_units_are_measured_once() -> None:
     assert len({(unit.forward_s, unit.backward_s, unit.spread) for unit in blocks[1:-1]}) == 1
 
 
+def test_equal_units_are_of_one_kind() -> None:
+    model = nn.Sequential(nn.Embedding(5, 4), *(nn.Linear(4, 4) for _ in range(3)), nn.Linear(4, 5))
+    kinds = [unit.kind for unit in measure_units(model, (torch.arange(3),)).units]
+    assert kinds == [0, 1, 1, 1, 2]
+
+
 def test_a_model_on_the_meta_device_is_costed_for_a_device_by_the_same_code() -> None:
     with torch.device("meta"):
         model, x = Tables(), torch.empty(2, 16, 16)

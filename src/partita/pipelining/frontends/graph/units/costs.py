@@ -132,11 +132,13 @@ def cost_model(
     sizes = {gap.after: gap.bytes for gap in _borders(gm)}
     unit_nodes = list(_unit_nodes(gm, ends))
     parameters = [_parameters(gm, nodes) for nodes in unit_nodes]
-    rows = zip(unit_names(gm, ends), unit_nodes, parameters, units, strict=True)
+    numbers = {id(run): number for number, run in enumerate(runs)}
+    kinds = [None if unit.run is None else numbers[id(unit.run)] for unit in units]
+    rows = zip(unit_names(gm, ends), unit_nodes, parameters, units, kinds, strict=True)
     return CostModel(
         tuple(
-            _unit(name, nodes, own, times.get(id(unit.run)), memories.get(id(unit.run)), sizes_kept)
-            for (name, nodes, own, unit), sizes_kept in zip(
+            _unit(name, nodes, own, times.get(id(unit.run)), memories.get(id(unit.run)), sizes_kept, kind)
+            for (name, nodes, own, unit, kind), sizes_kept in zip(
                 rows, zip(kept.activations, kept.left, strict=True), strict=True
             )
         ),
@@ -311,6 +313,7 @@ def _unit(
     times: UnitTimes | None,
     memory: PassMemory | None,
     kept: tuple[int, int],
+    kind: int | None,
 ) -> Unit:
     size, count = _sizes(parameters.values())
     modules = dict.fromkeys(
@@ -333,4 +336,5 @@ def _unit(
         input_workspace_bytes=memory.input_workspace_bytes if memory is not None else 0,
         weight_workspace_bytes=memory.weight_workspace_bytes if memory is not None else 0,
         spread=times.spread if times is not None else 0.0,
+        kind=kind,
     )
