@@ -246,6 +246,28 @@ def test_what_models_are_made_of(case: Case) -> None:
     _assert_compiled_equals_eager(case, "ZBVZeroBubble", SPLIT["ZBVZeroBubble"])
 
 
+class BranchesInBlocks(nn.Module):
+    """Each block reads what decides its way, and has a part that is recomputed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in "abcd":
+            self.add_module(name, nn.Linear(WIDTH, WIDTH))
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        for block in (self.a, self.b, self.c, self.d):
+            if not mask.all():
+                x = x.masked_fill(~mask, 0.0)
+            x = x + block(x).relu()
+        return x
+
+
+def test_branches_outside_of_what_is_recomputed() -> None:
+    """The stage ran uncompiled: the host's read was in a part of the graph of its own."""
+    case = Case("branches in blocks", BranchesInBlocks, batch=_mask)
+    _assert_compiled_equals_eager(case, "ZBVZeroBubble", SPLIT["ZBVZeroBubble"], recompute=tuple("abcd"))
+
+
 def test_values_between_stages_without_a_gradient() -> None:
     """A stage's backward pass met a ``None`` where it expected the gradient of an input."""
     _assert_compiled_equals_eager(Case("part of the loss", PartOfLoss, loss=PartOfLoss.loss), "1F1B")

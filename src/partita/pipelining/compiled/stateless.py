@@ -14,6 +14,7 @@ uncut; the graph would add them up first.
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -77,6 +78,7 @@ def stateless(graph: GraphModule, owner: nn.Module, shared: Collection[str] = ()
         shared: the names of parameters that other stages hold too, and of inputs that go on to later ones.
     """
     copy = copy_graph(graph.graph)
+    _put_bodies_in(copy, owner)
     use_flat_signature(copy)
     module = lazy_module(copy, "StatelessStage", training=graph.training)
     state: list[str] = []
@@ -92,7 +94,7 @@ def stateless(graph: GraphModule, owner: nn.Module, shared: Collection[str] = ()
         parameter for name, parameter in owner.named_parameters(remove_duplicate=False) if name in shared
     )
     each_use = {id(parameter) for parameter in candidates if uses[id(parameter)] > 1}
-    graphs = [copy]
+    graphs, recomputed = [copy], list[str]()
 
     def argument_for(node: Node) -> Node:
         with copy.inserting_before(start):
@@ -103,7 +105,7 @@ def stateless(graph: GraphModule, owner: nn.Module, shared: Collection[str] = ()
 
     for node in list(copy.nodes):
         if node.op == "call_module":
-            graphs += _take_child(module, owner, node)
+            graphs += _take_child(module, owner, node, recomputed)
             continue
         if node.op != "get_attr":
             continue
@@ -118,7 +120,7 @@ def stateless(graph: GraphModule, owner: nn.Module, shared: Collection[str] = ()
                     by_tensor[id(value)] = argument_for(node)
                 node.replace_all_uses_with(by_tensor[id(value)])
         elif isinstance(value, nn.Module):
-            graphs += _take_child(module, owner, node)
+            graphs += _take_child(module, owner, node, recomputed)
             continue
         else:
             if isinstance(value, bool) and str(node.target).rpartition(".")[2] == "training":
@@ -131,6 +133,8 @@ def stateless(graph: GraphModule, owner: nn.Module, shared: Collection[str] = ()
         _leave_out_unused_reads(part)
     first = _renumber_sites(graphs)
     conditions = _read_conditions_before(module, start)
+    for name in recomputed:  # from here on what it does is unknown to an analysis
+        module.add_module(name, RecomputedRegion(module.get_submodule(name)))
     key = structural_hash(copy, module)
     return StatelessGraph(
         module, tuple(state), tuple(flags), first, key, conditions, tuple(repeated), repeated_inputs
@@ -214,8 +218,35 @@ def _write_in(node: Node, value: Any) -> None:
         user.kwargs = map_arg(user.kwargs, lambda other: value if other is node else other)
 
 
-def _take_child(module: nn.Module, owner: nn.Module, node: Node) -> list[torch.fx.Graph]:
-    """Let the copy hold a child, a body without state, under a name of its own.
+def _put_bodies_in(graph: Graph, owner: nn.Module) -> None:
+    """Put what is not computed again, and stands in a body of its own beside what is, into the graph, in
+    place: what the host reads there is read before all (see `_read_conditions_before`).
+    """
+    for node in graph.find_nodes(op="call_module"):
+        body = attribute(owner, node).value
+        taken_apart = all(user.target is operator.getitem for user in node.users)
+        if not isinstance(body, GraphModule) or node.kwargs or body.graph.find_nodes(op="get_attr"):
+            continue
+        (returned,) = body.graph.output_node().args
+        if not isinstance(returned, Node) and not taken_apart:
+            continue
+        values = dict(zip(body.graph.find_nodes(op="placeholder"), node.args, strict=True))
+        with graph.inserting_before(node):
+            results: Any = graph.graph_copy(body.graph, values)
+        if isinstance(results, Node):
+            node.replace_all_uses_with(results)
+        else:
+            for user in list(node.users):
+                user.replace_all_uses_with(results[user.args[1]])
+                graph.erase_node(user)
+        graph.erase_node(node)
+
+
+def _take_child(
+    module: nn.Module, owner: nn.Module, node: Node, recomputed: list[str]
+) -> list[torch.fx.Graph]:
+    """Let the copy hold a child, a body without state, under a name of its own, which is added to
+    `recomputed` where the child is that.
 
     Returns:
         Its graph, to be changed.
@@ -229,7 +260,9 @@ def _take_child(module: nn.Module, owner: nn.Module, node: Node) -> list[torch.f
         return []
     own = lazy_module(copy_graph(body.graph), type(body).__name__, training=body.training)
     install(own, attributes_of(body, body.graph.nodes))
-    module.add_module(name, RecomputedRegion(own) if body is not child else own)
+    module.add_module(name, own)
+    if body is not child:
+        recomputed.append(name)
     return [own.graph]
 
 
@@ -262,7 +295,7 @@ def _renumber_sites(graphs: Sequence[torch.fx.Graph]) -> int:
 class RecomputedRegion(nn.Module):
     """A region as compilers know it: its backward graph computes it again, but for what it has drawn."""
 
-    def __init__(self, body: GraphModule) -> None:
+    def __init__(self, body: nn.Module) -> None:
         super().__init__()
         self.body = body
 
