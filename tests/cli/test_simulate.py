@@ -197,6 +197,7 @@ def test_a_chrome_trace_is_written() -> None:
             ScheduleError,
             "399999996 forward passes, more than",
         ),
+        (("--ranks", "100000"), ScheduleError, "a step has 100000 stages, more than the 4096 that can be"),
         (("--ranks", "4", "--stages", "99"), UsageError, r"--stages is 99 on 4 ranks: .*such as 96 or 100"),
         (("--ranks", "4", "--schedule", "1F2B"), ScheduleError, "no schedule '1F2B': choose one of .*VMin"),
         (("--ranks", "4", "--schedule", ","), UsageError, "--schedule is ',': give all, or one or more of"),

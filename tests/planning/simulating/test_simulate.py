@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from fractions import Fraction
 
 import pytest
@@ -245,3 +246,25 @@ def test_both_ends_of_a_message_work_for_it() -> None:
         "0B0",
         "0B1",
     ]
+
+
+def test_the_work_grows_as_the_step_does() -> None:
+    """For each pass all edges were gone through, and for each stage all passes: 4,000 stages took minutes."""
+    lines = {}
+    for stages in (100, 200):
+        schedule = get_schedule("1F1B")(stages, 2).without_idle()
+        count = 0
+
+        def add(*_: object) -> object:
+            nonlocal count
+            count += 1
+            return add
+
+        before = sys.gettrace()
+        sys.settrace(add)
+        try:
+            simulate(schedule, [StageCost(1.0, 2.0)] * stages)
+        finally:
+            sys.settrace(before)
+        lines[stages] = count
+    assert lines[200] < 2.2 * lines[100]

@@ -33,13 +33,14 @@ def edge_table(stages: int, edges: Iterable[tuple[int, int]] | None = None) -> E
     ((), (0,), (0, 1))
     """
     pairs = {(stage, stage + 1) for stage in range(stages - 1)} if edges is None else set(edges)
+    producers: list[list[int]] = [[] for _ in range(stages)]
+    consumers: list[list[int]] = [[] for _ in range(stages)]
     for producer, consumer in sorted(pairs):
         if not 0 <= producer < consumer < stages:
             raise ScheduleError(
                 f"the edge from stage {producer} to stage {consumer} can't be: "
                 f"an edge goes to a later stage, and stages are 0 to {stages - 1}"
             )
-    return EdgeTable(
-        producers=tuple(tuple(sorted(p for p, c in pairs if c == stage)) for stage in range(stages)),
-        consumers=tuple(tuple(sorted(c for p, c in pairs if p == stage)) for stage in range(stages)),
-    )
+        producers[consumer].append(producer)
+        consumers[producer].append(consumer)
+    return EdgeTable(tuple(map(tuple, producers)), tuple(map(tuple, consumers)))

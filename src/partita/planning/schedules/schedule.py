@@ -74,7 +74,7 @@ class Schedule:
         """What `rank` does, in order, without the idle ticks."""
         return tuple(action for action in self.rows[rank] if action is not None)
 
-    @property
+    @cached_property
     def is_lowered(self) -> bool:
         """Whether sends and receives are written out."""
         return any(action is not None and action.is_communication for row in self.rows for action in row)

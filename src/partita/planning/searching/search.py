@@ -70,7 +70,8 @@ def search(
     Raises:
         InfeasiblePlan: nothing fits; the message says what is short by how much, and what changes would
             do; it carries these as data too.
-        ScheduleError: a name that is unknown, or a step of more than a million forward passes.
+        ScheduleError: a name that is unknown, or a step of more than 4096 stages or a million
+            forward passes.
         PlanError: a number that is out of range.
 
     >>> from partita.planning import Unit
@@ -85,7 +86,8 @@ def search(
         require_part(for_equal_stages, "for_equal_stages")
     for count in stages_per_rank:
         require_count(count, "a number in stages_per_rank")
-    check_step_size("a step", max(stages_per_rank, default=1) * cluster.ranks, microbatches)
+    stages = min(max(stages_per_rank, default=1) * cluster.ranks, len(costs.allowed_borders) + 1)
+    check_step_size("a step", stages, microbatches)
     names = list(schedules) if schedules is not None else [*schedule_names(), LIST]
     kinds = [get_schedule(name) for name in names if name.lower() != LIST.lower()]
     if schedules is None:

@@ -117,6 +117,10 @@ class _Writer:
         self._edges = self._number_edges(
             [(before, after) for before, all_after in enumerate(table.consumers) for after in all_after]
         )
+        self._handled_s = {what: [0.0] * schedule.stages for what in ("F>", "G>")}
+        for _, edge in self._edges.values():
+            for stage in (edge.sender, edge.receiver):
+                self._handled_s[edge.what][stage] += edge.handling_s
         self._passes = {
             kind: [self._pass(kind, stage) for stage in range(schedule.stages)] for kind in _PASSES
         }
@@ -235,13 +239,7 @@ class _Writer:
         """For how long a rank works for the messages that a pass takes and makes."""
         if kind is ActionKind.W:
             return 0.0
-        what = "F>" if kind is ActionKind.F else "G>"
-        own = (
-            edge.handling_s
-            for (way, sender, receiver), (_, edge) in self._edges.items()
-            if way == what and stage in (sender, receiver)
-        )
-        return sum(own)
+        return self._handled_s["F>" if kind is ActionKind.F else "G>"][stage]
 
     def _number(self, key: tuple[str, int, int]) -> int:
         """Of the value of microbatch 0."""

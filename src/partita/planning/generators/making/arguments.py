@@ -11,6 +11,8 @@ __all__ = ["check_counts", "check_step_size", "place", "place_in_v"]
 
 _MOST_FORWARD_PASSES = 1_000_000
 """Each pass of a schedule takes about a kilobyte: many more take all of a machine's memory, and hours."""
+_MOST_STAGES = 4096
+"""Each waits for those before it: the ticks in which ranks idle are as many as the square of the stages."""
 
 
 def check_counts(name: str, stages: int, microbatches: int, ranks: int) -> None:
@@ -26,7 +28,11 @@ def check_counts(name: str, stages: int, microbatches: int, ranks: int) -> None:
 
 
 def check_step_size(name: str, stages: int, microbatches: int) -> None:
-    """Raise ScheduleError where a step has more passes than a machine has memory for."""
+    """Raise ScheduleError where a step has more passes or stages than a machine has memory for."""
+    if stages > _MOST_STAGES:
+        raise ScheduleError(
+            f"{name} has {stages} stages, more than the {_MOST_STAGES} that can be planned: give fewer"
+        )
     if stages * microbatches > _MOST_FORWARD_PASSES:
         raise ScheduleError(
             f"{name} with {stages} stages and {microbatches} microbatches has {stages * microbatches} "
