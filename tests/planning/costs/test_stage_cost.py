@@ -6,6 +6,7 @@ import pytest
 
 from partita.errors import PlanError
 from partita.planning import ActionKind, Schedule, StageCost, simulate
+from partita.planning.schedules.actions import PASS_KINDS
 
 
 def test_half_of_the_backward_pass_is_for_the_inputs_unless_it_was_measured() -> None:
@@ -72,3 +73,10 @@ def test_an_input_pass_that_catches_more_than_it_frees_needs_that_while_it_runs(
     cost = StageCost(1.0, 2.0, activation_bytes=10, weight_activation_bytes=14, backward_workspace_bytes=3)
     assert cost.bytes_during(ActionKind.I) == 4 + 3
     assert replace(cost, recompute_bytes=6).bytes_during(ActionKind.I) == 6 + 3
+
+
+def test_what_a_pass_takes_stands_at_its_number() -> None:
+    cost = StageCost(1.0, 2.0, activation_bytes=8, weight_activation_bytes=3, backward_workspace_bytes=5)
+    assert dict(zip(PASS_KINDS, cost.bytes_during_each, strict=True)) == {
+        kind: cost.bytes_during(kind) for kind in (ActionKind.B, ActionKind.F, ActionKind.W, ActionKind.I)
+    }

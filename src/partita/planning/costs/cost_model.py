@@ -11,12 +11,7 @@ from partita.errors import PlanError
 from partita.planning import _json
 from partita.planning._check import require_amount, require_count
 from partita.planning.costs.costed_for import CostedFor
-from partita.planning.costs.spanning import (
-    NOTHING_SHARED,
-    Messages,
-    SharedOnRank,
-    SpanningValue,
-)
+from partita.planning.costs.spanning import NOTHING_SHARED, Messages, SharedOnRank, SpanningValue
 from partita.planning.costs.units import TiedUnits, Unit
 
 __all__ = ["CostModel"]
@@ -323,6 +318,17 @@ class CostModel:
         >>> sorted(costs.only_in_w(1, 2))
         [1]
         """
+        late = self._only_in_w.get((first, last))
+        if late is None:
+            late = self._only_in_w[first, last] = self._computed_in_w_alone(first, last)
+        return late
+
+    @cached_property
+    def _only_in_w(self) -> dict[tuple[int, int], frozenset[int]]:
+        """`only_in_w` of the stages that were asked for: several costs of a stage depend on it."""
+        return {}
+
+    def _computed_in_w_alone(self, first: int, last: int) -> frozenset[int]:
         stage = range(first, last + 1)
         if any(self.units[unit].backward_input_s is None for unit in stage):
             return frozenset()

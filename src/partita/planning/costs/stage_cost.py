@@ -7,7 +7,7 @@ from functools import cached_property
 
 from partita.errors import PlanError
 from partita.planning._check import require_amount, require_seconds
-from partita.planning.schedules.actions import ActionKind
+from partita.planning.schedules.actions import PASS_KINDS, ActionKind
 
 __all__ = ["StageCost"]
 
@@ -125,11 +125,9 @@ class StageCost:
         return self.recompute_bytes + workspace
 
     @cached_property
-    def bytes_during_each(self) -> tuple[int, int, int, int]:
-        """`bytes_during` of F, I, W and B."""
-        kinds = ActionKind.F, ActionKind.I, ActionKind.W, ActionKind.B
-        forward, inputs, weights, backward = map(self.bytes_during, kinds)
-        return forward, inputs, weights, backward
+    def bytes_during_each(self) -> tuple[int, ...]:
+        """`bytes_during` of each of `PASS_KINDS`."""
+        return tuple(map(self.bytes_during, PASS_KINDS))
 
     def arriving(self, kind: ActionKind) -> int:
         """What an F, I, W or B is sent by other ranks, in bytes."""

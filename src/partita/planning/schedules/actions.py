@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from partita.errors import ScheduleError
 
-__all__ = ["Action", "ActionKind", "overlap"]
+__all__ = ["PASS_KINDS", "Action", "ActionKind", "overlap"]
 
 
 class ActionKind(StrEnum):
@@ -53,7 +53,9 @@ class ActionKind(StrEnum):
     FULL_BACKWARD = B
 
 
-_COMPUTE = frozenset({ActionKind.F, ActionKind.I, ActionKind.W, ActionKind.B})
+PASS_KINDS = (ActionKind.F, ActionKind.I, ActionKind.W, ActionKind.B)
+"""The passes, by the numbers that a search counts them by."""
+_COMPUTE = frozenset(PASS_KINDS)
 _SENDS = frozenset({ActionKind.SEND_F, ActionKind.SEND_B})
 _RECEIVES = frozenset({ActionKind.RECV_F, ActionKind.RECV_B})
 _WHOLE_STAGE = frozenset({ActionKind.UNSHARD, ActionKind.RESHARD, ActionKind.REDUCE_GRAD})

@@ -15,14 +15,13 @@ from partita.listing import first_few
 from partita.planning.costs.stage_cost import StageCost
 from partita.planning.hardware.cluster import Cluster
 from partita.planning.schedules._program import PassKeys, message_of, pass_keys
-from partita.planning.schedules.actions import Action, ActionKind
+from partita.planning.schedules.actions import PASS_KINDS, Action, ActionKind
 from partita.planning.schedules.edges import edge_table
 from partita.planning.schedules.schedule import Schedule
 
 __all__ = ["COLLECTIVE", "COMPUTE", "SEND", "StepProgram", "TimedAction", "TimedEdge", "step_program"]
 
 COMPUTE, SEND, COLLECTIVE = range(3)
-_PASSES = (ActionKind.F, ActionKind.I, ActionKind.W, ActionKind.B)
 _RECEIVES = (ActionKind.RECV_F, ActionKind.RECV_B)
 
 
@@ -122,7 +121,7 @@ class _Writer:
             for stage in (edge.sender, edge.receiver):
                 self._handled_s[edge.what][stage] += edge.handling_s
         self._passes = {
-            kind: [self._pass(kind, stage) for stage in range(schedule.stages)] for kind in _PASSES
+            kind: [self._pass(kind, stage) for stage in range(schedule.stages)] for kind in PASS_KINDS
         }
 
     def write(self) -> StepProgram:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from partita.planning.costs.stage_cost import StageCost
-from partita.planning.schedules.actions import Action, ActionKind
+from partita.planning.schedules.actions import PASS_KINDS, Action, ActionKind
 from partita.planning.schedules.schedule import Schedule
 from partita.planning.simulating.messages import beside_passes
 from partita.planning.simulating.span import Span
@@ -14,7 +14,6 @@ from partita.planning.simulating.span import Span
 __all__ = ["MemoryStep", "memory_over_time", "peak_bytes"]
 
 _BACKWARD = (ActionKind.I, ActionKind.B)
-_PASSES = (ActionKind.F, ActionKind.I, ActionKind.W, ActionKind.B)
 
 
 class MemoryStep(NamedTuple):
@@ -29,7 +28,9 @@ def peak_bytes(schedule: Schedule, costs: Sequence[StageCost]) -> tuple[int, ...
     current = _static_bytes(schedule.stage_ranks, schedule.ranks, costs)
     most = list(current)
     trains = schedule.has_backward
-    uses = {kind: [(cost.bytes_during(kind), cost.bytes_after(kind)) for cost in costs] for kind in _PASSES}
+    uses = {
+        kind: [(cost.bytes_during(kind), cost.bytes_after(kind)) for cost in costs] for kind in PASS_KINDS
+    }
     passes = list(schedule.passes())
     for (rank, part), messages in zip(passes, _messages(passes, costs), strict=True):
         during, after = uses[part.kind][part.stage]

@@ -12,11 +12,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from partita.planning.generators.making.problem import Problem
-from partita.planning.schedules.actions import Action, ActionKind
+from partita.planning.schedules.actions import PASS_KINDS, Action
 from partita.planning.schedules.schedule import Schedule
 
 __all__ = [
-    "PASS_KINDS",
     "Pass",
     "Rows",
     "Timing",
@@ -34,8 +33,6 @@ __all__ = [
 Pass = tuple[int, int, int]
 Rows = list[list[Pass]]
 
-PASS_KINDS = (ActionKind.F, ActionKind.I, ActionKind.W, ActionKind.B)
-"""By their numbers in a `Pass`."""
 _NUMBER = {kind: number for number, kind in enumerate(PASS_KINDS)}
 _NEVER = -1.0
 
