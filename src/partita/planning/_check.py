@@ -9,11 +9,14 @@ from partita.errors import PlanError
 __all__ = [
     "require_amount",
     "require_bandwidth",
+    "require_copies",
     "require_count",
     "require_part",
     "require_rate",
     "require_seconds",
 ]
+
+_MOST_COPIES = 1_000_000
 
 
 def require_count(value: int, what: str, least: int = 1) -> None:
@@ -35,6 +38,13 @@ def require_seconds(value: float, what: str) -> None:
 def require_part(value: float, what: str) -> None:
     """Raise PlanError unless `value` is a part of something, such as 0.25; it may exceed 1."""
     _require_not_negative(value, what, "number")
+
+
+def require_copies(value: float, what: str) -> None:
+    """Raise PlanError unless parameters may count so often for their gradients and the optimizer's state."""
+    require_part(value, what)
+    if value > _MOST_COPIES:
+        raise PlanError(f"{what} is {value!r}: give at most {_MOST_COPIES}, such as 4 for Adam")
 
 
 def require_bandwidth(value: float, what: str) -> None:

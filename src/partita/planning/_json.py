@@ -35,11 +35,13 @@ def read(text: str, kind: type[T], format_name: str) -> T:
     """The dataclass `kind` that `write` made `text` from.
 
     Raises:
-        PlanError: not JSON, another format or version, or a field that is missing, unknown or of the wrong
-        type.
+        PlanError: not JSON, another format or version, or a field that is missing, unknown, there twice or of
+        the wrong type.
     """
     try:
-        data = json.loads(text)
+        data = json.loads(text, object_pairs_hook=_each_once)
+    except PlanError:
+        raise
     except (ValueError, TypeError, RecursionError) as error:
         raise PlanError(
             f"this is not JSON ({error}): give the text that {kind.__name__}.to_json() wrote"
@@ -52,7 +54,7 @@ def read(text: str, kind: type[T], format_name: str) -> T:
             f"the format is {written!r}, expected {format_name!r}: this is not a saved {kind.__name__}"
         )
     version = data.pop("version", None)
-    if version != VERSION:
+    if version != VERSION or isinstance(version, bool):
         raise PlanError(f"{format_name} version {version!r} can't be read, only {VERSION}: save it again")
     return _decode_object(kind, data, kind.__name__)
 
@@ -79,6 +81,16 @@ def _encode(value: Any) -> Any:
     if isinstance(value, float) and math.isinf(value):
         return "inf"
     return value
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; of a field that is there twice, Python's reader would take the last."""
+    data = dict(pairs)
+    if len(data) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise PlanError(f"the field {twice!r} is there twice: remove one, or save again with to_json()")
+    return data
 
 
 @lru_cache(maxsize=64)

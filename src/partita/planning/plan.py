@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from partita.errors import PlanError
 from partita.planning import _json
-from partita.planning._check import require_amount, require_count, require_seconds
+from partita.planning._check import require_amount, require_copies, require_count, require_seconds
 from partita.planning.costs.stage_cost import StageCost
 from partita.planning.hardware.cluster import Cluster
 from partita.planning.schedules.schedule import Schedule
@@ -222,7 +222,7 @@ class Plan:
         require_count(len(self.stages), "the number of stages")
         require_count(self.microbatches, "microbatches")
         require_seconds(self.bottleneck_s, "bottleneck_s")
-        require_seconds(self.parameter_copies, "parameter_copies")
+        require_copies(self.parameter_copies, "parameter_copies")
         expected_unit = 0
         for index, stage in enumerate(self.stages):
             if stage.index != index:

@@ -170,6 +170,7 @@ def test_a_schedule_that_can_not_serve_the_numbers_says_why() -> None:
         ({"stages_per_rank": [0]}, "a number in stages_per_rank is 0"),
         ({"microbatches": 0}, "microbatches is 0"),
         ({"parameter_copies": -1.0}, "parameter_copies is -1.0"),
+        ({"parameter_copies": 1e308}, r"parameter_copies is 1e\+308: give at most 1000000, such as 4"),
     ],
 )
 def test_a_number_out_of_range_is_refused(options: dict[str, object], text: str) -> None:

@@ -228,7 +228,7 @@ def test_an_unknown_schedule_lists_the_known_ones() -> None:
 
 
 def test_a_negative_parameter_copy_is_refused() -> None:
-    with pytest.raises(PlanError, match="parameter_copies is -1: give 0 or more"):
+    with pytest.raises(PlanError, match="parameter_copies is -1: give a finite number, 0 or more"):
         plan_stages(blocks(3), 2, parameter_copies=-1)
 
 

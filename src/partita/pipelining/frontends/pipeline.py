@@ -48,6 +48,7 @@ from partita.pipelining.frontends.graph.returned_caches import warn_of_caches
 from partita.pipelining.frontends.graph.units.chosen_units import units_to_plan
 from partita.pipelining.frontends.graph.units.costs import REPEATS, cost_model
 from partita.pipelining.frontends.graph.units.unit_runs import GraphLoss
+from partita.pipelining.frontends.graph.writes import why_uncut
 from partita.pipelining.frontends.modules.frontend import cut_modules
 from partita.pipelining.frontends.pipe import Pipe
 from partita.pipelining.interface.compile_options import CompileArgument, CompileOptions, compile_options
@@ -56,7 +57,7 @@ from partita.pipelining.interface.two_modes import ModeCut, TwoModes
 from partita.pipelining.measuring.link_times import links_between
 from partita.planning import Cluster, CostModel, Plan, get_device
 from partita.planning.hardware._sizes import read_bytes
-from partita.planning.searching.stages import too_many_stages
+from partita.planning.searching.stages import count_of_units, too_many_stages
 
 __all__ = ["keyed_graph", "measure_units", "pipeline"]
 
@@ -249,7 +250,7 @@ def _planned(
     measured_with = compiled_with if runs else None
     ready = request.ready
     ends, names = units_to_plan(whole, evaluation, None if ready else request.least_units, ready)
-    request.check_units(len(names))
+    request.check_units(len(names), lambda: why_uncut(whole))
     tensors = [*whole.parameters(), *flat]
     plan = ready or request.planned(
         lambda: cost_model(whole, ends, flat, compile_options=measured_with), links_between(tensors)
@@ -343,7 +344,7 @@ def measure_units(
     loss = None if loss_fn is None else GraphLoss(loss_fn, target, captured.signature.unflatten)
     ends, names = units_to_plan(captured.module, evaluation, stages, None)
     if stages is not None and stages > len(names):
-        raise too_many_stages(stages, len(names), f"{len(names)} units")
+        raise too_many_stages(stages, len(names), count_of_units(len(names), why_uncut(captured.module)))
     return cost_model(
         captured.module,
         ends,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
 
-from partita.planning._check import require_count, require_part
+from partita.planning._check import require_copies, require_count, require_part
 from partita.planning._garbage import no_garbage_collection
 from partita.planning.costs.cost_model import CostModel
 from partita.planning.cutting.equal_stages import distinct_stages, unit_kinds
@@ -81,7 +81,7 @@ def search(
     37.0
     """
     require_count(microbatches, "microbatches")
-    require_part(parameter_copies, "parameter_copies")
+    require_copies(parameter_copies, "parameter_copies")
     if for_equal_stages is not None:
         require_part(for_equal_stages, "for_equal_stages")
     for count in stages_per_rank:

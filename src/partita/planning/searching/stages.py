@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
-from partita.errors import InfeasiblePlan, PlanError
-from partita.planning._check import require_amount, require_count, require_part
+from partita.errors import InfeasiblePlan
+from partita.planning._check import require_amount, require_copies, require_count, require_part
 from partita.planning.costs.cost_model import CostModel
 from partita.planning.cutting._cuts import CutProblem, Cuts, find_cuts
 from partita.planning.cutting._rank_memory import find_cuts_within
@@ -21,7 +21,7 @@ from partita.planning.searching.layouts import Layout
 from partita.planning.searching.orders.improve import Budget
 from partita.planning.searching.trial import Case
 
-__all__ = ["plan_stages", "too_many_stages"]
+__all__ = ["count_of_units", "plan_stages", "too_many_stages"]
 
 _MOST_TIMED, _MOST_PASSES = 400, 2_000_000
 """So often the step may be timed, and so many passes in all."""
@@ -95,8 +95,7 @@ def plan_stages(
     limit = cluster.memory_bytes if max_memory_bytes is None and cluster is not None else max_memory_bytes
     if limit is not None:
         require_amount(limit, "max_memory_bytes")
-    if parameter_copies < 0:
-        raise PlanError(f"parameter_copies is {parameter_copies}: give 0 or more")
+    require_copies(parameter_copies, "parameter_copies")
     _check_stages(costs, stages)
     if for_equal_stages is not None:
         require_part(for_equal_stages, "for_equal_stages")
@@ -157,11 +156,17 @@ def _check_stages(costs: CostModel, stages: int) -> None:
     most = len(costs.allowed_borders) + 1
     if stages > most:
         why = (
-            f"{len(costs.units)} units"
+            count_of_units(len(costs.units))
             if costs.borders is None
             else f"{most - 1} borders where a cut is allowed"
         )
         raise too_many_stages(stages, most, why)
+
+
+def count_of_units(units: int, why: str = "") -> str:
+    """So many units, in words, and why they are no more, where that is known."""
+    count = "1 unit" if units == 1 else f"{units} units"
+    return f"{count}; {why}" if why else count
 
 
 def too_many_stages(

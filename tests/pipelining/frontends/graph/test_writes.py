@@ -7,12 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from partita.capture import capture
-from partita.errors import CaptureError
+from partita.errors import CaptureError, InfeasiblePlan
 from partita.pipelining import pipe_split, pipeline
 from partita.pipelining.frontends.graph.writes import (
     check_writes,
     reused_outputs,
     uncut_positions,
+    why_uncut,
     written_inputs,
 )
 
@@ -139,6 +140,29 @@ def test_a_buffer_that_is_written_belongs_to_one_stage() -> None:
     check_writes(gm, _stages(gm, "cos"))
     with pytest.raises(CaptureError, match=r"'add_' writes to the buffer 'kept' in stage 1, and stages"):
         check_writes(gm, _stages(gm, "add_"))
+
+
+def test_what_keeps_a_model_whole_is_named() -> None:
+    """It said "at most 1 (1 units)" and not what to change."""
+
+    class Counted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+            self.register_buffer("total", torch.zeros(2, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.total.copy_(x)
+            for layer in self.layers:
+                x = layer(x)
+                self.total.add_(x.detach())
+            self.total.mul_(2.0)
+            return x
+
+    why = "no cut can go between uses of the buffer 'total', which is written to"
+    with pytest.raises(InfeasiblePlan, match=rf"cut into at most 1 \(1 unit; {why}\): leave it whole"):
+        pipeline(Counted(), (torch.ones(2, 4),), stages=3)
+    assert why_uncut(_graph(lambda m, x: x.sin().cos(), torch.ones(2))) == ""
 
 
 def test_an_input_is_written_by_the_first_stage_alone() -> None:

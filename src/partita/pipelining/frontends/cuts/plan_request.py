@@ -12,7 +12,7 @@ import torch.distributed as dist
 from partita.errors import ArgumentError, InfeasiblePlan, PlanError
 from partita.planning import Cluster, CostModel, Plan, plan_stages, search, stage_costs
 from partita.planning.generators.plan_schedule import schedule_of
-from partita.planning.searching.stages import too_many_stages
+from partita.planning.searching.stages import count_of_units, too_many_stages
 from partita.planning.simulating.simulate import peak_bytes
 from partita.runtime import Comm, ProcessGroupComm
 from partita.runtime.publish_errors import publish_errors
@@ -91,14 +91,19 @@ class PlanRequest:
         """How many units the costs must have at least."""
         return self.stages if self.plan is None else _MOST_STAGES * self._ranks()
 
-    def check_units(self, units: int) -> None:
+    def check_units(self, units: int, why: Callable[[], str] = str) -> None:
         """Check the number of stages before units are measured, which takes long.
+
+        Args:
+            units: how many there are.
+            why: says what keeps them from being more; empty where nothing is known to.
 
         Raises:
             InfeasiblePlan: there are fewer units.
         """
         if self.stages is not None and self.stages > units:
-            raise too_many_stages(self.stages, units, f"{units} units", "say where to cut by split_spec")
+            reason = count_of_units(units, why())
+            raise too_many_stages(self.stages, units, reason, "say where to cut by split_spec")
 
     def planned(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -14,7 +15,14 @@ from partita.errors import CaptureError
 from partita.graph.attributes import attribute, lookup
 from partita.graph.effects import Effects, analyse, metadata
 
-__all__ = ["check_writes", "reused_outputs", "uncut_positions", "written_inputs", "written_parameters"]
+__all__ = [
+    "check_writes",
+    "reused_outputs",
+    "uncut_positions",
+    "why_uncut",
+    "written_inputs",
+    "written_parameters",
+]
 
 _MOST_LOOKED_AT = 1_000_000
 """A value that most of a model writes to (``x += layer(x)``) may be cut anywhere, and seeing that would take
@@ -60,15 +68,32 @@ def check_writes(gm: GraphModule, assignment: Mapping[str, int]) -> None:
 
 def uncut_positions(gm: GraphModule) -> frozenset[int]:
     """Return the positions of the nodes after which even a single cut goes through written memory."""
+    return frozenset(_uncut(gm))
+
+
+def why_uncut(gm: GraphModule) -> str:
+    """What is written to where the most places to cut lie between its uses, in words; empty for none."""
+    names = Counter(_described(gm, operand) for operand in _uncut(gm).values())
+    return (
+        f"no cut can go between uses of {max(names, key=names.__getitem__)}, which is written to"
+        if names
+        else ""
+    )
+
+
+def _uncut(gm: GraphModule) -> dict[int, Node]:
+    """For each position of `uncut_positions`, an operand in the memory that is written."""
     effects = analyse(gm)
     if not effects.storages:
-        return frozenset()
+        return {}
     memory_of = _MemoryOf(effects)
     writers: dict[_Memory, list[int]] = {}
+    operands: dict[_Memory, Node] = {}
     for position in effects.writers:
-        for _, memory in memory_of.written(position):
+        for operand, memory in memory_of.written(position):
             writers.setdefault(memory, []).append(position)
-    uncut: set[int] = set()
+            operands.setdefault(memory, operand)
+    uncut: dict[int, Node] = {}
     for memory, uses in _uses(effects, memory_of).items():
         ends = [effects.index[use.user] for use in uses] + writers.get(memory, [])
         span = range(min(ends), max(ends))
@@ -80,8 +105,8 @@ def uncut_positions(gm: GraphModule) -> frozenset[int]:
                 return 0 if node.op == "placeholder" else int(effects.index[node] > cut)
 
             if any(_stages_missing_write(int(it > cut), uses, stage_of) for it in writers[memory]):
-                uncut.add(cut)
-    return frozenset(uncut)
+                uncut.setdefault(cut, operands[memory])
+    return uncut
 
 
 @dataclass(frozen=True, slots=True)
