@@ -56,3 +56,31 @@ def test_a_check_leaves_a_file_as_it_is_and_does_not_open_a_pipe(tmp_path: Path)
         check_outputs({"--out": tmp_path / name})
     assert (tmp_path / "old.json").read_text() == "plan"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["old.json", "pipe"]
+
+
+def test_what_is_interrupted_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a plan stood in the place of the one before."""
+    path = tmp_path / "plan.json"
+    path.write_text("old")
+    path.chmod(0o640)
+    whole = Path.write_text
+
+    def interrupted(self: Path, text: str, **options: str) -> int:
+        whole(self, text[:1], **options)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            write_outputs([(path, lambda: "new")])
+    assert path.read_text() == "old"
+    write_outputs([(path, lambda: "new")])
+    assert (path.read_text(), path.stat().st_mode & 0o777) == ("new", 0o640)
+    assert [one.name for one in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_a_link_is_written_through(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    write_outputs([(tmp_path / "link", lambda: "new")])
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_text() == "new"

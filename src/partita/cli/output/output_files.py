@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -57,7 +58,8 @@ def _takes_files(place: Path) -> bool:
 
 
 def write_outputs(texts: Sequence[tuple[Path | None, Callable[[], str]]]) -> tuple[Path, ...]:
-    """Write each text to its path as UTF-8, folders made; a path of None is left out.
+    """Write each text to its path as UTF-8, folders made; a path of None is left out. What is interrupted, or
+    finds the disk full, leaves the file that was there as it was.
 
     Returns:
         The paths that were written.
@@ -72,8 +74,23 @@ def write_outputs(texts: Sequence[tuple[Path | None, Callable[[], str]]]) -> tup
         content = text()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(content, encoding="utf-8")
+            _write(path, content)
         except OSError as error:
             raise UsageError(f"{path} can't be written ({error.strerror}): give another path") from error
         written.append(path)
     return tuple(written)
+
+
+def _write(path: Path, content: str) -> None:
+    is_plain_file = not path.is_symlink() and (path.is_file() or not path.exists())
+    if not is_plain_file or not os.access(path.parent, os.W_OK):
+        path.write_text(content, encoding="utf-8")
+        return
+    before = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        before.write_text(content, encoding="utf-8")
+        if path.exists():
+            shutil.copymode(path, before)
+        before.replace(path)
+    finally:
+        before.unlink(missing_ok=True)
