@@ -61,6 +61,8 @@ def test_both_are_said_where_there_are_more_ranks_than_units_too() -> None:
         "hold more than 399 bytes; and 16 stages for 16 ranks were asked for, but this model can be cut into "
         "at most 9: take 9 ranks or fewer, with memory for the largest unit"
     )
+    # The command line left this out, and said "take fewer ranks or stages" behind it.
+    assert error.reason == str(error)
 
 
 @pytest.mark.usefixtures("_no_search")

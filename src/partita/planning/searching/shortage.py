@@ -35,8 +35,8 @@ def infeasible(request: SearchRequest, reason: str, enough_memory: int | None = 
     if not changes:
         least, most = _stages_asked_for(request)
         if least > most:
-            reason = f"{reason}; and {_too_many_stages(request, least, most)}: take {most} ranks or fewer"
-            return InfeasiblePlan(f"{reason}, with memory for the largest unit", reason)
+            few = f"take {most} ranks or fewer, with memory for the largest unit"
+            return InfeasiblePlan(f"{reason}; and {_too_many_stages(request, least, most)}: {few}")
         return InfeasiblePlan(f"{reason}; no other memory or number of ranks that was tried would do")
     return InfeasiblePlan(f"{reason}; {_remedy(changes)}", reason, changes)
 
