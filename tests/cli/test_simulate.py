@@ -201,6 +201,9 @@ def test_a_chrome_trace_is_written() -> None:
         (("--ranks", "4", "--stages", "99"), UsageError, r"--stages is 99 on 4 ranks: .*such as 96 or 100"),
         (("--ranks", "4", "--schedule", "1F2B"), ScheduleError, "no schedule '1F2B': choose one of .*VMin"),
         (("--ranks", "4", "--schedule", ","), UsageError, "--schedule is ',': give all, or one or more of"),
+        (("--ranks", "4", "--schedule", ""), UsageError, "--schedule is '': give all, or one or more of"),
+        (("--ranks", "2", "--activation", "1GB", "--memory", "0"), UsageError, "--memory is '0': give what"),
+        (("--ranks", "2", "--f", "1ms,"), UsageError, "--f is '1ms,': give a time such as 3ms"),
         (("--ranks", "2", "--f", "3 parsecs"), UsageError, "--f is '3 parsecs': there is no unit"),
         (("--ranks", "2", "--f", "1,2,3", "--stages", "2"), UsageError, "--f has 3 times for 2 stages"),
         (("--ranks", "2", "--memory", "80GB"), UsageError, "--activation is not given: give a number of"),
@@ -250,6 +253,8 @@ def test_a_plan_file_that_can_not_be_read_is_one_line() -> None:
     good = example_plan().to_json()
     for text, message in (
         (good.replace('"version": 1', '"version": 7'), "version 7 can't be read"),
+        (good.replace('"version": 1', '"version": true'), "version True can't be read"),
+        (good.replace('"version": 1', '"version": 1, "placement": []'), "field 'placement' is there twice"),
         (good.replace('"placement"', '"places"'), "Plan has the unknown field 'places'"),
         (good[:-2], "this is not JSON"),
         (good.replace("partita.plan", "partita.costs"), "the format is 'partita.costs'"),

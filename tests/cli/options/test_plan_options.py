@@ -32,6 +32,9 @@ def test_auto_leaves_stages_and_schedule_open() -> None:
 
 def test_orders_made_for_the_costs_have_a_name_too() -> None:
     assert plan_schedules("listschedule,GPIPE") == ("GPipe", "ListSchedule")
+    everything = plan_schedules("auto,1F1B")
+    assert {"1F1B", "VMin", "ListSchedule"} < set(everything)
+    assert set(plan_schedules("ForwardOnly,ALL")) == {*everything, "ForwardOnly"}
     with pytest.raises(ScheduleError, match="there is no schedule 'x'"):
         plan_schedules("x,ListSchedule")
     with pytest.raises(UsageError, match="--schedule is ''"):

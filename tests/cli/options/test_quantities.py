@@ -59,7 +59,7 @@ def test_an_unknown_unit_is_answered_with_the_known_ones() -> None:
 
 def test_several_times_stand_between_commas() -> None:
     assert parse_seconds_list("1s,20ms", "--f") == (1.0, 0.02)
-    with pytest.raises(UsageError, match="--f is ''"):
+    with pytest.raises(UsageError, match="--f is '1s,,2s': give a time"):
         parse_seconds_list("1s,,2s", "--f")
 
 

@@ -22,6 +22,13 @@ def test_all_names_what_trains_and_each_name_counts_once() -> None:
     assert [kind.name for kind in schedule_kinds(" 1f1b, VMIN,1F1B ")] == ["1F1B", "VMin"]
 
 
+def test_all_may_stand_beside_names() -> None:
+    """``--schedule all,ForwardOnly`` said that there is no schedule 'all'."""
+    every = schedule_kinds("all")
+    assert schedule_kinds("1F1B,all") == tuple(sorted(every, key=lambda kind: kind.name != "1F1B"))
+    assert schedule_kinds("all,ForwardOnly") == (*every, get_schedule("ForwardOnly"))
+
+
 def test_where_nobody_says_how_many_stages_the_work_of_a_rank_is_divided_among_its_own() -> None:
     one, two = cases_from_times(
         schedule_kinds("1F1B,VHalf"), TIMES, Cluster(4), stages=None, microbatches=8, memory=None

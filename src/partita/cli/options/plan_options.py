@@ -143,6 +143,8 @@ def plan_schedules(names: str) -> tuple[str, ...]:
     ('1F1B', 'ListSchedule')
     """
     wanted = [name.strip() for name in names.split(",") if name.strip()]
+    if {"all", "auto"}.intersection(map(str.lower, wanted)):
+        wanted = ["all" if name.lower() == "auto" else name for name in (*wanted, LIST_SCHEDULE)]
     named = [name for name in wanted if name.lower() != LIST_SCHEDULE.lower()]
     kinds = schedule_kinds(",".join(named)) if named or not wanted else ()
     return (*(kind.name for kind in kinds), *((LIST_SCHEDULE,) if len(named) < len(wanted) else ()))

@@ -38,7 +38,10 @@ def parse_seconds_list(text: str, option: str) -> tuple[float, ...]:
     >>> parse_seconds_list("1ms,2ms", "--f")
     (0.001, 0.002)
     """
-    return tuple(parse_seconds(part, option) for part in text.split(","))
+    parts = text.split(",")
+    if len(parts) > 1 and not all(map(str.strip, parts)):
+        raise UsageError(f"{option} is {text!r:.40}: give a time such as 3ms at each place between commas")
+    return tuple(parse_seconds(part, option) for part in parts)
 
 
 def parse_bytes(text: str, option: str) -> int:

@@ -111,20 +111,26 @@ class SimulatedSchedule:
 
 
 def schedule_kinds(names: str) -> tuple[ScheduleKind, ...]:
-    """The kinds that ``--schedule`` names, each once: names between commas, or ``all`` that train.
+    """The kinds that ``--schedule`` names, each once: names between commas, ``all`` for those that train.
 
     Raises:
         UsageError: no name.
         ScheduleError: an unknown one; the message has the names of all.
     """
-    if names.strip().lower() == "all":
-        return tuple(kind for kind in map(get_schedule, schedule_names()) if kind.trains)
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     if not wanted:
         raise UsageError(
             f"--schedule is {names!r}: give all, or one or more of {', '.join(schedule_names())}"
         )
-    return tuple(dict.fromkeys(map(get_schedule, wanted)))
+    kinds: list[ScheduleKind] = []
+    for name in wanted:
+        is_all = name.lower() == "all"
+        kinds += (
+            (kind for kind in map(get_schedule, schedule_names()) if kind.trains)
+            if is_all
+            else [get_schedule(name)]
+        )
+    return tuple(dict.fromkeys(kinds))
 
 
 def stages_a_rank(kind: ScheduleKind) -> int:
@@ -210,8 +216,7 @@ def _wanted(plan: Plan, names: str | None, microbatches: int) -> tuple[bool, lis
     wanted = [] if names is None else [name.strip() for name in names.split(",") if name.strip()]
     if plan.schedule not in schedule_names():  # an order that was made for the plan
         others = [name for name in wanted if name.lower() != plan.schedule.lower()]
-        is_all = [name.lower() for name in wanted] == ["all"]
-        return names is None or is_all or len(others) < len(wanted), others
+        return names is None or "all" in map(str.lower, wanted) or len(others) < len(wanted), others
     if names is None and microbatches != plan.microbatches:
         return False, [plan.schedule]
     return names is None, wanted

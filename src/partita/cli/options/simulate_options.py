@@ -147,7 +147,7 @@ class SimulateOptions:
                 f"--stages is {self.stages} on {self.ranks} ranks: give a multiple of the ranks, such as "
                 f"{near} or {near + self.ranks}"
             )
-        kinds = schedule_kinds(self.schedule or "all")
+        kinds = schedule_kinds("all" if self.schedule is None else self.schedule)
         unit, limit = self._memory()
         cases = cases_from_times(
             kinds,
@@ -181,9 +181,9 @@ class SimulateOptions:
         _refuse(path, dict(zip(names, own, strict=True)))
         limit = None
         if self.memory is not None:
-            limit = parse_bytes(self.memory, "--memory")
-            heaviest = max(plan.stages, key=lambda stage: stage.parameter_bytes)
             machines = Machines(memory=self.memory)
+            limit = machines.memory_bytes
+            heaviest = max(plan.stages, key=lambda stage: stage.parameter_bytes)
             machines.refuse_forgotten_unit(f"stage {heaviest.index}", heaviest.parameter_bytes)
         if self.ranks is not None and self.ranks < plan.ranks:
             raise UsageError(f"--ranks is {self.ranks}, and the plan needs {plan.ranks}: give it as many")
@@ -196,7 +196,7 @@ class SimulateOptions:
 
     def _memory(self) -> tuple[MemoryUnit, float | None]:
         if self.activation is not None:
-            return "bytes", None if self.memory is None else parse_bytes(self.memory, "--memory")
+            return "bytes", Machines(memory=self.memory).memory_bytes
         if self.memory is None:
             return "microbatches", None
         if not self.memory.strip().replace(".", "", 1).isdigit():
