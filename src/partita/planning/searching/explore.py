@@ -69,7 +69,7 @@ def explore(
     if case.is_limited and case.recompute:
         own_budget = Budget(int(effort * (wanted // 4 if is_large else wanted)))
         _keep_without_recomputation(explorer, case, kinds, choices, own_budget, finalists)
-    explorer.move_named_cuts(0.25, finalists)
+    explorer.move_named_cuts(0.25 if with_lists else 1.0, finalists)
     if with_lists:
         tell("improving orders", steps - 1)
         explorer.improve_lists()
