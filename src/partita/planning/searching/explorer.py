@@ -14,7 +14,14 @@ from partita.planning.cutting._rank_memory import find_cuts_within
 from partita.planning.cutting.cut_problem import make_cut_problem
 from partita.planning.generators.registry import ScheduleKind
 from partita.planning.schedules.schedule import Schedule
-from partita.planning.searching.cuts.balance import all_cuts, balanced_cuts, cut_moves, fewer_places
+from partita.planning.searching.cuts.balance import (
+    RULES,
+    all_cuts,
+    balanced_cuts,
+    cut_moves,
+    fewer_places,
+    weighed,
+)
 from partita.planning.searching.cuts.equal_trials import equal_trial
 from partita.planning.searching.cuts.memory_cuts import FittingCuts, cuts_in_memory
 from partita.planning.searching.layouts import Layout, rearranged, swapped
@@ -51,6 +58,7 @@ class Explorer:
         self._cuts: dict[tuple[object, ...], Cuts | None] = {}
         self._fitting: dict[tuple[Layout, tuple[int, ...]], FittingCuts | None] = {}
         self._firsts: list[Trial] = []
+        self._starts: dict[tuple[str, Layout], list[Trial]] = {}
         self._tried: dict[tuple[Layout, bool], list[tuple[Rows, list[Trial]]]] = {}
         self.refused: dict[str, str] = {}
         self.best: dict[tuple[str, str, int], Trial] = {}
@@ -104,8 +112,9 @@ class Explorer:
             chosen = dict.fromkeys(self._cuts_for(kind, layout, schedule))
             trials = [self._case.timed(kind.name, layout, cuts, rows) for cuts in chosen]
             tried.append((rows, trials))
-        for trial in trials:
-            self.keep(replace(trial, name=kind.name))
+        starts = self._starts[kind.name, layout] = [replace(trial, name=kind.name) for trial in trials]
+        for trial in starts:
+            self.keep(trial)
 
     def move_named_cuts(self, share: float = 1.0, finalists: int = FINALISTS) -> None:
         """Move the borders of the named schedules that are nearest to the best; their orders stay.
@@ -117,7 +126,11 @@ class Explorer:
         named = [trial for trial in self.ranked() if trial.name != LIST][:finalists]
         budget = self._budget.share(share)
         for index, trial in enumerate(named):
-            self.keep(self._moved(trial, budget.share(1 / (len(named) - index))))
+            own = budget.share(1 / (len(named) - index))
+            starts = self._starts.get((trial.name, trial.layout), [])
+            for start in (trial, *sorted(starts, key=lambda one: one.key)):
+                if not own.is_spent:
+                    self.keep(self._moved(start, own))
 
     def try_list(self, layout: Layout) -> None:
         """One quick list schedule on each of the cuts that suit a layout."""
@@ -297,6 +310,7 @@ class Explorer:
 
     def _cuts_for(self, kind: ScheduleKind, layout: Layout, schedule: Schedule) -> Iterator[Cuts]:
         yield from self._general_cuts(layout)
+        yield from self._cuts_by_rule(len(layout.own))
         if not self._case.is_limited:
             return
         limits = [size for rank in layout.ranks if (size := self._case.cluster.memory(rank)) is not None]
@@ -328,6 +342,17 @@ class Explorer:
             key = ("bottleneck", stages, hidden)
             if key not in self._cuts:
                 self._cuts[key] = find_cuts(self._cut_problem(hidden, (1,) * stages))
+            cuts = self._cuts[key]
+            if cuts is not None:
+                yield cuts
+
+    def _cuts_by_rule(self, stages: int) -> Iterator[Cuts]:
+        """The cuts of the usual rules, which moving borders from other cuts may not come to."""
+        problem = self._cut_problem(True, (1,) * stages)
+        for rule in RULES:
+            key: tuple[object, ...] = (rule, stages)
+            if key not in self._cuts:
+                self._cuts[key] = find_cuts(weighed(problem, rule, self._case.costs.units))
             cuts = self._cuts[key]
             if cuts is not None:
                 yield cuts

@@ -10,12 +10,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import accumulate, combinations
 from math import comb
 
+from partita.planning.costs.units import Unit
 from partita.planning.cutting._cuts import CutProblem, Cuts
 
-__all__ = ["all_cuts", "balanced_cuts", "cut_moves", "fewer_places", "rank_work"]
+__all__ = ["RULES", "all_cuts", "balanced_cuts", "cut_moves", "fewer_places", "rank_work", "weighed"]
 
 _STEPS = (1, 2, 4, 8)
 _RUNS = (1, 2, 3, 4, 6, 8, 12, 16, 24)
@@ -23,6 +24,9 @@ _RUNS = (1, 2, 3, 4, 6, 8, 12, 16, 24)
 _MOST_BORDERS = 64
 """Where there are more, such moves would take too long."""
 _MOST_ROUNDS = 40
+
+RULES = ("layers", "parameters", "times")
+"""What rules of thumb make equal in all stages."""
 
 
 def rank_work(
@@ -85,6 +89,14 @@ def cut_moves(problem: CutProblem, cuts: Cuts) -> Iterator[Cuts]:
                 moved = [index + step for index in number[first : last + 1]]
                 if number[first - 1] < moved[0] and moved[-1] < number[last + 1]:
                     yield (*cuts[:first], *(places[index] for index in moved), *cuts[last + 1 :])
+
+
+def weighed(problem: CutProblem, rule: str, units: Sequence[Unit]) -> CutProblem:
+    """The problem of making stages of equal weight by one of `RULES`, whatever they send."""
+    nothing = (0,) * len(problem.compute)
+    weights = {"layers": [1 for _ in units], "parameters": [unit.parameter_bytes for unit in units]}
+    compute = tuple(accumulate(weights[rule], initial=0)) if rule in weights else problem.compute
+    return replace(problem, compute=compute, leave=nothing, enter=nothing, crossing=nothing)
 
 
 def all_cuts(problem: CutProblem, stages: int, most: int) -> list[Cuts]:
