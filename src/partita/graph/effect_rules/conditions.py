@@ -23,7 +23,7 @@ from torch.fx import Node, has_side_effect
 from partita._torch.operators.schemas import is_operator
 from partita._torch.tensors.storage import has_memory
 from partita.errors import ExecutionError
-from partita.graph.effect_rules.node_effect import PURE, NodeEffect
+from partita.graph.effect_rules.node_effect import PURE, NodeEffect, nodes_in
 from partita.graph.effect_rules.operators import operator_call_rule
 
 __all__ = [
@@ -129,4 +129,5 @@ def branch_effect(node: Node) -> NodeEffect:
     if isinstance(node.target, OnlyIf) and is_operator(node.target.target):
         rule = operator_call_rule(node.target.target)
         return PURE if rule is None else rule(node.args[1:], node.kwargs)
-    return NodeEffect(aliases=tuple(node.all_input_nodes), why="a branch on data")
+    values = nodes_in((node.args[1:], node.kwargs))  # the condition is no memory
+    return NodeEffect(aliases=tuple(dict.fromkeys(values)), why="a branch on data")

@@ -10,7 +10,7 @@ from tensors that can be sent::
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 
 from torch import Tensor, nn
@@ -20,7 +20,8 @@ from partita.errors import CaptureError
 from partita.graph.attributes import lookup
 from partita.graph.effect_rules.conditions import OnlyIf, depends_on_branch
 from partita.graph.effect_rules.node_effect import PURE
-from partita.graph.effects import analyse, metadata
+from partita.graph.effects import Effects, analyse, metadata
+from partita.pipelining.frontends.graph.writes import written_apart
 
 __all__ = ["branch_nodes", "repeat_branches"]
 
@@ -37,7 +38,8 @@ def repeat_branches(whole: GraphModule, assignment: dict[str, int]) -> None:
         assignment: the stage of each node that computes; it is changed, and the copies are added.
 
     Raises:
-        CaptureError: a trained value is computed in one branch only and used by several stages.
+        CaptureError: a trained value is computed in one branch only and used by several stages, or memory of
+            one branch is written where a stage has it twice, or not at all.
     """
     nodes = list(branch_nodes(whole))
     branching = set(nodes)
@@ -68,6 +70,7 @@ def repeat_branches(whole: GraphModule, assignment: dict[str, int]) -> None:
                 f"{node.name!r} is computed in one branch on data only, is trained, and is used by "
                 f"stages {sorted(users)}, which can't share it: cut so that one stage has all of its uses"
             )
+    _check_memory(whole, effects, wanted, assignment)
     # The first of these stages keeps the node itself, each other one gets a copy.
     copies: dict[tuple[Node, int], Node] = {}
     for node in nodes:
@@ -89,6 +92,42 @@ def repeat_branches(whole: GraphModule, assignment: dict[str, int]) -> None:
     if copies:
         whole.graph.lint()
         whole.recompile()
+
+
+def _check_memory(
+    whole: GraphModule,
+    effects: Effects,
+    wanted: Mapping[Node, Collection[int]],
+    assignment: Mapping[str, int],
+) -> None:
+    """Refuse writes to memory that each stage makes for itself, where a stage gets a value in it from an
+    earlier one, too: a write reaches one of the two, or is made once more in what has been written already.
+    """
+    makers: dict[int, set[int]] = {}
+    for node, stages in wanted.items():
+        fresh = {*effects.storages_of([node])}.difference(effects.storages_of(node.all_input_nodes))
+        for storage in fresh:
+            makers.setdefault(storage, set()).update(stages)
+    sent: dict[tuple[int, int], dict[Node, int]] = {}  # by memory and receiver: the values, and who sends
+    for user in effects.nodes if makers else ():
+        for value in user.all_input_nodes:
+            if value in wanted or value.name not in assignment:
+                continue
+            sender = assignment[value.name]
+            for stage in wanted.get(user, (assignment.get(user.name, sender),)):
+                for storage in effects.storages_of([value]) if stage > sender else ():
+                    sent.setdefault((storage, stage), {})[value] = sender
+    for position in effects.writers if makers else ():
+        writer = effects.nodes[position]
+        own = {*wanted.get(writer, (assignment[writer.name],))}
+        for operand in effects.by_position[position].writes:
+            for storage in makers.keys() & effects.storages_of([operand]):
+                for stage in own | makers[storage]:
+                    senders = list(sent.get((storage, stage), {}).values())
+                    twice = len(senders) + (stage in makers[storage]) > 1 or own.intersection(senders)
+                    missed = writer not in wanted and stage > max(own)
+                    if twice if stage in own else missed:
+                        raise written_apart(whole, writer, operand, max(own), {*own, stage, *senders})
 
 
 def _copy_in(copies: Mapping[tuple[Node, int], Node], stage: int, node: Node) -> Node:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
@@ -20,6 +20,7 @@ __all__ = [
     "reused_outputs",
     "uncut_positions",
     "why_uncut",
+    "written_apart",
     "written_inputs",
     "written_parameters",
 ]
@@ -59,11 +60,18 @@ def check_writes(gm: GraphModule, assignment: Mapping[str, int]) -> None:
         for operand, memory in memory_of.written(position):
             stages = _stages_missing_write(stage, uses.get(memory, []), stage_of)
             if stages:
-                raise CaptureError(
-                    f"{node.name!r} writes to {_described(gm, operand)} in stage {stage}, and stages "
-                    f"{sorted({stage, *stages})} use the same memory, which they can't share across "
-                    "processes: cut so that one stage has all of its uses, or write to a copy"
-                )
+                raise written_apart(gm, node, operand, stage, stages)
+
+
+def written_apart(
+    gm: GraphModule, writer: Node, operand: Node, stage: int, others: Collection[int]
+) -> CaptureError:
+    """The error that says that ``writer`` writes to memory in ``stage`` which other stages use."""
+    return CaptureError(
+        f"{writer.name!r} writes to {_described(gm, operand)} in stage {stage}, and stages "
+        f"{sorted({stage, *others})} use the same memory, which they can't share across "
+        "processes: cut so that one stage has all of its uses, or write to a copy"
+    )
 
 
 def uncut_positions(gm: GraphModule) -> frozenset[int]:
