@@ -80,3 +80,29 @@ def test_memory_of_a_way_that_is_sent_alone_may_be_written() -> None:
     pipe = pipeline(model, (x, mask), split_spec={"mid": SplitPoint.END})
     for sample in (mask, mask.tril()):
         partita.verify(pipe, model, (x, sample)).check()
+
+
+class WritesWhatIsChosen(nn.Module):
+    """Both ways write by a view to the one of two tensors that is chosen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        one, other = x * 1, x * 2
+        sums = one.sum() + other.sum()
+        chosen = one if mask.all() else other
+        row = chosen[:, 0]
+        z = self.first(x + row.sum() + sums)
+        row.fill_(2.0)
+        return self.last(z * chosen)
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_what_is_chosen_lies_in_the_memory_of_both(full: bool) -> None:
+    """With an example of the second way it was cut, and the second stage did not see what it had written."""
+    mask = torch.ones(2, 5, dtype=torch.long)
+    example = (torch.randn(2, 5, 8), mask if full else mask.tril())
+    with pytest.raises(CaptureError, match="'fill_' writes to the value 'select' in stage 1"):
+        pipeline(WritesWhatIsChosen(), example, split_spec={"first": SplitPoint.END})

@@ -13,6 +13,7 @@ from torch.fx import GraphModule, Node
 from partita._torch.tensors.storage import storage_key
 from partita.errors import CaptureError
 from partita.graph.attributes import attribute, lookup
+from partita.graph.effect_rules.conditions import choose
 from partita.graph.effects import Effects, analyse, metadata
 
 __all__ = [
@@ -180,8 +181,10 @@ class _MemoryOf:
             for identity in effects.storages[effects.index[node]] if key is not None else ():
                 self._parts.setdefault(identity, set()).add((identity, key))
         for position, effect in effects.by_position.items():
-            if any(self._is_flag(operand) for operand in effect.aliases):
-                self._unite(effects.nodes[position], effect.aliases)
+            node = effects.nodes[position]
+            # what is chosen has the example of one of the two
+            if node.target is choose or any(self._is_flag(operand) for operand in effect.aliases):
+                self._unite(node, effect.aliases)
 
     def value(self, node: Node) -> set[_Memory]:
         """The memory that the value of ``node`` lies in, or may lie in."""
