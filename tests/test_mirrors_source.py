@@ -137,6 +137,7 @@ COVERED_BY = {
     "planning/generators/zb_h1.py": "planning/generators/test_generators.py",
     "planning/schedules/_program.py": "planning/simulating/test_simulate.py",
     "planning/searching/bounds.py": "planning/searching/test_shortage.py",
+    "planning/searching/cuts/cut_choices.py": "planning/searching/test_search.py",
     "planning/searching/cuts/memory_cuts.py": "planning/searching/test_search.py",
     "planning/searching/explore.py": "planning/searching/test_search.py",
     "planning/searching/explorer.py": "planning/searching/test_search.py",

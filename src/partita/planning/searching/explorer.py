@@ -9,21 +9,12 @@ from random import Random
 
 from partita.errors import ScheduleError
 from partita.planning.costs.recompute import Regions
-from partita.planning.cutting._cuts import CutProblem, Cuts, find_cuts
-from partita.planning.cutting._rank_memory import find_cuts_within
-from partita.planning.cutting.cut_problem import make_cut_problem
+from partita.planning.cutting._cuts import Cuts
 from partita.planning.generators.registry import ScheduleKind
 from partita.planning.schedules.schedule import Schedule
-from partita.planning.searching.cuts.balance import (
-    RULES,
-    all_cuts,
-    balanced_cuts,
-    cut_moves,
-    fewer_places,
-    weighed,
-)
+from partita.planning.searching.cuts.balance import all_cuts, cut_moves
+from partita.planning.searching.cuts.cut_choices import CutChoices
 from partita.planning.searching.cuts.equal_trials import equal_trial
-from partita.planning.searching.cuts.memory_cuts import FittingCuts, cuts_in_memory
 from partita.planning.searching.layouts import Layout, rearranged, swapped
 from partita.planning.searching.orders.clock import Rows, one_by_one, rows_of
 from partita.planning.searching.orders.improve import Budget
@@ -38,7 +29,6 @@ _MOST_CUTS = 300
 FINALISTS = 4
 _MOST_MOVES = 400
 """So often borders are moved for a schedule that is made for costs, before it is."""
-_PLACES_A_STAGE, _LEAST_PLACES = 12, 128
 _SAME = 1e-6
 _EQUAL_PASSES = 1_000_000
 """So many passes may be timed to make stages equal."""
@@ -54,9 +44,7 @@ class Explorer:
         self._trains = trains
         self._budget = budget
         self._named: dict[tuple[str, tuple[int, ...]], tuple[Schedule, Rows] | None] = {}
-        self._problems: dict[tuple[object, ...], CutProblem] = {}
-        self._cuts: dict[tuple[object, ...], Cuts | None] = {}
-        self._fitting: dict[tuple[Layout, tuple[int, ...]], FittingCuts | None] = {}
+        self._choices = CutChoices(case, trains=trains)
         self._firsts: list[Trial] = []
         self._starts: dict[tuple[str, Layout], list[Trial]] = {}
         self._tried: dict[tuple[Layout, bool], list[tuple[Rows, list[Trial]]]] = {}
@@ -87,7 +75,7 @@ class Explorer:
         budget, changed = Budget(_EQUAL_PASSES), []
         for number, trial in enumerate(trials):
             if trial.end_s <= most_s:
-                problem = self._cut_problem(True, (1,) * (len(trial.cuts) - 1), every_place=True)
+                problem = self._choices.problem(True, (1,) * (len(trial.cuts) - 1), every_place=True)
                 share = budget.share(1 / (len(trials) - number))
                 trial = equal_trial(self._case, trial, problem, most_s, share)
             changed.append(trial)
@@ -109,7 +97,7 @@ class Explorer:
         tried = self._tried.setdefault((layout, kind.hides_transfers), [])
         trials = next((trials for other_rows, trials in tried if other_rows == rows), None)
         if trials is None:
-            chosen = dict.fromkeys(self._cuts_for(kind, layout, schedule))
+            chosen = dict.fromkeys(self._choices.for_schedule(kind, layout, schedule))
             trials = [self._case.timed(kind.name, layout, cuts, rows) for cuts in chosen]
             tried.append((rows, trials))
         starts = self._starts[kind.name, layout] = [replace(trial, name=kind.name) for trial in trials]
@@ -193,7 +181,7 @@ class Explorer:
 
     def _moved(self, trial: Trial, budget: Budget) -> Trial:
         """The same order with borders moved for as long as that helps."""
-        problem = self._cut_problem(True, (1,) * (len(trial.cuts) - 1), every_place=True)
+        problem = self._choices.problem(True, (1,) * (len(trial.cuts) - 1), every_place=True)
         size = sum(map(len, trial.rows)) + 40 * len(trial.cuts)
         improved = True
         while improved:
@@ -223,7 +211,7 @@ class Explorer:
         """Stages on other ranks, put together or divided, as long as that helps a quick order of them."""
         if len(trial.rows) == 1 or any(trial.regions):
             return trial
-        random, problem = Random(0), self._cut_problem(True, (1,) * (len(trial.cuts) - 1))
+        random, problem = Random(0), self._choices.problem(True, (1,) * (len(trial.cuts) - 1))
         order = first_order(self._case.problem(trial.layout, trial.cuts))
         current = trial
         if order is not None:
@@ -285,91 +273,12 @@ class Explorer:
         best = by_name.ranked()[0]
         return best.cuts, best.regions
 
-    def _cut_problem(
-        self, hidden: bool, in_flight: Sequence[int], *, every_place: bool = False
-    ) -> CutProblem:
-        """The problem of cutting, at a few good places for each stage where there are very many."""
-        key = (hidden, tuple(in_flight), every_place)
-        if key not in self._problems:
-            problem = make_cut_problem(
-                self._case.costs,
-                self._case.cluster,
-                in_flight,
-                self._case.parameter_copies,
-                hides_transfers=hidden,
-                trains=self._trains,
-            )
-            fewer = fewer_places(problem, max(_PLACES_A_STAGE * len(in_flight), _LEAST_PLACES))
-            # Fine units may lie so unevenly that few places are left: then all of them are taken.
-            enough = len(fewer.places) >= 2 * len(in_flight)
-            self._problems[key] = fewer if enough and not every_place else problem
-        return self._problems[key]
-
-    def _speeds(self, layout: Layout) -> list[float]:
-        return [self._case.cluster.speed(rank) for rank in range(len(layout.ranks))]
-
-    def _cuts_for(self, kind: ScheduleKind, layout: Layout, schedule: Schedule) -> Iterator[Cuts]:
-        yield from self._general_cuts(layout)
-        yield from self._cuts_by_rule(len(layout.own))
-        if not self._case.is_limited:
-            return
-        limits = [size for rank in layout.ranks if (size := self._case.cluster.memory(rank)) is not None]
-        if not limits:
-            return
-        limit = min(limits)
-        key = (kind.name, layout.own, limit)
-        if key not in self._cuts:
-            problem = self._cut_problem(kind.hides_transfers, schedule.in_flight())
-            self._cuts[key] = find_cuts_within(problem, schedule, limit)
-        cuts = self._cuts[key]
-        if cuts is not None:
-            yield cuts
-        fitting = self._cuts_in_memory(layout, schedule.in_flight())
-        if fitting is not None:
-            yield fitting.cuts
-
-    def _general_cuts(self, layout: Layout) -> Iterator[Cuts]:
-        """Cuts for balanced ranks, and for the fastest slowest stage with messages hidden and not."""
-        stages = len(layout.own)
-        key: tuple[object, ...] = ("balanced", layout)
-        if key not in self._cuts:
-            problem = self._cut_problem(True, (1,) * stages)
-            self._cuts[key] = balanced_cuts(problem, layout.stage_ranks, self._speeds(layout))
-        cuts = self._cuts[key]
-        if cuts is not None:
-            yield cuts
-        for hidden in (False, True):
-            key = ("bottleneck", stages, hidden)
-            if key not in self._cuts:
-                self._cuts[key] = find_cuts(self._cut_problem(hidden, (1,) * stages))
-            cuts = self._cuts[key]
-            if cuts is not None:
-                yield cuts
-
-    def _cuts_by_rule(self, stages: int) -> Iterator[Cuts]:
-        """The cuts of the usual rules, which moving borders from other cuts may not come to."""
-        problem = self._cut_problem(True, (1,) * stages)
-        for rule in RULES:
-            key: tuple[object, ...] = (rule, stages)
-            if key not in self._cuts:
-                self._cuts[key] = find_cuts(weighed(problem, rule, self._case.costs.units))
-            cuts = self._cuts[key]
-            if cuts is not None:
-                yield cuts
-
-    def _cuts_in_memory(self, layout: Layout, in_flight: Sequence[int]) -> FittingCuts | None:
-        key = (layout, tuple(in_flight))
-        if key not in self._fitting:
-            problem = self._cut_problem(True, (1,) * len(layout.own))
-            self._fitting[key] = cuts_in_memory(self._case, problem, layout, in_flight)
-        return self._fitting[key]
-
     def _list_cuts(self, layout: Layout, few: bool = False) -> Iterator[tuple[Cuts, tuple[Regions, ...]]]:
         stages = len(layout.own)
         nothing: tuple[Regions, ...] = ((),) * stages
         offered: set[tuple[Cuts, tuple[Regions, ...]]] = set()
-        problem = self._cut_problem(True, (1,) * stages)
-        for cuts in self._general_cuts(layout):
+        problem = self._choices.problem(True, (1,) * stages)
+        for cuts in self._choices.general(layout):
             if (cuts, nothing) not in offered:
                 offered.add((cuts, nothing))
                 yield cuts, nothing
@@ -377,7 +286,7 @@ class Explorer:
             ranks = self._case.cluster.ranks
             for most in dict.fromkeys((1, 2, max(ranks // 2, 1), ranks)):
                 in_flight = [min(most, stages - stage) for stage in range(stages)]
-                fitting = self._cuts_in_memory(layout, in_flight)
+                fitting = self._choices.in_memory(layout, in_flight)
                 if fitting is not None and fitting[:2] not in offered:
                     offered.add(fitting[:2])
                     yield fitting[:2]
