@@ -42,6 +42,8 @@ def repeat_branches(whole: GraphModule, assignment: dict[str, int]) -> None:
             one branch is written where a stage has it twice, or not at all.
     """
     nodes = list(branch_nodes(whole))
+    if not nodes:
+        return
     branching = set(nodes)
     effects = analyse(whole)
     # From the last node on: which stages use each node, directly or through other branch nodes; and which use
@@ -103,31 +105,49 @@ def _check_memory(
     """Refuse writes to memory that each stage makes for itself, where a stage gets a value in it from an
     earlier one, too: a write reaches one of the two, or is made once more in what has been written already.
     """
-    makers: dict[int, set[int]] = {}
-    for node, stages in wanted.items():
-        fresh = {*effects.storages_of([node])}.difference(effects.storages_of(node.all_input_nodes))
-        for storage in fresh:
-            makers.setdefault(storage, set()).update(stages)
-    sent: dict[tuple[int, int], dict[Node, int]] = {}  # by memory and receiver: the values, and who sends
-    for user in effects.nodes if makers else ():
-        for value in user.all_input_nodes:
-            if value in wanted or value.name not in assignment:
-                continue
-            sender = assignment[value.name]
-            for stage in wanted.get(user, (assignment.get(user.name, sender),)):
-                for storage in effects.storages_of([value]) if stage > sender else ():
-                    sent.setdefault((storage, stage), {})[value] = sender
-    for position in effects.writers if makers else ():
+    makers = _makers(effects, wanted)
+    if not makers:
+        return
+    senders_to = _senders(effects, wanted, assignment)
+    for position in effects.writers:
         writer = effects.nodes[position]
         own = {*wanted.get(writer, (assignment[writer.name],))}
         for operand in effects.by_position[position].writes:
             for storage in makers.keys() & effects.storages_of([operand]):
                 for stage in own | makers[storage]:
-                    senders = list(sent.get((storage, stage), {}).values())
+                    senders = list(senders_to.get((storage, stage), {}).values())
                     twice = len(senders) + (stage in makers[storage]) > 1 or own.intersection(senders)
                     missed = writer not in wanted and stage > max(own)
                     if twice if stage in own else missed:
                         raise written_apart(whole, writer, operand, max(own), {*own, stage, *senders})
+
+
+def _makers(effects: Effects, wanted: Mapping[Node, Collection[int]]) -> dict[int, set[int]]:
+    """For each memory that branch nodes make, the stages that make it for themselves."""
+    makers: dict[int, set[int]] = {}
+    for node, stages in wanted.items():
+        fresh = {*effects.storages_of([node])}.difference(effects.storages_of(node.all_input_nodes))
+        for storage in fresh:
+            makers.setdefault(storage, set()).update(stages)
+    return makers
+
+
+def _senders(
+    effects: Effects, wanted: Mapping[Node, Collection[int]], assignment: Mapping[str, int]
+) -> dict[tuple[int, int], dict[Node, int]]:
+    """By memory and the stage that receives: each value in it that is sent there, and by which stage."""
+    senders: dict[tuple[int, int], dict[Node, int]] = {}
+    for user in effects.nodes:
+        for value in user.all_input_nodes:
+            if value in wanted or value.name not in assignment:
+                continue
+            sender = assignment[value.name]
+            receivers = wanted.get(user, (assignment.get(user.name, sender),))
+            for stage in receivers:
+                if stage > sender:
+                    for storage in effects.storages_of([value]):
+                        senders.setdefault((storage, stage), {})[value] = sender
+    return senders
 
 
 def _copy_in(copies: Mapping[tuple[Node, int], Node], stage: int, node: Node) -> Node:
