@@ -69,6 +69,18 @@ class StageModule(nn.Module):
                 self._attributes.append((module, aliases))
         self._hide_ghosts()
 
+    def __getattr__(self, name: str) -> Any:
+        """An attribute of the model itself, such as a temperature, is one of the stage."""
+        own = vars(vars(self).get("root", self))
+        return own[name] if name in own else super().__getattr__(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        root = vars(self).get("root")
+        if root is not None and name in vars(root) and name not in vars(self):
+            setattr(root, name, value)
+        else:
+            super().__setattr__(name, value)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> StageModule:
         """Copy as any module is; ghosts by their own rule: their class may copy data only (quantised weights
         of bitsandbytes), and they have none.

@@ -20,6 +20,7 @@ from partita.pipelining.interface.loss import LossSpec, OutputLoss, checked_loss
 from partita.pipelining.interface.pipe_info import PipeInfo
 from partita.pipelining.interface.routes import Routes
 from partita.pipelining.stages.flight import detached
+from partita.pipelining.stages.original_model import OriginalModel
 from partita.pipelining.stages.other_weights import OtherWeights
 from partita.pipelining.stages.stage import Stage
 from partita.pipelining.steps.planned_schedule import planned_schedule, planned_stages
@@ -81,6 +82,7 @@ class Pipe(nn.Module, ABC):
         self.loss_spec: LossSpec | None = None
         self.loss: OutputLoss | None = None
         self.step_loss: OutputLoss | None = None
+        self.original = OriginalModel()
         self._homes = homes
 
     def _find_loss(

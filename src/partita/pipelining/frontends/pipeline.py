@@ -55,6 +55,7 @@ from partita.pipelining.interface.compile_options import CompileArgument, Compil
 from partita.pipelining.interface.loss import LossSpec
 from partita.pipelining.interface.two_modes import ModeCut, TwoModes
 from partita.pipelining.measuring.link_times import links_between
+from partita.pipelining.stages.original_model import OriginalModel
 from partita.planning import Cluster, CostModel, Plan, get_device
 from partita.planning.hardware._sizes import read_bytes
 from partita.planning.searching.stages import count_of_units, too_many_stages
@@ -177,6 +178,7 @@ def pipeline(
         blocks.compile_options = compiled_with
         if prove is not False:
             _warn_of(module, blocks.proof)
+        blocks.original = OriginalModel(module, blocks.unkept)
         return blocks
     if frontend != "export":
         raise ArgumentError(f"frontend is {frontend!r}: choose 'export' or 'modules'")
@@ -227,6 +229,7 @@ def pipeline(
     warn_of_caches(module, pipe, captured.signature.flatten(mb_args, mb_kwargs or {}))
     if compiled_with is not None:
         pipe.compile_with(compiled_with)
+    pipe.original = OriginalModel(module, pipe.unkept)
     return pipe
 
 

@@ -30,6 +30,7 @@ from partita.pipelining.stages.copying import CopiedInItsProcess
 from partita.pipelining.stages.data_parallel import GradientReduction, gradient_reduction
 from partita.pipelining.stages.flight import Flight, hand_to_caller, roots_of
 from partita.pipelining.stages.hooked_parameters import HookedParameters
+from partita.pipelining.stages.original_model import OriginalModel
 from partita.pipelining.stages.other_weights import OtherWeights
 from partita.pipelining.stages.parts import check_parts_are_as_cut
 from partita.pipelining.stages.step_count import StepCount
@@ -60,6 +61,7 @@ class Stage(CopiedInItsProcess, ABC):
         dw_builder: for a module that delays the gradients of its weights by itself: called after each
             backward pass (B or I), it returns a function that computes them, for W, or for the end of B.
         other_weights: the parameters of the model's other stages.
+        original: the model that was cut.
         step_count: how many steps the last schedule that was made with the stage has run.
         input_memory: where what it receives is written; None: in new memory each time.
         recompute: run the forward pass again at the start of each backward pass (of B or I), and keep only
@@ -88,6 +90,7 @@ class Stage(CopiedInItsProcess, ABC):
         self.hooks: dict[ActionKind, Callable[[], object]] = {}
         self.dw_builder: Callable[[], Callable[[], object]] | None = None
         self.other_weights = OtherWeights()
+        self.original = OriginalModel()
         self.step_count = StepCount()
         self.recompute = False
         self.input_memory: ReceiveMemory | None = None

@@ -20,6 +20,7 @@ from partita.pipelining.stages.step_count import StepCount
 from partita.pipelining.steps.loss_weights import LossWeights, check_targets, step_weights
 from partita.pipelining.steps.preparing.agreement import StepAgreement, agree_on_placement, rank_pairs
 from partita.pipelining.steps.preparing.arguments import Cutting, LossSide, StepArguments
+from partita.pipelining.steps.preparing.changed_settings import ChangedSettings
 from partita.pipelining.steps.preparing.modes import follow_modes, mode_name
 from partita.pipelining.steps.preparing.outdated_copies import OutdatedCopies
 from partita.pipelining.steps.preparing.precision import fresh_casts
@@ -150,6 +151,7 @@ class PipelineSchedule:
             else CapturedPreparation(self.stages, self.comm, count)
         )
         preparation = SameData(preparation, self.comm, self.stage_ranks, named=not manual)
+        preparation = ChangedSettings(preparation, stages)
         self._preparation = OutdatedCopies(preparation, self.comm, stages, self.stage_ranks)
         refuse_whole_model_optimizers(self._preparation, self.stages, len(self.stage_ranks))
         pairs = rank_pairs(by_mode, self.stage_ranks)

@@ -143,6 +143,7 @@ class GraphPipe(Pipe):
         module = self.get_stage_module(stage_index)
         stage = build_stage(module, stage_index, self.info(), device, group, comm=comm)
         stage.other_weights = self._other_weights(stage_index)
+        stage.original = self.original
         return stage
 
     def _about_stages(self) -> Iterator[str]:

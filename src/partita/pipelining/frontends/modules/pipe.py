@@ -104,6 +104,7 @@ class ModulePipe(Pipe):
         stage.group = group
         stage.loss_fn = self.step_loss
         stage.other_weights = self._other_weights(stage_index)
+        stage.original = self.original
         stage.recompute = stage_index in self.recompute
         if self.compile_options is not None:
             stage.compile_with(self.compile_options)
