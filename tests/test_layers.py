@@ -111,7 +111,8 @@ ROOMS = {
         ("frontends",),
     ),
     "pipelining.stages": (
-        ("backward", "data_parallel", "parts", "hooked_parameters", "other_weights", "flight", "step_count"),
+        ("backward", "data_parallel", "parts", "hooked_parameters", "flight", "step_count"),
+        ("original_model", "other_weights"),
         ("compile_module", "copying"),
         ("stage",),
         ("placing", "value_stage"),
