@@ -16,7 +16,6 @@ from tools.models.zoo import ZOO
 __all__ = ["compiled_in_fork"]
 
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["tools.models.warm"])
 
 
 def compiled_in_fork(architecture: Architecture, limit: float) -> str:
@@ -25,6 +24,8 @@ def compiled_in_fork(architecture: Architecture, limit: float) -> str:
     Args:
         limit: seconds.
     """
+    # Here and not where this is imported: a process has one server of forks, whoever asks for it.
+    _FORKS.set_forkserver_preload(["tools.models.warm"])
     receiver, sender = _FORKS.Pipe(duplex=False)
     process = _FORKS.Process(target=_send_word, args=(architecture.name, sender))
     process.start()
