@@ -100,7 +100,7 @@ class Replay:
             f"the model's forward goes another way on stage {self._stage} than on those before it: it {here} "
             f"where they had {there}. What it decides by must be its arguments, values of tensors, or what "
             "it keeps alike on all stages: see that no attribute that it reads before a cut is changed "
-            "after one"
+            "after one, and that hooks and settings are those of stage.module on every rank"
         )
 
 
