@@ -69,9 +69,16 @@ class OriginalModel:
     def __init__(self, model: nn.Module | None = None, set_by_forward: Collection[str] = ()) -> None:
         modules = {} if model is None else dict(model.named_modules())
         self._parts = [_part(path, module, set_by_forward) for path, module in modules.items()]
+        named = () if model is None else model.named_parameters(remove_duplicate=False)
+        self._parameters = {name: ref(parameter) for name, parameter in named}
 
     def __reduce__(self) -> tuple[type[OriginalModel], tuple[()]]:
         return OriginalModel, ()
+
+    def parameter(self, name: str) -> nn.Parameter | None:
+        """The parameter that had this name when the model was cut; None: there was none, or it is gone."""
+        reference = self._parameters.get(name)
+        return None if reference is None else reference()
 
     def changed(self) -> Iterator[Setting]:
         """The settings that are others now."""

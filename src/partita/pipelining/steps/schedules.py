@@ -27,6 +27,7 @@ from partita.pipelining.steps.preparing.precision import fresh_casts
 from partita.pipelining.steps.preparing.preparation import CapturedPreparation, PreparedStep, StepPreparation
 from partita.pipelining.steps.preparing.same_data import SameData
 from partita.pipelining.steps.preparing.shape_exchange import ShapeExchange
+from partita.pipelining.steps.preparing.stale_optimizers import refuse_stale_optimizers
 from partita.pipelining.steps.preparing.whole_model_optimizers import refuse_whole_model_optimizers
 from partita.pipelining.steps.running.actions import Actions
 from partita.pipelining.steps.running.custom_functions import PipelineContext
@@ -153,6 +154,7 @@ class PipelineSchedule:
         preparation = SameData(preparation, self.comm, self.stage_ranks, named=not manual)
         preparation = ChangedSettings(preparation, stages)
         self._preparation = OutdatedCopies(preparation, self.comm, stages, self.stage_ranks)
+        refuse_stale_optimizers(self._preparation, self.stages)
         refuse_whole_model_optimizers(self._preparation, self.stages, len(self.stage_ranks))
         pairs = rank_pairs(by_mode, self.stage_ranks)
         self.comm.connect({pair for a, b in sorted(pairs) for pair in ((a, b), (b, a))}, stages[0].device)

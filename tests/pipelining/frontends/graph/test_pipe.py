@@ -206,7 +206,6 @@ class _Propagation(nn.Module):
         return cast("torch.Tensor", self.c(x))
 
 
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
 def test_a_sparse_buffer_of_several_stages_lies_on_each_of_them() -> None:
     """The first step wanted to send it: what autograd saves of a buffer is copied, and copies were dense."""
     model = _Propagation()
