@@ -183,6 +183,8 @@ class _FakeComm(ProcessGroupComm):
 
     def all_gather_object(self, obj: Any) -> list[Any]:
         _, *rest = obj
+        if not rest:  # about a step, and not about this rank's stages
+            return [obj] * self.size
         stages_by_rank = [
             tuple(stage for stage, rank in enumerate(self._stage_ranks) if rank == number)
             for number in range(self.size)

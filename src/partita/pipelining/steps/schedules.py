@@ -14,21 +14,15 @@ from torch import Tensor
 from partita.capture.proving.autocasts import current_autocast
 from partita.errors import ScheduleError, SignatureMismatch
 from partita.pipelining.interface.routes import Routes
-from partita.pipelining.stages.own_modules.manual import PipelineStage
 from partita.pipelining.stages.stage import Stage
 from partita.pipelining.stages.step_count import StepCount
 from partita.pipelining.steps.loss_weights import LossWeights, check_targets, step_weights
 from partita.pipelining.steps.preparing.agreement import StepAgreement, agree_on_placement, rank_pairs
 from partita.pipelining.steps.preparing.arguments import Cutting, LossSide, StepArguments
-from partita.pipelining.steps.preparing.changed_settings import ChangedSettings
 from partita.pipelining.steps.preparing.modes import follow_modes, mode_name
-from partita.pipelining.steps.preparing.outdated_copies import OutdatedCopies
 from partita.pipelining.steps.preparing.precision import fresh_casts
-from partita.pipelining.steps.preparing.preparation import CapturedPreparation, PreparedStep, StepPreparation
-from partita.pipelining.steps.preparing.same_data import SameData
-from partita.pipelining.steps.preparing.shape_exchange import ShapeExchange
-from partita.pipelining.steps.preparing.stale_optimizers import refuse_stale_optimizers
-from partita.pipelining.steps.preparing.whole_model_optimizers import refuse_whole_model_optimizers
+from partita.pipelining.steps.preparing.preparation import PreparedStep
+from partita.pipelining.steps.preparing.step_preparation import step_preparation
 from partita.pipelining.steps.running.actions import Actions
 from partita.pipelining.steps.running.custom_functions import PipelineContext
 from partita.pipelining.steps.running.executor import Executor, StepInputs
@@ -145,17 +139,7 @@ class PipelineSchedule:
         self._actions.training = self._generate(self.kind) if self.kind else None
         self._tied = TiedParameters(self.comm, self.stages, self.stage_ranks)
         self._agreement = StepAgreement(self.comm, by_mode, self.stage_ranks, count)
-        manual = {index: stage for index, stage in self.stages.items() if isinstance(stage, PipelineStage)}
-        preparation: StepPreparation = (
-            ShapeExchange(manual, self.comm, self.stage_ranks)
-            if manual
-            else CapturedPreparation(self.stages, self.comm, count)
-        )
-        preparation = SameData(preparation, self.comm, self.stage_ranks, named=not manual)
-        preparation = ChangedSettings(preparation, stages)
-        self._preparation = OutdatedCopies(preparation, self.comm, stages, self.stage_ranks)
-        refuse_stale_optimizers(self._preparation, self.stages)
-        refuse_whole_model_optimizers(self._preparation, self.stages, len(self.stage_ranks))
+        self._preparation = step_preparation(self.comm, self.stages, self.stage_ranks, count)
         pairs = rank_pairs(by_mode, self.stage_ranks)
         self.comm.connect({pair for a, b in sorted(pairs) for pair in ((a, b), (b, a))}, stages[0].device)
 

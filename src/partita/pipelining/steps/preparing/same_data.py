@@ -80,7 +80,7 @@ class SameData:
                 self._fingerprint(arguments).tolist(),
             )
             if layout and layout == own_layout and values != own_values:
-                warnings.warn(_TEXT.format(first=self._first, last=self._last), UserWarning, stacklevel=6)
+                warnings.warn(_TEXT.format(first=self._first, last=self._last), UserWarning, stacklevel=9)
 
     def _fingerprint(self, arguments: StepArguments) -> Tensor:
         """Two numbers: of dtypes and shapes, 0 where there is nothing to compare; and of the values."""

@@ -1,0 +1,94 @@
+"""Whether ranks clip gradients by norms of their own: the uncut model has one norm, of all gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import combinations
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from partita.errors import ExecutionError
+from partita.pipelining.stages.stage import Stage
+from partita.pipelining.steps.preparing.arguments import StepArguments
+from partita.pipelining.steps.preparing.preparation import Accepted, PreparedStep, StepPreparation
+from partita.pipelining.tied.stepped_once import before_optimizers_step
+from partita.runtime import Comm
+
+__all__ = ["ClippedApart"]
+
+_STEPS = 8
+"""After so many steps of training nothing is compared any more: clipping begins with large gradients."""
+_CLOSE = 1e-5
+"""How far the norm of clipped gradients may be from the limit, which torch misses by 1e-6 over the norm."""
+
+
+class ClippedApart:
+    """A `StepPreparation` that also compares, in the first steps of training, the norms that the ranks' own
+    gradients had when an optimizer stepped them. Where two ranks clip theirs to a limit, both have that norm,
+    a number of few digits; gradients that are clipped together, or not at all, hardly ever have.
+
+    Args:
+        preparation: what else prepares a step.
+        comm: of the ranks.
+        stages: of this rank.
+    """
+
+    def __init__(self, preparation: StepPreparation, comm: Comm, stages: Sequence[Stage]) -> None:
+        self._preparation = preparation
+        self._comm = comm
+        self._stages = stages
+        self._left = _STEPS if comm.size > 1 else 0
+        self._is_training = False
+        self._norm: float | None = None
+        before_optimizers_step(self, ClippedApart._before_step)
+
+    def accept(self, arguments: StepArguments) -> Accepted:
+        """See `StepPreparation`."""
+        self._is_training = arguments.train
+        return self._preparation.accept(arguments)
+
+    def prepare(self, accepted: Accepted) -> PreparedStep:
+        """See `StepPreparation`.
+
+        Raises:
+            ExecutionError: two ranks clipped their own gradients; on every rank.
+        """
+        if self._left and self._is_training:
+            if self._left < _STEPS:  # there has been a step
+                norm, self._norm = self._norm, None
+                _compare(self._comm.all_gather_object((norm,)))
+            self._left -= 1
+        return self._preparation.prepare(accepted)
+
+    def _before_step(self, optimizer: Optimizer) -> None:
+        if not self._left or self._norm is not None:
+            return
+        own = list(dict.fromkeys(p for stage in self._stages for p in stage.module.parameters()))
+        stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        if any(id(parameter) in stepped for parameter in own):
+            self._norm = _norm([parameter.grad for parameter in own if parameter.grad is not None])
+
+
+def _norm(gradients: Sequence[Tensor]) -> float | None:
+    """The norm of all of them; None where some are no ordinary tensors."""
+    if any(isinstance(it, DTensor) or it.layout is not torch.strided for it in gradients):
+        return None
+    norms = [torch.linalg.vector_norm(it.detach()).to("cpu", torch.float64) for it in gradients]
+    return torch.linalg.vector_norm(torch.stack(norms)).item() if norms else None
+
+
+def _compare(gathered: Sequence[tuple[float | None]]) -> None:
+    norms = {rank: norm for rank, (norm,) in enumerate(gathered) if norm and math.isfinite(norm)}
+    for (rank, norm), (other, others) in combinations(norms.items(), 2):
+        limit = float(f"{norm:.3g}")
+        if math.isclose(norm, limit, rel_tol=_CLOSE) and math.isclose(others, limit, rel_tol=_CLOSE):
+            raise ExecutionError(
+                f"the gradients of ranks {rank} and {other} both had the norm {limit:g} when they were "
+                "stepped: each rank has clipped its own (torch.nn.utils.clip_grad_norm_), where the uncut "
+                "model has one norm of all. Call partita.pipelining.clip_grad_norm_(schedule, "
+                f"{limit:g}) instead, on every rank, and start again"
+            )

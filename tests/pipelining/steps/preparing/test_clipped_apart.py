@@ -1,0 +1,72 @@
+"""Ranks that clip their own gradients, as scripts for one process do, train another model, without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.utils import clip_grad_norm_ as torchs
+from torch.nn.utils import clip_grad_value_
+
+from partita.errors import ExecutionError
+from partita.pipelining import Schedule1F1B, SplitPoint, clip_grad_norm_, pipeline
+from partita.runtime import Comm, InProcessWorld
+
+Clip = Callable[[Schedule1F1B, Sequence[nn.Parameter]], object]
+
+
+def _train(clip: Clip, steps: int = 3) -> list[list[torch.Tensor]]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    x, target = 10 * torch.randn(4, 4), torch.randn(4, 2)
+    pipe = pipeline(model, (x[:2],), split_spec={"2": SplitPoint.BEGINNING})
+
+    def body(comm: Comm) -> list[torch.Tensor]:
+        stage = pipe.build_stage(comm.rank, comm=comm)
+        schedule = Schedule1F1B(stage, 2, functional.mse_loss)
+        parameters = list(stage.module.parameters())
+        optimizer = torch.optim.SGD(parameters, lr=0.01)
+        for _ in range(steps):
+            schedule.step(x, target=target)
+            clip(schedule, parameters)
+            optimizer.step()
+            optimizer.zero_grad()
+        return [parameter.detach().clone() for parameter in parameters]
+
+    return InProcessWorld(2).run(body)
+
+
+def test_norms_of_each_ranks_own_gradients_are_refused_in_the_next_step() -> None:
+    message = r"ranks 0 and 1 both had the norm 0.5 .*clip_grad_norm_\(schedule, 0.5\) instead"
+    with pytest.raises(ExecutionError, match=message):
+        _train(lambda _, parameters: torchs(parameters, 0.5))
+
+
+@pytest.mark.parametrize(
+    "clip",
+    [
+        lambda schedule, _: clip_grad_norm_(schedule, 0.5),  # what the message says
+        lambda _, parameters: clip_grad_value_(parameters, 0.01),
+        lambda *_: None,
+    ],
+    ids=["of_all", "by_value", "none"],
+)
+def test_what_is_right_on_each_rank_alone_is_let_through(clip: Clip) -> None:
+    _train(clip, 10)
+
+
+def test_a_model_of_one_rank_may_be_clipped_by_anyone() -> None:
+    model, x = nn.Linear(4, 2), torch.randn(4, 4)
+
+    def body(comm: Comm) -> None:
+        stage = pipeline(model, (x[:2],), split_spec={}).build_stage(0, comm=comm)
+        schedule = Schedule1F1B(stage, 2, functional.mse_loss)
+        for _ in range(2):
+            schedule.step(x, target=torch.zeros(4, 2))
+            torchs(stage.module.parameters(), 0.01)
+            torch.optim.SGD(stage.module.parameters(), lr=0.1).step()
+
+    InProcessWorld(1).run(body)
