@@ -138,7 +138,7 @@ class PipelineSchedule:
         self._check_settings()
         self._actions.training = self._generate(self.kind) if self.kind else None
         self._tied = TiedParameters(self.comm, self.stages, self.stage_ranks)
-        self._agreement = StepAgreement(self.comm, by_mode, self.stage_ranks, count)
+        self._agreement = StepAgreement(self.comm, by_mode, self.stage_ranks, count, stages)
         self._preparation = step_preparation(self.comm, self.stages, self.stage_ranks, count)
         pairs = rank_pairs(by_mode, self.stage_ranks)
         self.comm.connect({pair for a, b in sorted(pairs) for pair in ((a, b), (b, a))}, stages[0].device)
@@ -311,7 +311,8 @@ class PipelineSchedule:
         accepted = self._preparation.accept(arguments)
         # what the ranks can find wrong together, before anything is computed
         symbols = len(self.routes.symbols)
-        sizes = self._agreement.agree(self._announcement(arguments.train), accepted.sizes, symbols)
+        what, train = self._announcement(arguments.train), arguments.train
+        sizes = self._agreement.agree(what, accepted.sizes, symbols, train=train)
         prepared = self._preparation.prepare(replace(accepted, sizes=sizes))
         if prepared.changed:
             self._actions.recompile()

@@ -12,6 +12,7 @@ import torch
 from partita.errors import SignatureMismatch
 from partita.pipelining.interface.routes import Routes
 from partita.pipelining.stages.stage import Stage
+from partita.pipelining.steps.preparing.stepped_alike import SteppedAlike
 from partita.runtime import Comm, wait_all
 from partita.runtime.same_settings import digest, refuse_differences
 
@@ -196,28 +197,40 @@ class StepAgreement:
         routes: of both modes.
         stage_ranks: the rank of each stage.
         microbatches: how many a step has.
+        stages: those of this rank.
     """
 
-    def __init__(self, comm: Comm, routes: Routes, stage_ranks: tuple[int, ...], microbatches: int) -> None:
+    def __init__(
+        self,
+        comm: Comm,
+        routes: Routes,
+        stage_ranks: tuple[int, ...],
+        microbatches: int,
+        stages: Iterable[Stage] = (),
+    ) -> None:
         self._comm = comm
+        self._stepped = SteppedAlike(stages)
         self._peers = neighbours(comm.rank, routes, stage_ranks)
         self._relay = Relay.of(comm.rank, routes, stage_ranks, microbatches)
         place = _places[comm] = _places.get(comm, 0) + 1
         self.of_schedule = f" of schedule {place}" if place > 1 else ""
         """Which of several schedules on one comm this is, for messages; empty for the first."""
 
-    def agree(self, what: str, sizes: BatchSizes | None = None, symbols: int = 0) -> BatchSizes:
+    def agree(
+        self, what: str, sizes: BatchSizes | None = None, symbols: int = 0, *, train: bool = False
+    ) -> BatchSizes:
         """Compare with each neighbour what the coming step is (step or eval, its number, the mode), and pass
         its sizes on. Collective.
 
         ::
 
-            rank 0   digest, sizes -->  rank 1   digest, sizes -->  rank 2
-                     <-- digest                  <-- digest
+            rank 0   digest, count, sizes -->  rank 1   digest, count, sizes -->  rank 2
+                     <-- digest, count                  <-- digest, count
 
         Args:
             sizes: on the rank that knows them.
             symbols: how many sizes are open.
+            train: compare the counts of `SteppedAlike`, too.
 
         Returns:
             The sizes: on every rank where some are open, else on the rank that knows them.
@@ -228,18 +241,19 @@ class StepAgreement:
         comm, relay, number = self._comm, self._relay, digest(what)
         parent, children = (None, ()) if relay is None else (relay.parent, relay.children)
         length = 0 if relay is None else relay.length
-        theirs = {peer: torch.empty(1 + length * (peer == parent), dtype=torch.int64) for peer in self._peers}
+        count = self._stepped.count() if train else 0
+        theirs = {peer: torch.empty(2 + length * (peer == parent), dtype=torch.int64) for peer in self._peers}
         received = {peer: comm.recv(buffer, peer, _TAG) for peer, buffer in theirs.items()}
-        mine = torch.tensor([number], dtype=torch.int64)
+        mine = torch.tensor([number, count], dtype=torch.int64)
         handles = [comm.send(mine, peer, _TAG) for peer in self._peers if peer not in children]
         if relay is not None and parent is not None:
             received.pop(parent).wait()
-            sizes = BatchSizes.of_numbers(theirs[parent][1:].tolist(), relay.microbatches, symbols)
+            sizes = BatchSizes.of_numbers(theirs[parent][2:].tolist(), relay.microbatches, symbols)
         sizes = sizes or BatchSizes()
         if children:
             numbers = sizes.numbers()
             padding = [0] * (length - len(numbers))
-            message = torch.tensor([number, *numbers, *padding], dtype=torch.int64)
+            message = torch.tensor([number, count, *numbers, *padding], dtype=torch.int64)
             handles += [comm.send(message, child, _TAG) for child in children]
         wait_all([*received.values(), *handles])
         for peer, buffer in theirs.items():
@@ -250,4 +264,6 @@ class StepAgreement:
                     f"rank {comm.rank} is about to run {what}, but rank {peer} {other}: call step(), eval() "
                     "and train() in the same order on every rank"
                 )
+            if train:
+                self._stepped.compare(comm.rank, peer, count, int(buffer[1].item()))
         return sizes

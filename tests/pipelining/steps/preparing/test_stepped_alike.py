@@ -1,0 +1,65 @@
+"""A rank that leaves its optimizer out falls a step behind the others, and nobody heard of it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from partita.pipelining import Schedule1F1B, SplitPoint, pipeline
+from partita.runtime import Comm, InProcessWorld
+
+TEXT = r"stepped the weights of rank 1 since the last step, and none those of rank 0, for the first time"
+
+
+def _train(steps: Callable[[int, int], bool], count: int = 5, *, frozen: int | None = None) -> None:
+    """Train with an optimizer that is called where ``steps(rank, number)`` says so."""
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.randn(4, 4)
+    if frozen is not None:
+        model[frozen].requires_grad_(False)
+    pipe = pipeline(model, (x[:2],), split_spec={"1": SplitPoint.BEGINNING})
+
+    def body(comm: Comm) -> None:
+        stage = pipe.build_stage(comm.rank, comm=comm)
+        schedule = Schedule1F1B(stage, 2, functional.mse_loss)
+        optimizer = torch.optim.SGD(stage.module.parameters(), lr=0.1)
+        for number in range(count):
+            schedule.step(x, target=torch.zeros(4, 4))
+            schedule.eval(x)
+            if steps(comm.rank, number):
+                optimizer.step()
+
+    InProcessWorld(2).run(body)
+
+
+def test_a_rank_that_was_not_stepped_for_the_first_time_is_named_on_both_once() -> None:
+    with pytest.warns(UserWarning, match=TEXT) as seen:
+        _train(lambda rank, number: rank == 1 or number not in (2, 3))
+    assert [one.filename for one in seen] == [__file__] * 2
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        lambda *_: True,
+        lambda _, number: number % 3 == 2,  # gradients are accumulated
+        lambda rank, number: rank == number % 2,  # parts take turns
+        lambda rank, _: rank == 1,  # the head alone
+        lambda *_: False,
+    ],
+    ids=["always", "accumulation", "turns", "head", "never"],
+)
+def test_what_has_been_so_from_the_start_is_meant(steps: Callable[[int, int], bool]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _train(steps, 7)
+
+
+def test_a_rank_without_anything_to_train_needs_no_optimizer() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _train(lambda rank, number: rank == 1 or number < 3, frozen=0)
