@@ -12,7 +12,7 @@ import torch
 from partita.errors import SignatureMismatch
 from partita.pipelining.interface.routes import Routes
 from partita.pipelining.stages.stage import Stage
-from partita.pipelining.steps.preparing.stepped_alike import SteppedAlike
+from partita.pipelining.steps.preparing.trained_alike import TrainedAlike
 from partita.runtime import Comm, wait_all
 from partita.runtime.same_settings import digest, refuse_differences
 
@@ -209,7 +209,7 @@ class StepAgreement:
         stages: Iterable[Stage] = (),
     ) -> None:
         self._comm = comm
-        self._stepped = SteppedAlike(stages)
+        self._trained = TrainedAlike(stages)
         self._peers = neighbours(comm.rank, routes, stage_ranks)
         self._relay = Relay.of(comm.rank, routes, stage_ranks, microbatches)
         place = _places[comm] = _places.get(comm, 0) + 1
@@ -224,13 +224,13 @@ class StepAgreement:
 
         ::
 
-            rank 0   digest, count, sizes -->  rank 1   digest, count, sizes -->  rank 2
-                     <-- digest, count                  <-- digest, count
+            rank 0   digest, training, sizes -->  rank 1   digest, training, sizes -->  rank 2
+                     <-- digest, training                  <-- digest, training
 
         Args:
             sizes: on the rank that knows them.
             symbols: how many sizes are open.
-            train: compare the counts of `SteppedAlike`, too.
+            train: compare what `TrainedAlike` knows, too.
 
         Returns:
             The sizes: on every rank where some are open, else on the rank that knows them.
@@ -241,19 +241,19 @@ class StepAgreement:
         comm, relay, number = self._comm, self._relay, digest(what)
         parent, children = (None, ()) if relay is None else (relay.parent, relay.children)
         length = 0 if relay is None else relay.length
-        count = self._stepped.count() if train else 0
-        theirs = {peer: torch.empty(2 + length * (peer == parent), dtype=torch.int64) for peer in self._peers}
+        training = self._trained.numbers() if train else (0, 0)
+        theirs = {peer: torch.empty(3 + length * (peer == parent), dtype=torch.int64) for peer in self._peers}
         received = {peer: comm.recv(buffer, peer, _TAG) for peer, buffer in theirs.items()}
-        mine = torch.tensor([number, count], dtype=torch.int64)
+        mine = torch.tensor([number, *training], dtype=torch.int64)
         handles = [comm.send(mine, peer, _TAG) for peer in self._peers if peer not in children]
         if relay is not None and parent is not None:
             received.pop(parent).wait()
-            sizes = BatchSizes.of_numbers(theirs[parent][2:].tolist(), relay.microbatches, symbols)
+            sizes = BatchSizes.of_numbers(theirs[parent][3:].tolist(), relay.microbatches, symbols)
         sizes = sizes or BatchSizes()
         if children:
             numbers = sizes.numbers()
             padding = [0] * (length - len(numbers))
-            message = torch.tensor([number, count, *numbers, *padding], dtype=torch.int64)
+            message = torch.tensor([number, *training, *numbers, *padding], dtype=torch.int64)
             handles += [comm.send(message, child, _TAG) for child in children]
         wait_all([*received.values(), *handles])
         for peer, buffer in theirs.items():
@@ -265,5 +265,5 @@ class StepAgreement:
                     "and train() in the same order on every rank"
                 )
             if train:
-                self._stepped.compare(comm.rank, peer, count, int(buffer[1].item()))
+                self._trained.compare(comm.rank, peer, training, buffer[1:3].tolist())
         return sizes

@@ -1,4 +1,6 @@
-"""A rank that leaves its optimizer out falls a step behind the others, and nobody heard of it."""
+"""A rank that leaves its optimizer out falls a step behind the others; one whose learning rate follows a loss
+of its own leaves theirs. Nobody heard of either.
+"""
 
 from __future__ import annotations
 
@@ -57,6 +59,47 @@ def test_what_has_been_so_from_the_start_is_meant(steps: Callable[[int, int], bo
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         _train(steps, 7)
+
+
+def _train_by_rates(rates: Callable[[int, int], float], count: int = 6) -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.randn(4, 4)
+    pipe = pipeline(model, (x[:2],), split_spec={"1": SplitPoint.BEGINNING})
+
+    def body(comm: Comm) -> None:
+        stage = pipe.build_stage(comm.rank, comm=comm)
+        schedule = Schedule1F1B(stage, 2, functional.mse_loss)
+        optimizer = torch.optim.SGD(stage.module.parameters(), lr=rates(comm.rank, 0))
+        for number in range(count):
+            schedule.step(x, target=torch.zeros(4, 4))
+            optimizer.param_groups[0]["lr"] = rates(comm.rank, number)
+            optimizer.step()
+
+    InProcessWorld(2).run(body)
+
+
+def test_a_learning_rate_that_leaves_the_others_is_named_on_both_ranks_once() -> None:
+    with pytest.warns(UserWarning, match=r"the learning rate of rank \d is .* had been alike") as seen:
+        _train_by_rates(lambda rank, number: 0.01 if rank and number > 2 else 0.1, 7)
+    texts = sorted(str(one.message)[:60] for one in seen)
+    assert texts == [
+        "the learning rate of rank 0 is 1 of what it was at first, an",
+        "the learning rate of rank 1 is 0.1 of what it was at first, ",
+    ]
+
+
+@pytest.mark.parametrize(
+    "rates",
+    [
+        lambda _, number: 0.1 / (1 + number),
+        lambda rank, number: 0.1 * (1 + rank) / (1 + number),  # rates of their own, one schedule
+        lambda rank, number: 0.1 / (1 + rank * number),  # schedules of their own, from the start
+    ],
+    ids=["one", "two rates", "two schedules"],
+)
+def test_learning_rates_that_rise_and_fall_together_or_never_did(rates: Callable[[int, int], float]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _train_by_rates(rates)
 
 
 def test_a_rank_without_anything_to_train_needs_no_optimizer() -> None:
