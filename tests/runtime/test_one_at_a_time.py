@@ -13,7 +13,7 @@ from torch.nn import functional
 from partita.errors import ExecutionError
 from partita.pipelining import PipelineStage, ScheduleGPipe
 from partita.runtime import Comm, InProcessWorld
-from partita.runtime.one_at_a_time import one_at_a_time
+from partita.runtime.one_at_a_time import one_at_a_time, without_other_ranks
 
 
 def test_calls_of_one_thread_may_be_parts_of_each_other_and_follow_those_of_another() -> None:
@@ -77,3 +77,19 @@ def test_a_pass_that_begins_while_another_threads_step_runs_ends_the_pipeline() 
 
     with pytest.raises(ExecutionError, match=r"run eval\(\) number 0 .* 'evaluates_0', while its step\(\)"):
         InProcessWorld(1).run(body)
+
+
+def test_what_a_rank_does_by_itself_refuses_calls_and_the_others_do_not_hear_of_it() -> None:
+    def body(comm: Comm) -> None:
+        if comm.rank == 0:
+            with (
+                without_other_ranks(comm, "trial"),
+                pytest.raises(ExecutionError, match=r"to run step\(\) within its trial"),
+            ):
+                _enter(comm)
+            with one_at_a_time(comm, "step()"), without_other_ranks(comm, "trial") as free:
+                assert not free
+                _enter(comm)
+        comm.barrier()
+
+    InProcessWorld(2).run(body)

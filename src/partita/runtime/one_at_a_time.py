@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 from partita.errors import ExecutionError
 from partita.runtime.comms.comm import Comm
 
-__all__ = ["one_at_a_time"]
+__all__ = ["one_at_a_time", "without_other_ranks"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,6 +19,7 @@ class _Call:
     what: str
     thread: threading.Thread
     indivisible: bool
+    local: bool = False
 
 
 _under_way: WeakKeyDictionary[object, _Call] = WeakKeyDictionary()
@@ -49,12 +50,29 @@ def one_at_a_time(
                 begun.append(shared)
             elif other.thread is not call.thread or (other.indivisible and comm.size > 1):
                 error = _refusal(comm, call, other)
-                comm.fail(error, what)
+                if not other.local:
+                    comm.fail(error, what)
                 raise error
         yield
     finally:
         for shared in begun:
             del _under_way[shared]
+
+
+@contextmanager
+def without_other_ranks(comm: Comm, what: str) -> Iterator[bool]:
+    """Refuse calls on the comm within this block, and don't tell the other ranks, which run no such block.
+
+    Yields:
+        False, and nothing is refused, where a call is under way already.
+    """
+    call = _Call(what, threading.current_thread(), indivisible=True, local=True)
+    first = _under_way.setdefault(comm, call) is call
+    try:
+        yield first
+    finally:
+        if first:
+            del _under_way[comm]
 
 
 def _refusal(comm: Comm, call: _Call, other: _Call) -> ExecutionError:

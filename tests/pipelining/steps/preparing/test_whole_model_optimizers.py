@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Adafactor, AdamW, Optimizer
 
 from partita.errors import ExecutionError
-from partita.pipelining import Schedule1F1B, SplitPoint, pipeline
+from partita.pipelining import Schedule1F1B, SplitPoint, clip_grad_norm_, pipeline
 from partita.runtime import Comm, InProcessWorld
 
 
@@ -31,6 +31,17 @@ class Prodigy(SGD):
         super().__init__(parameters, 0.1)
         for group in self.param_groups:
             group |= {"d": 1e-6, "growth_rate": 1.0, **options}
+
+
+class Clips(SGD):
+    """One of the user's own."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, 0.1)
+
+    def step(self, closure: Any = None) -> Any:
+        nn.utils.clip_grad_norm_([p for group in self.param_groups for p in group["params"]], 0.5)
+        return super().step(closure)
 
 
 def _train(new_optimizer: Callable[[Any], Optimizer], placement: tuple[int, ...]) -> None:
@@ -65,8 +76,9 @@ def _loss() -> Tensor:
         (lambda own: Lamb(own, 0.5), r"Lamb clips .*\(max_grad_norm=0.5\).*clip_grad_norm_\(schedule, 0.5\)"),
         (lambda own: Prodigy(own, fsdp_in_use=False), "Prodigy estimates its learning rate from all"),
         (Prodigy, "Prodigy estimates its learning rate from all"),
+        (Clips, r"Clips steps a parameter by what other parameters .* are.*has those of stages \[\d\] of 2"),
     ],
-    ids=["LBFGS", "Lamb", "Prodigy", "Prodigy of pytorch_optimizer"],
+    ids=["LBFGS", "Lamb", "Prodigy", "Prodigy of pytorch_optimizer", "Clips"],
 )
 def test_an_optimizer_that_needs_all_parameters_is_refused_before_it_steps(
     new_optimizer: Callable[[Any], Optimizer], message: str
@@ -84,6 +96,35 @@ def test_an_optimizer_that_needs_all_parameters_is_refused_before_it_steps(
 )
 def test_others_are_not(new_optimizer: Callable[[Any], Optimizer]) -> None:
     _train(new_optimizer, (0, 1))
+
+
+def test_one_that_clips_over_all_stages_in_its_step_trains() -> None:
+    """Its trial, which every rank makes for itself, may not call the others."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    x = torch.randn(4, 4)
+    pipe = pipeline(model, (x[:2],), split_spec={"1": SplitPoint.END}, prove=False)
+
+    def body(comm: Comm) -> list[Tensor]:
+        stage = pipe.build_stage(comm.rank, comm=comm)
+        schedule = Schedule1F1B(stage, 2, nn.functional.mse_loss)
+
+        class ClipsOverAll(SGD):
+            def step(self, closure: Any = None) -> Any:
+                clip_grad_norm_(schedule, 0.01)
+                return super().step(closure)
+
+        optimizer: Optimizer = (ClipsOverAll if comm.rank else SGD)(stage.module.parameters(), 0.1)
+        schedule.step(x, target=x)
+        if not comm.rank:
+            clip_grad_norm_(schedule, 0.01)
+        optimizer.step()
+        return [value.detach() for value in stage.module.parameters()]
+
+    (first, second), loss = InProcessWorld(2).run(body), nn.functional.mse_loss
+    sum(loss(model(half), half) / 2 for half in x.split(2)).backward()  # type: ignore[union-attr]
+    nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    SGD(model.parameters(), 0.1).step()
+    assert all(map(torch.equal, [*first, *second], model.parameters()))
 
 
 def test_an_optimizer_of_another_model_is_left_alone_and_so_is_any_when_the_schedule_is_gone() -> None:

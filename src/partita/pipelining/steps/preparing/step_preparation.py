@@ -41,5 +41,5 @@ def step_preparation(
     preparation = ChangedSettings(preparation, own_stages)
     preparation = OutdatedCopies(preparation, comm, own_stages, stage_ranks)
     refuse_stale_optimizers(preparation, stages)
-    refuse_whole_model_optimizers(preparation, stages, len(stage_ranks))
+    refuse_whole_model_optimizers(preparation, comm, stages, len(stage_ranks))
     return preparation

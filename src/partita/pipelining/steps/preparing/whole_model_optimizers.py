@@ -6,12 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakSet
 
+import torch
 from torch.optim import LBFGS, Optimizer
 
 from partita.errors import ExecutionError
 from partita.pipelining.stages.stage import Stage
+from partita.pipelining.steps.preparing.optimizer_trial import looks_at_others
 from partita.pipelining.tied.stepped_once import before_optimizers_step
+from partita.runtime import Comm
+from partita.runtime.one_at_a_time import without_other_ranks
 
 __all__ = ["refuse_whole_model_optimizers"]
 
@@ -19,7 +24,18 @@ _BESIDE_AN_ESTIMATE = {"d0", "growth_rate", "k", "step"}
 """Options beside the estimate ``d`` of Prodigy and D-Adaptation; that of Adafactor is a threshold."""
 
 
-def refuse_whole_model_optimizers(watcher: object, stages: Mapping[int, Stage], count: int) -> None:
+_ANOTHER = "take an optimizer that looks at each parameter alone, such as AdamW, or train the model uncut"
+
+
+_OTHERS = (
+    "steps a parameter by what other parameters and their gradients are, as it did on small tensors",
+    _ANOTHER,
+)
+
+
+def refuse_whole_model_optimizers(
+    watcher: object, comm: Comm, stages: Mapping[int, Stage], count: int
+) -> None:
     """As long as `watcher` lives, raise ExecutionError where an optimizer that needs all parameters is about
     to step those of these stages.
 
@@ -27,13 +43,21 @@ def refuse_whole_model_optimizers(watcher: object, stages: Mapping[int, Stage], 
         stages: of this rank, by index.
         count: how many stages the model has.
     """
+    tried = WeakSet[Optimizer]()
 
     def before_step(_: object, optimizer: Optimizer) -> None:
         reason = _number_of_all(optimizer)
-        if reason is None:
+        if reason is None and (optimizer in tried or _is_torchs(optimizer) or torch.compiler.is_compiling()):
             return
         stepped = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-        if any(not stepped.isdisjoint(stage.module.parameters()) for stage in stages.values()):
+        if all(stepped.isdisjoint(stage.module.parameters()) for stage in stages.values()):
+            return
+        if reason is None:
+            with without_other_ranks(comm, "trial of an optimizer") as free:
+                if free:
+                    tried.add(optimizer)
+                    reason = _OTHERS if looks_at_others(optimizer) else None
+        if reason is not None:
             raise ExecutionError(
                 f"{type(optimizer).__name__} {reason[0]}, and this rank has those of stages {list(stages)} "
                 f"of {count} alone, so its steps would be others than the uncut model's: {reason[1]}"
@@ -43,15 +67,19 @@ def refuse_whole_model_optimizers(watcher: object, stages: Mapping[int, Stage], 
         before_optimizers_step(watcher, before_step)
 
 
+def _is_torchs(optimizer: Optimizer) -> bool:
+    """All of torch's look at each parameter alone, but for `LBFGS`."""
+    return type(optimizer).__module__.startswith("torch.optim.")
+
+
 def _number_of_all(optimizer: Optimizer) -> tuple[str, str] | None:
     """What an optimizer works out of all parameters, and what to do instead; None where there is nothing.
 
-    Other people's are known by their options: ``max_grad_norm`` of LAMB (timm, apex), the estimate ``d`` of
-    Prodigy and D-Adaptation, which some sum over ranks, with ``fsdp_in_use``.
+    Some of other people's are known by their options: ``max_grad_norm`` of LAMB (timm, apex), the estimate
+    ``d`` of Prodigy and D-Adaptation, which some sum over ranks, with ``fsdp_in_use``.
     """
-    another = "take an optimizer that looks at each parameter alone, such as AdamW, or train the model uncut"
     if isinstance(optimizer, LBFGS):
-        return "looks for one direction and one length of the step for all parameters", another
+        return "looks for one direction and one length of the step for all parameters", _ANOTHER
     options: dict[str, Any] = {key: value for group in optimizer.param_groups for key, value in group.items()}
     if options.get("max_grad_norm"):
         norm = options["max_grad_norm"]
@@ -61,5 +89,5 @@ def _number_of_all(optimizer: Optimizer) -> tuple[str, str] | None:
             "before its step",
         )
     if "d" in options and options.keys() & _BESIDE_AN_ESTIMATE and not options.get("fsdp_in_use"):
-        return "estimates its learning rate from all parameters", another
+        return "estimates its learning rate from all parameters", _ANOTHER
     return None

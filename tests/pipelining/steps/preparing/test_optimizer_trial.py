@@ -1,0 +1,165 @@
+"""What an optimizer does to a parameter is tried with and without others beside it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from partita.pipelining.steps.preparing.optimizer_trial import looks_at_others
+
+
+class Clips(AdamW):
+    """By the norm of all gradients, as many people's own do."""
+
+    def step(self, closure: Any = None) -> Any:
+        clip_grad_norm_([p for group in self.param_groups for p in group["params"]], 1.0)
+        return super().step(closure)
+
+
+class ClipsEach(AdamW):
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                clip_grad_norm_(parameter, 1.0)
+        return super().step(closure)
+
+
+class Mean(Optimizer):
+    """Keeps its parameters and what it knows of them in attributes."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 1.0})
+        self.own = [parameter for group in self.param_groups for parameter in group["params"]]
+        self.sizes = {id(parameter): 0.0 for parameter in self.own}
+
+    @torch.no_grad()
+    def step(self, _: Any = None) -> None:
+        mean = sum(p.grad.abs().mean() for p in self.own if p.grad is not None) / len(self.own)
+        for parameter in self.own:
+            if parameter.grad is not None:
+                parameter -= parameter.grad / mean
+
+
+class ByGroup(SGD):
+    """One rate for a whole group."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["lr"] = 0.1 / max(p.grad.abs().max() for p in group["params"])
+        return super().step(closure)
+
+
+class Noise(SGD):
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad += torch.randn_like(parameter)
+        return super().step(closure)
+
+
+class HostNoise(SGD):
+    def step(self, closure: Any = None) -> Any:
+        rate = random.random()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad *= rate
+        return super().step(closure)
+
+
+class NeedsClosure(Clips):
+    def step(self, closure: Any) -> Any:
+        closure()
+        return super().step()
+
+
+class OverRanks(Clips):
+    def step(self, closure: Any = None) -> Any:
+        dist.all_reduce(torch.zeros(1))  # there is no process group: it would be an error
+        return super().step(closure)
+
+
+def _model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(9, 7), nn.Conv2d(2, 3, 3), nn.LayerNorm(5))
+
+
+def _looks(new_optimizer: Callable[[Any], Optimizer]) -> bool:
+    """Of an optimizer that has a step behind it, hooks, and a scheduler."""
+    model = _model()
+    optimizer = new_optimizer(model.parameters())
+    for number, parameter in enumerate(model.parameters()):
+        parameter.grad = torch.full_like(parameter, float(number))
+    optimizer.register_step_post_hook(_not_to_be_called)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.0)  # warm-up from zero
+    before = [(p.detach().clone(), p.grad, p.grad.clone()) for p in model.parameters() if p.grad is not None]
+    states, host = torch.get_rng_state(), random.getstate()
+    options = [{**group, "params": None} for group in optimizer.param_groups]
+    result = looks_at_others(optimizer)
+    for parameter, (value, gradient, content) in zip(model.parameters(), before, strict=True):
+        assert parameter.grad is gradient
+        assert torch.equal(gradient, content)
+        assert torch.equal(parameter, value)
+    assert torch.equal(torch.get_rng_state(), states)
+    assert random.getstate() == host
+    assert not optimizer.state
+    assert options == [{**group, "params": None} for group in optimizer.param_groups]
+    return result
+
+
+def _not_to_be_called(*_: object) -> None:
+    raise AssertionError
+
+
+@pytest.mark.parametrize("kind", [Clips, ByGroup, Mean])
+def test_a_number_of_all_parameters_shows(kind: Any) -> None:
+    """Their steps on the ranks of a pipeline were others than the uncut model's, without a word."""
+    assert _looks(kind)
+
+
+def test_with_one_parameter_too() -> None:
+    assert looks_at_others(Clips([nn.Parameter(torch.zeros(1000, 2, dtype=torch.bfloat16))]))
+
+
+@pytest.mark.parametrize(
+    "new_optimizer",
+    [
+        ClipsEach,
+        HostNoise,
+        SGD,
+        lambda own: Adam(own, amsgrad=True, foreach=True),
+        lambda own: AdamW(own, fused=True),
+        lambda own: AdamW(own, torch.tensor(0.1), capturable=False, foreach=False),
+    ],
+    ids=["ClipsEach", "HostNoise", "SGD", "Adam", "fused", "tensor"],
+)
+def test_none_shows_where_each_parameter_is_looked_at_alone(
+    new_optimizer: Callable[[Any], Optimizer],
+) -> None:
+    assert not _looks(new_optimizer)
+
+
+@pytest.mark.parametrize("kind", [Noise, NeedsClosure, OverRanks])
+def test_what_can_not_be_tried_is_not_refused(kind: Any) -> None:
+    assert not _looks(kind)
+
+
+def test_a_step_that_reaches_for_the_users_own_gradients_finds_none() -> None:
+    model = _model()
+
+    class Other(SGD):
+        def step(self, closure: Any = None) -> Any:
+            clip_grad_norm_(model.parameters(), 0.1)
+            return super().step(closure)
+
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    looks_at_others(Other(model.parameters()))
+    assert all(torch.equal(p.grad, torch.ones_like(p)) for p in model.parameters() if p.grad is not None)
