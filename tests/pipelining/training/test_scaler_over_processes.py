@@ -13,8 +13,11 @@ from tests.pipelining.models import PLAIN, TRANSFORMER, Case
 from tests.pipelining.running import assert_equal, cut, keyed
 from tests.runtime.worlds import ProcessWorld
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from partita.pipelining import GradScaler, Pipe, Schedule1F1B, UncutReference, clip_grad_norm_
+from partita.pipelining import GradScaler, Pipe, PipelineStage, Schedule1F1B, UncutReference, clip_grad_norm_
 from partita.pipelining.training import LossWeights
 from partita.runtime import Comm
 
@@ -116,3 +119,42 @@ def test_the_norm_over_processes_is_that_of_the_uncut_model_bit_for_bit(
     ]
     for rank in by_rank:
         assert_equal(rank[name].norms, expected)
+
+
+def _tensor_parallel(comm: Comm) -> list[float]:
+    """The gradient of a weight of which each rank has a half, and the scales of two steps. In the second one
+    a part that one rank alone has is infinite.
+    """
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4), nn.LayerNorm(4))
+    mesh = init_device_mesh("cpu", (1, comm.size), mesh_dim_names=("pp", "tp"))
+    parallelize_module(layers, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    stage = PipelineStage(layers, 0, 1, torch.device("cpu"), group=mesh["pp"].get_group())
+    schedule = Schedule1F1B(stage, 1, nn.functional.mse_loss)
+    scaler = GradScaler(schedule, "cpu", init_scale=1024.0)
+    optimizer = torch.optim.SGD(layers.parameters(), lr=0.0)
+    results = []
+    for spoilt in (False, True):
+        x = torch.ones(2, 4).triu()
+        schedule.step(x, target=x)
+        gradient = layers[0].weight.grad
+        assert isinstance(gradient, DTensor)
+        if spoilt and comm.rank == 1:
+            gradient.to_local()[0, 0] = float("inf")
+        scaler.step(optimizer)
+        scaler.update()
+        results += [scaler.get_scale(), gradient.full_tensor().abs().sum().item()]
+        optimizer.zero_grad()
+    schedule.close()
+    return results
+
+
+def test_gradients_of_tensor_parallel_layers_are_unscaled_beside_others() -> None:
+    """It was an error of torch's, which computes with tensors of one mesh at a time."""
+    one, two = ProcessWorld(2).run(_tensor_parallel)
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4), nn.LayerNorm(4))
+    x = torch.ones(2, 4).triu()
+    nn.functional.mse_loss(layers(x), x).backward()
+    expected = layers[0].weight.grad.abs().sum().item()  # type: ignore[operator, union-attr]
+    assert one == two == [1024.0, pytest.approx(expected), 512.0, float("inf")]

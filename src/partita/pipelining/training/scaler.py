@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial
 from torch.optim import Optimizer
 
 from partita._torch.autograd.grad_scaler import found_inf, set_found_inf
@@ -91,9 +96,14 @@ class GradScaler(torch.amp.GradScaler):
         what = "unscaling gradients"
         comm = self._schedule.comm
         with one_at_a_time(comm, what), publish_errors(comm, what):
+            overflow = False
             if optimizer is not None:
-                super().unscale_(optimizer)
-            mine = (len(self._unscaled), optimizer is not None and found_inf(self, optimizer))
+                with _own_parts(optimizer) as meshes:
+                    super().unscale_(optimizer)
+                overflow = found_inf(self, optimizer)
+                for mesh in meshes:
+                    overflow = _on_any(mesh, overflow)
+            mine = (len(self._unscaled), overflow)
             counts = comm.all_gather_object(mine)
             if {number for number, _ in counts} != {mine[0]}:
                 raise ExecutionError(
@@ -114,3 +124,39 @@ class GradScaler(torch.amp.GradScaler):
         """Set the next step's scale, which is the same on all ranks."""
         super().update(new_scale)
         self._unscaled.clear()
+
+
+@contextmanager
+def _own_parts(optimizer: Optimizer) -> Iterator[list[DeviceMesh]]:
+    """Let the optimizer have this rank's parts of its sharded gradients for this block: torch computes with
+    sharded tensors and others at once only where all are of one kind, as they are not where some of a
+    stage's layers are tensor parallel.
+
+    Yields:
+        The meshes that gradients are sharded over, on all ranks of a mesh in the same order.
+    """
+    groups = optimizer.param_groups
+    gradients = [it.grad for group in groups for it in group["params"] if isinstance(it.grad, DTensor)]
+    if gradients:
+        optimizer.param_groups = [{"params": [_own_part(it) for it in group["params"]]} for group in groups]
+    try:
+        yield list(dict.fromkeys(gradient.device_mesh for gradient in gradients))
+    finally:
+        optimizer.param_groups = groups
+
+
+def _own_part(parameter: Tensor) -> Tensor:
+    """What stands for a parameter where only gradients matter: a tensor with this rank's part of its own."""
+    if not isinstance(parameter.grad, DTensor):
+        return parameter
+    gradient = parameter.grad.to_local()
+    own = torch.empty_like(gradient)
+    own.grad = gradient
+    return own
+
+
+def _on_any(mesh: DeviceMesh, flag: bool) -> bool:
+    """Whether a flag is set on any rank of the mesh. Collective over the mesh."""
+    mine = torch.full((), float(flag), device=mesh.device_type)
+    everywhere = DTensor.from_local(mine, mesh, [Partial("max")] * mesh.ndim, run_check=False)
+    return bool(everywhere.full_tensor().item())
