@@ -24,6 +24,12 @@ from partita.runtime import (
 )
 
 
+def test_an_empty_batch_is_refused_with_what_helps() -> None:
+    """It said to use at most 0 microbatches."""
+    with pytest.raises(MicrobatchError, match="a batch of 0 can't fill 2 microbatches: give a larger batch"):
+        split_args((torch.zeros(0, 3),), None, 2)
+
+
 @given(batch=st.integers(1, 40), chunks=st.integers(1, 12), dim=st.integers(-2, 1))
 def test_merging_what_was_split_gives_the_whole_in_exactly_as_many_microbatches(
     batch: int, chunks: int, dim: int

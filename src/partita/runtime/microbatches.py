@@ -68,9 +68,8 @@ class MicrobatchPlan:
         if chunks < 1:
             raise MicrobatchError(f"a batch is cut into at least one microbatch, not {chunks}")
         if batch < chunks:
-            raise MicrobatchError(
-                f"a batch of {batch} can't fill {chunks} microbatches: use at most {batch}, or a larger batch"
-            )
+            fewer = f"use at most {batch}, or a larger batch" if batch else "give a larger batch"
+            raise MicrobatchError(f"a batch of {batch} can't fill {chunks} microbatches: {fewer}")
         size, more = divmod(batch, chunks)
         return cls((size + 1,) * more + (size,) * (chunks - more))
 

@@ -219,6 +219,41 @@ def test_a_loss_under_its_name_is_found_without_being_told(frontend: Any) -> Non
     assert_equal(_gradients(model), _gradients(whole))
 
 
+class Labelled(nn.Module):
+    """Has a loss where it is given labels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = _chain()
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        logits = self.module(x)
+        loss = {} if labels is None else {"loss": functional.mse_loss(logits, labels)}
+        return loss | {"logits": logits}
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+@pytest.mark.parametrize("mode", [True, False])
+def test_evaluation_fills_losses_that_are_the_models_own(labelled: bool, mode: bool) -> None:
+    """They stayed empty: there is no target."""
+    model, (x, target) = Labelled(), _data(8)
+    split = {"module.1": SplitPoint.BEGINNING}
+    pipe = pipeline(model, _data(2), split_spec=split, frontend="modules")
+    args = (x, target) if labelled else (x,)
+
+    def evaluate(comm: Comm) -> list[Tensor]:
+        losses: list[Tensor] = [torch.ones(())]
+        stage = pipe.build_stage(comm.rank, comm=comm)
+        stage.module.train(mode)
+        Schedule1F1B(stage, 4).eval(*args, losses=losses)
+        return losses
+
+    expected: list[Tensor] = []
+    UncutReference(model, 4).eval(*args, losses=expected)
+    assert len(expected) == 4 * labelled
+    assert_equal(InProcessWorld(2).run(evaluate), [[], expected])
+
+
 class Named(nn.Module):
     """A dict with something else under the name."""
 

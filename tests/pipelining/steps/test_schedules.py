@@ -417,6 +417,14 @@ def test_a_loss_that_can_not_be_used_says_why(loss: Any, text: str) -> None:
         assert text in str(error)
 
 
+def test_a_step_without_the_target_that_its_loss_needs_says_so() -> None:
+    pipe = cut(PLAIN, 2)
+    (x,), _, _ = PLAIN.data(8)
+    errors = errors_of(2, lambda comm: ScheduleGPipe(_stage(pipe, comm), 4, nn.functional.mse_loss).step(x))
+    assert isinstance(errors[1], SignatureMismatch)
+    assert "loss_fn fails without a target (AttributeError" in str(errors[1])
+
+
 def test_a_step_without_a_loss_function_runs_forward_only() -> None:
     pipe = cut(PLAIN, 2)
     (x,), _, _ = PLAIN.data(8)

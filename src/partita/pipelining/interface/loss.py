@@ -81,6 +81,14 @@ class OutputLoss:
             output = output[key]
         return output
 
+    def is_in(self, output: Any) -> bool:
+        """Whether the output has a loss: one without labels has none."""
+        try:
+            loss = self(output)
+        except (LookupError, TypeError):
+            return False
+        return isinstance(loss, Tensor) and loss.dim() == 0
+
 
 def loss_by_name(output: Any, trains: Callable[[Any], bool]) -> OutputLoss | None:
     """Return the `OutputLoss` of a dict's value under ``"loss"``, where gradients can start from that.

@@ -274,7 +274,7 @@ class PipelineSchedule:
         """Run forward of one batch without gradients. Collective. Arguments are those of `step`.
 
         Modules stay in their mode: call ``stage.module.eval()`` first where that matters. ``losses`` is
-        filled where there are a ``loss_fn`` and a target.
+        filled where there are a ``loss_fn`` and a target, and where the loss is the model's own.
         """
         batch = args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs
         loss = losses, loss_kwargs or {}
@@ -303,7 +303,7 @@ class PipelineSchedule:
     def _prepare(self, arguments: StepArguments) -> StepInputs:
         # what this rank can find wrong by itself, before it waits for another
         self._check_tied_gradients()
-        follow_modes(self.stages.values())
+        follow_modes(self.stages.values(), train=arguments.train)
         if arguments.train:
             self._ordered()
         last = self.routes.stages - 1 in self.stages

@@ -17,7 +17,7 @@ from partita._torch.tensors.detached_copy import detached_copy
 from partita.capture.open_sizes.sizes import Sizes, sizes_of
 from partita.errors import ArgumentError
 from partita.graph.effects import metadata
-from partita.pipelining.interface.loss import loss_by_name
+from partita.pipelining.interface.loss import OutputLoss, loss_by_name
 from partita.pipelining.interface.two_modes import TwoModes
 from partita.pipelining.interface.values import Constant, Value, accept
 from partita.pipelining.steps.loss_weights import LossWeights, check_targets, checked_weights
@@ -93,7 +93,9 @@ class UncutReference:
         return self._run(args, kwargs, target, losses, loss_weights, loss_kwargs or {}, train=True)
 
     def eval(self, *args: Any, target: Any = None, losses: list[Tensor] | None = None, **kwargs: Any) -> Any:
-        """Run forward of one batch without gradients. ``losses`` is filled where there is a target."""
+        """Run forward of one batch without gradients. ``losses`` is filled where there is a target, and where
+        the loss is the model's own.
+        """
         with torch.no_grad():
             return self._run(args, kwargs, target, losses, None, {}, train=False)
 
@@ -121,8 +123,9 @@ class UncutReference:
             key = RandomKey(self.seed, self._steps, microbatch)
             with fresh_casts():
                 output = self._called(positional, named, key)
-            loss_fn = self.loss_fn or loss_by_name(output, _starts_gradients)
-            if loss_fn is not None and (train or target is not None):
+            loss_fn = self.loss_fn or loss_by_name(output, _starts_gradients if train else _is_number)
+            own = isinstance(loss_fn, OutputLoss) and loss_fn.is_in(output)
+            if loss_fn is not None and (train or target is not None or own):
                 loss = loss_fn(output, targets[microbatch], **loss_kwargs)
                 if train:
                     with nullcontext() if self._eager is None else self._eager.backward_pass():
@@ -174,5 +177,9 @@ def graph_inputs(whole: GraphModule) -> tuple[Value | Constant, ...]:
     )
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() == 0
+
+
 def _starts_gradients(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.dim() == 0 and value.requires_grad
+    return _is_number(value) and value.requires_grad

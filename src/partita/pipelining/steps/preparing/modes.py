@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from partita.errors import SignatureMismatch
+import torch
+
+from partita.errors import ExecutionError, SignatureMismatch
 from partita.pipelining.stages.stage import Stage
 
 __all__ = ["follow_modes", "mode_name"]
@@ -16,12 +18,20 @@ def mode_name(stages: Collection[Stage]) -> str:
     return "both modes" if len(modes) > 1 else "train mode" if modes.pop() else "eval mode"
 
 
-def follow_modes(stages: Collection[Stage]) -> None:
+def follow_modes(stages: Collection[Stage], *, train: bool) -> None:
     """Where a model takes another path in evaluation, let its stages exchange what they do in their mode.
 
+    Args:
+        train: whether gradients are to be computed.
+
     Raises:
+        ExecutionError: gradients, in inference mode.
         SignatureMismatch: the stages of such a model are in both modes.
     """
+    if train and torch.is_inference_mode_enabled():
+        raise ExecutionError(
+            "step() under torch.inference_mode() has no gradients: leave the block, or call eval()"
+        )
     if all(stage.by_mode.evaluation is None for stage in stages):
         return
     if len({stage.module.training for stage in stages}) > 1:

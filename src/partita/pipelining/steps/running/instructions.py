@@ -18,6 +18,7 @@ from partita.pipelining.interface.layout import (
     packed,
     trailer_of,
 )
+from partita.pipelining.interface.loss import OutputLoss
 from partita.pipelining.interface.values import Value
 from partita.pipelining.stages.flight import detached
 from partita.pipelining.stages.stage import Stage
@@ -86,7 +87,8 @@ class Forward:
         if step.inputs.keep_outputs:
             step.outputs[microbatch] = detached(output)
         targets = step.inputs.targets
-        if self.loss_fn is None or not (self.train or targets):
+        own = isinstance(self.loss_fn, OutputLoss) and self.loss_fn.is_in(output)
+        if self.loss_fn is None or not (self.train or targets or own):
             return
         before = hooks_made()
         target = targets[microbatch] if targets else None
@@ -269,11 +271,18 @@ _OUT_OF_REACH = "appears to not have been used in the graph"
 
 
 def _loss_of(loss_fn: Callable[..., Tensor], output: Any, target: Any, keywords: Mapping[str, Any]) -> Tensor:
-    """The loss. Where ``loss_fn`` fails because output and target differ in shape, or because it asks for
-    gradients of what other stages compute with, the error says so.
+    """The loss. Where ``loss_fn`` fails for want of a target, because output and target differ in shape,
+    or because it asks for gradients of what other stages compute with, the error says so.
     """
     try:
         return loss_fn(output, target, **keywords)
+    except (AttributeError, TypeError) as error:
+        if target is not None or isinstance(error, PartitaError):
+            raise
+        raise SignatureMismatch(
+            f"loss_fn fails without a target ({type(error).__name__}: {error}): give step() target=..., on "
+            "the rank of the last stage at least"
+        ) from error
     except (RuntimeError, ValueError) as error:
         if _OUT_OF_REACH in str(error):
             raise ExecutionError(
