@@ -43,6 +43,18 @@ def test_shapes_are_found_and_nothing_changes() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_in_inference_mode_it_is_the_same() -> None:
+    """The first call of a schedule of `PipelineStage`s, `eval` under it, ended in an error about version
+    counters.
+    """
+    module = Stateful()
+    with torch.inference_mode():
+        output, written = run_on_fakes(module, (torch.empty(3, 4),), {"y": torch.empty(4, 3)}, CPU)
+        assert torch.is_inference_mode_enabled()
+    assert output["out"].shape == (3, 4)
+    assert written == [True, False]
+
+
 def test_strides_autocast_and_frozen_parameters_count() -> None:
     module = nn.Linear(4, 4).requires_grad_(False)
     x = torch.empty(4, 3, device="meta").t()

@@ -39,9 +39,10 @@ def run_on_fakes(
         Exception: whatever the module raises; torch's own where only data could tell how to go on.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with FakeCopyMode(mode):
+    ordinary = torch.inference_mode(False)  # whose tensors know how often they were written to
+    with ordinary, FakeCopyMode(mode):
         twin = unsharded_copy(module, mode)
-    with untouched(module), nothing_compiled(), mode, torch.enable_grad():
+    with ordinary, untouched(module), nothing_compiled(), mode, torch.enable_grad():
         leaves, spec = flatten((args, dict(kwargs)))
         inputs = [_like(leaf, device) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         versions = [_version(leaf) for leaf in inputs]

@@ -21,7 +21,6 @@ def test_a_step_that_one_rank_makes_in_inference_mode_is_refused_on_all() -> Non
         schedule = ScheduleGPipe(copy.deepcopy(pipe).build_stage(comm.rank, comm=comm), 4, PLAIN.loss)
         args, kwargs, target = PLAIN.data(8)
         with torch.inference_mode(comm.rank == 0):
-            schedule.eval(*args, **kwargs)
             schedule.step(*args, target=target, **kwargs)
 
     first, second = errors_of(2, body)
