@@ -282,4 +282,7 @@ def _restore(
             "with strict=False"
         )
     dtypes = {id(p): source.dtype(names[id(p)], model_key) for p in parameters.values()}
-    return prepare_optimizer(optimizer, names, source.values(f"{key}.state", tensors), settings, dtypes)
+    states, shared = (source.values(f"{key}.{kind}", tensors) for kind in ("state", "shared_state"))
+    return prepare_optimizer(
+        optimizer, names, states, settings, shared, dtypes, allow_pickle=source.allow_pickle
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -70,18 +71,60 @@ def test_a_parameter_of_no_stage_is_an_error(tmp_path: Path) -> None:
 
 
 class _Nested(SGD):
-    def step(self, closure: object = None) -> None:
+    """Keeps containers for each parameter, as SOAP, AggMo and DASH do, and a number for all, as MADGRAD."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.state["k"] = torch.zeros((), dtype=torch.int64)  # type: ignore[index]
+        for group in self.param_groups:
+            group["schedule"] = {"warm": 3, "sizes": [torch.ones(2), 2]}
+
+    def step(self, closure: Any = None) -> Any:
+        self.state["k"] += 1  # type: ignore[index]
         for group in self.param_groups:
             for parameter in group["params"]:
-                self.state[parameter]["blocks"] = [torch.zeros(1), torch.ones(1)]
+                self.state[parameter] |= {
+                    "blocks": [parameter.detach() * 2, [], (torch.ones(1), None)],
+                    "by_beta": {0.9: parameter.grad, "few": [1, 2.5]},
+                    "numbers": [0.5, 1],
+                }
+        return super().step(closure)
 
 
-def test_state_in_containers_is_an_error(tmp_path: Path) -> None:
-    model = nn.Linear(1, 1)
-    with pytest.raises(
-        CheckpointError, match=r"the optimizer's 'blocks' of 'weight' is a list of tensors or con"
-    ):
-        save_checkpoint(tmp_path, model, stepped(model, _Nested(model.parameters())))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_containers_and_what_all_parameters_share_are_kept(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Containers were refused, or came back in pieces; what is shared was left out, without a word."""
+    model, other = nn.Linear(2, 3, dtype=dtype), nn.Linear(2, 3, dtype=dtype)
+    optimizer, into = _Nested(model.parameters()), _Nested(other.parameters())
+    save_checkpoint(tmp_path, model, stepped(model, optimizer))
+    load_checkpoint(tmp_path, other, into)
+    for kind in ("state", "param_groups"):
+        assert verify_equal(optimizer.state_dict()[kind], into.state_dict()[kind])
+    assert into.state[other.weight]["blocks"][2][0].dtype == torch.float32
+
+
+def verify_equal(left: Any, right: Any) -> bool:
+    if isinstance(left, Tensor):
+        return left.dtype == right.dtype and torch.equal(left, right)
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(verify_equal(left[key], right[key]) for key in left)
+    if isinstance(left, (list, tuple)):
+        return type(left) is type(right) and all(map(verify_equal, left, right))
+    return bool(left == right)
+
+
+def test_what_is_shared_goes_to_all_optimizers_of_another_cut_and_must_agree(tmp_path: Path) -> None:
+    model = nn.Linear(2, 3)
+    apart = [_Nested([model.weight]), _Nested([model.bias])]
+    stepped(model, apart[0])
+    save_checkpoint(tmp_path / "unlike", model, apart)
+    with pytest.raises(CheckpointError, match=r"'weight' and 'bias' are in one optimizer, .* has k = "):
+        load_checkpoint(tmp_path / "unlike", model, _Nested(model.parameters()))
+    stepped(model, apart[1])
+    save_checkpoint(tmp_path / "alike", model, apart)
+    into = _Nested(model.parameters())
+    load_checkpoint(tmp_path / "alike", model, into)
+    assert into.state["k"] == 1  # type: ignore[index]
 
 
 def test_names_with_dots_are_told_apart_from_what_is_behind_them() -> None:

@@ -57,6 +57,18 @@ class ByGroup(SGD):
         return super().step(closure)
 
 
+class StableDecay(AdamW):
+    """Divides its weight decay, which is small, by what all gradients are, as AdamS does."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            size = sum(p.grad.square().mean() for p in group["params"])
+            for parameter in group["params"]:
+                with torch.no_grad():
+                    parameter *= 1 - group["lr"] * group["weight_decay"] / (1 + size)
+        return super().step(closure)
+
+
 class Noise(SGD):
     def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
@@ -118,7 +130,7 @@ def _not_to_be_called(*_: object) -> None:
     raise AssertionError
 
 
-@pytest.mark.parametrize("kind", [Clips, ByGroup, Mean])
+@pytest.mark.parametrize("kind", [Clips, ByGroup, Mean, StableDecay])
 def test_a_number_of_all_parameters_shows(kind: Any) -> None:
     """Their steps on the ranks of a pipeline were others than the uncut model's, without a word."""
     assert _looks(kind)

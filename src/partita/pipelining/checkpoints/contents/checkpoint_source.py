@@ -60,7 +60,7 @@ class CheckpointSource:
 
     def __init__(self, path: str, *, allow_pickle: bool = False) -> None:
         self.path = path
-        self._allow_pickle = allow_pickle
+        self.allow_pickle = allow_pickle
         self._reader = CheckedReader(path, allow_pickle=allow_pickle)
         self._there = self._reader.read_metadata().state_dict_metadata
         self.identity = self._reader.identity
@@ -166,7 +166,7 @@ class CheckpointSource:
         """Read into the tensors of ``wanted``, in place; other values are replaced there."""
         if not wanted:
             return
-        planner = PlainPlanner(self.path, allow_pickle=self._allow_pickle)
+        planner = PlainPlanner(self.path, allow_pickle=self.allow_pickle)
         try:
             with quiet_alone():
                 load(wanted, storage_reader=self._reader, planner=planner, no_dist=True)
@@ -228,7 +228,7 @@ class CheckpointSource:
         self.read(wanted)
         return {
             place.removeprefix(f"{EXTRA}."): plain_value(
-                BytesIO(value), f"{place!r} of {self.path!r}", allow_pickle=self._allow_pickle
+                BytesIO(value), f"{place!r} of {self.path!r}", allow_pickle=self.allow_pickle
             )
             for place, value in wanted.items()
             if isinstance(value, bytes)

@@ -5,21 +5,29 @@ The keys are those of torch's own flattened layout (``get_optimizer_state_dict``
 
     state.<parameter>.<exp_avg, step, ...>        param_groups.<parameter>.<lr, betas, ...>
 
+Beside it stand values that an optimizer keeps for all of its parameters together, once for each of them, and
+the tensors of a container::
+
+    shared_state.<parameter>.<k>                  state.<parameter>.<GG>.<container, 0, 1, ...>
+
 The nested layout, where ``param_groups`` is a list, is read too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from io import BytesIO
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from partita._torch.containers.pytree import flatten_registered, unflatten
 from partita.errors import CheckpointError
 from partita.listing import listed
 from partita.pipelining.checkpoints.contents.replicas import StateEntry
+from partita.pipelining.checkpoints.files.plain_values import plain_bytes, plain_value
 
 __all__ = [
     "Names",
@@ -38,15 +46,23 @@ Names = Mapping[int, tuple[str, ...]]
 
 _NOT_SETTINGS = ("params", "param_names")
 
+_NESTED = (Tensor, Mapping, list, tuple)
 
-def optimizer_entries(optimizers: Sequence[Optimizer], names: Names, section: str) -> list[StateEntry]:
+_STANDS_FOR = "tensor"
+"""In the place of a container's tensor stands a dict of this and the tensor's key."""
+
+
+def optimizer_entries(
+    optimizers: Sequence[Optimizer], names: Names, section: str, *, allow_pickle: bool
+) -> list[StateEntry]:
     """The state and the settings of optimizers, one entry for each value and name.
 
     Raises:
-        CheckpointError: a parameter that no stage has, or a state that is neither tensor nor plain value.
+        CheckpointError: a parameter that no stage has, or a container of what is no plain data.
     """
     entries = []
     for optimizer in optimizers:
+        shared = {key: value for key, value in optimizer.state.items() if isinstance(key, str)}
         for group in optimizer.param_groups:
             settings = {key: value for key, value in group.items() if key not in _NOT_SETTINGS}
             for parameter in group["params"]:
@@ -54,9 +70,9 @@ def optimizer_entries(optimizers: Sequence[Optimizer], names: Names, section: st
                 for kind, values in (
                     ("state", optimizer.state.get(parameter, {})),
                     ("param_groups", settings),
+                    ("shared_state", shared),
                 ):
-                    for key, value in values.items():
-                        _check_plain(aliases[0], key, value)
+                    for key, value in _all_apart(values, aliases[0], allow_pickle=allow_pickle):
                         root = f"{kind}.{min(aliases)}.{key}"
                         entries += [
                             StateEntry(section, f"{kind}.{name}.{key}", value, root) for name in aliases
@@ -79,16 +95,48 @@ def names_of(parameter: Tensor, names: Names) -> tuple[str, ...]:
     return names[id(parameter)]
 
 
-def _check_plain(name: str, key: str, value: Any) -> None:
-    nested = (
-        value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
-    )
-    if any(isinstance(item, (Tensor, Mapping, list, tuple)) for item in nested):
-        raise CheckpointError(
-            f"the optimizer's {key!r} of {name!r} is a {type(value).__name__} of tensors or containers, "
-            "which has no name in a checkpoint: use an optimizer that keeps tensors and plain values for "
-            "each parameter"
-        )
+def _all_apart(values: Mapping[Any, Any], name: str, *, allow_pickle: bool) -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        what = f"the optimizer's {key!r} of {name!r}"
+        yield from _apart(key, value, what, allow_pickle=allow_pickle)
+
+
+def _apart(key: str, value: Any, what: str, *, allow_pickle: bool) -> Iterator[tuple[str, Any]]:
+    """The value under its key. A container is bytes, with its tensors beside it.
+
+    >>> [key for key, _ in _apart("GG", [torch.ones(1), []], "GG", allow_pickle=False)]
+    ['GG.container', 'GG.0']
+    """
+    is_simple = isinstance(value, (list, tuple)) and not any(isinstance(it, _NESTED) for it in value)
+    if type(value) not in (list, tuple, dict) or is_simple:
+        yield key, value
+        return
+    leaves, spec = flatten_registered(value, _is_tensor)
+    tensors = {f"{key}.{place}": leaf for place, leaf in enumerate(leaves) if _is_tensor(leaf)}
+    names = iter(tensors)
+    places = [{_STANDS_FOR: next(names)} if _is_tensor(leaf) else leaf for leaf in leaves]
+    yield f"{key}.container", plain_bytes(unflatten(places, spec), what, allow_pickle=allow_pickle)
+    yield from tensors.items()
+
+
+def _together(values: Mapping[str, Any], *, allow_pickle: bool) -> dict[str, Any]:
+    """The values that `_apart` took apart."""
+    whole = dict(values)
+    for key, value in values.items():
+        if isinstance(value, bytes) and key.endswith(".container"):
+            container = plain_value(BytesIO(whole.pop(key)), repr(key), allow_pickle=allow_pickle)
+            leaves, spec = flatten_registered(container, _is_place)
+            leaves = [whole.pop(leaf[_STANDS_FOR]) if _is_place(leaf) else leaf for leaf in leaves]
+            whole[key.removesuffix(".container")] = unflatten(leaves, spec)
+    return whole
+
+
+def _is_place(value: Any) -> bool:
+    return isinstance(value, dict) and value.keys() == {_STANDS_FOR}
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
 
 
 def state_places(keys: Iterable[str], wanted: Iterable[str]) -> dict[str, dict[str, str]]:
@@ -121,7 +169,10 @@ def prepare_optimizer(
     names: Names,
     states: Mapping[str, Mapping[str, Any]],
     settings: Mapping[str, Mapping[str, Any]],
+    shared: Mapping[str, Mapping[str, Any]],
     dtypes: Mapping[int, torch.dtype | None],
+    *,
+    allow_pickle: bool,
 ) -> Restore:
     """A function that loads values into an optimizer, through its own ``load_state_dict``.
 
@@ -129,17 +180,27 @@ def prepare_optimizer(
         names: those of its parameters.
         states: what the checkpoint has for each parameter, by name.
         settings: the learning rate and so on of each parameter, by name.
+        shared: what its optimizer had for all of its parameters, by name.
         dtypes: that each parameter was saved with, by its ``id``.
+        allow_pickle: unpickle what containers have beside plain data.
 
     Raises:
         CheckpointError: parameters of one group that were trained with different settings.
     """
+    states, settings, shared = (
+        {name: _together(values, allow_pickle=allow_pickle) for name, values in kind.items()}
+        for kind in (states, settings, shared)
+    )
     packed = optimizer.state_dict()
     positions: dict[int, int] = {}
+    every = [names_of(parameter, names) for group in optimizer.param_groups for parameter in group["params"]]
+    of_all = [_any(shared, aliases) for aliases in every]
     for group, packed_group in zip(optimizer.param_groups, packed["param_groups"], strict=True):
         group_names = [names_of(parameter, names) for parameter in group["params"]]
         packed_group |= _common(
-            [aliases[0] for aliases in group_names], [_any(settings, aliases) for aliases in group_names]
+            [aliases[0] for aliases in group_names],
+            [_any(settings, aliases) for aliases in group_names],
+            "param group",
         )
         for parameter, position in zip(group["params"], packed_group["params"], strict=True):
             positions[id(parameter)] = position
@@ -147,7 +208,7 @@ def prepare_optimizer(
         position: dict(state)
         for identity, position in positions.items()
         if (state := _any(states, names[identity]))
-    }
+    } | _common([aliases[0] for aliases in every], of_all, "optimizer")
 
     def restore() -> None:
         optimizer.load_state_dict(packed)
@@ -166,18 +227,24 @@ def _keep_dtypes(
     saved with: what had the parameter's dtype has it again.
     """
     for key, value in saved.items():
-        if parameter.dtype != saved_dtype and isinstance(value, Tensor) and value.dtype == saved_dtype:
-            continue
-        if isinstance(value, Tensor) and value.dtype != state[key].dtype:
-            state[key] = value.to(state[key].device)
+        leaves, spec = flatten_registered(value, _is_tensor)
+        loaded, _ = flatten_registered(state[key], _is_tensor)
+        for place, leaf in enumerate(leaves):
+            if parameter.dtype != saved_dtype and isinstance(leaf, Tensor) and leaf.dtype == saved_dtype:
+                continue
+            if isinstance(leaf, Tensor) and leaf.dtype != loaded[place].dtype:
+                loaded[place] = leaf.to(loaded[place].device)
+                state[key] = unflatten(loaded, spec)
 
 
 def _any(values: Mapping[str, Mapping[str, Any]], names: tuple[str, ...]) -> Mapping[str, Any]:
     return next((values[name] for name in names if name in values), {})
 
 
-def _common(names: Sequence[str], settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The settings that all parameters of a group have in common."""
+def _common(
+    names: Sequence[str], settings: Sequence[Mapping[str, Any]], where: Literal["param group", "optimizer"]
+) -> dict[str, Any]:
+    """The settings that all parameters of a group, or an optimizer, have in common."""
     saved = [(name, values) for name, values in zip(names, settings, strict=True) if values]
     if not saved:
         return {}
@@ -186,9 +253,9 @@ def _common(names: Sequence[str], settings: Sequence[Mapping[str, Any]]) -> dict
         for key in common.keys() | values.keys():
             if not _equal(common.get(key), values.get(key)):
                 raise CheckpointError(
-                    f"{first!r} and {name!r} are in one param group, but the checkpoint has {key} = "
+                    f"{first!r} and {name!r} are in one {where}, but the checkpoint has {key} = "
                     f"{common.get(key)!r} for one and {values.get(key)!r} for the other: give each its own "
-                    f"param group (the group holds {listed(names)})"
+                    f"{where} (this one holds {listed(names)})"
                 )
     return dict(common)
 
@@ -196,4 +263,8 @@ def _common(names: Sequence[str], settings: Sequence[Mapping[str, Any]]) -> dict
 def _equal(left: Any, right: Any) -> bool:
     if isinstance(left, Tensor) and isinstance(right, Tensor):
         return torch.equal(left, right)
+    leaves, spec = flatten_registered(left, _is_tensor)
+    others, other_spec = flatten_registered(right, _is_tensor)
+    if len(leaves) > 1 or len(others) > 1:
+        return spec == other_spec and all(map(_equal, leaves, others))
     return type(left) is type(right) and bool(left == right)

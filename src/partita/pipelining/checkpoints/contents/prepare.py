@@ -123,7 +123,10 @@ def _entries(request: Request, *, first: bool) -> list[StateEntry]:
             for name in state_value.names
         ]
     entries += optimizer_entries(
-        listed_optimizers(request.optimizers), all_names(states), request.optimizer_key
+        listed_optimizers(request.optimizers),
+        all_names(states),
+        request.optimizer_key,
+        allow_pickle=request.allow_pickle,
     )
     for entry in entries:
         if not isinstance(entry.value, Tensor) and not request.allow_pickle:

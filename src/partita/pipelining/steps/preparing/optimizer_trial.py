@@ -31,6 +31,8 @@ __all__ = ["looks_at_others"]
 _STEPS = 4
 _LEAST_RATE = 0.01
 """The learning rate of a trial is this at least: warm-up begins with zero."""
+_LEAST_DECAY = 0.5
+"""The weight decay of a trial, where there is one: some know the other parameters in that alone."""
 _LARGEST_DIMENSION = 4
 
 
@@ -87,6 +89,8 @@ def _trial(optimizer: Optimizer, *, every: int) -> tuple[dict[int, Tensor], dict
         chosen |= {number: it for number, it in numbered.items() if number % every == 0}
         if isinstance(group.get("lr"), float):
             group["lr"] = max(group["lr"], _LEAST_RATE)
+        if group.get("weight_decay") and isinstance(group["weight_decay"], float):
+            group["weight_decay"] = max(group["weight_decay"], _LEAST_DECAY)
     for number, parameter in chosen.items():
         parameter.data.copy_(_numbers(parameter, number))
     start = {number: parameter.detach().clone() for number, parameter in chosen.items()}
