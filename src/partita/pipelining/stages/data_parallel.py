@@ -11,7 +11,7 @@ interleave, in the wrong one::
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Protocol
 
 import torch
@@ -31,25 +31,25 @@ __all__ = ["GradientReduction", "gradient_reduction"]
 
 
 def gradient_reduction(module: nn.Module) -> GradientReduction | None:
-    """How the gradients of a stage's module are reduced; None where it is neither wrapped in
-    ``DistributedDataParallel`` (under ``torch.compile`` or not), nor replicated by `partita.ddp.replicate`,
-    nor sharded with ``fully_shard``.
+    """How the gradients of a stage's module are reduced; None where neither it nor a module in it is wrapped
+    in ``DistributedDataParallel`` (under ``torch.compile`` or not), replicated by `partita.ddp.replicate`,
+    or sharded with ``fully_shard``.
 
     Raises:
         ExecutionError: it is replicated in a way that can't be told when to reduce.
     """
-    inner: Any = getattr(module, "_orig_mod", module)
-    if isinstance(inner, DistributedDataParallel):
-        return GradientReduction(module, replicated=inner)
-    if hasattr(type(inner), "expect_backward"):
-        return GradientReduction(module, on_demand=inner)
     if replicated_in_place(module):
         raise ExecutionError(
             "the stage's module went through torch's composable replicate(), which reduces in every "
             "microbatch: wrap it in DistributedDataParallel, or fully_shard() it"
         )
+    parts: list[Any] = list(module.modules())
+    replicated = [part for part in parts if isinstance(part, DistributedDataParallel)]
+    on_demand = [part for part in parts if hasattr(type(part), "expect_backward")]
     sharded = sharded_roots(module)
-    return GradientReduction(module, sharded=sharded) if sharded else None
+    if not replicated and not on_demand and not sharded:
+        return None
+    return GradientReduction(module, replicated=replicated, on_demand=on_demand, sharded=sharded)
 
 
 class ReducedOnDemand(Protocol):
@@ -74,13 +74,13 @@ class GradientReduction:
         self,
         module: nn.Module,
         *,
-        replicated: DistributedDataParallel | None = None,
-        on_demand: ReducedOnDemand | None = None,
+        replicated: Iterable[DistributedDataParallel] = (),
+        on_demand: Iterable[ReducedOnDemand] = (),
         sharded: Iterable[FSDPModule] = (),
     ) -> None:
         self.module = module
-        self._replicated = replicated
-        self._on_demand = on_demand
+        self._replicated = tuple(replicated)
+        self._on_demand = tuple(on_demand)
         self._sharded = tuple(sharded)
         self._wanted = True
         self._left = 0
@@ -91,13 +91,14 @@ class GradientReduction:
         module gives its gathered weights away as soon as its inputs have their gradients, a replicated one
         that looks for unused parameters wants the whole graph, and one on demand reduces whole passes.
         """
-        ddp = self._replicated
-        return ddp is None or ddp.find_unused_parameters or ddp.static_graph
+        unsure = any(ddp.find_unused_parameters or ddp.static_graph for ddp in self._replicated)
+        return unsure or bool(self._on_demand) or not self._replicated
 
     @property
     def unwrapped(self) -> nn.Module:
         """The module inside a replicated one."""
-        inner: nn.Module = self.module if self._replicated is None else self._replicated.module
+        outer = getattr(self.module, "_orig_mod", self.module)
+        inner: nn.Module = outer.module if isinstance(outer, DistributedDataParallel) else self.module
         return inner
 
     def check_recompute(self, stage: int) -> None:
@@ -108,13 +109,18 @@ class GradientReduction:
                 "gather its parameters once more: leave it out of recompute, and let its blocks call "
                 "torch.utils.checkpoint"
             )
-        if self._on_demand is not None:
+        if self._on_demand:
             raise ExecutionError(
                 f"stage {stage} went through partita.ddp.replicate and is to be recomputed, which would "
                 "count as another forward pass of the replicated module: wrap it in DistributedDataParallel, "
                 "or leave it out of recompute"
             )
-        if self._replicated is not self.module:
+        if self.unwrapped is self.module:
+            raise ExecutionError(
+                f"stage {stage} has DistributedDataParallel around a part of it and is to be recomputed: "
+                "wrap the stage's whole module, or leave it out of recompute"
+            )
+        if self._replicated[0] is not self.module:
             raise ExecutionError(
                 f"stage {stage} is compiled around DistributedDataParallel and is to be recomputed: compile "
                 "the module inside, DistributedDataParallel(torch.compile(module)), or leave one of them out"
@@ -127,28 +133,30 @@ class GradientReduction:
             ExecutionError: DDP counts hooks in its first pass, and there are several that it must not reduce.
         """
         self._left = microbatches
-        if self._replicated is not None:
-            if self._replicated.static_graph and microbatches > 1:
+        for ddp in self._replicated:
+            if ddp.static_graph and microbatches > 1:
                 raise ExecutionError(
                     f"DistributedDataParallel(static_graph=True) reduces in its first backward pass, and a "
                     f"step has {microbatches}, of which only the last may reduce: leave static_graph out"
                 )
-            self._wanted = self._replicated.require_backward_grad_sync
-            self._replicated.require_forward_param_sync = True  # buffers, in the first forward pass
-        elif self._on_demand is not None:
-            self._wanted = self._on_demand.require_backward_grad_sync
-        else:
-            self._wanted = all(reduces(module) for module in self._sharded)
+            ddp.require_forward_param_sync = True  # buffers, in the first forward pass
+        self._wanted = all(
+            [ddp.require_backward_grad_sync for ddp in self._replicated]
+            + [replica.require_backward_grad_sync for replica in self._on_demand]
+            + [reduces(module) for module in self._sharded]
+        )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module."""
-        replicated = self._replicated if self._on_demand is None else self._on_demand
-        if replicated is None:
+        if self._sharded:
             # A weight that autocast converted in an earlier microbatch would get its gradient after
             # `fully_shard` has reduced: autograd runs what was made first last.
             torch.clear_autocast_cache()
-            return self.module(*args, **kwargs)
-        with replicated.no_sync():
+        with ExitStack() as quiet:
+            for ddp in self._replicated:
+                quiet.enter_context(ddp.no_sync())
+            for replica in self._on_demand:
+                quiet.enter_context(replica.no_sync())
             return self.module(*args, **kwargs)
 
     def backward(self, outputs: Sequence[Tensor] | None, run: Callable[[], object]) -> None:
@@ -172,13 +180,10 @@ class GradientReduction:
                     "results"
                 )
             return
-        if self._replicated is not None:
-            if last:
-                expect_backward(self._replicated, outputs or ())
-            run()
-            return
-        if self._on_demand is not None and last:
-            self._on_demand.expect_backward()
+        for ddp in self._replicated if last else ():
+            expect_backward(ddp, outputs or ())
+        for replica in self._on_demand if last else ():
+            replica.expect_backward()
         for module in self._sharded:
             module.set_is_last_backward(not self._left)
             module.set_requires_gradient_sync(last)

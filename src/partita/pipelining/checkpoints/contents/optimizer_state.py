@@ -265,6 +265,6 @@ def _equal(left: Any, right: Any) -> bool:
         return torch.equal(left, right)
     leaves, spec = flatten_registered(left, _is_tensor)
     others, other_spec = flatten_registered(right, _is_tensor)
-    if len(leaves) > 1 or len(others) > 1:
+    if isinstance(left, (list, tuple, dict)):
         return spec == other_spec and all(map(_equal, leaves, others))
     return type(left) is type(right) and bool(left == right)
