@@ -303,7 +303,7 @@ def _held(weights: Any) -> Iterator[Tensor]:
     # a root that is no edge is a parameter, whose gradient I has computed
     queue = [root.node for root, _ in weights._roots if isinstance(root, GradientEdge)]  # noqa: SLF001
     yield from (seed for _, seed in weights._roots)  # noqa: SLF001 - likewise
-    for catch, _ in (*weights._private, *weights._shared):  # noqa: SLF001 - likewise
+    for catch in weights._catches:  # noqa: SLF001 - likewise
         _, gradients = catch.starts()
         yield from gradients
         yield from _saved(catch.node)
