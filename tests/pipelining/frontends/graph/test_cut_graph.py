@@ -7,9 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
 
+from partita import verify
 from partita._torch.autograd.region_switches import SET_GRAD
 from partita.errors import InfeasiblePlan
+from partita.pipelining import pipe_split, pipeline
+from partita.pipelining.frontends.graph import cut_graph as room
 from partita.pipelining.frontends.graph.cut_graph import cut_graph
+from partita.pipelining.interface.layout import copied
 
 
 class Model(nn.Module):
@@ -47,3 +51,46 @@ def test_a_stage_that_only_switches_a_region_is_refused() -> None:
     stages = {sin.name: 0, off.name: 1, cos.name: 2, on.name: 2}
     with pytest.raises(InfeasiblePlan, match="the cuts ask for 3 stages, but 2 have anything to compute"):
         cut_graph(GraphModule({}, graph), stages)
+
+
+class _WritesPastACut(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        view = hidden[:1]
+        pipe_split()
+        hidden.mul_(2)
+        pipe_split()
+        return self.last(view)
+
+
+class _WritesForItself(_WritesPastACut):
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        pipe_split()
+        kept = hidden.sin()
+        hidden.mul_(2).add_(kept)
+        pipe_split()
+        return self.last(hidden)
+
+
+def test_a_write_that_gets_lost_between_processes_is_lost_in_one_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Stages handed each other values without a copy when a pipe was called, and `verify` called a cut equal
+    whose stages on ranks of their own compute other numbers.
+    """
+    model, x = _WritesPastACut(), torch.randn(2, 4)
+    monkeypatch.setattr(room, "check_writes", lambda *_: None)  # which refuses such a cut
+    verdict = verify(pipeline(model, (x,)), model, (x,))
+    assert any(difference.kind == "output" for difference in verdict.differences)
+
+
+def test_a_stage_writes_into_what_it_is_handed_for_itself() -> None:
+    model, x = _WritesForItself(), torch.randn(2, 4)
+    pipe = pipeline(model, (x,))
+    verify(pipe, model, (x,)).check()
+    assert len(pipe.split_gm.graph.find_nodes(op="call_function", target=copied)) == 1

@@ -7,7 +7,8 @@ from torch.fx import GraphModule
 from partita.errors import InfeasiblePlan
 from partita.graph.effects import analyse
 from partita.pipelining.frontends.graph.levels import check_levels
-from partita.pipelining.frontends.graph.writes import check_writes
+from partita.pipelining.frontends.graph.writes import check_writes, written_inputs
+from partita.pipelining.interface.layout import copied
 from partita.runtime import key_random_nodes
 from partita.splitter import Split, split
 
@@ -38,7 +39,24 @@ def cut_graph(whole: GraphModule, assignment: dict[str, int]) -> Split:
             f"the cuts ask for {stages} stages, but {len(cut.pieces)} have anything to compute: some hold "
             "nothing but switches of a grad or autocast region; move the cut"
         )
+    _copy_what_is_written(cut)
     return cut
+
+
+def _copy_what_is_written(cut: Split) -> None:
+    """Let the stitched graph hand each stage copies of what it writes to, as a stage on a rank of its own has
+    (`ValueStage`): a write that other stages should see, and would not see there, is not seen here either.
+    """
+    graph = cut.module.graph
+    for piece in cut.pieces[1:]:  # the first is given the caller's own arguments
+        written = written_inputs(piece.module)
+        for call in graph.find_nodes(op="call_module", target=piece.name) if written else ():
+            with graph.inserting_before(call):
+                call.args = tuple(
+                    graph.call_function(copied, (value,)) if name in written else value
+                    for name, value in zip(piece.inputs, call.args, strict=True)
+                )
+            cut.module.recompile()
 
 
 def key_random_calls(whole: GraphModule) -> None:
