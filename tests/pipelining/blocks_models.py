@@ -231,6 +231,15 @@ class WritesToView(Blocks):
         return self.head(self.blocks[3](h)) + y
 
 
+class WritesToArgument(Blocks):
+    """Writes to what it was called with, and lets go of it, behind a cut."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.blocks[1](self.blocks[0](x.clone()))
+        x = self.blocks[2](h) + x.mul_(2)
+        return self.head(self.blocks[3](x))
+
+
 class Recomputed(Blocks):
     """Cuts would lie within what it computes again."""
 

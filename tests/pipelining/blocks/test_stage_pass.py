@@ -22,6 +22,7 @@ from tests.pipelining.blocks_models import (
     Recomputed,
     ToList,
     WithLoss,
+    WritesToArgument,
     WritesToView,
 )
 from tests.pipelining.running import assert_equal
@@ -32,6 +33,7 @@ from partita import verify
 from partita.errors import CaptureError, ExecutionError
 from partita.pipelining import (
     Schedule1F1B,
+    ScheduleGPipe,
     ScheduleInterleavedZeroBubble,
     ScheduleZBVZeroBubble,
     SplitPoint,
@@ -225,9 +227,35 @@ def test_what_a_cut_would_change_is_refused(make: type[nn.Module], message: str)
         _cut(_model(make))
 
 
-def test_a_write_to_memory_that_another_stage_has_too_is_refused() -> None:
-    with pytest.raises(ExecutionError, match="stage 2 writes to one of two tensors in one memory"):
-        _steps(Schedule1F1B, [[0], [1], [2], [3]], WritesToView)
+@pytest.mark.parametrize("border", ["blocks.1", "blocks.2"])
+def test_a_write_to_memory_that_another_stage_has_too_is_refused(border: str) -> None:
+    """In the last stage it went unseen: when forward has returned, the model has let go of the tensor."""
+    with pytest.raises(CaptureError, match="stage 1 writes to one of two tensors in one memory"):
+        pipeline(
+            _model(WritesToView),
+            (_x(3, 0),),
+            split_spec={border: SplitPoint.BEGINNING},
+            frontend="modules",
+        )
+
+
+def test_a_write_to_an_argument_behind_a_cut_is_refused_in_a_step() -> None:
+    """The caller would not see it. It went unseen where the model had let go of the argument."""
+    pipe = pipeline(
+        _model(WritesToArgument),
+        (_x(3, 0),),
+        split_spec={"blocks.2": SplitPoint.BEGINNING},
+        frontend="modules",
+    )
+    x = _x(3, 1)
+    pipe(x)
+    assert_equal(x, _x(3, 1) * 2)
+    with pytest.raises(ExecutionError, match="stage 1 writes to argument 0"):
+        InProcessWorld(2).run(
+            lambda comm: ScheduleGPipe([pipe.build_stage(comm.rank, comm=comm)], 1).eval(
+                *([_x(3, 1)] if comm.rank == 0 else [])
+            )
+        )
 
 
 class Hidden(Blocks):

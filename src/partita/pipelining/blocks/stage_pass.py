@@ -106,7 +106,7 @@ class StagePass(TorchFunctionMode):
         self._records = stage < cut.stages - 1  # nobody follows the last stage
         self._calls: dict[str, int] = {}
         self._path: list[Event] = []
-        self._versions: dict[int, int] = {}
+        self._watched: dict[int, tuple[Tensor, int]] = {}
         self._stopped = False
 
     # What the stage is called with, and what it gives.
@@ -256,9 +256,11 @@ class StagePass(TorchFunctionMode):
                     continue
                 tensors.ghosts.discard(number)
                 tensors.sites[number] = site = packet.sites[number]
-                become(ghost, self._owned(value, site))
+                own = self._owned(value, site)
                 if number < packet.tensors or number in packet.aliases:
-                    self._versions[number] = times_written(ghost)
+                    # writes to its memory count here too, also when the model has let go of it
+                    self._watched[number] = own.detach(), times_written(own)
+                become(ghost, own)
 
     def _owned(self, value: Tensor, site: Site) -> Tensor:
         """A tensor that nobody else refers to. Gradients arrive at ``value``, after all of this stage's."""
@@ -404,14 +406,14 @@ class StagePass(TorchFunctionMode):
         )
 
     def _check_aliases(self) -> None:
-        """Raise ExecutionError where the stage has written to memory that other stages have as well."""
-        if self._packet.live:
-            return
-        for number, version in self._versions.items():
-            tensor = self._tensors[number]
-            if tensor is None or times_written(tensor) == version:
-                continue
+        """Raise ExecutionError where the stage has written to memory that other stages have as well. In one
+        process the caller sees what is written to arguments; two tensors in one memory are refused there too,
+        where a cut is proven.
+        """
+        for number, (tensor, version) in self._watched.items():
             is_argument = number < self._packet.tensors
+            if times_written(tensor) == version or (is_argument and self._packet.live):
+                continue
             what = f"argument {number}" if is_argument else "one of two tensors in one memory"
             raise ExecutionError(
                 f"stage {self.stage} writes to {what} ({list(tensor.shape)}), which an earlier stage has "
