@@ -268,6 +268,42 @@ def test_branches_outside_of_what_is_recomputed() -> None:
     _assert_compiled_equals_eager(case, "ZBVZeroBubble", SPLIT["ZBVZeroBubble"], recompute=tuple("abcd"))
 
 
+class BranchesWithin(nn.Module):
+    """What is recomputed reads what decides its way, of an argument, and is what its stage begins with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in "abcd":
+            self.add_module(name, BranchingBlock())
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        for block in (self.a, self.b, self.c, self.d):
+            x = block(x, mask)
+        return x
+
+
+class BranchingBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.branching, self.last = BranchingLinear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return x + self.last(self.branching(x, mask))
+
+
+class BranchingLinear(nn.Linear):
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
+        h = functional.dropout(super().forward(x), 0.5, self.training)
+        h = h.masked_fill(~mask, 0.0) if not mask.all() else h.sin()
+        return h.cos() if mask.logical_not().any() else h.relu()
+
+
+def test_branches_within_what_is_recomputed() -> None:
+    """The stage ran uncompiled: a compiler can't trace what the host reads in the middle of a graph."""
+    case = Case("branches within", BranchesWithin, batch=_mask)
+    _assert_compiled_equals_eager(case, "ZBVZeroBubble", SPLIT["ZBVZeroBubble"], recompute=("*.branching",))
+
+
 def test_values_between_stages_without_a_gradient() -> None:
     """A stage's backward pass met a ``None`` where it expected the gradient of an input."""
     _assert_compiled_equals_eager(Case("part of the loss", PartOfLoss, loss=PartOfLoss.loss), "1F1B")

@@ -132,6 +132,9 @@ def stateless(graph: GraphModule, owner: nn.Module, shared: Collection[str] = ()
         _count_by_function(part)
         _leave_out_unused_reads(part)
     first = _renumber_sites(graphs)
+    for node in copy.find_nodes(op="call_module"):
+        if node.target in recomputed:
+            _read_outside(node, module.get_submodule(node.target))
     conditions = _read_conditions_before(module, start)
     for name in recomputed:  # from here on what it does is unknown to an analysis
         module.add_module(name, RecomputedRegion(module.get_submodule(name)))
@@ -160,6 +163,32 @@ def _repeat_inputs(graph: Graph, start: Node, before: int, shared: Collection[st
             user.replace_input_with(node, argument)
             places.append(place)
     return tuple(places)
+
+
+def _read_outside(call: Node, body: nn.Module) -> None:
+    """Read what the host reads in a body before the call of it, in place, where that changes nothing: what it
+    is read from is computed in the graph too, and the answer is an operand.
+    """
+    assert isinstance(body, LazyGraphModule)
+    graph = body.graph
+    reads = [node for node in graph.nodes if isinstance(node.target, ReadCondition)]
+    inputs, needed = graph.find_nodes(op="placeholder"), ancestors(reads)
+    if not (reads and inputs) or call.kwargs or any(node.op == "get_attr" for node in needed):
+        return
+    if not _can_run_before(analyse(body), needed):
+        return
+    values = dict(zip(inputs, call.args, strict=True))
+    for node in graph.nodes:
+        if node in needed and node not in values:
+            with call.graph.inserting_before(call):
+                values[node] = call.graph.node_copy(node, values.__getitem__)
+    for number, read in enumerate(reads):
+        with graph.inserting_after(inputs[-1]):
+            inputs.append(graph.placeholder(f"partita_condition_{number}"))
+        read.replace_all_uses_with(inputs[-1])
+        graph.erase_node(read)
+    call.args = (*call.args, *(values[read] for read in reads))
+    body.recompile()
 
 
 def _read_conditions_before(module: LazyGraphModule, start: Node) -> LazyGraphModule | None:
