@@ -12,6 +12,7 @@ from tests.capture.fast_path import TOKENS, Encoder, Preference
 from tests.pipelining.running import assert_equal
 from torch import Tensor, nn
 
+from partita import verify
 from partita.errors import CaptureError, NotProven
 from partita.pipelining import Schedule1F1B, SplitPoint, UncutReference, pipeline
 from partita.pipelining.frontends.modules.pipe import ModulePipe
@@ -254,3 +255,32 @@ def test_a_model_without_memory_is_cut_and_not_proven() -> None:
         stage.module.load_state_dict(whole.state_dict(), strict=False)
     x = torch.randn(3, 4)
     assert torch.equal(pipe(x), whole(x))
+
+
+class _Counts(nn.Module):
+    """Sets attributes, of its own and of a block, that no call reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.first.calls = 0
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.first.calls += 1  # type: ignore[operator]
+        self.hidden = self.first(x)
+        result: torch.Tensor = self.last(self.hidden)
+        return result
+
+
+def test_attributes_of_the_model_that_stages_do_not_keep_are_no_difference() -> None:
+    """`verify` said that the pipe is not the model, where with the export frontend it names what is left
+    out.
+    """
+    model = _Counts()
+    pipe = pipeline(model, (torch.ones(2, 3),), frontend="modules", split_spec={"last": SplitPoint.BEGINNING})
+    assert set(pipe.unkept) == {"calls", "hidden"}
+    verdict = verify(pipe, model, (torch.ones(2, 3),))
+    verdict.check()
+    assert set(verdict.left_out) == {"attribute calls", "attribute hidden"}

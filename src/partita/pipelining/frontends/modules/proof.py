@@ -42,6 +42,8 @@ from partita.pipelining.frontends.modules.recording import (
 )
 from partita.runtime.host_generators import generator_states, seed_generators, set_generators
 from partita.verification.comparing.compare import EXACT, Tolerance, compare_tensors
+from partita.verification.observing import snapshot
+from partita.verification.observing.subject import subject_of
 
 __all__ = ["block_proof", "check_against_model"]
 
@@ -69,11 +71,12 @@ def block_proof(
     if reason := without_values(model, args, kwargs):
         return Proof(False, reason)
     proven: list[str] = []
+    unkept: dict[str, None] = {}
     apart: list[GradModeDifference] = []
     modes = sorted(modes, reverse=True)
     for training in modes:
         for number, sample in enumerate(samples(args, kwargs, Sizes(), [])):
-            outcome = _equal_on(pipe, model, sample, training, tolerance)
+            outcome = _equal_on(pipe, model, sample, training, tolerance, unkept)
             if isinstance(outcome, Sample):
                 proven.append(outcome.kind)
                 differs = None if training else _without_gradients(pipe, model, outcome, tolerance)
@@ -93,16 +96,28 @@ def block_proof(
     if gravest is not None and not gravest.rounding:
         raise CaptureError(gravest.text)
     text = f"equal to the eager model {exact} in {ran} on {kinds}"
-    return Proof(True, text, without_gradients=gravest.text if gravest else "")
+    return Proof(True, text, tuple(unkept), gravest.text if gravest else "")
 
 
 def _equal_on(
-    pipe: ModulePipe, model: nn.Module, sample: Sample, training: bool, tolerance: Tolerance
+    pipe: ModulePipe,
+    model: nn.Module,
+    sample: Sample,
+    training: bool,
+    tolerance: Tolerance,
+    unkept: dict[str, None],
 ) -> Sample | _NotTakenError | ExecutionError:
-    """Return the sample if both are equal on it, or the gentle one; why not if it proves nothing."""
+    """Return the sample if both are equal on it, or the gentle one; why not if it proves nothing.
+
+    Args:
+        unkept: gets the names of attributes that the model sets and the stages do not hold.
+    """
 
     def check() -> None:
-        check_against_model(pipe, model, sample.args, sample.kwargs, training=training, tolerance=tolerance)
+        names = check_against_model(
+            pipe, model, sample.args, sample.kwargs, training=training, tolerance=tolerance
+        )
+        unkept.update(dict.fromkeys(names))
 
     try:
         check()
@@ -111,7 +126,8 @@ def _equal_on(
             raise CaptureError(f"{str(error).split('. ', 1)[0]}: {FAST_PATH_ADVICE}") from error
         raise
     except _NotTakenError as error:
-        return _equal_on(pipe, model, sample.gentle, training, tolerance) if sample.gentle else error
+        gentle = sample.gentle
+        return _equal_on(pipe, model, gentle, training, tolerance, unkept) if gentle else error
     except ExecutionError as error:
         return error
     return sample
@@ -158,13 +174,16 @@ def check_against_model(
     training: bool,
     tolerance: Tolerance = EXACT,
     gradients: bool = True,
-) -> None:
+) -> tuple[str, ...]:
     """Call both twice with these arguments, and compare outputs, gradients, buffers and random states.
 
     ``model``, ``pipe`` and the generators stay unchanged.
 
     Args:
         gradients: whether there are any, or both run under ``torch.no_grad()``.
+
+    Returns:
+        The names of the attributes that the model sets and the stages do not hold.
 
     Raises:
         CaptureError: they differ; names the first difference, or what the cut model raises.
@@ -201,6 +220,26 @@ def check_against_model(
                 _compare_buffers(cut, eager, type(model).__name__, tolerance)
         finally:
             set_generators(before)
+    return _unkept(model, eager, cut)
+
+
+def _unkept(model: nn.Module, eager: nn.Module, cut: nn.Module) -> tuple[str, ...]:
+    """The attributes that calls of ``eager``, a copy of the model, have set, and that ``cut`` has not."""
+    before, after = _attributes(model), _attributes(eager)
+    of_stages = {path.split(".", 2)[-1] for path in _attributes(cut)}  # split_gm.submod_pp_<i>.<its name>
+    return tuple(
+        name
+        for name, value in after.items()
+        if name not in of_stages and not (name in before and _same(value, before[name], EXACT))
+    )
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    subject = subject_of(module)
+    tensors = snapshot.named_tensors(subject).items()
+    return {name: one.tensor for name, one in tensors if one.kind == "attribute"} | snapshot.named_values(
+        subject
+    )
 
 
 def _raises_when_cut(name: str, error: Exception, *, training: bool) -> CaptureError:
