@@ -233,7 +233,7 @@ class CostModel:
 
         >>> costs = CostModel(tuple(Unit(name, 1.0, 2.0) for name in "abc"), (10, 20))
         >>> costs.shared_on_rank((0, 1, 2, 3), (0, 1, 1))[2]
-        SharedOnRank(entering_bytes=20, sent_gradient_bytes=20, received_gradient_bytes=0)
+        SharedOnRank(entering_bytes=20, sent_gradient_bytes=20, received_gradient_bytes=0, sent_tied_bytes=0)
         """
         ends = [(start, end - 1) for start, end in pairwise(cuts)]
         on_rank: dict[int, list[tuple[int, int]]] = {}
@@ -268,7 +268,8 @@ class CostModel:
                 touched = it.maker >= first or it.is_used_in(first, last)
                 if touched and all(any(here <= user <= there for here, there in on_rank) for user in later):
                     received += it.sent_gradient_bytes(last)
-        return SharedOnRank(*(max(size, 0) for size in (entering, sent, received)))
+        tied = sum(it.gradient_bytes for it in self.tied if it.stays_on(on_rank, first, last))
+        return SharedOnRank(*(max(size, 0) for size in (entering, sent, received, tied)))
 
     def messages(self, first: int, last: int, shared: SharedOnRank = NOTHING_SHARED) -> Messages:
         """What a stage of the units from `first` to `last` is sent and sends back. Counted where it is known

@@ -23,6 +23,7 @@ from partita.errors import PlanError
 from partita.planning.costs.cost_model import CostModel
 from partita.planning.costs.spanning import NOTHING_SHARED, Messages, SharedOnRank
 from partita.planning.costs.stage_cost import StageCost
+from partita.planning.costs.tied_gradients import tied_gradients
 from partita.planning.costs.units import Unit
 from partita.planning.costs.workspaces import half_workspaces, workspaces
 
@@ -80,7 +81,7 @@ def recomputed_cost(
     messages = costs.messages(first_unit, last_unit, shared)
     once = whole
     if once is None:
-        once = _cost_once(costs, first_unit, last_unit, parameter_copies, messages)
+        once = _cost_once(costs, first_unit, last_unit, parameter_copies, messages, shared)
     if tuple(regions) == ((first_unit, last_unit),):
         return _whole(costs, first_unit, last_unit, once)
     if regions:
@@ -97,28 +98,40 @@ def recomputed_cost(
 
 
 def _cost_once(
-    costs: CostModel, first: int, last: int, parameter_copies: float, messages: Messages
+    costs: CostModel,
+    first: int,
+    last: int,
+    parameter_copies: float,
+    messages: Messages,
+    shared: SharedOnRank,
 ) -> StageCost:
     units = costs.units[first : last + 1]
     split = costs.split_backward_s(first, last)
     forward_workspace, backward_workspace = workspaces(costs, first, last)
     halves = half_workspaces(costs, first, last)
+    # Shares in gradients of tied parameters are computed in I; the gradient that is sent is there until W.
+    tied, late = tied_gradients(costs, first, last), costs.only_in_w(first, last)
+    left, early_s = costs.left_bytes(first, last) + tied.owned, 0.0
+    for number, part in tied.early.items():
+        unit = costs.units[number]
+        left -= int(part * (unit.activation_bytes if number in late else unit.weight_bytes))
+        early_s += part * _weight_s(unit, number in late)
     return StageCost(
         forward_s=sum(unit.forward_s for unit in units),
         backward_s=sum(unit.backward_s for unit in units),
-        backward_input_s=None if split is None else split[0],
-        backward_weight_s=None if split is None else split[1],
+        backward_input_s=None if split is None else split[0] + early_s,
+        backward_weight_s=None if split is None else max(split[1] - early_s, 0.0),
         send_bytes=costs.sent_bytes(first, last),
         send_grad_bytes=costs.sent_gradient_bytes(first, last),
         activation_bytes=costs.kept_bytes(first, last),
-        weight_activation_bytes=costs.left_bytes(first, last),
+        weight_activation_bytes=max(left, 0),
         forward_workspace_bytes=forward_workspace,
         backward_workspace_bytes=backward_workspace,
         input_workspace_bytes=None if halves is None else halves[0],
         weight_workspace_bytes=None if halves is None else halves[1],
         arriving_bytes=messages.entering,
-        arriving_gradient_bytes=messages.received_back,
-        returned_gradient_bytes=messages.sent_back,
+        arriving_gradient_bytes=messages.received_back + tied.received,
+        returned_gradient_bytes=messages.sent_back + tied.sent - shared.sent_tied_bytes,
         static_bytes=round(parameter_copies * costs.parameter_bytes(first, last)),
     )
 

@@ -105,11 +105,13 @@ class SharedOnRank(NamedTuple):
         entering_bytes: of what the stage is given, what an earlier stage of the rank has made or was given.
         sent_gradient_bytes: of the gradients that it hands back, those of these values.
         received_gradient_bytes: of the gradients that it is handed, those that come from the rank alone.
+        sent_tied_bytes: of the gradients of tied parameters that it hands on, those that stay on the rank.
     """
 
     entering_bytes: int = 0
     sent_gradient_bytes: int = 0
     received_gradient_bytes: int = 0
+    sent_tied_bytes: int = 0
 
 
 NOTHING_SHARED = SharedOnRank()

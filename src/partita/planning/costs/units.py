@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from partita.errors import PlanError
@@ -107,12 +108,14 @@ class TiedUnits:
     """Units that use the same parameters, such as an embedding and the head that has its matrix.
 
     Each of the units counts them as its own, since every stage that has one of the units holds them. A
-    stage that has several of the units holds them once.
+    stage that has several of the units holds them once. In the backward pass of each microbatch their
+    gradient goes from the last stage that holds them to the first, and each adds its share.
 
     Attributes:
         units: the numbers of the units, in order.
         parameter_bytes: their bytes.
         parameters: how many numbers they hold.
+        gradient_bytes: of the gradient; 0 where none of them is trained.
 
     Raises:
         PlanError: fewer than two units, units that are not in order, or a size that is negative.
@@ -125,6 +128,7 @@ class TiedUnits:
     units: tuple[int, ...]
     parameter_bytes: int
     parameters: int = 0
+    gradient_bytes: int = 0
 
     def __post_init__(self) -> None:
         for unit in self.units:
@@ -135,7 +139,34 @@ class TiedUnits:
             )
         require_amount(self.parameter_bytes, "parameter_bytes of tied parameters")
         require_amount(self.parameters, "parameters of tied parameters")
+        require_amount(self.gradient_bytes, "gradient_bytes of tied parameters")
 
     def repeats(self, first: int, last: int) -> int:
         """How often too many the units from `first` to `last` count them, for a stage of these units."""
         return max(bisect_right(self.units, last) - bisect_left(self.units, first) - 1, 0)
+
+    def used_in(self, first: int, last: int) -> tuple[int, ...]:
+        """Those of the units that are in a stage of the units from `first` to `last`."""
+        return self.units[bisect_left(self.units, first) : bisect_right(self.units, last)]
+
+    def is_sent(self, first: int, last: int) -> bool:
+        """Whether a stage of these units sends the gradient to an earlier one.
+
+        >>> tied = TiedUnits((0, 3), parameter_bytes=8)
+        >>> tied.is_sent(2, 3), tied.is_sent(0, 1), tied.is_received(0, 1), tied.is_received(1, 2)
+        (True, False, True, False)
+        """
+        used = self.used_in(first, last)
+        return bool(used) and used[0] > self.units[0]
+
+    def is_received(self, first: int, last: int) -> bool:
+        """Whether a stage of these units is sent the gradient by a later one."""
+        used = self.used_in(first, last)
+        return bool(used) and used[-1] < self.units[-1]
+
+    def stays_on(self, stages: Sequence[tuple[int, int]], first: int, last: int) -> bool:
+        """Whether a stage of these units sends it to one of `stages`, each its first and its last unit."""
+        if not self.is_sent(first, last):
+            return False
+        before = self.units[bisect_left(self.units, first) - 1]
+        return any(start <= before <= end for start, end in stages)

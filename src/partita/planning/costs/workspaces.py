@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from partita.planning.costs.cost_model import CostModel
+from partita.planning.costs.tied_gradients import tied_gradients
 
 __all__ = ["half_workspaces", "workspaces"]
 
@@ -85,6 +86,12 @@ class _Stage:
         self._in_front = [(it.keeper, it.bytes) for it in own if it.keeper is not None]
         self._sent_in_front = [(it.maker, it.bytes) for it in own if it.keeper is None or it.keeper > last]
         self.received = 0 if costs.entry_bytes is None else costs.received_gradient_bytes(first, last)
+        self.received += tied_gradients(costs, first, last).received
+        self._tied = [
+            (it, it.used_in(first, last))
+            for it in costs.tied
+            if it.is_sent(first, last) or it.is_received(first, last)
+        ]
         # gradients that it is sent of what its last unit makes and the one behind that alone is given
         self._of_last = 0
         if last + 1 < len(costs.units):
@@ -136,4 +143,10 @@ class _Stage:
                 gradients += it.gradient_bytes
             elif it.maker == unit and not is_added_up:  # the unit is said to need it
                 gradients -= it.gradient_bytes
+        # Of tied parameters: the share of a unit behind, which goes to an earlier stage when B is over; and
+        # in a unit that has one, its sum with what was there.
+        for tied, used in self._tied:
+            is_sent = used[0] > tied.units[0] and used[-1] > unit
+            is_summed = unit in used and (used[-1] > unit or used[-1] < tied.units[-1])
+            gradients += tied.gradient_bytes * (is_sent + is_summed)
         return max(gradients, 0)

@@ -297,7 +297,10 @@ def _tied(parameters: Sequence[dict[int, torch.nn.Parameter]]) -> tuple[TiedUnit
     for key, units in users.items():
         if len(units) > 1:
             together.setdefault(tuple(units), []).append(parameters[units[0]][key])
-    return tuple(TiedUnits(units, *_sizes(values)) for units, values in together.items())
+    return tuple(
+        TiedUnits(units, *_sizes(values), _sizes(value for value in values if value.requires_grad)[0])
+        for units, values in together.items()
+    )
 
 
 def _sizes(parameters: Iterable[torch.nn.Parameter]) -> tuple[int, int]:

@@ -1,0 +1,60 @@
+"""What the gradients of tied parameters cost the stages that they go to and come from.
+
+In each microbatch the gradient goes from the last stage that holds the parameters to the first. So all but
+the first compute their share in I, with the gradients of their inputs, and not in W::
+
+    stage 0    embedding  <---+        B: the sum; the gradient that was sent is there until then
+    stage 1    blocks         |
+    stage 2    head  ---------+        B or I: its share, which is there until it has been sent
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from partita.planning.costs.cost_model import CostModel
+
+__all__ = ["TiedGradients", "tied_gradients"]
+
+
+@dataclass(frozen=True)
+class TiedGradients:
+    """Of a stage, in bytes and seconds of one microbatch.
+
+    Attributes:
+        sent: what it sends to earlier stages.
+        received: what later ones send to it.
+        owned: of these, whose sum is taken here.
+        early: for each unit that has a share, which part of its parameters' gradients it computes in I.
+    """
+
+    sent: int
+    received: int
+    owned: int
+    early: dict[int, float]
+
+
+def tied_gradients(costs: CostModel, first: int, last: int) -> TiedGradients:
+    """Those of a stage of the units from `first` to `last`.
+
+    >>> from partita.planning import TiedUnits, Unit
+    >>> units = tuple(Unit(name, 1.0, 2.0, parameter_bytes=8) for name in "abc")
+    >>> costs = CostModel(units, (4, 4), tied=(TiedUnits((0, 2), 8, gradient_bytes=8),))
+    >>> tied_gradients(costs, 1, 2)
+    TiedGradients(sent=8, received=0, owned=0, early={2: 1.0})
+    >>> tied_gradients(costs, 0, 1)
+    TiedGradients(sent=0, received=8, owned=8, early={})
+    """
+    sent = received = owned = 0
+    early: dict[int, float] = {}
+    for tied in costs.tied:
+        is_sent = tied.is_sent(first, last)
+        if is_sent:
+            sent += tied.gradient_bytes
+            for unit in tied.used_in(first, last):
+                of_unit = max(costs.units[unit].parameter_bytes, 1)
+                early[unit] = min(early.get(unit, 0.0) + tied.gradient_bytes / of_unit, 1.0)
+        if tied.is_received(first, last):
+            received += tied.gradient_bytes
+            owned += 0 if is_sent else tied.gradient_bytes
+    return TiedGradients(sent, received, owned, {unit: part for unit, part in early.items() if part})
