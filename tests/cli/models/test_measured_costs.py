@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -9,7 +11,8 @@ from partita.cli.models import measured_costs
 from partita.cli.models.measured_costs import measure_costs
 from partita.cli.models.model_source import ModelSource
 from partita.cli.models.user_file import Built
-from partita.errors import UsageError
+from partita.errors import InfeasiblePlan, UsageError
+from partita.pipelining import measure_units
 from partita.planning import CostModel, Unit, get_device
 
 
@@ -78,3 +81,28 @@ def test_what_costs_are_for_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ModelSource, "build", lambda *_: built)
     measured = measure_costs(ModelSource("x"), get_device("H100"), 1, None, lambda _: None)
     assert (measured.dtype, measured.microbatch) == ("bfloat16", "argument 0 bfloat16[1, 2]")
+
+
+def test_units_are_small_enough_for_a_stage_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ``--stages auto`` units were whole blocks: a Llama of two layers was refused on 16 devices, and
+    with ``--stages 16`` it was planned.
+    """
+    with torch.device("meta"):
+        layers = [torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Tanh()) for _ in range(8)]
+        built = Built(torch.nn.Sequential(*layers), (torch.ones(1, 2),))
+    monkeypatch.setattr(ModelSource, "build", lambda *_: built)
+    wanted: list[int | None] = []
+
+    def count(*args: Any, stages: int | None = None, **options: Any) -> CostModel:
+        wanted.append(stages)
+        return measure_units(*args, stages=stages, **options)
+
+    monkeypatch.setattr(measured_costs, "measure_units", count)
+    for stages in (None, 4):
+        measure_costs(ModelSource("x"), get_device("H100"), 8, stages, lambda _: None)
+    assert wanted == [8, 4]
+    with pytest.raises(
+        InfeasiblePlan,
+        match=r"^99 ranks take 99 stages at least, but this model can be cut into at most 16 \(16 units\): ",
+    ):
+        measure_costs(ModelSource("x"), get_device("H100"), 99, None, lambda _: None)

@@ -15,7 +15,7 @@ from partita._torch.tensors.tensor_text import dtype_and_shape
 from partita.capture.proving.proof import without_values
 from partita.cli.models.model_source import ModelSource
 from partita.cli.models.user_file import Built
-from partita.errors import UsageError
+from partita.errors import InfeasiblePlan, UsageError
 from partita.pipelining import measure_units
 from partita.pipelining.measuring.costed_for import most_common_dtype
 from partita.planning import CostModel, Device
@@ -64,14 +64,22 @@ def measure_costs(
     Args:
         source: the model.
         device: what to work the costs out for; None to measure on this machine.
-        ranks: how many processes will share this machine, with one thread each, as torchrun starts them;
-            ``OMP_NUM_THREADS`` says another number.
-        stages: how many are wanted at least; smaller units are taken where it needs them.
+        ranks: how many are planned for; measured here, each is a process with one thread, as torchrun starts
+            them, unless ``OMP_NUM_THREADS`` says another number.
+        stages: how many are wanted; None: one a rank at least. Smaller units are taken where it needs them.
         progress: called with the share that is done.
 
     Raises:
         UsageError: as `ModelSource.build`, or what is to be measured here has no values.
+        InfeasiblePlan: the model can't be cut into so many stages.
     """
+    if stages is None:
+        try:
+            return measure_costs(source, device, ranks, ranks, progress)
+        except InfeasiblePlan as error:
+            raise InfeasiblePlan(
+                f"{ranks} ranks take {ranks} stages at least, but {error.reason}: take fewer ranks"
+            ) from error
     with redirect_stdout(sys.stderr):  # what the model prints is no part of the plan
         if device is None:
             built = source.build("cuda" if torch.cuda.is_available() else "cpu")

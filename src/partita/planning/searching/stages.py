@@ -174,9 +174,10 @@ def too_many_stages(
 ) -> InfeasiblePlan:
     """The error for more stages than a model can be cut into, and what else to do."""
     fewer = f"ask for {most} or fewer" if most > 1 else "leave it whole"
+    reason = f"this model can be cut into at most {most} ({why})"
     return InfeasiblePlan(
-        f"{stages} stages were asked for, but this model can be cut into at most {most} ({why}): "
-        f"{fewer}, or {otherwise}"
+        f"{stages} stages were asked for, but {reason}: {fewer}, or {otherwise}",
+        reason,
     )
 
 
