@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from itertools import count
+from itertools import accumulate, count
 
 from partita.planning.generators.making.ticks import Rows, trimmed
 from partita.planning.schedules.actions import Action, ActionKind
@@ -90,10 +90,12 @@ class _Lane:
             free = next(later for later in count(tick + 1) if later not in self._taken)
             self._taken.add(free)
             self.ticks[kind].append(free)
-        self._in_flight = [0] * (max(self._taken) + 1)
+        changes = [0] * (max(self._taken) + 1)
         for forward, weight in ((_NEAR_F, _NEAR_W), (_FAR_F, _FAR_W)):
             for start, end in zip(self.ticks[forward], self.ticks[weight], strict=True):
-                self._hold(start, end, 1)
+                changes[start] += 1
+                changes[end] -= 1
+        self._in_flight = list(accumulate(changes))
 
     def _hold(self, start: int, end: int, change: int) -> None:
         for tick in range(start, end):
