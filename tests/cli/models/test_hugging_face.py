@@ -132,6 +132,15 @@ def test_a_pair_of_encoders_gets_tokens_and_pixels(tmp_path: Path) -> None:
     assert torch.isfinite(built.model(**built.kwargs).loss)
 
 
+def test_images_are_as_large_as_the_part_of_the_model_that_sees_them_takes(tmp_path: Path) -> None:
+    """SAM, whose configuration has the size in its vision part, was given 224 × 224 and not 1024 × 1024."""
+    vision = {"image_size": 64, "num_channels": 1, "hidden_size": 16, "num_hidden_layers": 1}
+    config = {"model_type": "sam", "architectures": ["SamModel"], "vision_config": vision}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    assert list(build(config_json=path, batch=2).kwargs["pixel_values"].shape) == [2, 1, 64, 64]
+
+
 def test_on_the_cpu_it_runs() -> None:
     built = build("cpu", place="llama", settings=LLAMA, sequence=4, dtype="float32")
     assert torch.isfinite(built.model(**built.kwargs).loss)

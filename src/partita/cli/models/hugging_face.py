@@ -166,6 +166,8 @@ def _encodes_images_apart(config: Any) -> bool:
 
 
 def _image_shape(config: Any) -> tuple[int, int, int]:
+    if not hasattr(config, "image_size"):
+        config = getattr(config, "vision_config", config)
     size = getattr(config, "image_size", 224)
     height, width = size if isinstance(size, list | tuple) else (size, size)
     return getattr(config, "num_channels", 3), height, width
