@@ -69,6 +69,12 @@ class SearchRequest:
                     return nearest
         return nearest
 
+    def fits_in_a_long_search(self, **changes: Any) -> bool:
+        """Whether a search as long as the one that was asked for has a plan with these changes."""
+        case = self.case.changed(**changes)
+        explorer = explore(case, self.kinds, self.stages_per_rank, with_lists=self.with_lists)
+        return any(trial.fits for trial in explorer.ranked())
+
     def _apart(self) -> list[list[ScheduleKind]]:
         """Schedules to explore, one lot after the other: nothing needs less memory than an order of its own,
         and schedules with backward passes are cut for other than those without.
@@ -146,10 +152,14 @@ def _least_memory(request: SearchRequest, enough: int | None) -> int | None:
     first = max(enough or bound, too_little + 1)
     grain = 10 ** max(len(str(first)) - _DIGITS, 0)
     low, high = too_little // grain, ceil(first / grain)
-    while (short_by := _short_by_in(request, high * grain)) > 0:
+    short_by = _short_by_in(request, high * grain)
+    if 0 < short_by < inf and enough and request.fits_in_a_long_search(cluster=_of(request, high * grain)):
+        return high * grain
+    while short_by > 0:
         if short_by == inf:
             return None
         low, high = high, high + max(ceil(short_by / grain), high - low)
+        short_by = _short_by_in(request, high * grain)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if _short_by_in(request, middle * grain) <= 0 else (middle, high)
@@ -157,7 +167,12 @@ def _least_memory(request: SearchRequest, enough: int | None) -> int | None:
 
 
 def _short_by_in(request: SearchRequest, size: int) -> float:
-    return request.short_by(cluster=replace(request.case.cluster, memory_bytes=size, memories=None))
+    return request.short_by(cluster=_of(request, size))
+
+
+def _of(request: SearchRequest, size: int) -> Cluster:
+    """The cluster with so many bytes a rank."""
+    return replace(request.case.cluster, memory_bytes=size, memories=None)
 
 
 def larger_cluster(cluster: Cluster, ranks: int) -> Cluster | None:
