@@ -2,9 +2,10 @@
 
 ``partita bench pipeline-makespan``. One process a rank over gloo on this machine. Stages do not compute,
 they sleep: F 10 ms, B 20 ms, I and W 10 ms each, so that more ranks than cores measure what the runtime
-costs, and not the machine. What a pass takes without any runtime is a little more (timers, autograd, the
-operator), so each rank measures its own passes first, all ranks at once, and the simulator is given these
-times. Both sides run the same stages in turn; a step lasts from a barrier to the end of the slowest rank.
+costs, and not the machine; uneven stages 1, 0.5 and 1.5 times as long in turn. What a pass takes without any
+runtime is a little more (timers, autograd, the operator), so each rank measures passes first, all ranks at
+once, and the simulator is given these times. Both sides run the same stages in turn; a step lasts from a
+barrier to the end of the slowest rank.
 
 Zero bubble with stages that Inductor has compiled: F, I and W are those of a compiled stage alone.
 """
@@ -42,6 +43,7 @@ _COMPILED = ("InterleavedZeroBubble", "ZBVZeroBubble")
 _NAMES = (*_ONE_STAGE, "LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 _WIDTH = 8
 _BARE_PASSES = 9
+_UNEVEN = (1.0, 0.5, 1.5)
 _LIMIT_S = 600.0
 _TORCH_LIMIT_S = 120.0
 """Of one operation of torch's schedules: where one rank fails, the others wait for it."""
@@ -53,7 +55,8 @@ class Row:
 
     Attributes:
         compiled: the backend that has compiled the stages; None where they are not.
-        forward_ms: what F takes without a runtime, median of the ranks.
+        uneven: whether stages take unlike times.
+        forward_ms: what F takes without a runtime, median of the stages.
         backward_ms: likewise B.
         nominal_s: the simulator's makespan for passes that take exactly what they sleep.
         simulated_s: the simulator's makespan for the measured passes, for links that take no time.
@@ -66,6 +69,7 @@ class Row:
     ranks: int
     microbatches: int
     compiled: str | None
+    uneven: bool
     forward_ms: float
     backward_ms: float
     nominal_s: float
@@ -76,54 +80,74 @@ class Row:
 
 
 def main(*, quick: bool = False, json_path: Path | None = None, console: Console | None = None) -> list[Row]:
-    """Measure every schedule on 4 and 8 ranks, and zero bubble compiled and not on 2 and 4; print a table,
-    and write JSON where a path is given.
+    """Measure every schedule on 4 and 8 ranks, and with uneven stages on 4, and zero bubble compiled and not
+    on 2 and 4; print a table, and write JSON where a path is given.
 
     Args:
         quick: one schedule on two ranks, few and short microbatches, one round: whether it runs, not how
             fast.
     """
     console = console or Console()
-    cases: list[tuple[str, int, str | None]] = [(name, ranks, None) for ranks in (4, 8) for name in _NAMES]
-    cases += [(name, 2, None) for name in _COMPILED]
-    cases += [(name, ranks, "inductor") for ranks in (2, 4) for name in _COMPILED]
+    cases: list[_Case] = [_Case(name, ranks) for ranks in (4, 8) for name in _NAMES]
+    cases += [_Case(name, 4, uneven=True) for name in _NAMES]
+    cases += [_Case(name, 2) for name in _COMPILED]
+    cases += [_Case(name, ranks, "inductor") for ranks in (2, 4) for name in _COMPILED]
     if quick:
-        cases = [("ZBVZeroBubble", 2, None), ("ZBVZeroBubble", 2, "aot_eager")]
+        names = "ZBVZeroBubble", 2
+        cases = [_Case(*names), _Case(*names, uneven=True), _Case(*names, "aot_eager")]
     rows = []
-    for name, ranks, compiled in cases:
-        console.print(f"{name} on {ranks} ranks{f', {compiled}' if compiled else ''}", style="dim")
+    for case in cases:
+        console.print(f"{case.title} on {case.ranks} ranks", style="dim")
         size = (4, 0.002, 1) if quick else (32, 0.010, MIN_ROUNDS)
-        rows.append(measure(name, ranks, *size, compiled=compiled))
+        rows.append(measure(case.name, case.ranks, *size, compiled=case.compiled, uneven=case.uneven))
     table = Table("schedule", "ranks", "F, B, ms", "simulated, s", "here / simulated", "torch / simulated")
-    for row in rows:
+    for case, row in zip(cases, rows, strict=True):
         other = str(row.theirs) if row.theirs is not None else row.theirs_failed
         passes = f"{row.forward_ms:.1f}, {row.backward_ms:.1f}"
         simulated = f"{row.simulated_s:.3f} ({row.nominal_s:.3f} if passes took what they sleep)"
-        title = f"{row.schedule}, {row.compiled}" if row.compiled else row.schedule
-        table.add_row(title, str(row.ranks), passes, simulated, str(row.ours), other)
+        table.add_row(case.title, str(row.ranks), passes, simulated, str(row.ours), other)
     console.print(table)
     write_json(json_path, "pipeline_makespan", rows)
     return rows
 
 
+@dataclass(frozen=True)
+class _Case:
+    name: str
+    ranks: int
+    compiled: str | None = None
+    uneven: bool = False
+
+    @property
+    def title(self) -> str:
+        return ", ".join([self.name, *filter(None, [self.compiled, "uneven" if self.uneven else None])])
+
+
 def measure(
-    name: str, ranks: int, microbatches: int, unit_s: float, rounds: int, *, compiled: str | None = None
+    name: str,
+    ranks: int,
+    microbatches: int,
+    unit_s: float,
+    rounds: int,
+    *,
+    compiled: str | None = None,
+    uneven: bool = False,
 ) -> Row:
     """Measure one schedule: F takes ``unit_s``, B twice as long, I and W as long each."""
     plan = _plan(name, ranks, microbatches)
-    timings: _Timings = on_ranks(ranks, _LIMIT_S, _body, name, microbatches, unit_s, rounds, compiled)
-    nominal = StageCost(unit_s, 2 * unit_s, unit_s, unit_s)
-    measured = [timings.costs[rank] for rank in plan.stage_ranks]
-    simulated = simulate(plan, measured).makespan_s
+    units = tuple(unit_s * (_UNEVEN[stage % len(_UNEVEN)] if uneven else 1) for stage in range(plan.stages))
+    timings: _Timings = on_ranks(ranks, _LIMIT_S, _body, name, microbatches, units, rounds, compiled)
+    simulated = simulate(plan, timings.costs).makespan_s
     theirs_ok = len(timings.theirs) == rounds
     return Row(
         name,
         ranks,
         microbatches,
         compiled,
+        uneven,
         1e3 * statistics.median(cost.forward_s for cost in timings.costs),
         1e3 * statistics.median(cost.backward_s for cost in timings.costs),
-        simulate(plan, [nominal] * plan.stages).makespan_s,
+        simulate(plan, [StageCost(unit, 2 * unit, unit, unit) for unit in units]).makespan_s,
         simulated,
         ratio(timings.ours, [simulated] * rounds),
         ratio(timings.theirs, [simulated] * rounds) if theirs_ok else None,
@@ -178,7 +202,7 @@ class _Sleeper(nn.Module):
 
 @dataclass
 class _Timings:
-    """Seconds of each round, and what the passes of each rank's stages take without a runtime."""
+    """Seconds of each round, and what the passes of each stage take without a runtime."""
 
     costs: list[StageCost]
     ours: list[float]
@@ -187,17 +211,24 @@ class _Timings:
 
 
 def _body(
-    comm: ProcessGroupComm, name: str, microbatches: int, unit_s: float, rounds: int, compiled: str | None
+    comm: ProcessGroupComm,
+    name: str,
+    microbatches: int,
+    units: tuple[float, ...],
+    rounds: int,
+    compiled: str | None,
 ) -> _Timings:
     plan = _plan(name, comm.size, microbatches)
-    ours = _ours(name, plan, comm.rank, comm, unit_s, compiled)
+    ours = _ours(name, plan, comm.rank, comm, units, compiled)
     other, failed = None, ""
     try:
-        other = _theirs(name, plan, comm.rank, unit_s, compiled)
+        other = _theirs(name, plan, comm.rank, units, compiled)
     except RuntimeError as error:  # on all ranks alike
         failed = first_line(error)
     comm.barrier()
-    costs = comm.all_gather_object(_bare(unit_s) if compiled is None else _alone(unit_s, compiled))
+    alone = {unit: _bare(unit) if compiled is None else _alone(unit, compiled) for unit in sorted({*units})}
+    of_ranks = comm.all_gather_object(alone)
+    costs = [of_ranks[rank][unit] for rank, unit in zip(plan.stage_ranks, units, strict=True)]
     timings = _Timings(costs, [], [], failed)
     for number in range(rounds + 1):
         seconds = timed(comm, ours)
@@ -251,10 +282,10 @@ def _ours(
     plan: Schedule,
     rank: int,
     comm: ProcessGroupComm,
-    unit_s: float,
+    units: tuple[float, ...],
     compiled: str | None,
 ) -> Callable[[], object]:
-    model = nn.Sequential(*(_Sleeper(unit_s) for _ in range(plan.stages)))
+    model = nn.Sequential(*map(_Sleeper, units))
     spec = {str(number): SplitPoint.END for number in range(plan.stages - 1)}
     pipe = pipeline(model, (torch.zeros(1, _WIDTH),), split_spec=spec)
     stages = [pipe.build_stage(stage, comm=comm) for stage in _stages_of(plan, rank)]
@@ -267,15 +298,16 @@ def _ours(
 
 
 def _theirs(
-    name: str, plan: Schedule, rank: int, unit_s: float, compiled: str | None
+    name: str, plan: Schedule, rank: int, units: tuple[float, ...], compiled: str | None
 ) -> Callable[[], object]:
     device, group = torch.device("cpu"), dist.new_group(timeout=timedelta(seconds=_TORCH_LIMIT_S))
 
-    def module() -> Any:
-        return _Sleeper(unit_s) if compiled is None else torch.compile(_Sleeper(unit_s), backend=compiled)
+    def module(stage: int) -> Any:
+        sleeper = _Sleeper(units[stage])
+        return sleeper if compiled is None else torch.compile(sleeper, backend=compiled)
 
     stages = [
-        theirs.PipelineStage(module(), stage, plan.stages, device, group=group)
+        theirs.PipelineStage(module(stage), stage, plan.stages, device, group=group)
         for stage in _stages_of(plan, rank)
     ]
     kind = theirs.schedules.get_schedule_class(name)
