@@ -9,7 +9,7 @@ from weakref import ReferenceType, ref
 
 from torch import nn
 
-__all__ = ["OriginalModel", "Setting"]
+__all__ = ["OriginalModel", "Setting", "is_same_setting"]
 
 _SETTINGS = (bool, int, float, str)
 
@@ -45,11 +45,10 @@ class _Part:
     children: Mapping[str, ReferenceType[nn.Module]]
 
     def changed(self, attributes: Mapping[str, Any]) -> Iterator[Setting]:
-        values = tuple(map(attributes.get, self.names))
-        if values != self.values:
-            for name, before, now in zip(self.names, self.values, values, strict=True):
-                if now is not before and now != before:
-                    yield Setting(self.path, name, before, now)
+        for name, before in zip(self.names, self.values, strict=True):
+            now = attributes.get(name)
+            if now is not before and not is_same_setting(now, before):
+                yield Setting(self.path, name, before, now)
 
 
 class OriginalModel:
@@ -113,6 +112,13 @@ class OriginalModel:
                 own = {name: value for name, value in vars(module).items() if name in part.names}
                 if own:
                     yield from part.changed(dict(zip(part.names, part.values, strict=True)) | own)
+
+
+def is_same_setting(value: Any, other: Any) -> bool:
+    """Whether they are equal; of two that are neither flag, number nor text (tensors): of one class."""
+    if isinstance(value, _SETTINGS) and isinstance(other, _SETTINGS):
+        return value == other
+    return value is other or type(value) is type(other)
 
 
 def _part(path: str, module: nn.Module, set_by_forward: Collection[str]) -> _Part:

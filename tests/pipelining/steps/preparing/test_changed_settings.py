@@ -29,11 +29,17 @@ class Warm(nn.Module):
         return self.head(self.drop(self.body(x)) / self.temperature)
 
 
-def _losses(change: Callable[[nn.Module, Stage], object], frontend: Any) -> list[float]:
+def _losses(
+    change: Callable[[nn.Module, Stage], object],
+    frontend: Any,
+    kind: type[nn.Module] = Warm,
+    **options: Any,
+) -> list[float]:
     """The losses of a step, and of one after a change on both ranks, with equal random numbers."""
     torch.manual_seed(0)
-    model, x = Warm(), torch.randn(4, 4)
-    pipe = pipeline(model, (x[:2],), split_spec={"head": SplitPoint.BEGINNING}, frontend=frontend)
+    model, x = kind(), torch.randn(4, 4)
+    cut = {"head": SplitPoint.BEGINNING}
+    pipe = pipeline(model, (x[:2],), split_spec=cut, frontend=frontend, **options)
 
     def body(comm: Comm) -> list[float]:
         stage = pipe.build_stage(comm.rank, comm=comm)
@@ -94,6 +100,62 @@ def test_a_change_of_the_model_that_its_stages_do_not_see_is_warned_of(
     with pytest.warns(UserWarning, match=text):
         first, second = _losses(change, frontend)
     assert first == second
+
+
+def test_a_setting_that_becomes_a_tensor_is_warned_of_too() -> None:
+    def weigh(model: nn.Module, stage: Stage) -> None:
+        model.temperature = torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+    with pytest.warns(UserWarning, match=r"temperature of the model was 1.0 .* and is tensor\("):
+        _losses(weigh, "modules")
+
+
+def _weigh_both(model: nn.Module, stage: Stage) -> None:
+    model.temperature = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    stage.module.temperature = torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+
+class Counts(Warm):
+    def __init__(self) -> None:
+        super().__init__()
+        self.width = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.width = len(x)
+        return super().forward(x)
+
+
+def _call_beside(model: nn.Module, stage: Stage) -> None:
+    model(torch.randn(3, 4))
+
+
+class NamedAsAGraph(Warm):
+    """Torch's graph modules have a ``meta`` and a ``shape_env`` of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.meta, self.shape_env = "a text", 3
+
+
+def _nothing(model: nn.Module, stage: Stage) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "frontend"),
+    [
+        (_weigh_both, Warm, "modules"),
+        (_call_beside, Counts, "modules"),
+        (_nothing, NamedAsAGraph, "export"),
+        (_nothing, NamedAsAGraph, "modules"),
+    ],
+)
+def test_what_stages_have_as_well_or_by_themselves_is_no_cause_for_a_warning(
+    change: Callable[[nn.Module, Stage], object], kind: type[nn.Module], frontend: str
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _losses(change, frontend, kind, prove=False)
 
 
 def _set_part(model: nn.Module, stage: Stage) -> None:

@@ -7,14 +7,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from torch import nn
+from torch.fx import Graph, GraphModule
 
 from partita.errors import ExecutionError
 from partita.pipelining.stages.graph_stage import GraphStage
+from partita.pipelining.stages.original_model import is_same_setting
 from partita.pipelining.stages.stage import Stage
 from partita.pipelining.steps.preparing.arguments import StepArguments
 from partita.pipelining.steps.preparing.preparation import Accepted, PreparedStep, StepPreparation
 
 __all__ = ["ChangedSettings"]
+
+_OF_GRAPHS = frozenset(vars(GraphModule(nn.Module(), Graph())))
+"""Attributes that the module of a captured stage has of itself: ``meta``, ``shape_env``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +75,8 @@ class ChangedSettings:
 
 
 def _refuse_unread(own: _Own) -> None:
-    setting = next(own.stage.original.set_on(own.modules), None)
+    settings = (it for it in own.stage.original.set_on(own.modules) if it.name not in _OF_GRAPHS)
+    setting = next(settings, None)
     if setting is not None:
         raise ExecutionError(
             f"{setting} of stage {own.stage.index} was set to {setting.now!r} after the cut, which would "
@@ -81,8 +87,10 @@ def _refuse_unread(own: _Own) -> None:
 
 def _changed(own: _Own) -> str:
     for setting in own.stage.original.changed():
-        if not own.is_captured and getattr(own.modules.get(setting.path), setting.name, None) == setting.now:
-            continue
+        if not own.is_captured:
+            here = getattr(own.modules.get(setting.path), setting.name, None)
+            if is_same_setting(here, setting.now) or not is_same_setting(here, setting.before):
+                continue  # set there too, or by the model's own code as it runs
         cure = "set it on stage.module of each rank"
         if own.is_captured:
             cure = (
