@@ -20,9 +20,10 @@ Clip = Callable[[Schedule1F1B, Sequence[nn.Parameter]], object]
 
 def _train(clip: Clip, steps: int = 3) -> list[list[torch.Tensor]]:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    layers = nn.Linear(4, 8), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 2)
+    model = nn.Sequential(*layers)
     x, target = 10 * torch.randn(4, 4), torch.randn(4, 2)
-    pipe = pipeline(model, (x[:2],), split_spec={"2": SplitPoint.BEGINNING})
+    pipe = pipeline(model, (x[:2],), split_spec={"3": SplitPoint.BEGINNING})
 
     def body(comm: Comm) -> list[torch.Tensor]:
         stage = pipe.build_stage(comm.rank, comm=comm)
@@ -50,9 +51,11 @@ def test_norms_of_each_ranks_own_gradients_are_refused_in_the_next_step() -> Non
     [
         lambda schedule, _: clip_grad_norm_(schedule, 0.5),  # what the message says
         lambda _, parameters: clip_grad_value_(parameters, 0.01),
+        lambda _, parameters: [parameter.grad.div_(parameter.grad.norm()) for parameter in parameters],
+        lambda _, parameters: [parameter.grad.sign_() for parameter in parameters],
         lambda *_: None,
     ],
-    ids=["of_all", "by_value", "none"],
+    ids=["of_all", "by_value", "each_alone", "signs", "none"],
 )
 def test_what_is_right_on_each_rank_alone_is_let_through(clip: Clip) -> None:
     _train(clip, 10)

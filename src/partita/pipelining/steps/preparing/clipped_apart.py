@@ -74,18 +74,31 @@ class ClippedApart:
 
 
 def _norm(gradients: Sequence[Tensor]) -> float | None:
-    """The norm of all of them; None where some are no ordinary tensors."""
+    """The norm of all of them; None where some are no ordinary tensors, and where each has a norm of few
+    digits by itself: what gives it one (clipping of each alone, signs) is the same in the uncut model.
+    """
     if any(isinstance(it, DTensor) or it.layout is not torch.strided for it in gradients):
         return None
     norms = [torch.linalg.vector_norm(it.detach()).to("cpu", torch.float64) for it in gradients]
-    return torch.linalg.vector_norm(torch.stack(norms)).item() if norms else None
+    if all(_is_near(norm.item(), _limit(norm.item())) for norm in norms):
+        return None
+    return torch.linalg.vector_norm(torch.stack(norms)).item()
+
+
+def _limit(norm: float) -> float:
+    """The number of few digits that is nearest."""
+    return float(f"{norm:.3g}")
+
+
+def _is_near(norm: float, limit: float) -> bool:
+    return math.isclose(norm, limit, rel_tol=_CLOSE)
 
 
 def _compare(gathered: Sequence[tuple[float | None]]) -> None:
     norms = {rank: norm for rank, (norm,) in enumerate(gathered) if norm and math.isfinite(norm)}
     for (rank, norm), (other, others) in combinations(norms.items(), 2):
-        limit = float(f"{norm:.3g}")
-        if math.isclose(norm, limit, rel_tol=_CLOSE) and math.isclose(others, limit, rel_tol=_CLOSE):
+        limit = _limit(norm)
+        if _is_near(norm, limit) and _is_near(others, limit):
             raise ExecutionError(
                 f"the gradients of ranks {rank} and {other} both had the norm {limit:g} when they were "
                 "stepped: each rank has clipped its own (torch.nn.utils.clip_grad_norm_), where the uncut "
