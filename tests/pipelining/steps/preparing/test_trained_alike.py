@@ -4,6 +4,7 @@ of its own leaves theirs. Nobody heard of either.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 
@@ -13,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from partita.pipelining import Schedule1F1B, SplitPoint, pipeline
+from partita.pipelining.steps.preparing.trained_alike import _rate
 from partita.runtime import Comm, InProcessWorld
 
 TEXT = r"stepped the weights of rank 1 since the last step, and none those of rank 0, for the first time"
@@ -100,6 +102,30 @@ def test_learning_rates_that_rise_and_fall_together_or_never_did(rates: Callable
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         _train_by_rates(rates)
+
+
+def test_groups_with_schedules_of_their_own_may_come_in_any_order() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.randn(4, 4)
+    pipe = pipeline(model, (x[:2],), split_spec={"1": SplitPoint.BEGINNING})
+
+    def body(comm: Comm) -> None:
+        stage = pipe.build_stage(comm.rank, comm=comm)
+        schedule = Schedule1F1B(stage, 2, functional.mse_loss)
+        groups = [{"params": [weight]} for weight in stage.module.parameters()]
+        optimizer = torch.optim.SGD(groups[:: 1 - 2 * comm.rank], lr=0.1)
+        for number in range(6):
+            schedule.step(x, target=torch.zeros(4, 4))
+            optimizer.param_groups[-comm.rank]["lr"] = 0.1 if number < 3 else 0.01
+            optimizer.step()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        InProcessWorld(2).run(body)
+
+
+def test_a_rate_that_is_elsewhere_is_not_waited_for() -> None:
+    assert math.isnan(_rate(torch.tensor(0.1, device="meta")))
+    assert _rate(torch.tensor(0.5)) == _rate(0.5) == 0.5
 
 
 def test_a_rank_without_anything_to_train_needs_no_optimizer() -> None:

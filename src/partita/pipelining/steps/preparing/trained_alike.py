@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from weakref import ReferenceType, ref
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from partita.pipelining.stages.stage import Stage
@@ -21,6 +22,9 @@ __all__ = ["TrainedAlike"]
 _HABIT = 2
 """So many times in a row both ranks have done the same: then it is no plan that one of them does not."""
 
+_CLOSE = 1e-6
+"""How far two rates may be from each other."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Training:
@@ -28,7 +32,8 @@ class _Training:
 
     Attributes:
         steps: after how many training steps an optimizer has stepped its weights; -1 where none is trained.
-        rate: the learning rate over that of the first step; NaN where nobody knows.
+        rate: the learning rate over that of the first step; NaN where nobody knows, and where groups of
+            parameters have schedules of their own.
     """
 
     steps: int = 0
@@ -42,7 +47,7 @@ class _Training:
         return cls(numbers[0], struct.unpack("<d", struct.pack("<q", numbers[1]))[0])
 
     def has_rate_of(self, other: _Training) -> bool:
-        return math.isclose(self.rate, other.rate, rel_tol=1e-6)
+        return math.isclose(self.rate, other.rate, rel_tol=_CLOSE)
 
 
 class TrainedAlike:
@@ -60,7 +65,7 @@ class TrainedAlike:
         self._is_stepped = False
         self._rate = math.nan
         self._optimizer: ReferenceType[Optimizer] | None = None
-        self._first_rate = 0.0
+        self._first_rates: list[float] = []
         self._before: dict[int, tuple[int, int]] = {}
         self._stepped_alike: dict[int, int] = {}
         self._rates_alike: dict[int, int] = {}
@@ -109,11 +114,21 @@ class TrainedAlike:
         if not any(id(weight) in own for group in optimizer.param_groups for weight in group["params"]):
             return
         self._is_stepped = True
-        rate = float(optimizer.param_groups[0].get("lr", 0.0))
-        if self._optimizer is None and rate > 0:
-            followed, self._optimizer, self._first_rate = optimizer, ref(optimizer), rate
+        rates = [_rate(group.get("lr")) for group in optimizer.param_groups]
+        if self._optimizer is None and any(rate > 0 for rate in rates):
+            followed, self._optimizer, self._first_rates = optimizer, ref(optimizer), rates
         if followed is optimizer:
-            self._rate = rate / self._first_rate
+            pairs = zip(rates, self._first_rates, strict=False)  # without groups that were added since
+            changes = [rate / first for rate, first in pairs if first > 0]
+            is_one = all(math.isclose(change, changes[0], rel_tol=_CLOSE) for change in changes)
+            self._rate = changes[0] if is_one else math.nan
+
+
+def _rate(rate: object) -> float:
+    """The learning rate as a number; NaN where that would wait for a device, and where there is none."""
+    if isinstance(rate, Tensor) and rate.device.type == "cpu":
+        return rate.item()
+    return float(rate) if isinstance(rate, (int, float)) else math.nan
 
 
 def _left_out(rank: int, other: int) -> str:
