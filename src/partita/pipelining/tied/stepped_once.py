@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -77,6 +78,7 @@ def before_optimizers_step(watcher: _Watcher, call: Callable[[_Watcher, Optimize
     """
     reference = weakref.ref(watcher)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def hook(optimizer: Optimizer, *_: Any) -> None:
         alive = reference()
         if alive is not None:
