@@ -195,7 +195,7 @@ def _block_steps(
             module = stage.module
             seen.append([(key, value.grad) for key, value in module.named_parameters()])
             seen.append(list(module.named_buffers()))
-            seen.append(getattr(vars(module)["root"], "settings", None))
+            seen.append(getattr(module.code_that_runs, "settings", None))
         return seen
 
     return InProcessWorld(max(placement) + 1).run(body)

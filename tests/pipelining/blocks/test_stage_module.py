@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
 from partita import verify
@@ -72,3 +72,36 @@ def test_another_name_of_another_stages_buffer_is_no_tensor_there() -> None:
         first, second = (stages.get_stage_module(index).code_that_runs[0] for index in range(2))
         assert first.original is first.frequencies
         assert second.original is None
+
+
+class _Busy(nn.Module):
+    """Has attributes that a stage's module once had for itself, one of its class, and one with a setter."""
+
+    strength = 1.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.stage = self.device = self.cut = self.root = self._heat = 1.0
+
+    @property
+    def heat(self) -> float:
+        return self._heat
+
+    @heat.setter
+    def heat(self, heat: float) -> None:
+        self._heat = heat
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.body(x) * self.stage * self.device * self.cut * self.root
+        return self.head(x * self._heat * self.strength)
+
+
+@pytest.mark.parametrize("name", ["stage", "device", "cut", "root", "heat", "strength"])
+def test_an_attribute_of_the_model_is_its_own_whatever_its_name(name: str) -> None:
+    model, x = _Busy(), torch.randn(4, 4)
+    pipe = pipeline(model, (x,), split_spec={"head": SplitPoint.BEGINNING}, frontend="modules", prove=False)
+    assert torch.equal(pipe(x), model(x))
+    setattr(model, name, 3.0)
+    setattr(pipe.get_stage_module(0), name, 3.0)
+    assert torch.equal(pipe(x), model(x))

@@ -69,7 +69,7 @@ class StageDecoder:
     def __init__(self, module: StageModule) -> None:
         self.module = module
         self.device = module.home
-        cut = module.cut
+        cut = module.block_cut
         self._whole = frozenset(path for stage in range(cut.stages) for path in cut.outermost(stage))
         self._attributes = TensorAttributes(module.code_that_runs)
         with module.ghosts_shown():
@@ -102,9 +102,9 @@ class StageDecoder:
             changes = stage_pass.all_changes()
         if before is not None and (name := self._attributes.changed_since(before)) is not None:
             raise ExecutionError(
-                f"stage {self.module.stage} keeps {name!r} for its next call in the module itself, where "
-                "calls that take turns would find each other's: give in_flight=1, or keep it in an argument "
-                "that is given as state"
+                f"stage {self.module.stage_index} keeps {name!r} for its next call in the module itself, "
+                "where calls that take turns would find each other's: give in_flight=1, or keep it in an "
+                "argument that is given as state"
             )
         return PassResult(output, changes)
 
@@ -126,7 +126,14 @@ class _DecodingPass(StagePass):
         whole: Collection[str],
     ) -> None:
         module = decoder.module
-        super().__init__(module.stage, module.cut, packet, training=False, device=decoder.device, state=names)
+        super().__init__(
+            module.stage_index,
+            module.block_cut,
+            packet,
+            training=False,
+            device=decoder.device,
+            state=names,
+        )
         self._staying = staying
         self._earlier = earlier
         self._whole = whole

@@ -47,14 +47,14 @@ class StageModule(nn.Module):
         super().__init__()
         for name in state_tables:  # the same dicts: a change of this module's state is one of the root's
             vars(self)[name] = vars(root)[name]
-        vars(self)["root"] = root  # not as a child: names stay the model's
-        self.stage = stage
-        self.cut = cut
-        self.device = device
+        vars(self)["_partita_root"] = root  # not as a child: names stay the model's
+        self._partita_stage = stage
+        self._partita_cut = cut
+        self._partita_device = device
         self.training = root.training
-        self._tables: list[tuple[dict[str, Any], dict[str, Tensor]]] = []
-        self._attributes: list[tuple[nn.Module, dict[str, Tensor]]] = []
-        self._own_calls = overridden_calls(root)
+        self._partita_tables: list[tuple[dict[str, Any], dict[str, Tensor]]] = []
+        self._partita_attributes: list[tuple[nn.Module, dict[str, Tensor]]] = []
+        self._partita_own_calls = overridden_calls(root)
         ghost_ids = {id(ghost) for ghost in ghosts}
         for module in root.modules():
             tensors = {id(tensor) for table in named_tables(module) for tensor in table.values()}
@@ -63,29 +63,30 @@ class StageModule(nn.Module):
             for table in named_tables(module):
                 of_others = {name: tensor for name, tensor in table.items() if id(tensor) in ghost_ids}
                 if of_others:
-                    self._tables.append((table, of_others))
+                    self._partita_tables.append((table, of_others))
             aliases = {name: value for name, value in vars(module).items() if id(value) in ghost_ids}
             if aliases:
-                self._attributes.append((module, aliases))
+                self._partita_attributes.append((module, aliases))
         self._hide_ghosts()
 
     def __getattr__(self, name: str) -> Any:
         """An attribute of the model itself, such as a temperature, is one of the stage."""
-        own = vars(vars(self).get("root", self))
+        own = vars(vars(self).get("_partita_root", self))
         return own[name] if name in own else super().__getattr__(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        root = vars(self).get("root")
-        if root is not None and name in vars(root) and name not in vars(self):
-            setattr(root, name, value)
-        else:
+        """Likewise. What every module has, a hook or ``forward``, is the stage's own."""
+        root = vars(self).get("_partita_root")
+        if root is None or name in vars(self) or hasattr(nn.Module, name) or not _has(root, name):
             super().__setattr__(name, value)
+        else:
+            setattr(root, name, value)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StageModule:
         """Copy as any module is; ghosts by their own rule: their class may copy data only (quantised weights
         of bitsandbytes), and they have none.
         """
-        for _, ghosts in (*self._tables, *self._attributes):
+        for _, ghosts in (*self._partita_tables, *self._partita_attributes):
             for ghost in ghosts.values():
                 memo.setdefault(id(ghost), ghost_in_place_of(ghost))
         twin = type(self).__new__(type(self))
@@ -96,14 +97,28 @@ class StageModule(nn.Module):
     @property
     def code_that_runs(self) -> nn.Module:
         """The copy of the model whose code runs."""
-        root: nn.Module = vars(self)["root"]
+        root: nn.Module = vars(self)["_partita_root"]
         return root
+
+    @property
+    def stage_index(self) -> int:
+        """Which stage it is."""
+        return self._partita_stage
+
+    @property
+    def block_cut(self) -> BlockCut:
+        """The cut of the model."""
+        return self._partita_cut
 
     @property
     def home(self) -> torch.device:
         """Where the stage runs."""
         tensors = chain(self.parameters(), self.buffers())
-        return next((tensor.device for tensor in tensors), self.device)
+        return next((tensor.device for tensor in tensors), self._partita_device)
+
+    def move_home(self, device: torch.device) -> None:
+        """Run there, if the stage has no parameters or buffers."""
+        self._partita_device = device
 
     def train(self, mode: bool = True) -> StageModule:
         """Switch the mode as the model does, whose class may have a ``train`` of its own."""
@@ -139,11 +154,11 @@ class StageModule(nn.Module):
         """
         device = self.home
         with self.ghosts_shown(), _generators(packet):
-            enter_site(self.stage)
+            enter_site(self._partita_stage)
             return self.run_pass(
                 StagePass(
-                    self.stage,
-                    self.cut,
+                    self._partita_stage,
+                    self._partita_cut,
                     packet,
                     training=self.training,
                     device=device,
@@ -153,9 +168,9 @@ class StageModule(nn.Module):
 
     def run_pass(self, stage_pass: StagePass) -> Any:
         """Run the model under ``stage_pass``, while the ghosts are shown. Return what `forward` returns."""
-        root: nn.Module = vars(self)["root"]
+        root: nn.Module = vars(self)["_partita_root"]
         root.training = self.training
-        with calls_watched(self._own_calls), memos_cleared(), nothing_compiled(), stage_pass:
+        with calls_watched(self._partita_own_calls), memos_cleared(), nothing_compiled(), stage_pass:
             args, kwargs = stage_pass.arguments()
             try:
                 result = stage_pass.finish(root(*args, **kwargs))
@@ -165,14 +180,14 @@ class StageModule(nn.Module):
 
     def names_by_identity(self) -> dict[int, str]:
         """The names of the model's parameters and buffers by ``id()``, while the ghosts are shown."""
-        return {id(tensor): name for name, tensor in named_tensors(vars(self)["root"])}
+        return {id(tensor): name for name, tensor in named_tensors(vars(self)["_partita_root"])}
 
     @contextmanager
     def ghosts_shown(self) -> Iterator[None]:
         """In this block ghosts stand in the places of other stages' parameters and buffers."""
-        for table, ghosts in self._tables:
+        for table, ghosts in self._partita_tables:
             table.update(ghosts)
-        for module, ghosts in self._attributes:
+        for module, ghosts in self._partita_attributes:
             vars(module).update(ghosts)
         try:
             yield
@@ -181,12 +196,16 @@ class StageModule(nn.Module):
 
     def _hide_ghosts(self) -> None:
         """Put None in their places: torch counts it as no parameter, and the order of the others stays."""
-        for table, ghosts in self._tables:
+        for table, ghosts in self._partita_tables:
             table.update(dict.fromkeys(ghosts))
-        for module, ghosts in self._attributes:
+        for module, ghosts in self._partita_attributes:
             for name in [name for name, ghost in ghosts.items() if vars(module).get(name) is not ghost]:
                 del ghosts[name]  # `forward` has put something else there, which stays
             vars(module).update(dict.fromkeys(ghosts))
+
+
+def _has(root: nn.Module, name: str) -> bool:
+    return name in vars(root) or hasattr(type(root), name)
 
 
 def _leave_state_alone(module: nn.Module) -> None:

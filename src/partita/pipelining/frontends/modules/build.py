@@ -56,5 +56,5 @@ def moved(module: StageModule, device: torch.device) -> StageModule:
         return module_there
     if module_there is module:
         module_there = copy.deepcopy(module, {id(tensor): tensor for *_, tensor in tensor_slots(module)})
-    module_there.device = device
+    module_there.move_home(device)
     return module_there

@@ -114,7 +114,7 @@ class ModulePipe(Pipe):
         for stage in range(self.num_stages):
             module = self.get_stage_module(stage)
             count = sum(parameter.numel() for parameter in module.parameters())
-            blocks = module.cut.outermost(stage)
+            blocks = module.block_cut.outermost(stage)
             yield f"stage {stage}: {', '.join(blocks) or 'no blocks'}, {count:,} parameters"
 
 
