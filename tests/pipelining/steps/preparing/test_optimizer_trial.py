@@ -69,6 +69,16 @@ class StableDecay(AdamW):
         return super().step(closure)
 
 
+class ByName(SGD):
+    """Has a list beside that of the parameters."""
+
+    @torch.no_grad()
+    def step(self, _: Any = None) -> None:
+        for group in self.param_groups:
+            for name, parameter in zip(group["param_names"], group["params"], strict=False):
+                parameter -= parameter.grad * group["lr"] * (2 if "bias" in name else 1)
+
+
 class Noise(SGD):
     def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
@@ -161,6 +171,10 @@ def test_none_shows_where_each_parameter_is_looked_at_alone(
 @pytest.mark.parametrize("kind", [Noise, NeedsClosure, OverRanks])
 def test_what_can_not_be_tried_is_not_refused(kind: Any) -> None:
     assert not _looks(kind)
+
+
+def test_rules_by_name_are_those_of_each_parameter_alone() -> None:
+    assert not looks_at_others(ByName(_model().named_parameters()))
 
 
 def test_a_step_that_reaches_for_the_users_own_gradients_finds_none() -> None:

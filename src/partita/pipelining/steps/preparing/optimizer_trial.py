@@ -1,10 +1,12 @@
 """A trial of an optimizer on small tensors: does its step of one parameter depend on the others?
 
-The optimizer is copied, with its options, over small parameters. Two copies take the same steps, one with all
-of these and one with every second of them::
+The optimizer is copied, with its options, over small parameters. Two copies take the same steps, with other
+values and gradients in every second of these::
 
-    with all             a b c d  ->  a' b' c' d'
-    every second one     a   c    ->  a'    c'      equal where each parameter is looked at alone
+    a b c d  ->  a' b' c' d'
+    a x c y  ->  a' x' c' y'      a' and c' are equal where each parameter is looked at alone
+
+None is left out, as optimizers have lists beside that of the parameters (``param_names``).
 
 The sizes of gradients change from step to step by powers of ten, so that a norm of all of them shows.
 """
@@ -52,18 +54,16 @@ def looks_at_others(optimizer: Optimizer) -> bool:
     try:
         for parameter in parameters:  # a step that reaches for them by another way finds nothing to do
             parameter.grad = None
-        start, together = _trial(optimizer, every=1)
+        start, ends = _trial(optimizer)
         set_generators(generators)
-        _, apart = _trial(optimizer, every=2)
+        _, others_ends = _trial(optimizer, others=1)
     except Exception:  # whatever somebody's optimizer raises on tensors that it was not made for
         return False
     finally:
         set_generators(generators)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
-    return any(
-        _differ(start[place], together[place], value) for place, value in apart.items() if place in together
-    )
+    return any(map(_differ, start[::2], ends[::2], others_ends[::2]))
 
 
 def _differ(start: Tensor, here: Tensor, there: Tensor) -> bool:
@@ -72,32 +72,29 @@ def _differ(start: Tensor, here: Tensor, there: Tensor) -> bool:
     return bool((here - there).abs().max() > roundings)
 
 
-def _trial(optimizer: Optimizer, *, every: int) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-    """The values of a copy's parameters by number, before its steps and after them.
+def _trial(optimizer: Optimizer, *, others: int = 0) -> tuple[list[Tensor], list[Tensor]]:
+    """The values of a copy's parameters, before its steps and after them.
 
     Args:
-        every: 2: the copy has every second parameter; 1: all.
+        others: 1: every second parameter has other values and gradients.
     """
     trial = _copy(optimizer)
-    chosen: dict[int, nn.Parameter] = {}
-    count = 0
+    chosen: list[nn.Parameter] = []
     for group in trial.param_groups:
-        small = _two_of_each_kind(group["params"])
-        numbered = dict(enumerate(small, count))
-        count += len(small)
-        group["params"] = [parameter for number, parameter in numbered.items() if number % every == 0]
-        chosen |= {number: it for number, it in numbered.items() if number % every == 0}
+        group["params"] = _two_of_each_kind(group["params"])
+        chosen += group["params"]
         if isinstance(group.get("lr"), float):
             group["lr"] = max(group["lr"], _LEAST_RATE)
         if group.get("weight_decay") and isinstance(group["weight_decay"], float):
             group["weight_decay"] = max(group["weight_decay"], _LEAST_DECAY)
-    for number, parameter in chosen.items():
-        parameter.data.copy_(_numbers(parameter, number))
-    start = {number: parameter.detach().clone() for number, parameter in chosen.items()}
+    seeds = [number + number % 2 * others * _STEPS * len(chosen) for number in range(len(chosen))]
+    for seed, parameter in zip(seeds, chosen, strict=True):
+        parameter.data.copy_(_numbers(parameter, seed))
+    start = [parameter.detach().clone() for parameter in chosen]
     for step in range(_STEPS):
-        for number, parameter in chosen.items():
-            size = 10.0 ** ((number + step) % _STEPS - 2)
-            parameter.grad = _numbers(parameter, (1 + step) * count + number) * size
+        for number, (seed, parameter) in enumerate(zip(seeds, chosen, strict=True)):
+            size = 10.0 ** ((number + step + number % 2 * others) % _STEPS - 2)
+            parameter.grad = _numbers(parameter, (1 + step) * len(chosen) + seed) * size
         with (
             warnings.catch_warnings(action="ignore"),
             nothing_compiled(),
@@ -105,7 +102,7 @@ def _trial(optimizer: Optimizer, *, every: int) -> tuple[dict[int, Tensor], dict
             before_collectives(_refuse),
         ):
             type(trial).step(trial)
-    return start, {number: parameter.detach().clone() for number, parameter in chosen.items()}
+    return start, [parameter.detach().clone() for parameter in chosen]
 
 
 def _copy(optimizer: Optimizer) -> Optimizer:
