@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,23 @@ def test_containers_and_what_all_parameters_share_are_kept(tmp_path: Path, dtype
     for kind in ("state", "param_groups"):
         assert verify_equal(optimizer.state_dict()[kind], into.state_dict()[kind])
     assert into.state[other.weight]["blocks"][2][0].dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    "value",
+    [OrderedDict(weight=torch.ones(2)), OrderedDict(few=1), {"tensor": torch.ones(2)}, [{"tensor": "x"}]],
+)
+def test_a_container_comes_back_under_its_own_key(tmp_path: Path, value: Any) -> None:
+    """An `OrderedDict` came back as ``value.weight``, and a dict with a ``"tensor"`` could not be read."""
+    model = nn.Linear(2, 3)
+    optimizer, into = SGD(model.parameters()), SGD(model.parameters())
+    for parameter in model.parameters():
+        optimizer.state[parameter] = {"value": value}
+    save_checkpoint(tmp_path, model, optimizer)
+    load_checkpoint(tmp_path, model, into)
+    assert into.state[model.weight].keys() == {"value"}
+    if isinstance(value, dict):  # torch takes text in a list apart
+        assert verify_equal(into.state[model.weight]["value"], value)
 
 
 def verify_equal(left: Any, right: Any) -> bool:

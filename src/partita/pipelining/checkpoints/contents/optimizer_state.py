@@ -48,7 +48,7 @@ _NOT_SETTINGS = ("params", "param_names")
 
 _NESTED = (Tensor, Mapping, list, tuple)
 
-_STANDS_FOR = "tensor"
+_STANDS_FOR = "partita.tensor"
 """In the place of a container's tensor stands a dict of this and the tensor's key."""
 
 
@@ -108,7 +108,7 @@ def _apart(key: str, value: Any, what: str, *, allow_pickle: bool) -> Iterator[t
     ['GG.container', 'GG.0']
     """
     is_simple = isinstance(value, (list, tuple)) and not any(isinstance(it, _NESTED) for it in value)
-    if type(value) not in (list, tuple, dict) or is_simple:
+    if not isinstance(value, (Mapping, list, tuple)) or is_simple:
         yield key, value
         return
     leaves, spec = flatten_registered(value, _is_tensor)
