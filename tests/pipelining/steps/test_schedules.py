@@ -425,6 +425,32 @@ def test_a_step_without_the_target_that_its_loss_needs_says_so() -> None:
     assert "loss_fn fails without a target (AttributeError" in str(errors[1])
 
 
+def test_a_mistake_in_a_loss_that_needs_no_target_is_not_taken_for_a_missing_one() -> None:
+    pipe = cut(PLAIN, 2)
+    (x,), _, _ = PLAIN.data(8)
+    errors = errors_of(2, lambda comm: ScheduleGPipe(_stage(pipe, comm), 4, lambda y, _: y.smu()).step(x))
+    assert isinstance(errors[1], AttributeError)
+
+
+class _LossOfLabels(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        y = self.head(self.body(x))
+        return {"y": y} if labels is None else {"loss": nn.functional.mse_loss(y, labels), "y": y}
+
+
+def test_a_step_without_what_the_models_own_loss_needs_says_so() -> None:
+    x = torch.randn(8, 4)
+    cuts = {"head": SplitPoint.BEGINNING}
+    pipe = pipeline(_LossOfLabels(), (x[:2],), {"labels": x[:2]}, split_spec=cuts, frontend="modules")
+    errors = errors_of(2, lambda comm: ScheduleGPipe(_stage(pipe, comm), 4).step(x))
+    assert isinstance(errors[1], SignatureMismatch)
+    assert "its output has none (no 'loss'): give step() what the model computes it from" in str(errors[1])
+
+
 def test_a_step_without_a_loss_function_runs_forward_only() -> None:
     pipe = cut(PLAIN, 2)
     (x,), _, _ = PLAIN.data(8)

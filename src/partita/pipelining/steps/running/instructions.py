@@ -277,11 +277,18 @@ def _loss_of(loss_fn: Callable[..., Tensor], output: Any, target: Any, keywords:
     try:
         return loss_fn(output, target, **keywords)
     except (AttributeError, TypeError) as error:
-        if target is not None or isinstance(error, PartitaError):
+        if target is not None or "NoneType" not in str(error) or isinstance(error, PartitaError):
             raise
         raise SignatureMismatch(
             f"loss_fn fails without a target ({type(error).__name__}: {error}): give step() target=..., on "
             "the rank of the last stage at least"
+        ) from error
+    except LookupError as error:
+        if not isinstance(loss_fn, OutputLoss):
+            raise
+        raise SignatureMismatch(
+            f"the loss is the model's own, and its output has none (no {error}): give step() what the model "
+            "computes it from, such as labels"
         ) from error
     except (RuntimeError, ValueError) as error:
         if _OUT_OF_REACH in str(error):
