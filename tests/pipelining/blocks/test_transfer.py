@@ -19,6 +19,8 @@ TENSORS = {
     "transposed": torch.arange(6.0).reshape(2, 3).T,
     "with gaps": torch.arange(12.0)[::2],
     "expanded": torch.arange(3.0)[:, None].expand(3, 4),
+    "one value, expanded": torch.tensor(2.5).expand(3, 4),
+    "one value, expanded far": torch.tensor(2.5).expand(2000, 4),
     "empty": torch.empty(0, 3),
     "scalar": torch.tensor(2.5),
     "whole numbers": torch.arange(3),

@@ -146,7 +146,9 @@ class _Layout:
 
     def content(self, tensor: Tensor) -> bytes:
         """The elements to send, as bytes."""
-        flat = self.packed(tensor).resolve_conj().resolve_neg().contiguous().flatten()
+        values = self.packed(tensor).resolve_conj().resolve_neg()
+        # A copy in any case: one value that was expanded counts as contiguous, and has a stride of 0.
+        flat = values.clone(memory_format=torch.contiguous_format).flatten()
         return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
     def filled(self, content: bytes, device: torch.device) -> Tensor:
