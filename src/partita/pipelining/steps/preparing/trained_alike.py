@@ -121,7 +121,7 @@ class TrainedAlike:
             pairs = zip(rates, self._first_rates, strict=False)  # without groups that were added since
             changes = [rate / first for rate, first in pairs if first > 0]
             is_one = all(math.isclose(change, changes[0], rel_tol=_CLOSE) for change in changes)
-            self._rate = changes[0] if is_one else math.nan
+            self._rate = changes[0] if changes and is_one else math.nan
 
 
 def _rate(rate: object) -> float:
