@@ -40,12 +40,11 @@ class _Part:
     path: str
     module: ReferenceType[nn.Module]
     training: bool
-    names: tuple[str, ...]
-    values: tuple[Any, ...]
+    settings: Mapping[str, Any]
     children: Mapping[str, ReferenceType[nn.Module]]
 
     def changed(self, attributes: Mapping[str, Any]) -> Iterator[Setting]:
-        for name, before in zip(self.names, self.values, strict=True):
+        for name, before in self.settings.items():
             now = attributes.get(name)
             if now is not before and not is_same_setting(now, before):
                 yield Setting(self.path, name, before, now)
@@ -109,9 +108,8 @@ class OriginalModel:
         for part in self._parts:
             module = modules.get(part.path)
             if module is not None:
-                own = {name: value for name, value in vars(module).items() if name in part.names}
-                if own:
-                    yield from part.changed(dict(zip(part.names, part.values, strict=True)) | own)
+                own = vars(module)
+                yield from part.changed({name: own.get(name, it) for name, it in part.settings.items()})
 
 
 def is_same_setting(value: Any, other: Any) -> bool:
@@ -128,7 +126,7 @@ def _part(path: str, module: nn.Module, set_by_forward: Collection[str]) -> _Par
         if type(value) in _SETTINGS and name != "training" and _joined(path, name) not in set_by_forward
     }
     children = {name: ref(child) for name, child in module.named_children()}
-    return _Part(path, ref(module), module.training, (*settings,), (*settings.values(),), children)
+    return _Part(path, ref(module), module.training, settings, children)
 
 
 def _joined(path: str, name: str) -> str:
